@@ -1,0 +1,37 @@
+# The two commands: `make demo` shows it, `make test` tests it. `make check` is the inner loop.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+export PYTHONDONTWRITEBYTECODE = 1
+
+.PHONY: demo test check install lock bench clean
+
+demo: install
+	@$(BIN)/python -m demo $(if $(ONCE),--once)
+
+test: install
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: install
+	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/unit
+
+bench: install
+	@$(BIN)/python -m bench $(ARGS)
+
+# The virtual environment; made again when requirements.txt changes.
+install: .venv/installed
+
+.venv/installed: requirements.txt pyproject.toml
+	@$(PYTHON) bootstrap.py
+
+# Pin every package again. No index is named in the file.
+lock:
+	@$(BIN)/uv pip compile -q pyproject.toml --extra dev --generate-hashes --no-emit-index-url --universal \
+	  --python-version 3.11 -o requirements.txt
+
+clean:
+	@if [ -x $(BIN)/outbox ]; then $(BIN)/outbox down; fi
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache

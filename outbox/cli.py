@@ -1,0 +1,92 @@
+"""The `outbox` command: its groups, what each subcommand loads, and the exit status.
+
+A subcommand is a module of outbox/commands, imported only when it runs: `outbox status` does not load Spark.
+Exit status: 0 fine, 1 a finding or a failure told in one line on stderr, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from outbox.errors import Failure
+
+
+class Entry(NamedTuple):
+    group: str
+    target: str  # "module:command"
+    summary: str
+
+
+COMMANDS = {
+    "up": Entry("Run", "outbox.commands.stack:up", "start the embedded stack, or what is missing of it"),
+    "down": Entry("Run", "outbox.commands.stack:down", "stop the embedded stack; data stays"),
+    "reset": Entry("Run", "outbox.commands.stack:reset", "stop the embedded stack and delete its data"),
+    "migrate": Entry("Run", "outbox.commands.migrate:migrate", "bring both databases to the newest schema"),
+    "connect": Entry("Run", "outbox.commands.connect:connect", "the Debezium connector: apply, status, render, remove"),
+    "serve": Entry("Run", "outbox.commands.serve:serve", "run the service under gunicorn"),
+    "sink": Entry("Run", "outbox.commands.sink:sink", "run one or more sinks, each strategy its own streaming query"),
+    "status": Entry("Check", "outbox.commands.stack:status", "the parts of the embedded stack"),
+    "logs": Entry("Check", "outbox.commands.stack:logs", "the log of one part of the embedded stack"),
+    "check": Entry("Check", "outbox.commands.check:check", "compare ledger, topic and sinks: duplicates, losses, drift"),
+}
+GROUPS = ("Run", "Check", "Repair")
+
+
+class LazyGroup(click.Group):
+    """A click group that imports a subcommand when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].target.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)  # noqa: S101
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        for group in GROUPS:
+            rows = [(name, entry.summary) for name, entry in COMMANDS.items() if entry.group == group]
+            if rows:
+                with formatter.section(group):
+                    formatter.write_dl(rows)
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="outbox-ledger")
+@click.option(
+    "--home",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of everything the commands write (OUTBOX_HOME).",
+)
+def outbox(home: Path | None) -> None:
+    """A transactional outbox, end to end: service, Postgres, Debezium, Kafka, idempotent sinks."""
+    if home is not None:
+        os.environ["OUTBOX_HOME"] = str(home.absolute())  # so that the processes we start agree
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    try:
+        outbox.main(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except Failure as failure:
+        click.echo(f"outbox: {failure}", err=True)
+        sys.exit(1)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)

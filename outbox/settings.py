@@ -1,0 +1,143 @@
+"""Every setting, typed and validated at start: the only module that reads configuration.
+
+Precedence, highest first: environment variables; ``.env`` in the project root; ``stack.env`` in the home folder,
+which the embedded stack writes (ports it chose, passwords it generated); the defaults below. So a command does not
+know whether it talks to the embedded stack, to docker-compose or to servers of your own.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from outbox.errors import Failure
+
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+PREFIX = "OUTBOX_"
+
+SslMode = Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]
+
+
+class LedgerRole(Enum):
+    """The roles of the ledger database; their names are part of the contract (migrations/roles.sql)."""
+
+    OWNER = "ledger_owner"
+    APP = "ledger_app"
+    CDC = "ledger_cdc"
+    PRUNER = "ledger_pruner"
+    AUDITOR = "ledger_auditor"
+
+
+class BalancesRole(Enum):
+    """The roles of the balances database."""
+
+    OWNER = "balances_owner"
+    SINK = "balances_sink"
+
+
+class Settings(BaseSettings):
+    """All settings; the environment variable of a field is ``OUTBOX_`` and the field's name in capitals."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, env_ignore_empty=True)
+
+    home: Path = Field(PROJECT_ROOT / ".outbox", description="folder of everything the commands write")
+
+    ledger_host: str = Field("127.0.0.1", description="Postgres of the service's database")
+    ledger_port: int = Field(5432, ge=1, le=65535)
+    ledger_dbname: str = "ledger"
+    ledger_sslmode: SslMode = "prefer"
+    ledger_sslrootcert: Path | None = Field(None, description="CA file, for verify-ca and verify-full")
+    ledger_owner_password: SecretStr = Field(SecretStr(""), description="role that migrates")
+    ledger_app_password: SecretStr = Field(SecretStr(""), description="role of the service")
+    ledger_cdc_password: SecretStr = Field(SecretStr(""), description="role of Debezium")
+    ledger_pruner_password: SecretStr = Field(SecretStr(""), description="role that deletes relayed outbox rows")
+    ledger_auditor_password: SecretStr = Field(SecretStr(""), description="role that `outbox check` reads with")
+
+    balances_host: str = Field("127.0.0.1", description="Postgres of the sinks' database")
+    balances_port: int = Field(5432, ge=1, le=65535)
+    balances_dbname: str = "balances"
+    balances_sslmode: SslMode = "prefer"
+    balances_sslrootcert: Path | None = Field(None, description="CA file, for verify-ca and verify-full")
+    balances_owner_password: SecretStr = Field(SecretStr(""), description="role that migrates")
+    balances_sink_password: SecretStr = Field(SecretStr(""), description="role of the sinks")
+
+    kafka_bootstrap: str = Field("127.0.0.1:9092", description="host:port, comma separated")
+    kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    kafka_username: str | None = None
+    kafka_password: SecretStr = SecretStr("")
+    kafka_cafile: Path | None = Field(None, description="CA file (PEM) of the brokers")
+    topic: str = Field("ledger.events", description="the topic of the events; connect/outbox.json routes to it")
+    topic_partitions: int = Field(4, ge=1)
+    topic_replication: int = Field(1, ge=1, description="replication factor of the topics that we create")
+
+    connect_url: str = Field("http://127.0.0.1:8083", description="Kafka Connect's REST interface")
+    connect_username: str | None = Field(None, description="basic auth of Connect's REST interface")
+    connect_password: SecretStr = SecretStr("")
+    connect_cafile: Path | None = Field(None, description="CA file of Connect's REST interface")
+    connect_ledger_host: str | None = Field(None, description="the ledger's host as seen from Connect, if another")
+    exactly_once: bool = Field(True, description="the one switch: Connect's exactly-once, worker and connector")
+
+    service_host: str = "127.0.0.1"
+    service_port: int = Field(8080, ge=0, le=65535)
+    service_workers: int = Field(2, ge=1, description="gunicorn worker processes")
+    service_threads: int = Field(4, ge=1, description="threads a worker; also its database connections")
+    service_token: SecretStr = Field(SecretStr(""), description="bearer token that clients of the ledger send")
+    idempotency_ttl_hours: int = Field(24, ge=1, description="how long an Idempotency-Key is remembered")
+
+    sink_checkpoints: str | None = Field(None, description="URI of the Spark checkpoints; default: in the home folder")
+    sink_max_offsets_per_trigger: int = Field(100_000, ge=1, description="events in one micro-batch at the most")
+    sink_driver_memory: str = Field("768m", description="heap of the Spark driver")
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else json")
+
+    @property
+    def stack_env_file(self) -> Path:
+        """Where the embedded stack keeps the ports it chose and the passwords it generated (mode 600)."""
+        return self.home / "stack.env"
+
+    def dsn(self, role: LedgerRole | BalancesRole) -> dict[str, str | int]:
+        """libpq connection parameters of a role, in the database that the role belongs to."""
+        database = "ledger" if isinstance(role, LedgerRole) else "balances"
+        password: SecretStr = getattr(self, f"{role.value}_password")
+        parameters: dict[str, str | int] = {
+            "host": getattr(self, f"{database}_host"),
+            "port": getattr(self, f"{database}_port"),
+            "dbname": getattr(self, f"{database}_dbname"),
+            "user": role.value,
+            "password": password.get_secret_value(),
+            "sslmode": getattr(self, f"{database}_sslmode"),
+        }
+        rootcert: Path | None = getattr(self, f"{database}_sslrootcert")
+        if rootcert is not None:
+            parameters["sslrootcert"] = str(rootcert)
+        return parameters
+
+    @property
+    def checkpoints(self) -> str:
+        """The folder or URI under which each sink keeps its Spark checkpoint."""
+        return self.sink_checkpoints or (self.home / "checkpoints").as_uri()
+
+
+def load(home: Path | None = None) -> Settings:
+    """Read the settings, of the given home folder or of the one that the environment or ``.env`` names.
+
+    Raises Failure naming each setting that is wrong.
+    """
+    dotenv = PROJECT_ROOT / ".env"
+    try:
+        found = home or Settings(_env_file=dotenv).home  # type: ignore[call-arg]
+        found = Path(os.path.abspath(found))
+        return Settings(_env_file=(found / "stack.env", dotenv), home=found)  # type: ignore[call-arg]
+    except pydantic.ValidationError as error:
+        wrong = "; ".join(
+            f"{PREFIX}{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}" for problem in error.errors()
+        )
+        raise Failure(f"wrong settings: {wrong}", "correct the environment variable or .env") from None

@@ -1,0 +1,38 @@
+"""Wait for a condition with a deadline, and say what was waited for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from outbox.errors import Failure
+
+T = TypeVar("T")
+
+
+class WaitTimeout(Failure):
+    """A condition did not come true before its deadline."""
+
+
+def timeout_scale() -> float:
+    """The one multiplier of every deadline, for slow machines: environment variable ``OUTBOX_TIMEOUT_SCALE``."""
+    return float(os.environ.get("OUTBOX_TIMEOUT_SCALE", "1"))
+
+
+def wait_for(what: str, condition: Callable[[], T], *, timeout_s: float, poll_s: float = 0.05) -> T:
+    """Call ``condition`` until it returns something true, and return that.
+
+    An exception of ``condition`` ends the wait at once: a condition answers "not yet" with a false value.
+    Raises WaitTimeout naming ``what`` and the last answer once ``timeout_s`` (scaled) has passed.
+    """
+    limit_s = timeout_s * timeout_scale()
+    deadline = time.monotonic() + limit_s
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        if time.monotonic() >= deadline:
+            raise WaitTimeout(f"waited {limit_s:.0f} s for {what}; the last answer was {answer!r}")
+        time.sleep(poll_s)
