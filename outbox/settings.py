@@ -48,6 +48,12 @@ class Settings(BaseSettings):
 
     home: Path = Field(PROJECT_ROOT / ".outbox", description="folder of everything the commands write")
 
+    stack_postgres_port: int = Field(15432, ge=0, le=65535, description="of the embedded stack; taken or 0: a free one")
+    stack_kafka_port: int = Field(19092, ge=0, le=65535)
+    stack_connect_port: int = Field(18083, ge=0, le=65535)
+    stack_postgres_password: SecretStr = Field(SecretStr(""), description="superuser of the embedded Postgres")
+    maven_mirror: str | None = Field(None, description="URL of a mirror of Maven Central to take the JVM parts from")
+
     ledger_host: str = Field("127.0.0.1", description="Postgres of the service's database")
     ledger_port: int = Field(5432, ge=1, le=65535)
     ledger_dbname: str = "ledger"

@@ -12,7 +12,7 @@ from outbox.errors import Failure
 T = TypeVar("T")
 
 
-class WaitTimeout(Failure):
+class WaitTimeout(Failure, TimeoutError):
     """A condition did not come true before its deadline."""
 
 

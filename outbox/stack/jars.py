@@ -1,0 +1,97 @@
+"""The JVM parts, resolved once a user by Ivy, which ships inside PySpark's jars. What and which version: ivy.xml.
+
+    python -m outbox.stack.jars plugin     print the folder of a configuration, resolving it if need be
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import platformdirs
+
+from outbox import settings
+from outbox.errors import Failure
+from outbox.stack.java import java
+
+IVY_FILE = Path(__file__).with_name("ivy.xml")
+CONFIGURATIONS = ("kafka", "plugin", "spark")
+IVY_SETTINGS = """<ivysettings><settings defaultResolver="maven"/>
+<resolvers><ibiblio name="maven" m2compatible="true" {root}/></resolvers></ivysettings>"""
+
+
+def jars(configuration: str, report: Callable[[str], None] = lambda _: None) -> Path:
+    """The folder with the jars of a configuration of ivy.xml: kafka, plugin or spark.
+
+    Downloads all of them the first time (about 100 MB); a folder that is there is complete, as it was put there by one
+    rename. Raises Failure if they cannot be had.
+    """
+    folder = _cache() / hashlib.sha256(IVY_FILE.read_bytes()).hexdigest()[:12]
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with (folder.parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of two first starts at once, the second waits and finds them
+            if not folder.exists():
+                _resolve(folder, report)
+    return folder / configuration
+
+
+def class_path(configuration: str) -> str:
+    """A JVM class path of all the jars of a configuration."""
+    return str(jars(configuration) / "*")
+
+
+def _cache() -> Path:
+    return platformdirs.user_cache_path("outbox") / "jars"
+
+
+def _resolve(folder: Path, report: Callable[[str], None]) -> None:
+    report("downloading the JVM parts (Kafka, Connect, Debezium, Spark's Kafka source): about 100 MB, once a user")
+    ivy_cache = folder.parent / "ivy"  # kept until all is there, so that an interrupted download goes on
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        ivy_settings = Path(temporary, "ivysettings.xml")
+        mirror = settings.load().maven_mirror
+        ivy_settings.write_text(IVY_SETTINGS.format(root=f'root="{mirror}"' if mirror else ""))
+        made = Path(temporary, "jars")
+        argv = [java(), "-cp", _ivy_jar(), "org.apache.ivy.Main", "-settings", ivy_settings, "-ivy", IVY_FILE]
+        argv += ["-cache", ivy_cache, "-confs", *CONFIGURATIONS, "-types", "jar", "bundle"]
+        argv += ["-retrieve", f"{made}/[conf]/[artifact]-[revision](-[classifier]).[ext]"]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
+            told = _follow(ivy, report)
+        if ivy.returncode != 0:
+            raise Failure(
+                "Ivy could not resolve the JVM parts:\n" + "\n".join(told[-15:]),
+                "check the network, or name a mirror of Maven Central in OUTBOX_MAVEN_MIRROR",
+            )
+        made.rename(folder)
+    shutil.rmtree(ivy_cache)
+
+
+def _follow(ivy: subprocess.Popen[str], report: Callable[[str], None]) -> list[str]:
+    """Read what Ivy says, report how many jars have come, and return the lines."""
+    told, fetched = [], 0
+    for line in ivy.stdout or ():
+        told.append(line.rstrip())
+        if "[SUCCESSFUL ]" in line and ".jar" in line:
+            fetched += 1
+            if fetched % 20 == 0:
+                report(f"  {fetched} jars")
+    return told
+
+
+def _ivy_jar() -> Path:
+    pyspark = importlib.util.find_spec("pyspark")
+    if pyspark is None or pyspark.origin is None:
+        raise Failure("PySpark is not installed", "run make install")
+    return next(Path(pyspark.origin).parent.glob("jars/ivy-*.jar"))
+
+
+if __name__ == "__main__":
+    print(jars(sys.argv[1], report=lambda line: print(line, file=sys.stderr)))  # noqa: T201

@@ -1,0 +1,199 @@
+"""One operating system process with its children: start, stop, kill, pause, watch.
+
+The process table is the truth: a process carries its name in its environment (``OUTBOX_PROCESS``), so that it is found
+again by any later command, also when the one that started it was killed before it could write anything down.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from outbox.errors import Failure
+from outbox.wait import wait_for
+
+MARK = "OUTBOX_PROCESS"
+
+
+class Controller(ABC):
+    """What can be done to a part, be it a process or a container: the interface that commands, tests and faults use."""
+
+    name: str
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it and return once it is ready to serve. Does nothing to a part that is ready already."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ask it to end, and return once nothing of it is left."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it as a crash would (SIGKILL), and return once nothing of it is left."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP): it keeps its connections and answers nothing."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Undo ``pause``."""
+
+    @abstractmethod
+    def is_running(self) -> bool:
+        """Whether it lives, ready or not."""
+
+
+class Process(Controller):
+    """A controlled process of ours, told apart by its home folder and its name.
+
+    A subclass says how to start (``argv``) and when it is ready (``is_ready``).
+    """
+
+    stop_signal = signal.SIGTERM
+    stop_timeout_s = 30.0
+    start_timeout_s = 60.0
+
+    def __init__(self, name: str, home: Path) -> None:
+        self.name = name
+        self.home = home
+        self.folder = home / name
+        self.log_file = home / "logs" / f"{name}.log"
+        self._mark = f"{home}:{name}"
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def argv(self) -> Sequence[str | Path]:
+        """The command line."""
+        raise NotImplementedError
+
+    def env(self) -> Mapping[str, str]:
+        """What to add to our own environment."""
+        return {}
+
+    def user(self) -> int | None:
+        """The user id to run as, where it is not ours."""
+        return None
+
+    def prepare(self) -> None:
+        """Make what must be there before a start. May be cut off at any point and run again."""
+
+    def is_ready(self) -> bool:
+        """Whether it serves. Called again and again while it starts."""
+        return True
+
+    # The interface ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        if not self.is_running():
+            self.spawn()
+        self.wait_ready()
+
+    def spawn(self) -> None:
+        """Start it and do not wait."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        self.prepare()
+        with self.log_file.open("ab") as log:
+            self._child = subprocess.Popen(
+                [str(word) for word in self.argv()],
+                env={**os.environ, **self.env(), MARK: self._mark},
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                user=self.user(),
+            )
+
+    def wait_ready(self) -> None:
+        """Wait until it serves. Raises Failure with the end of its log if it died or took too long."""
+
+        def ready_or_dead() -> bool:
+            if not self.is_running():
+                raise Failure(f"{self.name} ended while it was starting; the end of {self.log_file}:\n{self.tail()}")
+            return self.is_ready()
+
+        try:
+            wait_for(f"{self.name} to be ready", ready_or_dead, timeout_s=self.start_timeout_s)
+        except TimeoutError as error:
+            raise Failure(f"{error}; the end of {self.log_file}:\n{self.tail()}") from None
+
+    def stop(self) -> None:
+        self._end(self.stop_signal)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        for process in self.processes():
+            _send(process, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        for process in self.processes():
+            _send(process, signal.SIGCONT)
+
+    def is_running(self) -> bool:
+        return bool(self.processes())
+
+    # Looking ------------------------------------------------------------------------------------------------------
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process of this part, the main one first."""
+        if self._child is not None:
+            self._child.poll()  # a dead child of ours must not linger as a zombie
+        return sorted((p for p in psutil.process_iter() if self.owns(p)), key=_age)
+
+    def owns(self, process: psutil.Process) -> bool:
+        """Whether a living process belongs to this part."""
+        try:
+            return process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+    def pid(self) -> int | None:
+        """The main process, if it lives."""
+        return next((process.pid for process in self.processes()), None)
+
+    def tail(self, lines: int = 20) -> str:
+        """The last lines of its log."""
+        if not self.log_file.exists():
+            return "(no log)"
+        with self.log_file.open("rb") as log:
+            log.seek(max(0, self.log_file.stat().st_size - 64 * 1024))
+            return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _end(self, with_signal: signal.Signals) -> None:
+        found = self.processes()
+        # A gentle signal goes to the main process, which ends its children; a crash takes them all.
+        for process in found if with_signal == signal.SIGKILL else found[:1]:
+            _send(process, with_signal)
+            _send(process, signal.SIGCONT)  # a paused process would not hear it
+        try:
+            wait_for(f"{self.name} to end", lambda: not self.processes(), timeout_s=self.stop_timeout_s)
+        except TimeoutError:
+            if with_signal == signal.SIGKILL:
+                raise
+            self.kill()
+
+
+def _send(process: psutil.Process, with_signal: signal.Signals) -> None:
+    try:
+        process.send_signal(with_signal)
+    except psutil.NoSuchProcess:
+        return
+
+
+def _age(process: psutil.Process) -> tuple[float, int]:
+    try:
+        return process.create_time(), process.pid
+    except psutil.Error:
+        return float("inf"), process.pid
