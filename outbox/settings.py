@@ -51,6 +51,7 @@ class Settings(BaseSettings):
     stack_postgres_port: int = Field(15432, ge=0, le=65535, description="of the embedded stack; taken or 0: a free one")
     stack_kafka_port: int = Field(19092, ge=0, le=65535)
     stack_connect_port: int = Field(18083, ge=0, le=65535)
+    stack_controller_port: int = Field(0, ge=0, le=65535, description="of the embedded Kafka's controller")
     stack_postgres_password: SecretStr = Field(SecretStr(""), description="superuser of the embedded Postgres")
     maven_mirror: str | None = Field(None, description="URL of a mirror of Maven Central to take the JVM parts from")
 
@@ -130,6 +131,11 @@ class Settings(BaseSettings):
     def checkpoints(self) -> str:
         """The folder or URI under which each sink keeps its Spark checkpoint."""
         return self.sink_checkpoints or (self.home / "checkpoints").as_uri()
+
+
+def database_passwords() -> list[str]:
+    """The settings that are passwords of database roles."""
+    return [f"{role.value}_password" for role in (*LedgerRole, *BalancesRole)] + ["stack_postgres_password"]
 
 
 def load(home: Path | None = None) -> Settings:

@@ -67,7 +67,6 @@ class Process(Controller):
         self.folder = home / name
         self.log_file = home / "logs" / f"{name}.log"
         self._mark = f"{home}:{name}"
-        self._child: subprocess.Popen[bytes] | None = None
 
     def argv(self) -> Sequence[str | Path]:
         """The command line."""
@@ -76,10 +75,6 @@ class Process(Controller):
     def env(self) -> Mapping[str, str]:
         """What to add to our own environment."""
         return {}
-
-    def user(self) -> int | None:
-        """The user id to run as, where it is not ours."""
-        return None
 
     def prepare(self) -> None:
         """Make what must be there before a start. May be cut off at any point and run again."""
@@ -101,7 +96,7 @@ class Process(Controller):
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self.prepare()
         with self.log_file.open("ab") as log:
-            self._child = subprocess.Popen(
+            child = subprocess.Popen(
                 [str(word) for word in self.argv()],
                 env={**os.environ, **self.env(), MARK: self._mark},
                 cwd=self.folder,
@@ -109,8 +104,8 @@ class Process(Controller):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                user=self.user(),
             )
+        child.returncode = 0  # let go of it: it outlives us, and is found by its mark, not by this handle
 
     def wait_ready(self) -> None:
         """Wait until it serves. Raises Failure with the end of its log if it died or took too long."""
@@ -146,8 +141,6 @@ class Process(Controller):
 
     def processes(self) -> list[psutil.Process]:
         """Every living process of this part, the main one first."""
-        if self._child is not None:
-            self._child.poll()  # a dead child of ours must not linger as a zombie
         return sorted((p for p in psutil.process_iter() if self.owns(p)), key=_age)
 
     def owns(self, process: psutil.Process) -> bool:

@@ -1,0 +1,84 @@
+"""outbox up | down | status | logs | reset: the embedded stack."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+
+import click
+
+from outbox import settings as configuration
+from outbox.errors import Failure
+from outbox.stack.stack import PARTS, Stack
+
+part_argument = click.argument("name", type=click.Choice(PARTS))
+
+
+def _stack() -> Stack:
+    return Stack(configuration.load())
+
+
+@click.command()
+@click.argument("parts", nargs=-1, type=click.Choice(PARTS))
+def up(parts: tuple[str, ...]) -> None:
+    """Start the embedded stack, or what is missing of it. PARTS: only these."""
+    stack = _stack()
+    started_at = time.monotonic()
+    stack.up(only=parts or PARTS, report=click.echo)
+    click.echo(f"the stack is up after {time.monotonic() - started_at:.1f} s; `outbox down` stops it")
+
+
+@click.command()
+def down() -> None:
+    """Stop every process of the embedded stack. Data stays."""
+    stack = _stack()
+    stack.down(report=click.echo)
+    click.echo("nothing is running; data stays until `outbox reset`")
+
+
+@click.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def reset(yes: bool) -> None:
+    """Stop the embedded stack and delete its data, ports and passwords."""
+    stack = _stack()
+    if not yes:
+        click.confirm(f"Delete everything in {stack.home}?", abort=True)
+    stack.reset(report=click.echo)
+    click.echo(f"{stack.home} is gone")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="For a script.")
+def status(as_json: bool) -> None:
+    """Which parts of the embedded stack run and answer. Status 1 if one does not."""
+    stack = _stack()
+    parts = {}
+    for name in PARTS:
+        part = stack.part(name)
+        pid = part.pid()
+        state = "stopped" if pid is None else "ready" if part.is_ready() else "not answering"
+        parts[name] = {"state": state, "pid": pid, "log": str(part.log_file)}
+    if as_json:
+        click.echo(json.dumps(parts, indent=2))
+    else:
+        for name, told in parts.items():
+            click.echo(f"{name:<10} {told['state']:<14} {'pid ' + str(told['pid']) if told['pid'] else ''}".rstrip())
+    away = [name for name, told in parts.items() if told["state"] != "ready"]
+    if away:
+        raise Failure(f"not ready: {', '.join(away)}", "`outbox up` starts what is missing, `outbox logs NAME` says why it ended")
+
+
+@click.command()
+@part_argument
+@click.option("-n", "--lines", default=50, show_default=True, help="How many of the last lines.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+def logs(name: str, lines: int, follow: bool) -> None:
+    """The last lines of the log of a part."""
+    part = _stack().part(name)
+    if not part.log_file.exists():
+        raise Failure(f"{name} has no log yet", "`outbox up` starts it")
+    if follow:
+        subprocess.run(["tail", "-n", str(lines), "-f", str(part.log_file)], check=False)
+    else:
+        click.echo(part.tail(lines))

@@ -1,0 +1,56 @@
+"""One Kafka Connect worker with Debezium in its plugin folder, as a controlled process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import requests
+
+from outbox.settings import PROJECT_ROOT, Settings
+from outbox.stack import ports
+from outbox.stack.jars import jars
+from outbox.stack.jvm import Jvm
+
+WORKER_FILE = PROJECT_ROOT / "connect" / "worker.properties"
+
+
+class Connect(Jvm):
+    """A distributed worker; REST on loopback. Exactly-once as ``settings.exactly_once`` says when it is made."""
+
+    main_class = "org.apache.kafka.connect.cli.ConnectDistributed"
+    heap = "512m"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("connect", settings.home)
+        self._settings = settings
+
+    def arguments(self) -> Sequence[str | Path]:
+        return [WORKER_FILE]
+
+    def env(self) -> Mapping[str, str]:
+        settings = self._settings
+        return {
+            **super().env(),
+            "OUTBOX_KAFKA_BOOTSTRAP": settings.kafka_bootstrap,
+            "OUTBOX_CONNECT_LISTENER": settings.connect_url,
+            "OUTBOX_CONNECT_PLUGINS": str(jars("plugin")),
+            "OUTBOX_CONNECT_EXACTLY_ONCE": "enabled" if settings.exactly_once else "disabled",
+            # What connect/outbox.json refers to.
+            "OUTBOX_LEDGER_HOST": settings.connect_ledger_host or settings.ledger_host,
+            "OUTBOX_LEDGER_PORT": str(settings.ledger_port),
+            "OUTBOX_LEDGER_DBNAME": settings.ledger_dbname,
+            "OUTBOX_LEDGER_SSLMODE": settings.ledger_sslmode,
+            "OUTBOX_LEDGER_CDC_PASSWORD": settings.ledger_cdc_password.get_secret_value(),
+        }
+
+    def prepare(self) -> None:
+        ports.require_free(urlsplit(self._settings.connect_url).port or 0, "connect")
+
+    def is_ready(self) -> bool:
+        # The root answers before the worker has joined its group; the list of connectors does not.
+        try:
+            return requests.get(f"{self._settings.connect_url}/connectors", timeout=2).ok
+        except requests.RequestException:
+            return False

@@ -1,0 +1,35 @@
+"""What the two JVM parts share: how a bounded JVM is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from outbox.settings import PROJECT_ROOT
+from outbox.stack.jars import class_path
+from outbox.stack.java import java
+from outbox.stack.process import Process
+
+LOG_CONFIG = PROJECT_ROOT / "connect" / "log4j2.properties"
+
+
+class Jvm(Process):
+    """A controlled JVM on the jars of the `kafka` configuration."""
+
+    heap = "384m"
+    main_class: str
+
+    def arguments(self) -> Sequence[str | Path]:
+        """The arguments of the main class."""
+        raise NotImplementedError
+
+    def argv(self) -> Sequence[str | Path]:
+        return [*self.java(), self.main_class, *self.arguments()]
+
+    def java(self) -> Sequence[str | Path]:
+        """A bounded java: the serial collector wants the least memory and no cores of its own."""
+        options = [f"-Xmx{self.heap}", "-Xms64m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"]
+        return [java(), *options, f"-Dlog4j2.configurationFile={LOG_CONFIG.as_uri()}", "-cp", class_path("kafka")]
+
+    def env(self) -> Mapping[str, str]:
+        return {}

@@ -1,0 +1,53 @@
+"""Ports of the embedded stack: chosen once, kept across restarts."""
+
+from __future__ import annotations
+
+import socket
+
+from outbox.errors import Failure
+
+LOOPBACK = "127.0.0.1"
+
+
+def choose(*preferred: int) -> list[int]:
+    """A port for each preferred one: that one if it is free, else a free one; 0 prefers none. All differ."""
+    chosen: list[int] = []
+    for port in preferred:
+        wanted = port if port and port not in chosen and is_free(port) else _bind(0)
+        while wanted in chosen:
+            wanted = _bind(0)
+        chosen.append(wanted)
+    return chosen
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this port of the loopback interface now."""
+    try:
+        _bind(port)
+    except OSError:
+        return False
+    return True
+
+
+def require_free(port: int, what: str) -> None:
+    """Raises Failure if somebody else listens on a port that is ours."""
+    if not is_free(port):
+        raise Failure(
+            f"port {port} of {what} is taken by another program",
+            f"end that program (`ss -ltnp 'sport = :{port}'` names it), or `outbox reset` and start again with other ports",
+        )
+
+
+def is_open(port: int) -> bool:
+    """Whether something accepts connections there."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((LOOPBACK, port)) == 0
+
+
+def _bind(port: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((LOOPBACK, port))
+        chosen: int = probe.getsockname()[1]
+        return chosen

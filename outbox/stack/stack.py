@@ -1,0 +1,145 @@
+"""The embedded stack: Postgres, Kafka and Kafka Connect on loopback, without containers and without root.
+
+All of it lives in one home folder, so that several stacks stand side by side. What ``up`` chose (ports) and generated
+(passwords) is kept in ``stack.env``, which every other command reads as settings.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from outbox import settings as configuration
+from outbox.errors import Failure
+from outbox.settings import PREFIX, Settings
+from outbox.stack import ports
+from outbox.stack.connect import Connect
+from outbox.stack.jars import jars
+from outbox.stack.kafka import Kafka
+from outbox.stack.postgres import Postgres
+from outbox.stack.process import MARK, Process
+
+PARTS = ("postgres", "kafka", "connect")
+Report = Callable[[str], None]
+
+
+def quiet(_: str) -> None:
+    """A report that goes nowhere."""
+
+
+class Stack:
+    """The parts of one home folder. Data survives ``down`` and any crash; ``reset`` deletes it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.home = settings.home
+        self._given = settings
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force, with the stack's ports and passwords once ``up`` has chosen them."""
+        return configuration.load(self.home)
+
+    def up(self, only: Iterable[str] = PARTS, report: Report = quiet) -> None:
+        """Start what is not running, in order, and return when all of it is ready.
+
+        Raises Failure saying which part did not come up, with the end of its log.
+        """
+        wanted = set(only)
+        with self._locked():
+            self._choose()
+            if wanted & {"kafka", "connect"}:
+                jars("kafka", report)
+            for part in (self.part(name) for name in PARTS if name in wanted):
+                if part.is_running() and part.is_ready():
+                    report(f"{part.name}: running")
+                    continue
+                report(f"{part.name}: starting")
+                part.start()
+                report(f"{part.name}: ready")
+
+    def down(self, report: Report = quiet) -> None:
+        """Stop every process of this home folder, whoever started it: first what uses the stack, then its parts."""
+        with self._locked():
+            for process in [*self._others(), *(self.part(name) for name in reversed(PARTS))]:
+                if process.is_running():
+                    report(f"{process.name}: stopping")
+                    process.stop()
+
+    def reset(self, report: Report = quiet) -> None:
+        """Stop everything and delete the home folder."""
+        self.down(report)
+        shutil.rmtree(self.home)
+
+    def part(self, name: str) -> Process:
+        """The controller of one part. Raises Failure for an unknown name."""
+        settings = self.settings
+        match name:
+            case "postgres":
+                return Postgres(settings)
+            case "kafka":
+                return Kafka(settings)
+            case "connect":
+                return Connect(settings)
+        raise Failure(f"no part is called {name}", f"the parts are {', '.join(PARTS)}")
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _others(self) -> list[Process]:
+        """What runs in this home beside the parts: service, sinks, whatever a demo or a test started here."""
+        names: dict[str, None] = {}
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                home, _, name = process.environ().get(MARK, "").rpartition(":")
+                if home == str(self.home) and name not in PARTS:
+                    names[name] = None
+        return [Process(name, self.home) for name in names]
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Two commands at once on one home would start everything twice."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        with (self.home / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Failure(f"another command is starting or stopping the stack in {self.home}", "wait for it") from None
+            yield
+
+    def _choose(self) -> None:
+        """Choose ports and generate passwords, once: what stack.env says already, stays."""
+        file = self.home / "stack.env"
+        chosen = dict(line.split("=", 1) for line in file.read_text().splitlines()) if file.exists() else {}
+        missing = {name: value for name, value in self._defaults().items() if name not in chosen}
+        if not missing:
+            return
+        text = "".join(f"{name}={value}\n" for name, value in {**chosen, **missing}.items())
+        # Whole or not at all: half a file would bring half the passwords.
+        staging = self.home / "stack.env.new"
+        staging.unlink(missing_ok=True)
+        with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.write(text)
+        staging.replace(file)
+
+    def _defaults(self) -> dict[str, str]:
+        given = self._given
+        postgres, kafka, controller, connect, service = ports.choose(
+            given.stack_postgres_port, given.stack_kafka_port, 0, given.stack_connect_port, given.service_port
+        )
+        values = {
+            "ledger_port": postgres,
+            "balances_port": postgres,
+            "kafka_bootstrap": f"{ports.LOOPBACK}:{kafka}",
+            "stack_controller_port": controller,
+            "connect_url": f"http://{ports.LOOPBACK}:{connect}",
+            "service_port": service,
+            "service_token": secrets.token_urlsafe(24),
+        }
+        passwords = {name: secrets.token_urlsafe(24) for name in configuration.database_passwords()}
+        return {f"{PREFIX}{name.upper()}": str(value) for name, value in {**values, **passwords}.items()}
