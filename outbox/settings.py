@@ -7,7 +7,6 @@ know whether it talks to the embedded stack, to docker-compose or to servers of 
 
 from __future__ import annotations
 
-import os
 from enum import Enum
 from pathlib import Path
 from typing import Literal
@@ -145,8 +144,7 @@ def load(home: Path | None = None) -> Settings:
     """
     dotenv = PROJECT_ROOT / ".env"
     try:
-        found = home or Settings(_env_file=dotenv).home  # type: ignore[call-arg]
-        found = Path(os.path.abspath(found))
+        found = (home or Settings(_env_file=dotenv).home).absolute()  # type: ignore[call-arg]
         return Settings(_env_file=(found / "stack.env", dotenv), home=found)  # type: ignore[call-arg]
     except pydantic.ValidationError as error:
         wrong = "; ".join(

@@ -12,7 +12,7 @@ from outbox.errors import Failure
 T = TypeVar("T")
 
 
-class WaitTimeout(Failure, TimeoutError):
+class WaitTimeoutError(Failure, TimeoutError):
     """A condition did not come true before its deadline."""
 
 
@@ -25,7 +25,7 @@ def wait_for(what: str, condition: Callable[[], T], *, timeout_s: float, poll_s:
     """Call ``condition`` until it returns something true, and return that.
 
     An exception of ``condition`` ends the wait at once: a condition answers "not yet" with a false value.
-    Raises WaitTimeout naming ``what`` and the last answer once ``timeout_s`` (scaled) has passed.
+    Raises WaitTimeoutError naming ``what`` and the last answer once ``timeout_s`` (scaled) has passed.
     """
     limit_s = timeout_s * timeout_scale()
     deadline = time.monotonic() + limit_s
@@ -34,5 +34,5 @@ def wait_for(what: str, condition: Callable[[], T], *, timeout_s: float, poll_s:
         if answer:
             return answer
         if time.monotonic() >= deadline:
-            raise WaitTimeout(f"waited {limit_s:.0f} s for {what}; the last answer was {answer!r}")
+            raise WaitTimeoutError(f"waited {limit_s:.0f} s for {what}; the last answer was {answer!r}")
         time.sleep(poll_s)

@@ -1,6 +1,6 @@
 """The JVM parts, resolved once a user by Ivy, which ships inside PySpark's jars. What and which version: ivy.xml.
 
-    python -m outbox.stack.jars plugin     print the folder of a configuration, resolving it if need be
+python -m outbox.stack.jars plugin     print the folder of a configuration, resolving it if need be
 """
 
 from __future__ import annotations

@@ -28,7 +28,13 @@ class Jvm(Process):
 
     def java(self) -> Sequence[str | Path]:
         """A bounded java: the serial collector wants the least memory and no cores of its own."""
-        options = [f"-Xmx{self.heap}", "-Xms64m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"]
+        options = [
+            f"-Xmx{self.heap}",
+            "-Xms64m",
+            "-XX:+UseSerialGC",
+            "-XX:+ExitOnOutOfMemoryError",
+            "-Djava.awt.headless=true",
+        ]
         return [java(), *options, f"-Dlog4j2.configurationFile={LOG_CONFIG.as_uri()}", "-cp", class_path("kafka")]
 
     def env(self) -> Mapping[str, str]:

@@ -41,6 +41,8 @@ class Postgres(Process):
         ports.require_free(self.port, "postgres")
         if not (self.data / "PG_VERSION").exists():
             self._init()
+        # Nothing of it lives, so this is a crash's; Postgres itself would take a zombie or a reused pid for a rival.
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def argv(self) -> Sequence[str | Path]:
         return _unprivileged(
@@ -110,8 +112,17 @@ class Postgres(Process):
         made = staging / "data"
         done = subprocess.run(
             _unprivileged(
-                [_binaries() / "initdb", "-D", made, "-U", "postgres", "-A", "scram-sha-256"]
-                + [f"--pwfile={password_file}", "-E", "UTF8", "--locale=C.UTF-8", "--no-instructions"]
+                [
+                    _binaries() / "initdb",
+                    "-D",
+                    made,
+                    "-U",
+                    "postgres",
+                    "-A",
+                    "scram-sha-256",
+                    f"--pwfile={password_file}",
+                ]
+                + ["-E", "UTF8", "--locale=C.UTF-8", "--no-instructions"]
             ),
             capture_output=True,
             text=True,
@@ -145,7 +156,10 @@ def _unprivileged(argv: Sequence[str | Path]) -> Sequence[str | Path]:
     if os.geteuid() != 0:
         return argv
     if shutil.which("setpriv") is None:
-        raise Failure("Postgres does not run as root, and setpriv is missing", "run as another user, or apt-get install util-linux")
+        raise Failure(
+            "Postgres does not run as root, and setpriv is missing",
+            "run as another user, or apt-get install util-linux",
+        )
     account = pwd.getpwnam(UNPRIVILEGED)
     drop = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
     return [*drop, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--", *argv]

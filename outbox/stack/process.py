@@ -11,6 +11,7 @@ import signal
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -67,6 +68,7 @@ class Process(Controller):
         self.folder = home / name
         self.log_file = home / "logs" / f"{name}.log"
         self._mark = f"{home}:{name}"
+        self._spawned: psutil.Process | None = None
 
     def argv(self) -> Sequence[str | Path]:
         """The command line."""
@@ -91,7 +93,9 @@ class Process(Controller):
         self.wait_ready()
 
     def spawn(self) -> None:
-        """Start it and do not wait."""
+        """Start it and do not wait. What a crash left of it, children without their parent, is ended first."""
+        if self.processes():
+            self.kill()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self.prepare()
@@ -106,12 +110,13 @@ class Process(Controller):
                 start_new_session=True,
             )
         child.returncode = 0  # let go of it: it outlives us, and is found by its mark, not by this handle
+        self._spawned = psutil.Process(child.pid)
 
     def wait_ready(self) -> None:
         """Wait until it serves. Raises Failure with the end of its log if it died or took too long."""
 
         def ready_or_dead() -> bool:
-            if not self.is_running():
+            if not (self._is_starting() or self.is_running()):
                 raise Failure(f"{self.name} ended while it was starting; the end of {self.log_file}:\n{self.tail()}")
             return self.is_ready()
 
@@ -135,12 +140,12 @@ class Process(Controller):
             _send(process, signal.SIGCONT)
 
     def is_running(self) -> bool:
-        return bool(self.processes())
+        return self.pid() is not None
 
     # Looking ------------------------------------------------------------------------------------------------------
 
     def processes(self) -> list[psutil.Process]:
-        """Every living process of this part, the main one first."""
+        """Every living process of this part, the oldest first."""
         return sorted((p for p in psutil.process_iter() if self.owns(p)), key=_age)
 
     def owns(self, process: psutil.Process) -> bool:
@@ -151,8 +156,12 @@ class Process(Controller):
             return False
 
     def pid(self) -> int | None:
-        """The main process, if it lives."""
-        return next((process.pid for process in self.processes()), None)
+        """The main process, if it lives: the one that leads its session; children may outlive it for a moment."""
+        for process in self.processes():
+            with suppress(ProcessLookupError, psutil.Error):
+                if os.getsid(process.pid) == process.pid and process.environ().get(MARK) == self._mark:
+                    return process.pid
+        return None
 
     def tail(self, lines: int = 20) -> str:
         """The last lines of its log."""
@@ -163,6 +172,12 @@ class Process(Controller):
             return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
 
     # ----------------------------------------------------------------------------------------------------------------
+
+    def _is_starting(self) -> bool:
+        """Whether the process that we spawned lives: while it replaces its program, its mark cannot be read."""
+        with suppress(psutil.Error):
+            return self._spawned is not None and self._spawned.status() != psutil.STATUS_ZOMBIE
+        return False
 
     def _end(self, with_signal: signal.Signals) -> None:
         found = self.processes()

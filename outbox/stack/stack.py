@@ -12,7 +12,6 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import psutil
 
@@ -109,7 +108,9 @@ class Stack:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise Failure(f"another command is starting or stopping the stack in {self.home}", "wait for it") from None
+                raise Failure(
+                    f"another command is starting or stopping the stack in {self.home}", "wait for it"
+                ) from None
             yield
 
     def _choose(self) -> None:
