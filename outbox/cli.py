@@ -33,7 +33,9 @@ COMMANDS = {
     "sink": Entry("Run", "outbox.commands.sink:sink", "run one or more sinks, each strategy its own streaming query"),
     "status": Entry("Check", "outbox.commands.stack:status", "the parts of the embedded stack"),
     "logs": Entry("Check", "outbox.commands.stack:logs", "the log of one part of the embedded stack"),
-    "check": Entry("Check", "outbox.commands.check:check", "compare ledger, topic and sinks: duplicates, losses, drift"),
+    "check": Entry(
+        "Check", "outbox.commands.check:check", "compare ledger, topic and sinks: duplicates, losses, drift"
+    ),
 }
 GROUPS = ("Run", "Check", "Repair")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pydantic
 from pydantic import Field, SecretStr
@@ -79,7 +79,7 @@ class Settings(BaseSettings):
     kafka_username: str | None = None
     kafka_password: SecretStr = SecretStr("")
     kafka_cafile: Path | None = Field(None, description="CA file (PEM) of the brokers")
-    topic: str = Field("ledger.events", description="the topic of the events; connect/outbox.json routes to it")
+    topic: str = Field("ledger.events", description="the topic of the events")
     topic_partitions: int = Field(4, ge=1)
     topic_replication: int = Field(1, ge=1, description="replication factor of the topics that we create")
 
@@ -87,6 +87,7 @@ class Settings(BaseSettings):
     connect_username: str | None = Field(None, description="basic auth of Connect's REST interface")
     connect_password: SecretStr = SecretStr("")
     connect_cafile: Path | None = Field(None, description="CA file of Connect's REST interface")
+    connector: str = Field("outbox", description="name of the connector and its slot", pattern="^[a-z0-9_]+$")
     connect_ledger_host: str | None = Field(None, description="the ledger's host as seen from Connect, if another")
     exactly_once: bool = Field(True, description="the one switch: Connect's exactly-once, worker and connector")
 
@@ -137,15 +138,15 @@ def database_passwords() -> list[str]:
     return [f"{role.value}_password" for role in (*LedgerRole, *BalancesRole)] + ["stack_postgres_password"]
 
 
-def load(home: Path | None = None) -> Settings:
+def load(home: Path | None = None, **overrides: Any) -> Settings:
     """Read the settings, of the given home folder or of the one that the environment or ``.env`` names.
 
-    Raises Failure naming each setting that is wrong.
+    ``overrides`` are settings by name that win over everything. Raises Failure naming each setting that is wrong.
     """
     dotenv = PROJECT_ROOT / ".env"
     try:
-        found = (home or Settings(_env_file=dotenv).home).absolute()  # type: ignore[call-arg]
-        return Settings(_env_file=(found / "stack.env", dotenv), home=found)  # type: ignore[call-arg]
+        found = (home or Settings(_env_file=dotenv).home).absolute()
+        return Settings(_env_file=(found / "stack.env", dotenv), home=found, **overrides)
     except pydantic.ValidationError as error:
         wrong = "; ".join(
             f"{PREFIX}{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}" for problem in error.errors()

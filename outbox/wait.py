@@ -21,7 +21,7 @@ def timeout_scale() -> float:
     return float(os.environ.get("OUTBOX_TIMEOUT_SCALE", "1"))
 
 
-def wait_for(what: str, condition: Callable[[], T], *, timeout_s: float, poll_s: float = 0.05) -> T:
+def wait_for(what: str, condition: Callable[[], T | None], *, timeout_s: float, poll_s: float = 0.05) -> T:
     """Call ``condition`` until it returns something true, and return that.
 
     An exception of ``condition`` ends the wait at once: a condition answers "not yet" with a false value.

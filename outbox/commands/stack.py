@@ -66,7 +66,9 @@ def status(as_json: bool) -> None:
             click.echo(f"{name:<10} {told['state']:<14} {'pid ' + str(told['pid']) if told['pid'] else ''}".rstrip())
     away = [name for name, told in parts.items() if told["state"] != "ready"]
     if away:
-        raise Failure(f"not ready: {', '.join(away)}", "`outbox up` starts what is missing, `outbox logs NAME` says why it ended")
+        raise Failure(
+            f"not ready: {', '.join(away)}", "`outbox up` starts what is missing, `outbox logs NAME` says why it ended"
+        )
 
 
 @click.command()

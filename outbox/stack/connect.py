@@ -10,7 +10,7 @@ import requests
 
 from outbox.settings import PROJECT_ROOT, Settings
 from outbox.stack import ports
-from outbox.stack.jars import jars
+from outbox.stack.jars import resolve
 from outbox.stack.jvm import Jvm
 
 WORKER_FILE = PROJECT_ROOT / "connect" / "worker.properties"
@@ -35,7 +35,6 @@ class Connect(Jvm):
             **super().env(),
             "OUTBOX_KAFKA_BOOTSTRAP": settings.kafka_bootstrap,
             "OUTBOX_CONNECT_LISTENER": settings.connect_url,
-            "OUTBOX_CONNECT_PLUGINS": str(jars("plugin")),
             "OUTBOX_CONNECT_EXACTLY_ONCE": "enabled" if settings.exactly_once else "disabled",
             # What connect/outbox.json refers to.
             "OUTBOX_LEDGER_HOST": settings.connect_ledger_host or settings.ledger_host,
@@ -47,6 +46,9 @@ class Connect(Jvm):
 
     def prepare(self) -> None:
         ports.require_free(urlsplit(self._settings.connect_url).port or 0, "connect")
+        plugins = self.folder / "plugins"  # as worker.properties says, relative to where it runs
+        plugins.unlink(missing_ok=True)
+        plugins.symlink_to(resolve("plugin"))
 
     def is_ready(self) -> bool:
         # The root answers before the worker has joined its group; the list of connectors does not.

@@ -27,8 +27,18 @@ IVY_SETTINGS = """<ivysettings><settings defaultResolver="maven"/>
 <resolvers><ibiblio name="maven" m2compatible="true" {root}/></resolvers></ivysettings>"""
 
 
-def jars(configuration: str, report: Callable[[str], None] = lambda _: None) -> Path:
-    """The folder with the jars of a configuration of ivy.xml: kafka, plugin or spark.
+def jars(configuration: str) -> list[Path]:
+    """The jars of a configuration of ivy.xml: kafka, plugin or spark."""
+    return sorted(resolve(configuration).glob("lib/*.jar"))
+
+
+def class_path(configuration: str) -> str:
+    """A JVM class path of all the jars of a configuration."""
+    return str(resolve(configuration) / "lib" / "*")
+
+
+def resolve(configuration: str, report: Callable[[str], None] = lambda _: None) -> Path:
+    """The folder of a configuration; its jars are in ``lib`` in there, which makes it a plugin path of Connect.
 
     Downloads all of them the first time (about 100 MB); a folder that is there is complete, as it was put there by one
     rename. Raises Failure if they cannot be had.
@@ -39,20 +49,15 @@ def jars(configuration: str, report: Callable[[str], None] = lambda _: None) -> 
         with (folder.parent / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # of two first starts at once, the second waits and finds them
             if not folder.exists():
-                _resolve(folder, report)
+                _download(folder, report)
     return folder / configuration
-
-
-def class_path(configuration: str) -> str:
-    """A JVM class path of all the jars of a configuration."""
-    return str(jars(configuration) / "*")
 
 
 def _cache() -> Path:
     return platformdirs.user_cache_path("outbox") / "jars"
 
 
-def _resolve(folder: Path, report: Callable[[str], None]) -> None:
+def _download(folder: Path, report: Callable[[str], None]) -> None:
     report("downloading the JVM parts (Kafka, Connect, Debezium, Spark's Kafka source): about 100 MB, once a user")
     ivy_cache = folder.parent / "ivy"  # kept until all is there, so that an interrupted download goes on
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
@@ -60,9 +65,10 @@ def _resolve(folder: Path, report: Callable[[str], None]) -> None:
         mirror = settings.load().maven_mirror
         ivy_settings.write_text(IVY_SETTINGS.format(root=f'root="{mirror}"' if mirror else ""))
         made = Path(temporary, "jars")
-        argv = [java(), "-cp", _ivy_jar(), "org.apache.ivy.Main", "-settings", ivy_settings, "-ivy", IVY_FILE]
-        argv += ["-cache", ivy_cache, "-confs", *CONFIGURATIONS, "-types", "jar", "bundle"]
-        argv += ["-retrieve", f"{made}/[conf]/[artifact]-[revision](-[classifier]).[ext]"]
+        files: list[str | Path] = ["-settings", ivy_settings, "-ivy", IVY_FILE, "-cache", ivy_cache]
+        what = ["-confs", *CONFIGURATIONS, "-types", "jar", "bundle"]
+        where = ["-retrieve", f"{made}/[conf]/lib/[artifact]-[revision](-[classifier]).[ext]"]
+        argv: list[str | Path] = [java(), "-cp", _ivy_jar(), "org.apache.ivy.Main", *files, *what, *where]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
             told = _follow(ivy, report)
         if ivy.returncode != 0:
@@ -94,4 +100,4 @@ def _ivy_jar() -> Path:
 
 
 if __name__ == "__main__":
-    print(jars(sys.argv[1], report=lambda line: print(line, file=sys.stderr)))  # noqa: T201
+    print(resolve(sys.argv[1], report=lambda line: print(line, file=sys.stderr)))  # noqa: T201

@@ -34,7 +34,7 @@ def require_free(port: int, what: str) -> None:
     if not is_free(port):
         raise Failure(
             f"port {port} of {what} is taken by another program",
-            f"end that program (`ss -ltnp 'sport = :{port}'` names it), or `outbox reset` to start afresh on other ports",
+            f"end that program (`ss -ltnp 'sport = :{port}'` names it), or `outbox reset` to start afresh elsewhere",
         )
 
 

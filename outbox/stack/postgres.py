@@ -22,6 +22,7 @@ from outbox.stack.process import Process
 MAJOR = 18
 CONFIG_FILE = PROJECT_ROOT / "migrations" / "postgres.conf"
 ROLES_FILE = PROJECT_ROOT / "migrations" / "roles.sql"
+INITDB_OPTIONS = ("-U", "postgres", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-instructions")
 # Postgres refuses to run as root: then it runs as this user.
 UNPRIVILEGED = "nobody"
 
@@ -45,9 +46,16 @@ class Postgres(Process):
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def argv(self) -> Sequence[str | Path]:
+        addresses = [
+            "-c",
+            f"listen_addresses={ports.LOOPBACK}",
+            "-c",
+            f"port={self.port}",
+            "-c",
+            "unix_socket_directories=",
+        ]
         return _unprivileged(
-            [_binaries() / "postgres", "-D", self.data, "-c", f"config_file={CONFIG_FILE}"]
-            + ["-c", f"listen_addresses={ports.LOOPBACK}", "-c", f"port={self.port}", "-c", "unix_socket_directories="]
+            [_binaries() / "postgres", "-D", self.data, "-c", f"config_file={CONFIG_FILE}", *addresses]
         )
 
     def is_ready(self) -> bool:

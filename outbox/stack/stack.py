@@ -20,7 +20,7 @@ from outbox.errors import Failure
 from outbox.settings import PREFIX, Settings
 from outbox.stack import ports
 from outbox.stack.connect import Connect
-from outbox.stack.jars import jars
+from outbox.stack.jars import resolve
 from outbox.stack.kafka import Kafka
 from outbox.stack.postgres import Postgres
 from outbox.stack.process import MARK, Process
@@ -42,8 +42,10 @@ class Stack:
 
     @property
     def settings(self) -> Settings:
-        """The settings in force, with the stack's ports and passwords once ``up`` has chosen them."""
-        return configuration.load(self.home)
+        """The given settings with the ports and passwords that ``up`` chose."""
+        chosen = configuration.load(self.home)
+        names = [name.removeprefix(PREFIX).lower() for name in self._chosen()]
+        return self._given.model_copy(update={name: getattr(chosen, name) for name in names})
 
     def up(self, only: Iterable[str] = PARTS, report: Report = quiet) -> None:
         """Start what is not running, in order, and return when all of it is ready.
@@ -54,7 +56,7 @@ class Stack:
         with self._locked():
             self._choose()
             if wanted & {"kafka", "connect"}:
-                jars("kafka", report)
+                resolve("kafka", report)
             for part in (self.part(name) for name in PARTS if name in wanted):
                 if part.is_running() and part.is_ready():
                     report(f"{part.name}: running")
@@ -115,8 +117,7 @@ class Stack:
 
     def _choose(self) -> None:
         """Choose ports and generate passwords, once: what stack.env says already, stays."""
-        file = self.home / "stack.env"
-        chosen = dict(line.split("=", 1) for line in file.read_text().splitlines()) if file.exists() else {}
+        chosen = self._chosen()
         missing = {name: value for name, value in self._defaults().items() if name not in chosen}
         if not missing:
             return
@@ -126,7 +127,11 @@ class Stack:
         staging.unlink(missing_ok=True)
         with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
             out.write(text)
-        staging.replace(file)
+        staging.replace(self._given.stack_env_file)
+
+    def _chosen(self) -> dict[str, str]:
+        file = self._given.stack_env_file
+        return dict(line.split("=", 1) for line in file.read_text().splitlines()) if file.exists() else {}
 
     def _defaults(self) -> dict[str, str]:
         given = self._given

@@ -1,0 +1,354 @@
+"""The Debezium connector on Kafka Connect: render its file, apply it, say how it is, remove it.
+
+Applying is idempotent and checks first what Debezium would not: that the publication is there, and that the replication
+slot is the one that the stored offset belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import psycopg2
+import requests
+
+from outbox import topics
+from outbox.database import connect as connect_database
+from outbox.errors import Failure
+from outbox.settings import PROJECT_ROOT, LedgerRole, Settings
+from outbox.wait import WaitTimeoutError, wait_for
+
+CONNECTOR_FILE = PROJECT_ROOT / "connect" / "outbox.json"
+PUBLICATION = "outbox"
+REQUEST_TIMEOUT_S = 30.0
+REBALANCE_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 60.0
+
+NOT_ENABLED = "does not have exactly-once source support enabled"  # Connect's words; a test would notice others
+
+Config = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Status:
+    """What Connect says of the connector, and the exactly-once mode really in force."""
+
+    connector: str  # RUNNING, PAUSED, STOPPED, FAILED, UNASSIGNED, or MISSING
+    tasks: list[str] = field(default_factory=list)
+    error: str | None = None  # first line of the trace of what failed
+    worker_exactly_once: bool | None = None  # None: the worker was not asked, or did not say
+    connector_exactly_once: str | None = None  # required or requested
+    transaction_boundary: str | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """The connector and its task run."""
+        return self.connector == "RUNNING" and self.tasks == ["RUNNING"]
+
+    @property
+    def mode(self) -> str:
+        """The delivery in force between Debezium and Kafka."""
+        match self.worker_exactly_once:
+            case None:
+                return "unknown"
+            case True:
+                return f"exactly-once (transaction boundary {self.transaction_boundary})"
+        return "at-least-once"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "mode": self.mode}
+
+
+def render(settings: Settings) -> Config:
+    """The connector's configuration: connect/outbox.json with each ``${settings:NAME}`` replaced.
+
+    Other references, as ``${env:NAME}`` of the password, stay: a config provider of the worker resolves them, so
+    no secret stands in Connect's REST interface or its config topic.
+    """
+    values = {
+        **{name: getattr(settings, name) for name in type(settings).model_fields},
+        "connect_ledger_host": settings.connect_ledger_host or settings.ledger_host,
+        "exactly_once_support": "required" if settings.exactly_once else "requested",
+    }
+
+    def replace(text: str) -> str:
+        return re.sub(r"\$\{settings:(\w+)\}", lambda match: str(values[match[1]]), text)
+
+    return {key: replace(value) for key, value in json.loads(CONNECTOR_FILE.read_text()).items()}
+
+
+def apply(settings: Settings) -> str:
+    """Make the connector run as its file says, and return what was done: created, updated, restarted or unchanged.
+
+    Makes the topics first. Raises Failure if the publication is missing, the slot cannot be trusted, Connect refuses
+    the configuration, or the task fails (with the first line of its trace).
+    """
+    rest = Rest(settings)
+    _require_publication(settings)
+    _require_continuity(settings, rest)
+    topics.create(settings)
+    wanted, current = render(settings), rest.config()
+    if current != {**wanted, "name": settings.connector}:
+        rest.put_config(wanted)
+        done = "created" if current is None else "updated"
+    elif rest.status().error:
+        rest.restart()
+        done = "restarted"
+    else:
+        rest.resume()
+        done = "unchanged"
+    _wait_running(settings, rest)
+    return done
+
+
+def status(settings: Settings) -> Status:
+    """How the connector is. Raises Failure if Connect cannot be reached."""
+    rest = Rest(settings)
+    found = rest.status()
+    config = rest.config() or {}
+    return Status(
+        connector=found.connector,
+        tasks=found.tasks,
+        error=found.error,
+        worker_exactly_once=rest.worker_exactly_once(render(settings)),
+        connector_exactly_once=config.get("exactly.once.support"),
+        transaction_boundary=config.get("transaction.boundary"),
+    )
+
+
+def relax(settings: Settings) -> None:
+    """Let the connector run on a worker without exactly-once: the first step of switching off, before the worker."""
+    rest = Rest(settings)
+    current = rest.config()
+    if current is not None and current.get("exactly.once.support") != "requested":
+        rest.put_config({**current, "exactly.once.support": "requested"})
+
+
+def remove(settings: Settings, forget: bool = False) -> bool:
+    """Remove the connector; False if there was none.
+
+    Its slot and offsets stay, so that ``apply`` goes on where it was; until then the slot holds the log back.
+    ``forget`` removes them too: the next ``apply`` starts with a snapshot of the whole outbox table.
+    """
+    rest = Rest(settings)
+    existed = rest.config() is not None
+    if existed and forget:
+        rest.forget_offsets()
+    rest.delete()
+    if forget:
+        _drop_slot(settings)
+    return existed
+
+
+class Rest:
+    """Connect's REST interface, for one connector.
+
+    A 409 means that the group is rebalancing: it is asked again until a deadline. Raises Failure for what Connect
+    refuses and for a Connect out of reach.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._url = settings.connect_url.rstrip("/")
+        self._name = settings.connector
+        self._session = requests.Session()
+        if settings.connect_username is not None:
+            self._session.auth = (settings.connect_username, settings.connect_password.get_secret_value())
+        if settings.connect_cafile is not None:
+            self._session.verify = str(settings.connect_cafile)
+
+    def config(self) -> Config | None:
+        """The configuration in force, None if there is no such connector."""
+        answer = self._call("GET", f"/connectors/{self._name}/config", missing_is_none=True)
+        return None if answer is None else dict(answer)
+
+    def put_config(self, config: Config) -> None:
+        """Create the connector or replace its configuration."""
+        self._call("PUT", f"/connectors/{self._name}/config", json=config)
+
+    def restart(self) -> None:
+        """Restart what failed of it."""
+        self._call("POST", f"/connectors/{self._name}/restart?includeTasks=true&onlyFailed=true")
+
+    def resume(self) -> None:
+        """Go on if somebody paused or stopped it; else nothing happens."""
+        self._call("PUT", f"/connectors/{self._name}/resume")
+
+    def delete(self) -> None:
+        """Remove the connector, if it is there, and wait until it is gone."""
+        self._call("DELETE", f"/connectors/{self._name}", missing_is_none=True)
+        wait_for("the connector to be gone", lambda: self.status().connector == "MISSING", timeout_s=START_TIMEOUT_S)
+
+    def forget_offsets(self) -> None:
+        """Stop the connector and delete its stored offsets."""
+        self._call("PUT", f"/connectors/{self._name}/stop")
+        wait_for("the connector to stop", lambda: self.status().tasks == [], timeout_s=START_TIMEOUT_S)
+        self._call("DELETE", f"/connectors/{self._name}/offsets")
+
+    def status(self) -> Status:
+        """The states of connector and tasks."""
+        answer = self._call("GET", f"/connectors/{self._name}/status", missing_is_none=True)
+        if answer is None:
+            return Status("MISSING")
+        traces = [part.get("trace") for part in (answer["connector"], *answer["tasks"]) if part["state"] == "FAILED"]
+        return Status(
+            connector=answer["connector"]["state"],
+            tasks=[task["state"] for task in answer["tasks"]],
+            error=next((_first_line(trace) for trace in traces), None),
+        )
+
+    def offset_lsn(self) -> int | None:
+        """The position in the log that the connector stored last; None if it has none yet."""
+        answer = self._call("GET", f"/connectors/{self._name}/offsets", missing_is_none=True) or {"offsets": []}
+        stored = [entry["offset"] for entry in answer["offsets"] if entry["offset"]]
+        return max((int(offset["lsn"]) for offset in stored if "lsn" in offset), default=None)
+
+    def worker_exactly_once(self, config: Config) -> bool:
+        """Whether the worker has exactly-once enabled. It does not say so; but it validates a wish for it."""
+        wish = {**config, "name": self._name, "exactly.once.support": "required"}
+        plugin = config["connector.class"].rpartition(".")[2]
+        answer = self._call("PUT", f"/connector-plugins/{plugin}/config/validate", json=wish)
+        errors = [
+            e for entry in answer["configs"] if "once" in entry["value"]["name"] for e in entry["value"]["errors"]
+        ]
+        return not any(NOT_ENABLED in error for error in errors)
+
+    def _call(self, method: str, path: str, *, json: Any = None, missing_is_none: bool = False) -> Any:
+        def answer() -> tuple[requests.Response] | None:  # a tuple, as a response that is an error counts as false
+            response = self._session.request(method, self._url + path, json=json, timeout=REQUEST_TIMEOUT_S)
+            return None if response.status_code == requests.codes.conflict else (response,)
+
+        try:
+            answered = wait_for(
+                f"Connect to finish rebalancing ({method} {path.partition('?')[0]} answered 409)",
+                answer,
+                timeout_s=REBALANCE_TIMEOUT_S,
+                poll_s=0.25,
+            )
+        except requests.RequestException as error:
+            reason = type(error).__name__
+            raise Failure(
+                f"Connect at {self._url} is out of reach ({reason})", "`outbox up` starts the embedded one"
+            ) from error
+        response = answered[0]
+        if missing_is_none and response.status_code == requests.codes.not_found:
+            return None
+        if not response.ok:
+            raise Failure(f"Connect answered {response.status_code} to {method} {path}: {_message(response)}")
+        return response.json() if response.content else {}
+
+
+def _wait_running(settings: Settings, rest: Rest) -> None:
+    def running_or_failed() -> Status | None:
+        found = rest.status()
+        return found if found.is_running or found.error else None
+
+    try:
+        found = wait_for("the connector's task to run", running_or_failed, timeout_s=START_TIMEOUT_S, poll_s=0.2)
+    except WaitTimeoutError as error:
+        raise Failure(str(error), "`outbox connect status`, `outbox logs connect`") from None
+    if found.error:
+        raise Failure(
+            f"connector {settings.connector} failed: {found.error}", "mend it, then `outbox connect apply` restarts it"
+        )
+
+
+# What Debezium would not notice ------------------------------------------------------------------------------------
+
+
+def _require_publication(settings: Settings) -> None:
+    """Without its publication a slot skips every change, with no more than a warning in the server's log."""
+    with _cdc(settings) as cursor:
+        cursor.execute(
+            "SELECT pubinsert FROM pg_publication JOIN pg_publication_tables USING (pubname)"
+            " WHERE pubname = %s AND schemaname = 'public' AND tablename = 'outbox'",
+            [PUBLICATION],
+        )
+        row = cursor.fetchone()
+    if row is None or not row[0]:
+        raise Failure(
+            f"database {settings.ledger_dbname} has no publication {PUBLICATION} of the outbox table",
+            "`outbox migrate`",
+        )
+
+
+def _require_continuity(settings: Settings, rest: Rest) -> None:
+    """The slot must hold everything behind the stored offset; else what lies between is lost to the topic.
+
+    Debezium confirms to the slot only what Connect has stored, so a slot that stands further was recreated or read by
+    somebody else, and a slot that is gone or invalidated has let go of the log.
+    """
+    stored_lsn = rest.offset_lsn()
+    if stored_lsn is None:
+        return
+    with _cdc(settings) as cursor:
+        cursor.execute(
+            "SELECT confirmed_flush_lsn - '0/0'::pg_lsn, wal_status FROM pg_replication_slots WHERE slot_name = %s",
+            [settings.connector],
+        )
+        slot = cursor.fetchone()
+    way_out = "`outbox connect remove --forget`, then `apply`: the whole outbox table again; idempotent sinks skip it"
+    if slot is None:
+        raise Failure(
+            f"the replication slot {settings.connector} is gone; events since {_lsn(stored_lsn)} are not in it", way_out
+        )
+    confirmed_lsn, wal_status = int(slot[0] or 0), slot[1]
+    if wal_status == "lost":
+        raise Failure(f"the replication slot {settings.connector} was invalidated (it fell behind too far)", way_out)
+    if confirmed_lsn > stored_lsn:
+        raise Failure(
+            f"the replication slot {settings.connector} is at {_lsn(confirmed_lsn)}, ahead of the stored offset"
+            f" {_lsn(stored_lsn)}: it was recreated or read by another, and events between are not in it",
+            way_out,
+        )
+
+
+def _drop_slot(settings: Settings) -> None:
+    def dropped() -> bool:
+        with _cdc(settings) as cursor:
+            cursor.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                " WHERE slot_name = %s AND NOT active",
+                [settings.connector],
+            )
+            cursor.execute(
+                "SELECT NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = %s)", [settings.connector]
+            )
+            row = cursor.fetchone()
+            return bool(row and row[0])
+
+    wait_for(f"slot {settings.connector} to be let go of", dropped, timeout_s=START_TIMEOUT_S)
+
+
+@contextmanager
+def _cdc(settings: Settings) -> Iterator[psycopg2.extensions.cursor]:
+    """A cursor as Debezium's role, which thereby is seen to be able to log in."""
+    connection = connect_database(settings, LedgerRole.CDC)
+    try:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            yield cursor
+    finally:
+        connection.close()
+
+
+def _lsn(position: int) -> str:
+    return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
+
+
+def _first_line(trace: str | None) -> str:
+    """The first line of a trace and, as Connect wraps what happened in lines that do not say it, the last cause."""
+    lines = (trace or "no trace").splitlines()
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return f"{lines[0]} ({causes[-1]})" if causes else lines[0]
+
+
+def _message(response: requests.Response) -> str:
+    try:
+        return str(response.json().get("message", response.text)).strip()
+    except ValueError:
+        return response.text[:500].strip()

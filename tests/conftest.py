@@ -1,0 +1,5 @@
+"""The fixtures: real servers, shared by the session; databases, topic, slot and checkpoint of each test its own."""
+
+from __future__ import annotations
+
+pytest_plugins = ["tests.fix_stack", "tests.fix_databases", "tests.fix_chain"]

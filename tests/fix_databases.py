@@ -1,0 +1,36 @@
+"""Fresh databases for each test: clones of a pair that was migrated once."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from outbox.migrate import migrate
+from outbox.settings import Settings
+from outbox.stack.postgres import Postgres
+from outbox.stack.stack import Stack
+
+
+@pytest.fixture(scope="session")
+def template(postgres_stack: Stack) -> Settings:
+    """The migrated pair that is cloned. Nobody connects to it: Postgres refuses to copy a database in use."""
+    settings = postgres_stack.settings
+    migrate(settings)
+    return settings
+
+
+@pytest.fixture
+def databases(template: Settings, postgres: Postgres) -> Iterator[Settings]:
+    """Settings of a ledger and a balances database, migrated and empty, of this test alone."""
+    suffix = uuid.uuid4().hex[:8]
+    ledger, balances = f"ledger_{suffix}", f"balances_{suffix}"
+    for name, source in ((ledger, template.ledger_dbname), (balances, template.balances_dbname)):
+        postgres.psql(f"CREATE DATABASE {name} TEMPLATE {source} OWNER {source}_owner")
+        postgres.psql(f"REVOKE ALL ON DATABASE {name} FROM PUBLIC")
+    postgres.psql(f"GRANT CONNECT ON DATABASE {ledger} TO ledger_app, ledger_cdc, ledger_pruner, ledger_auditor")
+    postgres.psql(f"GRANT CONNECT, TEMPORARY ON DATABASE {balances} TO balances_sink")
+    yield template.model_copy(update={"ledger_dbname": ledger, "balances_dbname": balances})
+    for name in (ledger, balances):
+        postgres.psql(f"DROP DATABASE {name} WITH (FORCE)")

@@ -1,0 +1,66 @@
+"""One embedded stack for the whole session, on free ports, in a folder of its own."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outbox.settings import PROJECT_ROOT, Settings, load
+from outbox.stack.postgres import Postgres
+from outbox.stack.stack import Stack
+
+TEST_HOMES = PROJECT_ROOT / ".outbox" / "tests"
+
+
+def private_stack(home: Path) -> Stack:
+    """A stack that nobody else uses: what a test may break."""
+    return Stack(load(home, stack_postgres_port=0, stack_kafka_port=0, stack_connect_port=0, service_port=0))
+
+
+@pytest.fixture(scope="session")
+def stack_home(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The folder of the session's stack; its logs are kept if a test failed."""
+    home = TEST_HOMES / uuid.uuid4().hex[:8]
+    home.mkdir(parents=True)
+    yield home
+    Stack(load(home)).down()
+    for entry in home.iterdir():
+        if entry.name == "logs" and request.session.testsfailed:
+            print(f"\nlogs of the stack: {entry}")  # noqa: T201
+        elif entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    if not any(home.iterdir()):
+        home.rmdir()
+
+
+@pytest.fixture(scope="session")
+def postgres_stack(stack_home: Path) -> Stack:
+    """The session's stack with Postgres running, and nothing more unless another test asked for it."""
+    stack = private_stack(stack_home)
+    stack.up(only=["postgres"])
+    return stack
+
+
+@pytest.fixture(scope="session")
+def postgres(postgres_stack: Stack) -> Postgres:
+    """The session's Postgres."""
+    return Postgres(postgres_stack.settings)
+
+
+@pytest.fixture(scope="session")
+def stack(postgres_stack: Stack) -> Stack:
+    """The session's stack, all of it running."""
+    postgres_stack.up()
+    return postgres_stack
+
+
+@pytest.fixture(scope="session")
+def stack_settings(stack: Stack) -> Settings:
+    """Settings of the whole stack. Databases and topic in them are nobody's: use ``chain`` or ``databases``."""
+    return stack.settings
