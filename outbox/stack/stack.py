@@ -58,6 +58,9 @@ class Stack:
             if wanted & {"kafka", "connect"}:
                 resolve("kafka", report)
             for part in (self.part(name) for name in PARTS if name in wanted):
+                if isinstance(part, Connect) and not part.is_as_wished():
+                    report(f"{part.name}: switching exactly-once {'on' if self.settings.exactly_once else 'off'}")
+                    part.stop()
                 if part.is_running() and part.is_ready():
                     report(f"{part.name}: running")
                     continue
