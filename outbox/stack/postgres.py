@@ -118,20 +118,9 @@ class Postgres(Process):
             for path in (staging, password_file):
                 os.chown(path, account.pw_uid, account.pw_gid)
         made = staging / "data"
+        initdb: list[str | Path] = [_binaries() / "initdb", "-D", made, f"--pwfile={password_file}", *INITDB_OPTIONS]
         done = subprocess.run(
-            _unprivileged(
-                [
-                    _binaries() / "initdb",
-                    "-D",
-                    made,
-                    "-U",
-                    "postgres",
-                    "-A",
-                    "scram-sha-256",
-                    f"--pwfile={password_file}",
-                ]
-                + ["-E", "UTF8", "--locale=C.UTF-8", "--no-instructions"]
-            ),
+            _unprivileged(initdb),
             capture_output=True,
             text=True,
             check=False,

@@ -1,0 +1,338 @@
+"""Compare ledger, topic and sinks: events, duplicates, losses, gaps, drift, what is in flight and what is parked.
+
+Sound under live traffic by the order of its reading: each sink's balances with its positions in one snapshot, then the
+topic up to its last stable offset, then the ledger in one snapshot. Whatever was applied is on the topic that was read,
+and whatever is on the topic is in the ledger that was read; the difference is in flight, and is counted out exactly.
+
+It knows nothing of the sample but the contract's views (audit_accounts, audit_events, audit_balances) and three parts
+of an event: its id (header), its ``amount`` and its ``version`` (the n-th event of its key).
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import psycopg2
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from outbox import topics
+from outbox.database import connect
+from outbox.errors import Failure
+from outbox.settings import BalancesRole, LedgerRole, Settings
+from outbox.wait import wait_for
+
+FETCH_ROWS = 10_000
+POLL_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Surplus:
+    """A record of the topic whose event id stands on the topic before it."""
+
+    partition: int
+    offset: int
+    event_id: uuid.UUID
+    key: str
+    amount: int
+
+
+@dataclass
+class Versions:
+    """The distinct events of one key that are on the topic."""
+
+    lowest: int
+    highest: int
+    count: int
+
+    @property
+    def gaps(self) -> int:
+        """How many versions are missing between the lowest and the highest."""
+        return self.highest - self.lowest + 1 - self.count
+
+
+@dataclass
+class TopicLog:
+    """Everything committed on the topic when it was read."""
+
+    start: dict[int, int]  # by partition, the first offset that is still retained
+    end: dict[int, int]  # by partition, the last stable offset
+    first: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # event id: partition and offset, the first time
+    surplus: list[Surplus] = field(default_factory=list)
+    versions: dict[str, Versions] = field(default_factory=dict)  # by key
+    records: int = 0
+    malformed: int = 0  # no event: without id, or no JSON with amount and version; sinks set them aside
+
+    def add(self, message: Message) -> None:
+        """Take in the next record of its partition."""
+        self.records += 1
+        partition, offset = message.partition() or 0, message.offset() or 0
+        try:
+            headers: dict[str, bytes] = dict(message.headers() or [])  # type: ignore[arg-type]  # stubs allow str too
+            event_id = uuid.UUID(headers["id"].decode())
+            event = json.loads(message.value() or b"")
+            key, amount, version = (message.key() or b"").decode(), int(event["amount"]), int(event["version"])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            self.malformed += 1
+            return
+        if event_id.bytes in self.first:
+            self.surplus.append(Surplus(partition, offset, event_id, key, amount))
+            return
+        self.first[event_id.bytes] = (partition, offset)
+        known = self.versions.setdefault(key, Versions(version, version, 0))
+        known.lowest, known.highest = min(known.lowest, version), max(known.highest, version)
+        known.count += 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing has aged out of it yet."""
+        return not any(self.start.values())
+
+
+@dataclass(frozen=True)
+class SinkState:
+    """One sink in one snapshot of its database."""
+
+    name: str
+    positions: dict[int, int]  # by partition, the next offset to apply
+    totals: dict[str, Decimal]  # by key
+    parked: frozenset[bytes]  # event ids that wait among its dead letters
+
+    def has_seen(self, place: tuple[int, int] | None) -> bool:
+        """Whether the sink had dealt with this place of the topic."""
+        return place is not None and place[1] < self.positions.get(place[0], 0)
+
+
+@dataclass
+class SinkReport:
+    """How a sink stands to the ledger. Money in minor units."""
+
+    name: str
+    drift: dict[str, int] = field(default_factory=dict)  # by key, where it is not zero
+    in_flight: int = 0  # events of the ledger that it has not dealt with yet
+    parked: int = 0  # events that it has set aside
+
+    @property
+    def drift_total(self) -> int:
+        """The sum of the absolute drifts: opposite ones do not cancel."""
+        return sum(abs(amount) for amount in self.drift.values())
+
+
+@dataclass
+class Report:
+    """What the comparison found."""
+
+    accounts: int
+    outbox_events: int
+    records: int
+    duplicates: int
+    malformed: int
+    gaps: int
+    lost: list[str]  # event ids that the topic has jumped over
+    in_flight: int  # events of the outbox that are not on the topic yet
+    unknown: int  # events on the topic that the outbox does not have: pruned there, or foreign
+    sinks: list[SinkReport]
+    surplus: list[Surplus]
+    states: list[SinkState]
+
+    @property
+    def findings(self) -> list[str]:
+        """What is wrong, a line each; duplicates are not, as a sink must live with them."""
+        found = []
+        if self.lost:
+            found.append(
+                f"{len(self.lost)} events are lost: in the outbox, jumped over on the topic ({self.lost[0]} …)"
+            )
+        elif self.gaps:
+            found.append(f"{self.gaps} versions are missing on the topic")
+        for sink in self.sinks:
+            if sink.drift:
+                found.append(f"sink {sink.name} drifts by {sink.drift_total} in {len(sink.drift)} accounts")
+            if sink.parked:
+                found.append(f"sink {sink.name} has set {sink.parked} events aside")
+        return found
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is in flight any more."""
+        return self.in_flight == 0 and all(sink.in_flight == 0 for sink in self.sinks)
+
+    def sink(self, name: str) -> SinkReport:
+        """The report of one sink. Raises Failure if it never ran."""
+        for sink in self.sinks:
+            if sink.name == name:
+                return sink
+        raise Failure(f"no sink called {name} has run yet", f"`outbox sink --strategy {name}` runs it")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        sinks = [{**vars(sink), "drift_total": sink.drift_total} for sink in self.sinks]
+        counts = {name: value for name, value in vars(self).items() if name not in ("sinks", "surplus", "states")}
+        return {**counts, "sinks": sinks, "settled": self.settled, "findings": self.findings}
+
+
+def check(settings: Settings) -> Report:
+    """Compare now. Raises Failure if a database or Kafka cannot be reached."""
+    states = read_sinks(settings)
+    log = read_topic(settings)
+    return compare(settings, states, log)
+
+
+def check_settled(settings: Settings, timeout_s: float) -> Report:
+    """Compare once nothing is in flight. Raises WaitTimeoutError if that does not come true in time."""
+    latest: list[Report] = []
+
+    def settled() -> bool:
+        latest[:] = [check(settings)]
+        return latest[0].settled or bool(latest[0].lost)
+
+    wait_for("nothing to be in flight any more", settled, timeout_s=timeout_s, poll_s=0.5)
+    return latest[0]
+
+
+def read_sinks(settings: Settings) -> list[SinkState]:
+    """Every sink that ever ran on this topic, in one snapshot."""
+    positions: dict[str, dict[int, int]] = defaultdict(dict)
+    totals: dict[str, dict[str, Decimal]] = defaultdict(dict)
+    parked: dict[str, set[bytes]] = defaultdict(set)
+    with _snapshot(settings, BalancesRole.SINK) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT sink, partition, next_offset FROM positions WHERE topic = %s", [settings.topic])
+        for sink, partition, next_offset in cursor:
+            positions[sink][partition] = next_offset
+        cursor.execute("SELECT sink, key, total FROM audit_balances")
+        for sink, key, total in cursor:
+            totals[sink][key] = total
+        cursor.execute("SELECT sink, event_id FROM dead_letters WHERE status = 'open' AND event_id IS NOT NULL")
+        for sink, event_id in cursor:
+            parked[sink].add(uuid.UUID(event_id).bytes)
+    return [SinkState(name, positions[name], totals[name], frozenset(parked[name])) for name in sorted(positions)]
+
+
+def read_topic(settings: Settings) -> TopicLog:
+    """Read the topic from its start to its last stable offset; markers and aborted records are not counted."""
+    end = topics.last_stable_offsets(settings, settings.topic)
+    consumer = Consumer(
+        {
+            **topics.client_config(settings),
+            "group.id": f"outbox-check-{uuid.uuid4()}",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,
+        }
+    )
+    try:
+        start = {
+            partition: consumer.get_watermark_offsets(
+                TopicPartition(settings.topic, partition), timeout=POLL_TIMEOUT_S
+            )[0]
+            for partition in end
+        }
+        log = TopicLog(start=start, end=end)
+        for message in _records(consumer, settings.topic, start, end):
+            log.add(message)
+        return log
+    except KafkaException as error:
+        raise Failure(f"reading topic {settings.topic}: {error.args[0].str()}", "`outbox status`") from error
+    finally:
+        consumer.close()
+
+
+def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Report:
+    """Read the ledger, and compare it with a topic and sinks that were read before it."""
+    reports = [SinkReport(state.name) for state in states]
+    pending: list[dict[str, int]] = [defaultdict(int) for _ in states]  # by sink and key: not yet, or never, applied
+    lost, in_flight, events = [], 0, 0
+    with _snapshot(settings, LedgerRole.AUDITOR) as connection:
+        for event_id, key, amount, version in _rows(
+            connection, "SELECT event_id, key, amount, version FROM audit_events"
+        ):
+            events += 1
+            identity = uuid.UUID(event_id).bytes
+            place = log.first.get(identity)
+            known = log.versions.get(key)
+            if place is None and known is not None and known.lowest <= version < known.highest:
+                lost.append(event_id)  # the relay keeps the order of a key, so it will not come any more
+            elif place is None and not _aged_out(log, known, version):
+                in_flight += 1
+            for state, report, unapplied in zip(states, reports, pending, strict=True):
+                if identity in state.parked:
+                    report.parked += 1
+                elif state.has_seen(place) or _aged_out(log, known, version):
+                    continue
+                else:
+                    report.in_flight += 1
+                unapplied[key] += int(amount)
+        totals = {key: int(total) for key, total in _rows(connection, "SELECT key, total FROM audit_accounts")}
+    for state, report, unapplied in zip(states, reports, pending, strict=True):
+        for key in {*totals, *state.totals}:
+            difference = int(state.totals.get(key, 0)) - (totals.get(key, 0) - unapplied[key])
+            if difference:
+                report.drift[key] = difference
+    return Report(
+        accounts=len(totals),
+        outbox_events=events,
+        records=log.records,
+        duplicates=len(log.surplus),
+        malformed=log.malformed,
+        gaps=sum(known.gaps for known in log.versions.values()),
+        lost=lost,
+        in_flight=in_flight,
+        unknown=max(0, len(log.first) - (events - in_flight - len(lost))),
+        sinks=reports,
+        surplus=log.surplus,
+        states=states,
+    )
+
+
+def _aged_out(log: TopicLog, known: Versions | None, version: int) -> bool:
+    """Whether an event that is not on the topic has left it by retention."""
+    return not log.is_whole and known is not None and version < known.lowest
+
+
+def _records(consumer: Consumer, topic: str, start: dict[int, int], end: dict[int, int]) -> Iterator[Message]:
+    """Every committed record in [start, end) of each partition."""
+    open_partitions = {partition for partition in end if start[partition] < end[partition]}
+    if not open_partitions:
+        return
+    consumer.assign([TopicPartition(topic, partition, start[partition]) for partition in open_partitions])
+    while open_partitions:
+        messages = consumer.consume(num_messages=FETCH_ROWS, timeout=POLL_TIMEOUT_S)
+        if not messages:
+            raise Failure(f"topic {topic} gave no record for {POLL_TIMEOUT_S:.0f} s", "`outbox status`")
+        for message in messages:
+            error, partition = message.error(), message.partition()
+            if error is not None and error.code() != topics.PARTITION_EOF:
+                raise KafkaException(error)
+            if error is None and partition in open_partitions and (message.offset() or 0) < end[partition]:
+                yield message
+        # The end may be a marker or an aborted record, which nobody is given: ask the consumer where it stands.
+        for place in consumer.position([TopicPartition(topic, partition) for partition in open_partitions]):
+            if place.offset >= end[place.partition]:
+                open_partitions.discard(place.partition)
+
+
+@contextmanager
+def _snapshot(settings: Settings, role: LedgerRole | BalancesRole) -> Iterator[psycopg2.extensions.connection]:
+    connection = connect(settings, role)
+    try:
+        connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
+        yield connection
+    except psycopg2.Error as error:
+        raise Failure(f"reading database {connection.info.dbname}: {str(error).strip()}", "`outbox migrate`") from error
+    finally:
+        connection.close()
+
+
+def _rows(connection: psycopg2.extensions.connection, query: str) -> Iterator[tuple[Any, ...]]:
+    """Rows of a query that may be larger than memory."""
+    with connection.cursor(name="check") as cursor:
+        cursor.itersize = FETCH_ROWS
+        cursor.execute(query)
+        yield from cursor
