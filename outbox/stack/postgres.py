@@ -40,7 +40,7 @@ class Postgres(Process):
 
     def prepare(self) -> None:
         ports.require_free(self.port, "postgres")
-        if not (self.data / "PG_VERSION").exists():
+        if not self.data.exists():
             self._init()
         # Nothing of it lives, so this is a crash's; Postgres itself would take a zombie or a reused pid for a rival.
         (self.data / "postmaster.pid").unlink(missing_ok=True)
@@ -105,10 +105,9 @@ class Postgres(Process):
         return done
 
     def _init(self) -> None:
-        """Make the cluster. Interrupted, it leaves a folder without PG_VERSION or a staging folder: start afresh."""
+        """Make the cluster beside its place, and move it there when it is whole."""
         staging = self.folder / "initdb"
-        for leftover in (staging, self.data):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(mode=0o700)
         password_file = staging / "password"
         password_file.touch(mode=0o600)
