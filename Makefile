@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE = 1
 .PHONY: demo test check install lock bench clean
 
 demo: install
-	@$(BIN)/python -m demo $(if $(ONCE),--once)
+	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
 
 test: install
 	@$(BIN)/python -m pytest $(ARGS)

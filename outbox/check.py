@@ -103,6 +103,7 @@ class SinkState:
     positions: dict[int, int]  # by partition, the next offset to apply
     totals: dict[str, Decimal]  # by key
     parked: frozenset[bytes]  # event ids that wait among its dead letters
+    skipped: int
 
     def has_seen(self, place: tuple[int, int] | None) -> bool:
         """Whether the sink had dealt with this place of the topic."""
@@ -117,6 +118,7 @@ class SinkReport:
     drift: dict[str, int] = field(default_factory=dict)  # by key, where it is not zero
     in_flight: int = 0  # events of the ledger that it has not dealt with yet
     parked: int = 0  # events that it has set aside
+    skipped: int = 0  # duplicates that it has skipped, ever
 
     @property
     def drift_total(self) -> int:
@@ -128,7 +130,7 @@ class SinkReport:
 class Report:
     """What the comparison found."""
 
-    accounts: int
+    totals: dict[str, int]  # by key, what the ledger says
     outbox_events: int
     records: int
     duplicates: int
@@ -139,7 +141,6 @@ class Report:
     unknown: int  # events on the topic that the outbox does not have: pruned there, or foreign
     sinks: list[SinkReport]
     surplus: list[Surplus]
-    states: list[SinkState]
 
     @property
     def findings(self) -> list[str]:
@@ -173,8 +174,14 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         sinks = [{**vars(sink), "drift_total": sink.drift_total} for sink in self.sinks]
-        counts = {name: value for name, value in vars(self).items() if name not in ("sinks", "surplus", "states")}
-        return {**counts, "sinks": sinks, "settled": self.settled, "findings": self.findings}
+        counts = {name: value for name, value in vars(self).items() if name not in ("totals", "sinks", "surplus")}
+        return {
+            "accounts": len(self.totals),
+            **counts,
+            "sinks": sinks,
+            "settled": self.settled,
+            "findings": self.findings,
+        }
 
 
 def check(settings: Settings) -> Report:
@@ -276,7 +283,7 @@ def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Repor
             if difference:
                 report.drift[key] = difference
     return Report(
-        accounts=len(totals),
+        totals=totals,
         outbox_events=events,
         records=log.records,
         duplicates=len(log.surplus),
@@ -287,7 +294,6 @@ def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Repor
         unknown=max(0, len(log.first) - (events - in_flight - len(lost))),
         sinks=reports,
         surplus=log.surplus,
-        states=states,
     )
 
 

@@ -32,7 +32,7 @@ def check(settle_s: float | None, as_json: bool) -> None:
 def describe(report: Report) -> str:
     """The report for a person, a line for each place of the chain."""
     lines = [
-        f"ledger       {report.accounts} accounts, {report.outbox_events} events in the outbox",
+        f"ledger       {len(report.totals)} accounts, {report.outbox_events} events in the outbox",
         f"topic        Found {report.duplicates} duplicates in {report.records} events; {len(report.lost)} lost, "
         f"{report.gaps} gaps in versions, {report.in_flight} in flight",
     ]

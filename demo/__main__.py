@@ -1,0 +1,63 @@
+"""python -m demo: the walkthrough. `make demo` calls it."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+
+import click
+
+from demo.screen import Screen
+from demo.story import Story
+from outbox.errors import Failure
+from outbox.settings import PROJECT_ROOT, load
+from outbox.stack.stack import Stack
+
+HOME = PROJECT_ROOT / ".outbox" / "demo"
+TO_TRY = """\
+Everything still runs, until Ctrl-C. In another terminal, in this folder:
+  export OUTBOX_HOME=.outbox/demo PATH=$PWD/.venv/bin:$PATH
+  outbox check                 the comparison you saw, at any time
+  outbox status                the parts, to kill -9 as you like; `outbox up` brings back what died
+  outbox connect status        the exactly-once mode really in force
+  tail -f .outbox/demo/logs/sink-dedup.log"""
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="End after the verdict: status 0 only if every expectation held.")
+@click.option("--seed", type=int, help="Seed of the traffic; printed, so that a run can be repeated.")
+def main(once: bool, seed: int | None) -> None:
+    """Play the walkthrough on a stack of its own, from empty."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    screen = Screen()
+    seed = random.randrange(10**6) if seed is None else seed
+    story = None
+    try:
+        settings = load(HOME)
+        if HOME.exists():
+            screen.progress("clearing away what the last walkthrough left")
+            Stack(settings).reset()
+        screen.say(f"seed {seed} (make demo SEED={seed} plays the same traffic)")
+        story = Story(load(HOME), screen, seed)
+        story.play()
+        if screen.failed is None:
+            screen.say("\nEvery expectation held.")
+        if not once:
+            screen.say("\n" + TO_TRY)
+            signal.pause()
+    except Failure as failure:
+        screen.failed = screen.failed or str(failure)
+    except KeyboardInterrupt:
+        screen.say("")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it running
+        if story is not None:
+            story.tear_down()
+    if screen.failed is not None:
+        click.echo(f"demo: this did not hold: {screen.failed}\ndemo: logs are in {HOME / 'logs'}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""The walkthrough: four phases that break the chain on purpose, and a verdict."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from demo.crash import kill_before_offsets
+from demo.screen import Screen
+from demo.traffic import Traffic
+from outbox import check, connect, topics
+from outbox.check import Report
+from outbox.migrate import migrate
+from outbox.settings import Settings
+from outbox.stack.command import Command, service
+from outbox.stack.stack import Stack
+from outbox.wait import wait_for
+
+ACCOUNTS = 100
+REQUESTS_QUIET = 600
+REQUESTS_FAULT = 1000
+REQUESTS_BURST = 300
+SETTLE_TIMEOUT_S = 120.0
+BACKLOG_EVENTS = 20  # unrelayed events that a pause of the worker must bring before it is killed
+CRASH_ATTEMPTS = 5
+RIGHT, NAIVE = "dedup", "naive"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A line of the verdict: what the phase added."""
+
+    name: str
+    topic_duplicates: int
+    skipped: int  # duplicates that the right sink skipped
+    drift_right: int
+    drift_naive: int
+    drifting_accounts: int
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Traffic as the ledger saw it: events, and the change of each account."""
+
+    events: int
+    change: dict[str, int]
+
+
+class Story:
+    """Plays the phases on a stack of its own and tells them. ``screen.failed`` is the first expectation not met."""
+
+    def __init__(self, settings: Settings, screen: Screen, seed: int) -> None:
+        self._stack = Stack(settings)
+        self._screen = screen
+        self._seed = seed
+        self._phases: list[Phase] = []
+        self._replayed: dict[str, Burst] = {}  # by sink, the batch that it had to process twice
+
+    def play(self) -> None:
+        """All of it, from an empty stack to the verdict."""
+        self._set_up()
+        self._traffic = Traffic(self._settings, self._seed)
+        self._all_well()
+        self._at_least_once()
+        self._exactly_once()
+        self._beyond_kafka()
+        self._verdict()
+
+    def tear_down(self) -> None:
+        """Leave nothing running; the data stays for a look."""
+        self._stack.down(report=self._screen.progress)
+
+    # Phases -------------------------------------------------------------------------------------------------------
+
+    def _set_up(self) -> None:
+        self._screen.title("The chain: service → Postgres → Debezium → Kafka → two PySpark sinks")
+        self._stack.up(report=self._screen.progress)
+        self._settings = self._stack.settings
+        migrate(self._settings)
+        self._screen.progress("databases migrated")
+        connect.apply(self._settings)
+        self._screen.progress(f"connector applied: {connect.status(self._settings).mode}")
+        self._sinks = {name: self._sink(name) for name in (RIGHT, NAIVE)}
+        for part in (service(self._settings), *self._sinks.values()):
+            part.spawn()
+        service(self._settings).wait_ready()
+        self._screen.progress(f"service on http://{self._settings.service_host}:{self._settings.service_port}")
+        for sink in self._sinks.values():
+            sink.wait_ready()
+        self._screen.progress("sinks A `dedup` (remembers event ids) and B `naive` (balance += amount) are streaming")
+
+    def _all_well(self) -> None:
+        self._screen.title("1. All well")
+        self._screen.say(
+            f"{ACCOUNTS} accounts are opened and funded; {REQUESTS_QUIET} requests follow, bad ones among them."
+        )
+        self._traffic.open_accounts(ACCOUNTS)
+        self._traffic.run(REQUESTS_QUIET)
+        report = self._settle()
+        self._screen.expect(not self._traffic.surprises, "every request had the answer it should", self._answers())
+        self._screen.expect(
+            report.outbox_events == 2 * self._traffic.transfers,
+            "each transfer is two events, a refused request is none",
+            f"{self._traffic.transfers} transfers, {report.outbox_events} events",
+        )
+        self._screen.expect(report.duplicates == 0, "no duplicate on the topic", _found(report))
+        self._expect_right(report)
+        self._screen.expect(not report.sink(NAIVE).drift, "sink B agrees with the ledger", "drift 0")
+        self._remember("1 all well", report)
+
+    def _at_least_once(self) -> None:
+        self._screen.title("2. Exactly-once off, and the Connect worker is killed -9 mid-stream")
+        self._switch(exactly_once=False)
+        self._kill_worker_midstream()
+        report = self._settle()
+        added = report.duplicates - self._last.duplicates
+        self._screen.expect(
+            added > 0, "the fault fired: Debezium sent again what it had not noted as sent", _found(report)
+        )
+        self._expect_nothing_lost(report)
+        self._expect_right(report)
+        self._expect_naive_replayed(report)
+        self._remember("2 worker killed, exactly-once off", report)
+
+    def _exactly_once(self) -> None:
+        self._screen.title("3. Exactly-once on, and the worker is killed -9 mid-stream again")
+        self._switch(exactly_once=True)
+        self._kill_worker_midstream()
+        report = self._settle()
+        added = report.duplicates - self._last.duplicates
+        self._screen.expect(added == 0, "no new duplicate on the topic", _found(report))
+        self._expect_nothing_lost(report)
+        self._expect_right(report)
+        self._expect_naive_replayed(report)
+        self._remember("3 worker killed, exactly-once on", report)
+
+    def _beyond_kafka(self) -> None:
+        self._screen.title(
+            "4. Exactly-once still on, and the sinks die between their database's commit and their offsets'"
+        )
+        self._screen.say("consume → write → CRASH → restart → process again")
+        self._crash_sinks()
+        report = self._settle()
+        self._screen.expect(report.duplicates == self._last.duplicates, "no new duplicate on the topic", _found(report))
+        self._expect_nothing_lost(report)
+        skipped = report.sink(RIGHT).skipped - self._last.sink(RIGHT).skipped
+        self._screen.expect(
+            skipped == self._replayed[RIGHT].events > 0,
+            "sink A skips every event of the batch it had",
+            f"{skipped} skipped",
+        )
+        self._expect_right(report)
+        added = _minus(report.sink(NAIVE).drift, self._last.sink(NAIVE).drift)
+        self._screen.expect(
+            bool(added) and added == self._replayed[NAIVE].change,
+            "sink B drifts again, account by account, by exactly that batch",
+            f"{_money(sum(map(abs, added.values())))} more in {len(added)} accounts",
+        )
+        self._remember("4 sinks killed after their commit", report)
+
+    def _verdict(self) -> None:
+        self._screen.title("5. Verdict")
+        rows = [
+            [
+                phase.name,
+                phase.topic_duplicates,
+                phase.skipped,
+                _money(phase.drift_right),
+                _money(phase.drift_naive),
+                phase.drifting_accounts,
+            ]
+            for phase in self._phases
+        ]
+        header = ["after phase", "duplicates on topic", "skipped by A", "drift of A", "drift of B", "accounts of B"]
+        self._screen.table(header, rows)
+        self._screen.say("")
+        self._screen.say(
+            "Debezium is at-least-once; Connect's exactly-once covers Debezium → Kafka only. What keeps sink A right\n"
+            "under every fault is its own transaction: event id and balance are written together."
+        )
+
+    # Faults -------------------------------------------------------------------------------------------------------
+
+    def _switch(self, exactly_once: bool) -> None:
+        self._stack = Stack(self._settings.model_copy(update={"exactly_once": exactly_once}))
+        self._stack.up(["connect"], report=self._screen.progress)
+        self._settings = self._stack.settings
+        connect.apply(self._settings)
+        mode = connect.status(self._settings).mode
+        wanted = "exactly-once" if exactly_once else "at-least-once"
+        self._screen.expect(mode.startswith(wanted), "the mode in force, as Connect itself says", mode)
+
+    def _kill_worker_midstream(self) -> None:
+        """Under load, freeze the worker until events pile up behind it, kill it, and start it again."""
+        worker = self._stack.part("connect")
+        published = self._published()
+        finish = self._traffic.start(REQUESTS_FAULT)
+        wait_for("the worker to publish", lambda: self._published() > published + BACKLOG_EVENTS, timeout_s=60)
+        worker.pause()
+        wait_for("events to pile up", lambda: self._unrelayed() >= BACKLOG_EVENTS, timeout_s=60)
+        unrelayed, pid = self._unrelayed(), worker.pid()
+        worker.kill()
+        self._screen.expect(
+            not worker.is_running() and unrelayed > 0,
+            "the worker was killed mid-stream",
+            f"kill -9 {pid} with {unrelayed} events unrelayed",
+        )
+        worker.start()
+        self._screen.progress("worker started again")
+        finish()
+
+    def _crash_sinks(self) -> None:
+        """Kill each sink inside its window. They are down while a burst arrives, so that one batch holds it all."""
+        for sink in self._sinks.values():
+            sink.stop()
+        burst = self._burst()
+        for name, sink in self._sinks.items():
+            for _ in range(CRASH_ATTEMPTS):
+                sink.spawn()
+                crash = kill_before_offsets(sink, name, self._settings)
+                if crash.fired:
+                    break
+                self._screen.progress(f"Spark was faster than the kill of {name}: once more with another burst")
+                sink.stop()
+                burst = self._burst()
+            self._replayed[name] = burst
+            self._screen.expect(
+                crash.fired,
+                f"sink {name} was killed in the window",
+                f"its database has batch {crash.planned_batch}, Spark's offsets end at batch {crash.committed_batch}",
+            )
+        for sink in self._sinks.values():
+            sink.start()
+
+    def _burst(self) -> Burst:
+        """Traffic that nobody reads yet: what it changed in each account, and how many events it is."""
+        before = self._relayed()
+        self._traffic.run(REQUESTS_BURST)
+        after = self._relayed()
+        return Burst(after.outbox_events - before.outbox_events, _minus(after.totals, before.totals))
+
+    # Looking ------------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> Report:
+        report = check.check_settled(self._settings, SETTLE_TIMEOUT_S)
+        self._screen.progress(f"nothing in flight any more: {_found(report)}")
+        return report
+
+    def _relayed(self) -> Report:
+        """Wait until the whole outbox is on the topic."""
+        seen: list[Report] = []
+
+        def relayed() -> bool:
+            seen[:] = [check.check(self._settings)]
+            return seen[0].in_flight == 0
+
+        wait_for("the outbox to be relayed", relayed, timeout_s=SETTLE_TIMEOUT_S, poll_s=0.2)
+        return seen[0]
+
+    def _published(self) -> int:
+        return sum(topics.last_stable_offsets(self._settings, self._settings.topic).values())
+
+    def _unrelayed(self) -> int:
+        return check.check(self._settings).in_flight
+
+    def _expect_nothing_lost(self, report: Report) -> None:
+        found = f"{report.outbox_events} in the outbox, {len(report.lost)} lost, {report.gaps} gaps in account versions"
+        self._screen.expect(not report.lost and report.gaps == 0, "nothing is lost", found)
+
+    def _expect_right(self, report: Report) -> None:
+        drift = report.sink(RIGHT).drift_total
+        self._screen.expect(drift == 0, "sink A agrees with the ledger", f"drift {_money(drift)}")
+
+    def _expect_naive_replayed(self, report: Report) -> None:
+        """Sink B is off by exactly the signed sum of the duplicates on the topic, in every account."""
+        replayed: dict[str, int] = defaultdict(int)
+        for surplus in report.surplus:
+            replayed[surplus.key] += surplus.amount
+        drift = report.sink(NAIVE).drift
+        self._screen.expect(
+            drift == _minus(replayed, {}),
+            "sink B drifts, account by account, by exactly the sum of what was sent twice",
+            f"{_money(report.sink(NAIVE).drift_total)} in {len(drift)} accounts",
+        )
+
+    def _remember(self, name: str, report: Report) -> None:
+        self._phases.append(
+            Phase(
+                name=name,
+                topic_duplicates=report.duplicates,
+                skipped=report.sink(RIGHT).skipped,
+                drift_right=report.sink(RIGHT).drift_total,
+                drift_naive=report.sink(NAIVE).drift_total,
+                drifting_accounts=len(report.sink(NAIVE).drift),
+            )
+        )
+        self._last = report
+
+    def _answers(self) -> str:
+        if self._traffic.surprises:
+            return self._traffic.surprises[0]
+        return ", ".join(f"{count} {kind}" for kind, count in sorted(self._traffic.answered.items()))
+
+    def _sink(self, name: str) -> Command:
+        return Command(f"sink-{name}", self._stack.home, ["sink", "--strategy", name])
+
+
+def _found(report: Report) -> str:
+    return f"found {report.duplicates} duplicates in {report.records} events"
+
+
+def _minus(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
+    """The differences that are not zero, by key."""
+    differences = {key: left.get(key, 0) - right.get(key, 0) for key in {*left, *right}}
+    return {key: difference for key, difference in differences.items() if difference}
+
+
+def _money(amount_minor: int) -> str:
+    return f"{amount_minor / 100:,.2f}"

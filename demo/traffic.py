@@ -1,0 +1,161 @@
+"""Real HTTP traffic for the ledger, planned from a seed: transfers among accounts, and bad requests among them."""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import requests
+
+from outbox.settings import Settings
+from outbox.wait import wait_for
+
+CLIENTS = 4
+TIMEOUT_S = 30.0
+FUNDS_MINOR = 1_000_000
+RETRY_TIMEOUT_S = 60.0
+BAD_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to send and the status that the service has to answer."""
+
+    kind: str
+    body: object
+    expected: tuple[int, ...]
+    key: str | None = None
+    token: bool = True
+
+
+class Traffic:
+    """A generator of requests and the clients that send them.
+
+    Who pays whom how much depends on the seed alone; in which order the service sees it, on the clients.
+    """
+
+    def __init__(self, settings: Settings, seed: int) -> None:
+        self._url = f"http://{settings.service_host}:{settings.service_port}"
+        self._token = settings.service_token.get_secret_value()
+        self._random = random.Random(seed)
+        self._sessions = threading.local()
+        self.accounts: list[str] = []
+        self.answered: Counter[str] = Counter()  # requests by kind
+        self.surprises: list[str] = []  # answers that were not expected
+
+    def open_accounts(self, count: int) -> None:
+        """Open accounts and fund each of them from a system account."""
+        bank = self._open("system")
+        self.accounts = [self._open("user") for _ in range(count)]
+        self._send_all(
+            [
+                self._transfer("funding", bank, account, FUNDS_MINOR + self._random.randrange(FUNDS_MINOR), (201,))
+                for account in self.accounts
+            ]
+        )
+
+    def run(self, count: int) -> None:
+        """Send so many requests and return when all are answered."""
+        self._send_all([self._plan() for _ in range(count)])
+
+    def start(self, count: int) -> Callable[[], None]:
+        """Send so many requests in the background; the returned function waits for the end of it."""
+        pool = ThreadPoolExecutor(1)
+        running = pool.submit(self.run, count)
+
+        def finish() -> None:
+            running.result()
+            pool.shutdown()
+
+        return finish
+
+    @property
+    def transfers(self) -> int:
+        """Transfers that the service has confirmed."""
+        return self.answered["funding"] + self.answered["transfer"]
+
+    # The plan -----------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> Request:
+        source, target = self._random.sample(self.accounts, 2)
+        amount = self._random.randint(1, 5_000)
+        if self._random.random() >= BAD_SHARE:
+            return self._transfer("transfer", source, target, amount, (201, 409))
+        body = {"from_account": source, "to_account": target, "amount": amount}
+        return self._random.choice(
+            [
+                Request("not JSON", b"{amount: ", (400,), key=self._key()),
+                Request("no token", body, (401,), key=self._key(), token=False),
+                Request("unknown account", {**body, "to_account": str(self._uuid())}, (404,), key=self._key()),
+                Request("more than it has", {**body, "amount": 10**15}, (409,), key=self._key()),
+                Request("negative amount", {**body, "amount": -amount}, (422,), key=self._key()),
+                Request("no Idempotency-Key", body, (400, 422)),
+            ]
+        )
+
+    def _transfer(self, kind: str, source: str, target: str, amount: int, expected: tuple[int, ...]) -> Request:
+        body = {"from_account": source, "to_account": target, "amount": amount}
+        return Request(kind, body, expected, key=self._key())
+
+    def _uuid(self) -> uuid.UUID:
+        return uuid.UUID(int=self._random.getrandbits(128), version=4)
+
+    def _key(self) -> str:
+        return str(self._uuid())
+
+    # The clients --------------------------------------------------------------------------------------------------
+
+    def _open(self, kind: str) -> str:
+        answer = self._session().post(
+            f"{self._url}/accounts",
+            json={"currency": "EUR", "kind": kind},
+            headers=self._headers(None),
+            timeout=TIMEOUT_S,
+        )
+        answer.raise_for_status()
+        return str(answer.json()["id"])
+
+    def _send_all(self, planned: Sequence[Request]) -> None:
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            list(clients.map(self._send, planned))
+
+    def _send(self, request: Request) -> None:
+        """Send until there is an answer: a 503 or a broken connection is an unknown outcome, so the same key again."""
+
+        def answer() -> tuple[requests.Response] | None:
+            try:
+                response = self._session().post(
+                    f"{self._url}/transfers",
+                    data=request.body if isinstance(request.body, bytes) else None,
+                    json=None if isinstance(request.body, bytes) else request.body,
+                    headers=self._headers(request.key, token=request.token),
+                    timeout=TIMEOUT_S,
+                )
+            except requests.ConnectionError:
+                return None
+            return None if response.status_code == requests.codes.unavailable else (response,)
+
+        response = wait_for("an answer of the service", answer, timeout_s=RETRY_TIMEOUT_S)[0]
+        refused = request.kind == "transfer" and response.status_code != requests.codes.created
+        self.answered["refused" if refused else request.kind] += 1
+        if response.status_code not in request.expected:
+            self.surprises.append(f"{request.kind} was answered {response.status_code}: {response.text[:200]}")
+
+    def _headers(self, key: str | None, token: bool = True) -> dict[str, str]:
+        headers = {"Content-Type": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        if key is not None:
+            headers["Idempotency-Key"] = key
+        return headers
+
+    def _session(self) -> requests.Session:
+        if not hasattr(self._sessions, "session"):
+            self._sessions.session = requests.Session()
+        session: requests.Session = self._sessions.session
+        return session
