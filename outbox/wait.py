@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import TypeVar
 from outbox.errors import Failure
 
 T = TypeVar("T")
+SCALE_VARIABLE = "OUTBOX_TIMEOUT_SCALE"
 
 
 class WaitTimeoutError(Failure, TimeoutError):
@@ -17,8 +19,18 @@ class WaitTimeoutError(Failure, TimeoutError):
 
 
 def timeout_scale() -> float:
-    """The one multiplier of every deadline, for slow machines: environment variable ``OUTBOX_TIMEOUT_SCALE``."""
-    return float(os.environ.get("OUTBOX_TIMEOUT_SCALE", "1"))
+    """The one multiplier of every deadline, for slow machines: environment variable ``OUTBOX_TIMEOUT_SCALE``.
+
+    Raises Failure if it is not a positive number.
+    """
+    told = os.environ.get(SCALE_VARIABLE) or "1"
+    try:
+        scale = float(told)
+    except ValueError:
+        scale = math.nan
+    if not 0 < scale < math.inf:
+        raise Failure(f"wrong settings: {SCALE_VARIABLE}: {told} is not a positive number", "correct the variable")
+    return scale
 
 
 def wait_for(what: str, condition: Callable[[], T | None], *, timeout_s: float, poll_s: float = 0.05) -> T:
