@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,6 +60,6 @@ class Kafka(Jvm):
             return
         tool = [*self.java(), "kafka.tools.StorageTool", "format", "--ignore-formatted"]
         argv = [*tool, "--cluster-id", uuid.uuid4().hex[:22], "--config", self._config]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=self.folder)
+        done = self._run(argv)
         if done.returncode != 0:
             raise Failure(f"formatting Kafka's storage failed: {done.stdout}{done.stderr}")

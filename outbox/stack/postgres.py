@@ -118,13 +118,7 @@ class Postgres(Process):
                 os.chown(path, account.pw_uid, account.pw_gid)
         made = staging / "data"
         initdb: list[str | Path] = [_binaries() / "initdb", "-D", made, f"--pwfile={password_file}", *INITDB_OPTIONS]
-        done = subprocess.run(
-            _unprivileged(initdb),
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=self.folder,
-        )
+        done = self._run(_unprivileged(initdb))
         if done.returncode != 0:
             raise Failure(f"initdb failed: {done.stderr.strip()}")
         made.rename(self.data)

@@ -102,7 +102,7 @@ class Process(Controller):
         with self.log_file.open("ab") as log:
             child = subprocess.Popen(
                 [str(word) for word in self.argv()],
-                env={**os.environ, **self.env(), MARK: self._mark},
+                env=self._marked_env(),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -126,7 +126,8 @@ class Process(Controller):
             raise Failure(f"{error}; the end of {self.log_file}:\n{self.tail()}") from None
 
     def stop(self) -> None:
-        self._end(self.stop_signal)
+        # Children whose parent crashed have nothing left to end in order.
+        self._end(self.stop_signal if self.is_running() else signal.SIGKILL)
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)
@@ -172,6 +173,15 @@ class Process(Controller):
             return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
 
     # ----------------------------------------------------------------------------------------------------------------
+
+    def _run(self, argv: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+        """Run a program of the preparation, marked, so that it is found and ended if we are killed meanwhile."""
+        return subprocess.run(
+            argv, env=self._marked_env(), cwd=self.folder, capture_output=True, text=True, check=False
+        )
+
+    def _marked_env(self) -> Mapping[str, str]:
+        return {**os.environ, **self.env(), MARK: self._mark}
 
     def _is_starting(self) -> bool:
         """Whether the process that we spawned lives: while it replaces its program, its mark cannot be read."""

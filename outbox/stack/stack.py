@@ -72,7 +72,7 @@ class Stack:
         """Stop every process of this home folder, whoever started it: first what uses the stack, then its parts."""
         with self._locked():
             for process in [*self._others(), *(self.part(name) for name in reversed(PARTS))]:
-                if process.is_running():
+                if process.processes():  # also what a crash left without its parent
                     report(f"{process.name}: stopping")
                     process.stop()
 
