@@ -1,0 +1,149 @@
+"""Where settings come from, which wins, and what a wrong one says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from outbox import settings as configuration
+from outbox.errors import Failure
+from outbox.settings import PREFIX, BalancesRole, LedgerRole, Settings, database_passwords, load
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project root and an environment of the test's own: what is configured on this machine has no say."""
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(configuration, "PROJECT_ROOT", tmp_path)
+    return tmp_path
+
+
+def test_the_environment_wins_over_dotenv_over_stack_env_over_the_default(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def port() -> int:
+        return load(project / "home").ledger_port
+
+    assert port() == Settings.model_fields["ledger_port"].default
+    (project / "home").mkdir()
+    (project / "home" / "stack.env").write_text("OUTBOX_LEDGER_PORT=1111\n")
+    assert port() == 1111
+    (project / ".env").write_text("OUTBOX_LEDGER_PORT=2222\n")
+    assert port() == 2222
+    monkeypatch.setenv("OUTBOX_LEDGER_PORT", "3333")
+    assert port() == 3333
+    assert load(project / "home", ledger_port=4444).ledger_port == 4444
+
+
+def test_the_home_is_the_given_one_or_that_of_the_environment_or_of_dotenv(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / ".env").write_text(f"OUTBOX_HOME={project}/dotenv\n")
+    assert load().home == project / "dotenv"
+    monkeypatch.setenv("OUTBOX_HOME", str(project / "environment"))
+    assert load().home == project / "environment"
+    assert load(project / "given").home == project / "given"
+
+
+def test_a_relative_home_becomes_absolute(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    assert load(Path("here")).home == project / "here"
+
+
+def test_an_empty_variable_is_the_default_and_a_foreign_one_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_LEDGER_PORT", "")
+    monkeypatch.setenv("OUTBOX_NO_SUCH_SETTING", "1")
+    assert load().ledger_port == Settings.model_fields["ledger_port"].default
+
+
+@pytest.mark.parametrize(
+    ("variable", "wrong"),
+    [
+        ("OUTBOX_LEDGER_PORT", "http"),
+        ("OUTBOX_LEDGER_PORT", "65536"),
+        ("OUTBOX_LEDGER_SSLMODE", "yes"),
+        ("OUTBOX_TOPIC_PARTITIONS", "0"),
+        ("OUTBOX_CONNECTOR", "Out-Box"),
+        ("OUTBOX_EXACTLY_ONCE", "perhaps"),
+    ],
+)
+def test_a_wrong_value_is_a_failure_that_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, wrong: str
+) -> None:
+    monkeypatch.setenv(variable, wrong)
+    with pytest.raises(Failure, match=variable) as caught:
+        load()
+    assert "\n" not in str(caught.value)
+
+
+def test_all_wrong_values_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_LEDGER_PORT", "http")
+    monkeypatch.setenv("OUTBOX_LOG_LEVEL", "loud")
+    with pytest.raises(Failure, match=r"OUTBOX_LEDGER_PORT.*OUTBOX_LOG_LEVEL"):
+        load()
+
+
+def test_a_wrong_value_in_stack_env_or_dotenv_is_named_too(project: Path) -> None:
+    (project / ".env").write_text("OUTBOX_LEDGER_PORT=http\n")
+    with pytest.raises(Failure, match="OUTBOX_LEDGER_PORT"):
+        load()
+
+
+def test_no_secret_is_in_what_settings_print_or_what_a_wrong_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {name for name, field in Settings.model_fields.items() if field.annotation is SecretStr}
+    assert {"ledger_app_password", "kafka_password", "connect_password", "service_token"} <= secrets
+    for name in secrets:
+        monkeypatch.setenv(f"{PREFIX}{name.upper()}", f"hush-{name}")
+    settings = load()
+    assert settings.ledger_app_password.get_secret_value() == "hush-ledger_app_password"
+    for shown in (repr(settings), str(settings), settings.model_dump_json()):
+        assert "hush" not in shown
+    monkeypatch.setenv("OUTBOX_LEDGER_PORT", "http")
+    with pytest.raises(Failure) as caught:
+        load()
+    assert "hush" not in str(caught.value)
+
+
+def test_every_setting_called_a_password_or_a_token_is_a_secret() -> None:
+    named = {name for name in Settings.model_fields if name.endswith(("password", "token"))}
+    assert named == {name for name, field in Settings.model_fields.items() if field.annotation is SecretStr}
+
+
+@pytest.mark.parametrize("role", [*LedgerRole, *BalancesRole])
+def test_a_dsn_is_that_of_the_role_in_its_database(
+    role: LedgerRole | BalancesRole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = role.value.partition("_")[0]
+    for name, value in {
+        f"{database}_host": "db.example",
+        f"{database}_port": "6543",
+        f"{database}_dbname": "elsewhere",
+        f"{database}_sslmode": "verify-full",
+        f"{database}_sslrootcert": "/ca.pem",
+        f"{role.value}_password": "hush",
+    }.items():
+        monkeypatch.setenv(f"{PREFIX}{name.upper()}", value)
+    assert load().dsn(role) == {
+        "host": "db.example",
+        "port": 6543,
+        "dbname": "elsewhere",
+        "user": role.value,
+        "password": "hush",
+        "sslmode": "verify-full",
+        "sslrootcert": "/ca.pem",
+    }
+
+
+def test_each_role_has_a_password_of_its_own() -> None:
+    passwords = database_passwords()
+    assert len(set(passwords)) == len(passwords) == len(LedgerRole) + len(BalancesRole) + 1
+    assert set(passwords) <= set(Settings.model_fields)
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load().ledger_port = 1  # type: ignore[misc]
