@@ -1,0 +1,1 @@
+"""Benchmarks. Figures are one machine's: compare the ratios of one run."""
