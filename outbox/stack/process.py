@@ -194,7 +194,8 @@ class Process(Controller):
         # A gentle signal goes to the main process, which ends its children; a crash takes them all.
         for process in found if with_signal == signal.SIGKILL else found[:1]:
             _send(process, with_signal)
-            _send(process, signal.SIGCONT)  # a paused process would not hear it
+        for process in found:  # paused, they would not hear it, nor end what it tells them to
+            _send(process, signal.SIGCONT)
         try:
             wait_for(f"{self.name} to end", lambda: not self.processes(), timeout_s=self.stop_timeout_s)
         except TimeoutError:
