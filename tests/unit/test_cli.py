@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,21 +9,8 @@ from pathlib import Path
 import pytest
 
 from outbox.cli import COMMANDS, GROUPS
-from outbox.settings import PREFIX, PROJECT_ROOT
-
-
-def outbox(*arguments: str, home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user would, in a home of its own, with nothing else set."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    return subprocess.run(
-        [sys.executable, "-m", "outbox", *arguments],
-        env={**env, "OUTBOX_HOME": str(home), **variables},
-        cwd=PROJECT_ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+from outbox.settings import PROJECT_ROOT
+from tests.command import environment, outbox
 
 
 def test_help_lists_every_command_in_its_group(tmp_path: Path) -> None:
@@ -114,7 +100,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     command = f"'{sys.executable}' -m outbox logs kafka -n 5000 | head -n 1"
     done = subprocess.run(
         ["/bin/sh", "-c", command],
-        env={**os.environ, "OUTBOX_HOME": str(tmp_path)},
+        env=environment(tmp_path),
         cwd=PROJECT_ROOT,
         capture_output=True,
         text=True,

@@ -1,0 +1,29 @@
+"""The `outbox` command, run as a user would: in a home of its own, with nothing else set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from outbox.settings import PREFIX, PROJECT_ROOT
+
+
+def environment(home: Path, **variables: str) -> dict[str, str]:
+    """Our environment without any setting, then these."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    return {**inherited, "OUTBOX_HOME": str(home), **variables}
+
+
+def outbox(*arguments: str, home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a subcommand to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "outbox", *arguments],
+        env=environment(home, **variables),
+        cwd=PROJECT_ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
