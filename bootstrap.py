@@ -25,7 +25,7 @@ def main():
         fail("less than 3 GB of free disk", "make room: packages take 1.2 GB, the JVM parts 0.1 GB, data the rest")
     say("installing the Python packages of requirements.txt into .venv: about 700 MB to download, once a clone")
     venv.create(str(VENV), with_pip=True, clear=not (VENV / "bin" / "python").exists())
-    pip("install", "--require-hashes", "-r", str(ROOT / "requirements.txt"))
+    pip("install", "--use-pep517", "--require-hashes", "-r", str(ROOT / "requirements.txt"))
     pip("install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
     subprocess.run([str(VENV / "bin" / "python"), "-m", "outbox.stack.jars", "kafka"], stdout=subprocess.DEVNULL, check=True)
     MARK.touch()

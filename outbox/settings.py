@@ -147,6 +147,8 @@ def load(home: Path | None = None, **overrides: Any) -> Settings:
     try:
         found = (home or Settings(_env_file=dotenv).home).absolute()
         return Settings(_env_file=(found / "stack.env", dotenv), home=found, **overrides)
+    except OSError as error:
+        raise Failure(f"settings: {error}", "run as the user who owns the file, or name another OUTBOX_HOME") from None
     except pydantic.ValidationError as error:
         wrong = "; ".join(
             f"{PREFIX}{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}" for problem in error.errors()
