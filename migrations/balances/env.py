@@ -1,4 +1,4 @@
-"""Alembic's entry point to the balances database's migrations; `outbox migrate` runs it."""
+"""Alembic's entry point to the ledger's migrations; `outbox migrate` runs it."""
 
 from outbox.migrate import run
 

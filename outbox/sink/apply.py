@@ -1,0 +1,128 @@
+"""The apply: one batch, one Postgres transaction.
+
+In this order, and all or nothing: the sink's lock and epoch; the positions it must continue from; the rows, staged by COPY; the
+strategy, which leaves what is new in ``fresh``; the projection, which applies ``fresh``; dead letters; the new positions.
+
+Should the process end anywhere before the commit, nothing has happened. Should it end after, the reader, who has not
+heard of it, delivers the same offsets again, maybe cut into other batches: the strategy's case.
+
+Nothing here knows Spark, so that tests and benchmarks drive it as it is.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg2
+import pyarrow as pa
+from psycopg2 import sql
+from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import cursor as Cursor
+from pyarrow import csv
+
+from outbox.errors import Failure
+from outbox.sink import dead_letters, fence, positions
+from outbox.sink.batch import Batch
+from outbox.sink.strategy import Strategy
+
+COPY_BUFFER_BYTES = 1 << 20
+TABLES = """
+CREATE TEMPORARY TABLE staged (%s) ON COMMIT DELETE ROWS;
+CREATE TEMPORARY TABLE fresh (LIKE staged) ON COMMIT DELETE ROWS;
+CREATE TEMPORARY TABLE rejected (event_id uuid NOT NULL, reason text NOT NULL, detail text NOT NULL) ON COMMIT DELETE ROWS;
+"""
+
+
+class Counts(NamedTuple):
+    """What one batch was: rows = fresh + duplicates; dead counts those that could not be decoded or were refused."""
+
+    rows: int = 0
+    fresh: int = 0
+    duplicates: int = 0
+    dead: int = 0
+
+
+class Sink:
+    """A sink with the connection that it applies with, fenced off against any other driver while that lives."""
+
+    def __init__(self, connection: Connection, strategy: Strategy, staged: Path, projection: Path) -> None:
+        """Take the fence and prepare the session. ``staged`` lists the columns of an event, ``projection`` applies them.
+
+        Raises Failure if the sink has a driver already.
+        """
+        self.name = strategy.name
+        self._connection = connection
+        self._strategy = strategy.sql
+        self._projection = projection.read_text()
+        self._epoch = fence.take(connection, self.name)
+        with connection, connection.cursor() as cursor:
+            cursor.execute(TABLES % staged.read_text())
+
+    def positions(self, topic: str, topic_id: str) -> dict[int, int]:
+        """By partition the next offset to read. Raises Failure if they belong to an earlier topic of that name."""
+        with self._connection, self._connection.cursor() as cursor:
+            return positions.read(cursor, self.name, topic, topic_id)
+
+    def begin_at(self, topic: str, topic_id: str, start: dict[int, int]) -> None:
+        """Declare where a sink that has no positions yet begins: what lies below is none of its business."""
+        with self._connection, self._connection.cursor() as cursor:
+            self._enter(cursor)
+            positions.write(cursor, self.name, topic, topic_id, start)
+
+    def apply(self, batch: Batch) -> Counts:
+        """Apply a batch and commit. An empty one costs no transaction.
+
+        Raises Failure, with nothing changed, if events before the batch are lost, if another driver took over, or if the
+        connection broke. After that last one the outcome is unknown and the fence is gone: end the process and start again.
+        """
+        if batch.is_empty:
+            return Counts()
+        try:
+            with self._connection, self._connection.cursor() as cursor:
+                return self._apply(cursor, batch)
+        except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+            raise Failure(
+                f"sink {self.name}: lost its database connection: {_first_line(error)}", "start the sink again"
+            ) from error
+        except psycopg2.DatabaseError as error:
+            raise Failure(
+                f"sink {self.name}: the database refused offsets {dict(batch.start)} to {dict(batch.end)} of topic "
+                f"{batch.topic}: {_first_line(error)}",
+                "nothing of them was applied; correct the cause and start the sink again",
+            ) from error
+
+    def _apply(self, cursor: Cursor, batch: Batch) -> Counts:
+        self._enter(cursor)
+        stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
+        positions.require_no_gap(self.name, batch.topic, stored, batch.start)
+        rows, fresh, refused = batch.rows.num_rows, 0, 0
+        if rows:
+            parameters = {"sink": self.name, "topic": batch.topic}
+            _stage(cursor, batch.rows)
+            cursor.execute(self._strategy, parameters)
+            cursor.execute("SELECT count(*) FROM fresh")
+            fresh = (cursor.fetchone() or (0,))[0]
+            cursor.execute(self._projection, parameters)
+            refused = dead_letters.keep_rejected(cursor, self.name, batch.topic)
+        dead = dead_letters.keep(cursor, self.name, batch.dead)
+        positions.write(cursor, self.name, batch.topic, batch.topic_id, batch.end)
+        return Counts(rows=rows, fresh=fresh, duplicates=rows - fresh, dead=dead + refused)
+
+    def _enter(self, cursor: Cursor) -> None:
+        fence.lock(cursor, self.name)
+        fence.require_epoch(cursor, self.name, self._epoch)
+
+
+def _stage(cursor: Cursor, rows: pa.Table) -> None:
+    buffer = io.BytesIO()
+    csv.write_csv(rows, buffer, csv.WriteOptions(include_header=False))
+    buffer.seek(0)
+    columns = sql.SQL(", ").join(map(sql.Identifier, rows.column_names))
+    copy = sql.SQL("COPY staged ({}) FROM STDIN WITH (FORMAT csv)").format(columns)
+    cursor.copy_expert(copy, buffer, COPY_BUFFER_BYTES)
+
+
+def _first_line(error: psycopg2.Error) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,63 @@
+"""Positions: how far each sink has applied each partition, kept in the database that it applies to.
+
+They are compared with what the reader offers. A range that begins beyond the position, or belongs to a topic that was
+deleted and made again, means that events in between will never come: then the sink stops rather than go on without them.
+A range that begins below is a re-read, which is what strategies are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from psycopg2.extensions import cursor as Cursor
+from psycopg2.extras import execute_values
+
+from outbox.errors import Failure
+
+UPSERT = """
+INSERT INTO positions (sink, topic, partition, topic_id, next_offset) VALUES %s
+ON CONFLICT (sink, topic, partition) DO UPDATE SET next_offset = greatest(positions.next_offset, excluded.next_offset)
+"""
+
+
+def read(cursor: Cursor, sink: str, topic: str, topic_id: str) -> dict[int, int]:
+    """The next offset of each partition that the sink has read.
+
+    Raises Failure if they are those of an earlier topic of the same name.
+    """
+    cursor.execute(
+        "SELECT partition, topic_id, next_offset FROM positions WHERE sink = %s AND topic = %s", (sink, topic)
+    )
+    stored = {}
+    for partition, of_topic, next_offset in cursor:
+        if of_topic != topic_id:
+            raise Failure(
+                f"sink {sink}: topic {topic} was deleted and made again (its id was {of_topic} and is {topic_id}): "
+                f"what partition {partition} had from offset {next_offset} on may be lost",
+                "compare with `outbox check`; to accept the new topic, delete the sink's rows in `positions` and its "
+                "checkpoint",
+            )
+        stored[partition] = next_offset
+    return stored
+
+
+def require_no_gap(sink: str, topic: str, stored: Mapping[int, int], start: Mapping[int, int]) -> None:
+    """Raises Failure naming the lost range if a partition would be read from beyond its position.
+
+    A partition that the sink has no position of must be read from offset 0.
+    """
+    for partition, offset in sorted(start.items()):
+        position = stored.get(partition, 0)
+        if offset > position:
+            raise Failure(
+                f"sink {sink}: offsets {position} to {offset - 1} of topic {topic}, partition {partition}, were never "
+                "applied, and the reader is beyond them: its database is older than its checkpoint, or the topic has "
+                "dropped them",
+                "delete the sink's checkpoint, so that it reads again from its positions",
+            )
+
+
+def write(cursor: Cursor, sink: str, topic: str, topic_id: str, end: Mapping[int, int]) -> None:
+    """Move the positions forward, in the caller's transaction. A re-read does not move them back."""
+    rows = [(sink, topic, partition, topic_id, offset) for partition, offset in sorted(end.items())]
+    execute_values(cursor, UPSERT, rows)

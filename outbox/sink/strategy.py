@@ -1,0 +1,45 @@
+"""The strategies: SQL files, each a way to tell a new event from a duplicate, with what it costs said at its top.
+
+A strategy reads the temporary table ``staged`` (the batch) and leaves in ``fresh`` (same columns) what the projection is
+to apply. It may use its own tables; ``%(sink)s`` is the sink's name, and a literal percent sign is written twice.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from outbox.errors import Failure
+
+REQUIRED = ("idea", "survives", "costs", "choose")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One strategy file. A sink is named after its strategy."""
+
+    name: str
+    idea: str
+    survives: str
+    costs: str
+    choose: str
+    sql: str
+    start: Literal["positions", "earliest"] = "positions"
+    """Where a sink without checkpoint begins: at the positions in its database, or, knowing no better, at the earliest."""
+
+
+def load(folder: Path) -> dict[str, Strategy]:
+    """The strategies of a folder, by name. Raises Failure for a file without its header."""
+    return {file.stem: _read(file) for file in sorted(folder.glob("*.sql"))}
+
+
+def _read(file: Path) -> Strategy:
+    sql = file.read_text()
+    header = dict(re.findall(r"^-- (\w+): (.+)$", sql, re.MULTILINE))
+    missing = [word for word in REQUIRED if word not in header]
+    if missing:
+        raise Failure(f"{file}: its first comments do not say: {', '.join(missing)}", "write them as `-- idea: …`")
+    start: Literal["positions", "earliest"] = "earliest" if header.get("start") == "earliest" else "positions"
+    return Strategy(name=file.stem, sql=sql, start=start, **{word: header[word] for word in REQUIRED})
