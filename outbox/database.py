@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import psycopg2
-from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import connection, make_dsn
 
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, LedgerRole, Settings
@@ -11,14 +11,16 @@ from outbox.settings import BalancesRole, LedgerRole, Settings
 CONNECT_TIMEOUT_S = 5
 
 
-def connect(settings: Settings, role: LedgerRole | BalancesRole) -> Connection:
+def connect(settings: Settings, role: LedgerRole | BalancesRole) -> connection:
     """A psycopg2 connection as a role, to the database that the role belongs to.
 
     Raises Failure naming the server if it cannot be had.
     """
     parameters = settings.dsn(role)
     try:
-        return psycopg2.connect(**parameters, connect_timeout=CONNECT_TIMEOUT_S, application_name="outbox")
+        return psycopg2.connect(
+            make_dsn(None, **parameters, connect_timeout=CONNECT_TIMEOUT_S, application_name="outbox")
+        )
     except psycopg2.OperationalError as error:
         where = f"database {parameters['dbname']} at {parameters['host']}:{parameters['port']} as {role.value}"
         raise Failure(

@@ -1,7 +1,8 @@
 """Bring both databases to the newest schema, by Alembic.
 
-Each database has a history of its own with two branches: ``machinery`` (what the outbox and the sinks need, kept current
-by updates of this template) and ``domain`` (yours). A migration is a file in ``migrations/<database>/<branch>/``.
+Each database has a history of its own with two branches: ``machinery`` (what the outbox and the sinks need, kept
+current by updates of this template) and ``domain`` (yours). A migration is a file in
+``migrations/<database>/<branch>/``.
 """
 
 from __future__ import annotations

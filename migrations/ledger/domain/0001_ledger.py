@@ -49,7 +49,7 @@ def upgrade() -> None:
     """)
     op.execute("CREATE INDEX idempotency_keys_expires_at ON idempotency_keys (expires_at)")
 
-    # What `outbox check` compares the topic and the sinks with. A domain of your own keeps names and types of the columns.
+    # What `outbox check` compares the topic and the sinks with: another domain keeps the columns' names and types.
     op.execute("""
         CREATE VIEW audit_accounts AS
         SELECT id::text AS key, balance_minor::numeric AS total, version

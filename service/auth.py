@@ -1,0 +1,40 @@
+"""Who may use the API: clients that send the bearer token."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection
+
+from flask import Flask, request
+from flask_openapi3.types import SecuritySchemesDict
+from werkzeug.datastructures import WWWAuthenticate
+from werkzeug.exceptions import Unauthorized
+
+from outbox.errors import Failure
+from outbox.settings import Settings
+
+SCHEME = "bearer"
+# For /openapi.json: the scheme, and that a route asks for it.
+SECURITY_SCHEMES: SecuritySchemesDict = {SCHEME: {"type": "http", "scheme": SCHEME}}
+SECURITY: list[dict[str, list[str]]] = [{SCHEME: []}]
+
+
+def register(app: Flask, settings: Settings, public: Collection[str]) -> None:
+    """Ask for the token on every path but those whose endpoints are ``public``, unknown paths too.
+
+    Raises Failure if no token is set: an open ledger is no default.
+    """
+    token = settings.service_token.get_secret_value().encode()
+    if not token:
+        raise Failure("OUTBOX_SERVICE_TOKEN is not set", "`outbox up` generates one, or set one of your own")
+
+    @app.before_request
+    def require_token() -> None:
+        if request.endpoint in public:
+            return
+        sent = request.authorization
+        sent_token = sent.token if sent is not None and sent.type == SCHEME else None
+        if sent_token is None or not hmac.compare_digest(sent_token.encode(), token):
+            raise Unauthorized(
+                "no or wrong bearer token", www_authenticate=WWWAuthenticate(SCHEME, {"realm": "ledger"})
+            )
