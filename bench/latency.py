@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from functools import partial
 
 from confluent_kafka import Consumer, TopicPartition
 
+from bench.event import payload, uuid7
 from outbox import topics
 from outbox.database import connect
 from outbox.settings import BalancesRole, LedgerRole, Settings
@@ -38,8 +38,8 @@ def measure(settings: Settings, sink: str, events: int) -> Latencies:
     try:
         with _arrivals(settings) as arrived, ledger.cursor() as writer, balances.cursor() as reader:
             for version in range(1, events + 1):
-                event_id = str(uuid.UUID(bytes=_uuid7()))
-                writer.execute(INSERT, [event_id, account, json.dumps(_event(account, version))])
+                event_id = str(uuid7())
+                writer.execute(INSERT, [event_id, account, payload(account, 1, version)])
                 ledger.commit()
                 committed_at = time.monotonic()
 
@@ -50,8 +50,8 @@ def measure(settings: Settings, sink: str, events: int) -> Latencies:
 
                 wait_for("the balance", applied, timeout_s=30, poll_s=0.001)
                 found.balance_s.append(time.monotonic() - committed_at)
-                wait_for("the record", lambda: event_id in arrived, timeout_s=30, poll_s=0.001)
-                found.topic_s.append(arrived[event_id] - committed_at)
+                seen_at = wait_for("the record", partial(arrived.get, event_id), timeout_s=30, poll_s=0.001)
+                found.topic_s.append(seen_at - committed_at)
                 time.sleep(PAUSE_S)
     finally:
         ledger.close()
@@ -62,24 +62,6 @@ def measure(settings: Settings, sink: str, events: int) -> Latencies:
 INSERT = """INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
             VALUES (%s, 'account', %s, 'transfer.credited', %s)"""
 APPLIED = "SELECT version FROM balances WHERE sink = %s AND account_id = %s"
-
-
-def _event(account: str, version: int) -> dict[str, object]:
-    return {
-        "transfer_id": str(uuid.uuid4()),
-        "account_id": account,
-        "amount": 1,
-        "currency": "EUR",
-        "balance_after": version,
-        "version": version,
-        "occurred_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-    }
-
-
-def _uuid7() -> bytes:
-    """A UUIDv7 (RFC 9562, 5.7): 48 bits of milliseconds, version, variant, random."""
-    random = uuid.uuid4().bytes
-    return time.time_ns().__floordiv__(1_000_000).to_bytes(6) + bytes([0x70 | random[6] & 0x0F]) + random[7:]
 
 
 @contextmanager

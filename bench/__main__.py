@@ -1,0 +1,87 @@
+"""python -m bench latency | backlog: on a stack of its own, from empty."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from bench import backlog as drain
+from bench import latency as arrival
+from outbox import connect, topics
+from outbox.database import connect as connect_database
+from outbox.migrate import migrate
+from outbox.settings import PROJECT_ROOT, BalancesRole, Settings, load
+from outbox.stack.command import Command
+from outbox.stack.stack import Stack
+
+HOME = PROJECT_ROOT / ".outbox" / "bench"
+WARM_UP_EVENTS = 50
+BATCH_EVENTS = 100_000
+
+
+@click.group()
+def main() -> None:
+    """Benchmarks on a stack of their own. Figures are one machine's: compare ratios."""
+
+
+@main.command()
+@click.option("--events", default=300, show_default=True)
+def latency(events: int) -> None:
+    """Commit → topic and commit → balance, one event at a time, exactly-once on."""
+    with _stack() as settings:
+        connect.apply(settings)
+        sink = Command("sink-dedup", settings.home, ["sink", "--strategy", "dedup"])
+        sink.spawn()
+        try:
+            arrival.measure(settings, "dedup", WARM_UP_EVENTS)
+            found = arrival.measure(settings, "dedup", events)
+        finally:
+            sink.stop()
+    for name, seconds in (("commit_to_topic_ms", found.topic_s), ("commit_to_balance_ms", found.balance_s)):
+        cuts = statistics.quantiles(seconds, n=100)
+        click.echo(json.dumps({"measure": name, "p50": round(cuts[49] * 1e3, 1), "p99": round(cuts[98] * 1e3, 1)}))
+
+
+@main.command()
+@click.option("--events", default=1_000_000, show_default=True)
+def backlog(events: int) -> None:
+    """Drain a backlog with the dedup sink and with a hand-written consumer of the same SQL; report the ratio."""
+    with _stack() as settings:
+        topics.create(settings)
+        drain.produce(settings, events, report=click.echo)
+        by_hand = drain.drain_by_hand(settings, "dedup", BATCH_EVENTS)
+        _empty(settings)
+        spark = drain.drain_with_spark(settings, "dedup", events)
+    rates = {"spark_per_s": round(spark), "by_hand_per_s": round(by_hand), "ratio": round(spark / by_hand, 2)}
+    click.echo(json.dumps({"measure": "backlog", "events": events, **rates}))
+
+
+@contextmanager
+def _stack() -> Iterator[Settings]:
+    if HOME.exists():
+        Stack(load(HOME)).reset()
+    stack = Stack(load(HOME, stack_postgres_port=0, stack_kafka_port=0, stack_connect_port=0))
+    try:
+        stack.up(report=click.echo)
+        migrate(stack.settings)
+        yield stack.settings
+    finally:
+        stack.down()
+
+
+def _empty(settings: Settings) -> None:
+    """Both sides start with the same empty tables."""
+    connection = connect_database(settings, BalancesRole.OWNER)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute("TRUNCATE processed_events, balances")
+    finally:
+        connection.close()
+
+
+if __name__ == "__main__":
+    main()

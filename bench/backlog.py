@@ -1,0 +1,139 @@
+"""Drain a backlog: the Spark sink against the best hand-written consumer with the same SQL, in one run."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+
+from bench.event import payload, uuid7
+from outbox import topics
+from outbox.database import connect
+from outbox.settings import PROJECT_ROOT, BalancesRole, Settings
+from outbox.stack.command import Command
+from outbox.wait import wait_for
+
+ACCOUNTS = 1_000
+DRAIN_TIMEOUT_S = 600.0
+FETCH_MESSAGES = 10_000  # what librdkafka hands out in one call
+SINKS = PROJECT_ROOT / "sinks"
+
+
+def produce(settings: Settings, events: int, report: Callable[[str], None]) -> None:
+    """Put events on the topic, as fast as a client can."""
+    producer = Producer({**topics.client_config(settings), "linger.ms": 50, "compression.type": "lz4"})
+    accounts = [str(uuid.uuid4()) for _ in range(ACCOUNTS)]
+    versions: dict[str, int] = defaultdict(int)
+    for number in range(events):
+        account = random.choice(accounts)
+        versions[account] += 1
+        headers = {"id": str(uuid7()), "eventType": "transfer.credited", "schemaVersion": "1"}
+        while True:
+            try:
+                producer.produce(settings.topic, payload(account, 1, versions[account]), account, headers=headers)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if number % 250_000 == 0:
+            report(f"produced {number}")
+    producer.flush()
+
+
+def drain_with_spark(settings: Settings, name: str, events: int) -> float:
+    """Events a second of the Spark sink, from its first committed batch to its last; its start is not counted."""
+    sink = Command(f"sink-{name}", settings.home, ["sink", "--strategy", name], env={"OUTBOX_TOPIC": settings.topic})
+    sink.spawn()
+    try:
+        return _rate(settings, name, events)
+    finally:
+        sink.stop()
+
+
+def drain_by_hand(settings: Settings, strategy: str, batch_events: int) -> float:
+    """The same of a hand-written consumer: batches from librdkafka, json, COPY, the same SQL files, then its offsets.
+
+    It checks nothing: no schema, no dead letters, no fence, no positions. The yardstick is what such a loop can do.
+    """
+    end = topics.last_stable_offsets(settings, settings.topic)
+    consumer = Consumer(
+        {
+            **topics.client_config(settings),
+            "group.id": f"bench-{uuid.uuid4()}",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": 5,
+            "queued.min.messages": 200_000,
+        }
+    )
+    consumer.assign([TopicPartition(settings.topic, partition, 0) for partition in end])
+    connection = connect(settings, BalancesRole.SINK)
+    statements = [
+        (SINKS / "strategies" / f"{strategy}.sql").read_text(),
+        (SINKS / "projections" / "balances.sql").read_text(),
+    ]
+    applied, first_at, first = 0, 0.0, 0
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(TABLES % (SINKS / "staged.sql").read_text())
+        while applied < sum(end.values()):
+            messages: list[Message] = []
+            while len(messages) < batch_events and applied + len(messages) < sum(end.values()):
+                messages += consumer.consume(FETCH_MESSAGES, timeout=1)
+            with connection, connection.cursor() as cursor:
+                cursor.copy_expert("COPY staged FROM STDIN WITH (FORMAT csv)", _csv(messages), 1 << 20)
+                for statement in statements:
+                    cursor.execute(statement, {"sink": "by-hand", "topic": settings.topic})
+            consumer.commit(asynchronous=False)
+            applied += len(messages)
+            if not first:
+                first, first_at = applied, time.monotonic()
+        return (applied - first) / (time.monotonic() - first_at)
+    finally:
+        connection.close()
+        consumer.close()
+
+
+TABLES = """
+CREATE TEMPORARY TABLE staged (%s) ON COMMIT DELETE ROWS;
+CREATE TEMPORARY TABLE fresh (LIKE staged) ON COMMIT DELETE ROWS;
+CREATE TEMPORARY TABLE rejected (event_id uuid, reason text, detail text) ON COMMIT DELETE ROWS;
+"""
+
+
+def _csv(messages: list[Message]) -> io.StringIO:
+    out = io.StringIO()
+    for message in messages:
+        event, headers = json.loads(message.value() or b""), dict(message.headers() or [])
+        out.write(
+            f"{bytes(headers['id']).decode()},{message.partition()},{message.offset()},{event['account_id']},{event['amount']},"
+            f"{event['currency']},{event['balance_after']},{event['version']},{event['occurred_at']}\n"
+        )
+    out.seek(0)
+    return out
+
+
+def _rate(settings: Settings, sink: str, events: int) -> float:
+    connection = connect(settings, BalancesRole.SINK)
+    connection.autocommit = True
+    try:
+        with connection.cursor() as cursor:
+
+            def applied() -> int:
+                cursor.execute(
+                    "SELECT sum(next_offset) FROM positions WHERE sink = %s AND topic = %s", [sink, settings.topic]
+                )
+                row = cursor.fetchone()
+                return int(row[0] or 0) if row else 0
+
+            first = wait_for("the first batch", applied, timeout_s=DRAIN_TIMEOUT_S, poll_s=0.005)
+            first_at = time.monotonic()
+            wait_for("the backlog to drain", lambda: applied() >= events, timeout_s=DRAIN_TIMEOUT_S, poll_s=0.01)
+            return (events - first) / (time.monotonic() - first_at)
+    finally:
+        connection.close()

@@ -1,0 +1,30 @@
+"""Events of the sample's shape, made without the service."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from datetime import UTC, datetime
+
+
+def uuid7() -> uuid.UUID:
+    """A UUIDv7 (RFC 9562, 5.7): 48 bits of milliseconds, version, variant, random bits."""
+    random = uuid.uuid4().bytes
+    millis = time.time_ns() // 1_000_000
+    return uuid.UUID(bytes=millis.to_bytes(6, "big") + bytes([0x70 | random[6] & 0x0F]) + random[7:])
+
+
+def payload(account_id: str, amount_minor: int, version: int) -> str:
+    """The value of an event as connect/events/ledger-event.v1.schema.json has it; its amounts add up from zero."""
+    return json.dumps(
+        {
+            "transfer_id": str(uuid.uuid4()),
+            "account_id": account_id,
+            "amount": amount_minor,
+            "currency": "EUR",
+            "balance_after": amount_minor * version,
+            "version": version,
+            "occurred_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        }
+    )
