@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
-from bench.event import payload, uuid7
+from bench.event import event_id, payload, uuid7
 from outbox import topics
 from outbox.database import connect
 from outbox.settings import PROJECT_ROOT, BalancesRole, Settings
@@ -33,7 +33,11 @@ def produce(settings: Settings, events: int, report: Callable[[str], None]) -> N
     for number in range(events):
         account = random.choice(accounts)
         versions[account] += 1
-        headers = {"id": str(uuid7()), "eventType": "transfer.credited", "schemaVersion": "1"}
+        headers: dict[str, str | bytes | None] = {
+            "id": str(uuid7()),
+            "eventType": "transfer.credited",
+            "schemaVersion": "1",
+        }
         while True:
             try:
                 producer.produce(settings.topic, payload(account, 1, versions[account]), account, headers=headers)
@@ -109,9 +113,9 @@ CREATE TEMPORARY TABLE rejected (event_id uuid, reason text, detail text) ON COM
 def _csv(messages: list[Message]) -> io.StringIO:
     out = io.StringIO()
     for message in messages:
-        event, headers = json.loads(message.value() or b""), dict(message.headers() or [])
+        event = json.loads(message.value() or b"")
         out.write(
-            f"{bytes(headers['id']).decode()},{message.partition()},{message.offset()},{event['account_id']},{event['amount']},"
+            f"{event_id(message)},{message.partition()},{message.offset()},{event['account_id']},{event['amount']},"
             f"{event['currency']},{event['balance_after']},{event['version']},{event['occurred_at']}\n"
         )
     out.seek(0)

@@ -7,6 +7,8 @@ import time
 import uuid
 from datetime import UTC, datetime
 
+from confluent_kafka import Message
+
 
 def uuid7() -> uuid.UUID:
     """A UUIDv7 (RFC 9562, 5.7): 48 bits of milliseconds, version, variant, random bits."""
@@ -28,3 +30,9 @@ def payload(account_id: str, amount_minor: int, version: int) -> str:
             "occurred_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         }
     )
+
+
+def event_id(message: Message) -> str:
+    """The id in an event's headers."""
+    value = dict(message.headers() or []).get("id")
+    return value.decode() if isinstance(value, bytes) else str(value)

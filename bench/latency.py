@@ -12,7 +12,7 @@ from functools import partial
 
 from confluent_kafka import Consumer, TopicPartition
 
-from bench.event import payload, uuid7
+from bench.event import event_id, payload, uuid7
 from outbox import topics
 from outbox.database import connect
 from outbox.settings import BalancesRole, LedgerRole, Settings
@@ -38,8 +38,8 @@ def measure(settings: Settings, sink: str, events: int) -> Latencies:
     try:
         with _arrivals(settings) as arrived, ledger.cursor() as writer, balances.cursor() as reader:
             for version in range(1, events + 1):
-                event_id = str(uuid7())
-                writer.execute(INSERT, [event_id, account, payload(account, 1, version)])
+                identity = str(uuid7())
+                writer.execute(INSERT, [identity, account, payload(account, 1, version)])
                 ledger.commit()
                 committed_at = time.monotonic()
 
@@ -50,7 +50,7 @@ def measure(settings: Settings, sink: str, events: int) -> Latencies:
 
                 wait_for("the balance", applied, timeout_s=30, poll_s=0.001)
                 found.balance_s.append(time.monotonic() - committed_at)
-                seen_at = wait_for("the record", partial(arrived.get, event_id), timeout_s=30, poll_s=0.001)
+                seen_at = wait_for("the record", partial(arrived.get, identity), timeout_s=30, poll_s=0.001)
                 found.topic_s.append(seen_at - committed_at)
                 time.sleep(PAUSE_S)
     finally:
@@ -84,8 +84,7 @@ def _arrivals(settings: Settings) -> Iterator[dict[str, float]]:
         while not stopping.is_set():
             message = consumer.poll(0.05)
             if message is not None and message.error() is None:
-                headers = dict(message.headers() or [])
-                arrived[bytes(headers["id"]).decode()] = time.monotonic()
+                arrived[event_id(message)] = time.monotonic()
 
     reader = threading.Thread(target=read, name="arrivals")
     reader.start()
