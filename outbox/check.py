@@ -209,6 +209,8 @@ def read_sinks(settings: Settings) -> list[SinkState]:
     totals: dict[str, dict[str, Decimal]] = defaultdict(dict)
     parked: dict[str, set[bytes]] = defaultdict(set)
     with _snapshot(settings, BalancesRole.SINK) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT name, duplicates FROM sinks")
+        skipped = dict(cursor.fetchall())
         cursor.execute("SELECT sink, partition, next_offset FROM positions WHERE topic = %s", [settings.topic])
         for sink, partition, next_offset in cursor:
             positions[sink][partition] = next_offset
@@ -218,7 +220,10 @@ def read_sinks(settings: Settings) -> list[SinkState]:
         cursor.execute("SELECT sink, event_id FROM dead_letters WHERE status = 'open' AND event_id IS NOT NULL")
         for sink, event_id in cursor:
             parked[sink].add(uuid.UUID(event_id).bytes)
-    return [SinkState(name, positions[name], totals[name], frozenset(parked[name])) for name in sorted(positions)]
+    return [
+        SinkState(name, positions[name], totals[name], frozenset(parked[name]), skipped[name])
+        for name in sorted(positions)
+    ]
 
 
 def read_topic(settings: Settings) -> TopicLog:
@@ -253,7 +258,7 @@ def read_topic(settings: Settings) -> TopicLog:
 
 def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Report:
     """Read the ledger, and compare it with a topic and sinks that were read before it."""
-    reports = [SinkReport(state.name) for state in states]
+    reports = [SinkReport(state.name, skipped=state.skipped) for state in states]
     pending: list[dict[str, int]] = [defaultdict(int) for _ in states]  # by sink and key: not yet, or never, applied
     lost, in_flight, events = [], 0, 0
     with _snapshot(settings, LedgerRole.AUDITOR) as connection:

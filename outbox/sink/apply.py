@@ -33,6 +33,9 @@ CREATE TEMPORARY TABLE staged (%s) ON COMMIT DELETE ROWS;
 CREATE TEMPORARY TABLE fresh (LIKE staged) ON COMMIT DELETE ROWS;
 CREATE TEMPORARY TABLE rejected (event_id uuid NOT NULL, reason text NOT NULL, detail text NOT NULL) ON COMMIT DELETE ROWS;
 """
+COUNT = """
+UPDATE sinks SET applied = applied + %(applied)s, duplicates = duplicates + %(duplicates)s WHERE name = %(sink)s
+"""
 
 
 class Counts(NamedTuple):
@@ -108,6 +111,7 @@ class Sink:
             refused = dead_letters.keep_rejected(cursor, self.name, batch.topic)
         dead = dead_letters.keep(cursor, self.name, batch.dead)
         positions.write(cursor, self.name, batch.topic, batch.topic_id, batch.end)
+        cursor.execute(COUNT, {"sink": self.name, "applied": fresh - refused, "duplicates": rows - fresh})
         return Counts(rows=rows, fresh=fresh, duplicates=rows - fresh, dead=dead + refused)
 
     def _enter(self, cursor: Cursor) -> None:

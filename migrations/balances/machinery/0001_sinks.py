@@ -11,9 +11,12 @@ depends_on = None
 
 UP = """
 -- One row a sink. A driver adds one to the epoch when it starts; one that finds another epoch than its own is superseded.
+-- The counts are of all time, moved in the transaction that applies, so that no crash makes them wrong.
 CREATE TABLE sinks (
-    name  text PRIMARY KEY,
-    epoch bigint NOT NULL
+    name       text   PRIMARY KEY,
+    epoch      bigint NOT NULL,
+    applied    bigint NOT NULL DEFAULT 0,
+    duplicates bigint NOT NULL DEFAULT 0
 );
 
 -- How far each sink has applied each partition, written in the transaction that applies. topic_id tells a recreated topic
