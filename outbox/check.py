@@ -11,6 +11,7 @@ of an event: its id (header), its ``amount`` and its ``version`` (the n-th event
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
@@ -29,7 +30,8 @@ from outbox.settings import BalancesRole, LedgerRole, Settings
 from outbox.wait import wait_for
 
 FETCH_ROWS = 10_000
-POLL_TIMEOUT_S = 30.0
+POLL_S = 0.1  # consume() waits so long for a full list
+SILENCE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -235,14 +237,13 @@ def read_topic(settings: Settings) -> TopicLog:
             "group.id": f"outbox-check-{uuid.uuid4()}",
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
-            "enable.partition.eof": True,
             "fetch.wait.max.ms": 20,
         }
     )
     try:
         start = {
             partition: consumer.get_watermark_offsets(
-                TopicPartition(settings.topic, partition), timeout=POLL_TIMEOUT_S
+                TopicPartition(settings.topic, partition), timeout=SILENCE_TIMEOUT_S
             )[0]
             for partition in end
         }
@@ -313,15 +314,18 @@ def _records(consumer: Consumer, topic: str, start: dict[int, int], end: dict[in
     if not open_partitions:
         return
     consumer.assign([TopicPartition(topic, partition, start[partition]) for partition in open_partitions])
+    last_heard_at = time.monotonic()
     while open_partitions:
-        messages = consumer.consume(num_messages=FETCH_ROWS, timeout=POLL_TIMEOUT_S)
-        if not messages:
-            raise Failure(f"topic {topic} gave no record for {POLL_TIMEOUT_S:.0f} s", "`outbox status`")
+        messages = consumer.consume(num_messages=FETCH_ROWS, timeout=POLL_S)
+        if messages:
+            last_heard_at = time.monotonic()
+        elif time.monotonic() - last_heard_at > SILENCE_TIMEOUT_S:
+            raise Failure(f"topic {topic} gave no record for {SILENCE_TIMEOUT_S:.0f} s", "`outbox status`")
         for message in messages:
             error, partition = message.error(), message.partition()
-            if error is not None and error.code() != topics.PARTITION_EOF:
+            if error is not None:
                 raise KafkaException(error)
-            if error is None and partition in open_partitions and (message.offset() or 0) < end[partition]:
+            if partition in open_partitions and (message.offset() or 0) < end[partition]:
                 yield message
         # The end may be a marker or an aborted record, which nobody is given: ask the consumer where it stands.
         for place in consumer.position([TopicPartition(topic, partition) for partition in open_partitions]):

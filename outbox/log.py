@@ -40,7 +40,8 @@ def configure(settings: Settings) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.log_level.upper())
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    for chatty in ("alembic", "py4j"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 def get(name: str) -> structlog.typing.FilteringBoundLogger:

@@ -13,7 +13,6 @@ from outbox.errors import Failure
 from outbox.settings import Settings
 
 TIMEOUT_S = 10.0
-PARTITION_EOF = KafkaError._PARTITION_EOF  # the one name confluent-kafka has for it
 
 
 class Topic(NamedTuple):
