@@ -30,7 +30,7 @@ OUTBOX = Table(
         "occurred_at",
         TIMESTAMP(precision=6),
         nullable=False,
-        server_default=text("(clock_timestamp() AT TIME ZONE 'utc')"),
+        server_default=text("(clock_timestamp() AT TIME ZONE 'utc'::text)"),
     ),
     Column("traceparent", Text),
 )

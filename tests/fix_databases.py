@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -24,6 +25,20 @@ def template(postgres_stack: Stack) -> Settings:
 @pytest.fixture
 def databases(template: Settings, postgres: Postgres) -> Iterator[Settings]:
     """Settings of a ledger and a balances database, migrated and empty, of this test alone."""
+    with clone(template, postgres) as settings:
+        yield settings
+
+
+@pytest.fixture(scope="module")
+def shared_databases(template: Settings, postgres: Postgres) -> Iterator[Settings]:
+    """The same for the tests of a module that do not disturb each other: a pair of their own costs half a second."""
+    with clone(template, postgres) as settings:
+        yield settings
+
+
+@contextmanager
+def clone(template: Settings, postgres: Postgres) -> Iterator[Settings]:
+    """A copy of the template, which is dropped at the end."""
     suffix = uuid.uuid4().hex[:8]
     ledger, balances = f"ledger_{suffix}", f"balances_{suffix}"
     for name, source in ((ledger, template.ledger_dbname), (balances, template.balances_dbname)):
