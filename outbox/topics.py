@@ -1,4 +1,4 @@
-"""The Kafka topics: how clients reach the brokers, which topics we make, how far they are committed."""
+"""The Kafka topics: how clients reach the brokers, which topic we make, how far they are committed."""
 
 from __future__ import annotations
 
@@ -61,20 +61,16 @@ def spark_options(settings: Settings) -> dict[str, str]:
 
 
 def create(settings: Settings) -> list[str]:
-    """Make the topics that the connector writes, unless they are there, and return the names of those made.
+    """Make the events topic, unless it is there, and return the names of those made.
 
-    The connector's offsets topic has one partition, as each transaction of exactly-once writes to all that it touches.
-    Raises Failure if the events topic is there with fewer partitions than ``settings.topic_partitions``.
+    Raises Failure if it is there with fewer partitions than ``settings.topic_partitions``.
     """
-    replication = settings.topic_replication
     wanted = [
-        NewTopic(settings.topic, num_partitions=settings.topic_partitions, replication_factor=replication),
         NewTopic(
-            f"{settings.connector}.offsets",
-            num_partitions=1,
-            replication_factor=replication,
-            config={"cleanup.policy": "compact"},
-        ),
+            settings.topic,
+            num_partitions=settings.topic_partitions,
+            replication_factor=settings.topic_replication,
+        )
     ]
     made = []
     admin = _admin(settings)  # held: a client that is let go of ends its calls
@@ -108,13 +104,22 @@ def describe(settings: Settings, name: str) -> Topic:
 
 def last_stable_offsets(settings: Settings, name: str) -> dict[int, int]:
     """By partition, the offset up to which everything is committed or aborted: what read_committed can see."""
+    return {partition: last for partition, (_, last) in _watermarks(settings, name).items()}
+
+
+def first_offsets(settings: Settings, name: str) -> dict[int, int]:
+    """By partition, the offset of the earliest record that the topic still has."""
+    return {partition: first for partition, (first, _) in _watermarks(settings, name).items()}
+
+
+def _watermarks(settings: Settings, name: str) -> dict[int, tuple[int, int]]:
     consumer = Consumer(
         {**client_config(settings), "group.id": f"outbox-{uuid.uuid4()}", "isolation.level": "read_committed"}
     )
     try:
         partitions = range(describe(settings, name).partitions)
         return {
-            number: consumer.get_watermark_offsets(TopicPartition(name, number), timeout=TIMEOUT_S)[1]
+            number: consumer.get_watermark_offsets(TopicPartition(name, number), timeout=TIMEOUT_S)
             for number in partitions
         }
     except KafkaException as error:

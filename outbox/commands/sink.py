@@ -1,0 +1,50 @@
+"""outbox sink: run the streaming sinks."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from outbox import log
+from outbox import settings as configuration
+from outbox.settings import Settings
+from outbox.sink import strategy
+from outbox.sink.job import Job
+
+JOB_MODULE = "sinks.job"  # by name: the machinery does not import the sample
+
+
+def _job(settings: Settings) -> Job:
+    job = importlib.import_module(JOB_MODULE).job(settings)
+    assert isinstance(job, Job)  # noqa: S101
+    return job
+
+
+class SinkCommand(click.Command):
+    """A command whose help tells the strategies apart."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        known = strategy.load(_job(configuration.load()).strategies)
+        with formatter.section("Strategies"):
+            formatter.write_dl([(one.name, f"{one.idea}. Survives {one.survives}.") for one in known.values()])
+
+
+@click.command(cls=SinkCommand)
+@click.option(
+    "--strategy",
+    "names",
+    multiple=True,
+    default=["dedup"],
+    show_default=True,
+    metavar="NAME",
+    help="How a duplicate is told; several make as many sinks, side by side.",
+)
+@click.option("--until-caught-up", is_flag=True, help="End when all that the topic has committed now is applied.")
+def sink(names: tuple[str, ...], until_caught_up: bool) -> None:
+    """Apply the topic's events to the balances database, until stopped by SIGTERM or Ctrl-C."""
+    from outbox.sink import stream
+
+    settings = configuration.load()
+    log.configure(settings)
+    stream.run(settings, _job(settings), names, until_caught_up)

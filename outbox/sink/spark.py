@@ -1,0 +1,68 @@
+"""The Spark session of the sinks, set for small batches soon rather than for big ones fast."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from pyspark.sql import DataFrame, SparkSession
+
+from outbox import topics
+from outbox.settings import Settings
+from outbox.stack.jars import jars
+from outbox.stack.java import java
+
+LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+FETCH_MAX_WAIT_MS = 10
+
+
+def session(settings: Settings) -> SparkSession:
+    """Start Spark in this process's JVM child, which ends when this process does, however that comes about."""
+    # PySpark's launcher looks for java by itself; it is to find the one that we have checked.
+    os.environ["JAVA_HOME"] = str(java().resolve().parent.parent)
+    scratch = settings.home / "spark"
+    scratch.mkdir(parents=True, exist_ok=True)
+    config = {
+        "spark.master": "local[2]",
+        "spark.app.name": "outbox sink",
+        "spark.jars": ",".join(map(str, jars("spark"))),
+        "spark.driver.memory": settings.sink_driver_memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file://{quote(str(LOG_CONFIG))} -XX:+UseSerialGC",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(scratch),
+        "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        # Compiling each plan takes longer than running it on a few rows.
+        "spark.sql.codegen.wholeStage": "false",
+        # The default manager forks processes for each log file. This one renames too: safe when the process dies; when
+        # the host dies, a log file may be cut off, which `checkpoint.repair` sees to.
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+        ),
+        "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    }
+    builder = SparkSession.builder
+    for name, value in config.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def records(spark: SparkSession, settings: Settings, topic: str, starting_offsets: str) -> DataFrame:
+    """The committed records of a topic, as a stream. ``starting_offsets`` counts where there is no checkpoint only."""
+    options = {
+        **topics.spark_options(settings),
+        "subscribe": topic,
+        "startingOffsets": starting_offsets,
+        "includeHeaders": "true",
+        "kafka.isolation.level": "read_committed",
+        "failOnDataLoss": "true",
+        "maxOffsetsPerTrigger": str(settings.sink_max_offsets_per_trigger),
+        # Each fetch is followed by look-ups of offsets, which queue behind the fetch that waits at the log's end.
+        "kafka.fetch.max.wait.ms": str(FETCH_MAX_WAIT_MS),
+    }
+    return spark.readStream.format("kafka").options(**options).load()

@@ -1,0 +1,286 @@
+"""The streaming queries: one a sink, all in one Spark session, each batch handed to the sink's apply.
+
+Spark notes a batch as planned, hands it over, and notes it as committed when we return: sink first, offsets second. A
+process that ends in between gets the same offsets again.
+
+A sink that fails ends them all, with one clear line and status 1; a supervisor starts them again. There is no reconnecting
+inside: the fence lives in the database connection, and a driver that lost it must not go on.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from outbox import log, topics
+from outbox.database import connect
+from outbox.errors import Failure
+from outbox.settings import BalancesRole, Settings
+from outbox.sink import spark as spark_session
+from outbox.sink import strategy
+from outbox.sink.apply import Sink
+from outbox.sink.batch import Batch
+from outbox.sink.checkpoint import Checkpoint, Offsets
+from outbox.sink.dead_letters import DeadLetter
+from outbox.sink.job import Job
+from outbox.sink.strategy import Strategy
+from outbox.wait import wait_for
+
+POLL_S = 0.2
+COMMIT_TIMEOUT_S = 30
+UUID_TEXT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+EVIDENCE = {"reason", "detail", "record"}  # columns of bad records; the others are the staged table's
+
+
+class Stopping(Exception):
+    """Ends a batch that was not begun to be applied when the sink was told to stop."""
+
+
+def run(settings: Settings, job: Job, names: Sequence[str], until_caught_up: bool = False) -> None:
+    """Run a sink a strategy until SIGTERM or SIGINT, or until all that the topic had committed at the start is applied.
+
+    A batch that is being applied when the signal comes is finished and committed. Raises Failure for the first sink that
+    fails, having stopped the others likewise.
+    """
+    chosen = _chosen(job, names)
+    with ExitStack() as resources:
+        # The fences first: a second driver is turned away before it touches anything, Spark included.
+        sinks = []
+        for one in chosen:
+            connection = resources.enter_context(closing(connect(settings, BalancesRole.SINK)))
+            sinks.append((one, Sink(connection, one, job.staged, job.projection)))
+        topic = topics.describe(settings, job.topic)
+        target = topics.last_stable_offsets(settings, job.topic)
+        wake = resources.enter_context(_signals())
+        spark = spark_session.session(settings)
+        resources.callback(spark.stop)
+        streams = [Stream(spark, settings, job, topic.id, one, sink, wake) for one, sink in sinks]
+        try:
+            for stream in streams:
+                stream.start(until_caught_up)
+            _watch(streams, wake)
+        finally:
+            for stream in streams:
+                stream.stop()
+        for stream in streams:
+            stream.raise_failure()
+            if until_caught_up:
+                stream.require(target)
+
+
+def _chosen(job: Job, names: Sequence[str]) -> list[Strategy]:
+    known = strategy.load(job.strategies)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise Failure(f"no strategy is called {', '.join(unknown)}", f"there are {', '.join(known)}")
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+@contextmanager
+def _signals() -> Iterator[queue.SimpleQueue[None]]:
+    """A queue that a stop signal puts something into: the one kind of put that is safe in a signal handler."""
+    wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+    before = {number: signal.signal(number, lambda *_: wake.put(None)) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield wake
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watch(streams: Sequence[Stream], wake: queue.SimpleQueue[None]) -> None:
+    """Return when told to stop, when one stream has failed, or when all of them have ended."""
+    while True:
+        try:
+            wake.get(timeout=POLL_S)
+        except queue.Empty:
+            if any(stream.has_failed() for stream in streams) or not any(stream.is_active() for stream in streams):
+                return
+        else:
+            return
+
+
+class Stream:
+    """One sink's streaming query."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        job: Job,
+        topic_id: str,
+        strategy: Strategy,
+        sink: Sink,
+        wake: queue.SimpleQueue[None],
+    ) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._job = job
+        self._topic_id = topic_id
+        self._strategy = strategy
+        self._sink = sink
+        self._wake = wake
+        self._log = log.get(__name__).bind(sink=sink.name)
+        self._checkpoint = Checkpoint(spark, f"{settings.checkpoints.rstrip('/')}/{sink.name}", job.topic)
+        self._query: StreamingQuery | None = None
+        self._applying = threading.Lock()
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._last_batch: tuple[int, Offsets] | None = None
+        self._reached: Offsets = {}
+
+    def start(self, until_caught_up: bool) -> None:
+        """Start the query: where its checkpoint says, or, without one, where the sink's positions say.
+
+        Raises Failure if events before that are lost.
+        """
+        for file in self._checkpoint.repair():
+            self._log.warning("removed a log file that a crash has cut off", file=f"{self._checkpoint.uri}/{file}")
+        beginning = self._beginning()
+        self._reached = self._checkpoint.applied() or beginning
+        starting_offsets = json.dumps({self._job.topic: {str(key): offset for key, offset in beginning.items()}})
+        records = spark_session.records(self._spark, self._settings, self._job.topic, starting_offsets)
+        writer = self._job.decode(records).writeStream.foreachBatch(self._handle).queryName(self._sink.name)
+        writer = writer.option("checkpointLocation", self._checkpoint.uri)
+        if until_caught_up:
+            writer = writer.trigger(availableNow=True)
+        self._query = writer.start()
+        self._log.info("started", topic=self._job.topic, checkpoint=self._checkpoint.uri, next_offsets=self._reached)
+
+    def is_active(self) -> bool:
+        """Whether the query goes on."""
+        return self._query is not None and bool(self._query.isActive)
+
+    def has_failed(self) -> bool:
+        """Whether the query ended by an error."""
+        return self._failure is not None or (not self.is_active() and self._spark_error() is not None)
+
+    def stop(self) -> None:
+        """Stop between two batches: one that is being applied is finished, and Spark notes it as committed."""
+        with self._applying:  # held by the apply
+            self._stopping = True
+        if self._query is None:
+            return
+        if self._last_batch is not None and self._failure is None:
+            batch_id = self._last_batch[0]
+            wait_for(
+                f"batch {batch_id} of sink {self._sink.name} to be committed",
+                lambda: not self.is_active() or self._checkpoint.is_committed(batch_id),
+                timeout_s=COMMIT_TIMEOUT_S,
+            )
+        self._query.stop()
+        self._log.info("stopped", next_offsets=self._reached)
+
+    def raise_failure(self) -> None:
+        """Raise what ended the query, if that was an error."""
+        if self._failure is not None:
+            raise self._failure
+        error = self._spark_error()
+        if error is not None and not self._stopping:
+            raise Failure(f"sink {self._sink.name}: Spark gave up: {error}", "start the sink again")
+
+    def require(self, target: Offsets) -> None:
+        """Raises Failure if the sink has not applied everything below these offsets."""
+        behind = {key: offset for key, offset in target.items() if self._reached.get(key, 0) < offset}
+        if behind:
+            raise Failure(
+                f"sink {self._sink.name} ended before it had caught up: it is at {self._reached}, not yet at {behind}",
+                "start it again",
+            )
+
+    def _beginning(self) -> Offsets:
+        """Where a query without checkpoint begins, by partition."""
+        first = topics.first_offsets(self._settings, self._job.topic)
+        positions = self._sink.positions(self._job.topic, self._topic_id)
+        if not positions and not self._checkpoint.exists():
+            self._sink.begin_at(self._job.topic, self._topic_id, first)
+        if not positions or self._strategy.start == "earliest":
+            return first
+        return {partition: positions.get(partition, offset) for partition, offset in first.items()}
+
+    def _handle(self, frame: DataFrame, batch_id: int) -> None:
+        """Apply one batch. Whatever it raises ends the query with the batch uncommitted."""
+        try:
+            self._apply(frame, batch_id)
+        except Exception as error:
+            if not self._stopping:
+                self._failure = error
+                self._wake.put(None)
+            raise
+
+    def _apply(self, frame: DataFrame, batch_id: int) -> None:
+        began = time.monotonic()
+        end = self._checkpoint.end(batch_id)
+        start = {partition: 0 for partition in end} | self._start(batch_id)
+        table = frame.toArrow()
+        read = time.monotonic()
+        bad = pc.is_valid(table["reason"])
+        rows = table.filter(pc.invert(bad)).select([name for name in table.column_names if name not in EVIDENCE])
+        batch = Batch(
+            topic=self._job.topic,
+            topic_id=self._topic_id,
+            start={partition: start[partition] for partition in end},
+            end=end,
+            rows=rows,
+            dead=[_dead_letter(self._job.topic, row) for row in table.filter(bad).to_pylist()],
+        )
+        with self._applying:
+            if self._stopping:
+                raise Stopping  # returning would let Spark commit what was not applied
+            counts = self._sink.apply(batch)
+            self._last_batch = (batch_id, end)
+            self._reached = end
+        self._log.info(
+            "applied",
+            batch=batch_id,
+            **counts._asdict(),
+            next_offsets=end,
+            read_ms=round((read - began) * 1000),
+            apply_ms=round((time.monotonic() - read) * 1000),
+        )
+
+    def _start(self, batch_id: int) -> Offsets:
+        if self._last_batch is not None and self._last_batch[0] == batch_id - 1:
+            return self._last_batch[1]
+        return self._checkpoint.start(batch_id)
+
+    def _spark_error(self) -> str | None:
+        """Why the query ended, in one line."""
+        try:
+            error = self._query.exception() if self._query is not None else None
+        except Py4JError:
+            return "its JVM is gone"
+        if error is None:
+            return None
+        told = re.search(r"terminated with exception: (.*)", str(error))
+        return (told[1] if told else str(error)).strip().partition("\n")[0]
+
+
+def _dead_letter(topic: str, row: dict[str, object]) -> DeadLetter:
+    record = row["record"]
+    assert isinstance(record, dict)  # noqa: S101
+    event_id = row["event_id"]
+    return DeadLetter(
+        topic=topic,
+        partition=int(str(row["partition"])),
+        offset=int(str(row["offset"])),
+        key=record["key"],
+        headers=[(header["key"], header["value"]) for header in record["headers"] or ()],
+        value=record["value"],
+        event_id=UUID(event_id) if isinstance(event_id, str) and UUID_TEXT.fullmatch(event_id) else None,
+        reason=str(row["reason"]),
+        detail=str(row["detail"]),
+    )

@@ -1,0 +1,26 @@
+"""The sample's sink job: ledger events in, balances out.
+
+To make it yours: the columns in staged.sql, how they are decoded in events.py, what becomes of them in projections/. What
+is new and what is a duplicate, strategies/ decides.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outbox.settings import Settings
+from outbox.sink.job import Job
+from sinks.events import events
+
+HERE = Path(__file__).parent
+
+
+def job(settings: Settings) -> Job:
+    """The job that `outbox sink` runs."""
+    return Job(
+        topic=settings.topic,
+        decode=events,
+        staged=HERE / "staged.sql",
+        strategies=HERE / "strategies",
+        projection=HERE / "projections" / "balances.sql",
+    )
