@@ -15,7 +15,7 @@ from outbox import connect, topics
 from outbox.database import connect as connect_database
 from outbox.migrate import migrate
 from outbox.settings import PROJECT_ROOT, BalancesRole, Settings, load
-from outbox.stack.command import Command
+from outbox.stack.command import sink
 from outbox.stack.stack import Stack
 
 HOME = PROJECT_ROOT / ".outbox" / "bench"
@@ -34,13 +34,13 @@ def latency(events: int) -> None:
     """Commit → topic and commit → balance, one event at a time, exactly-once on."""
     with _stack() as settings:
         connect.apply(settings)
-        sink = Command("sink-dedup", settings.home, ["sink", "--strategy", "dedup"])
-        sink.spawn()
+        process = sink(settings, "dedup")
+        process.spawn()
         try:
             arrival.measure(settings, "dedup", WARM_UP_EVENTS)
             found = arrival.measure(settings, "dedup", events)
         finally:
-            sink.stop()
+            process.stop()
     for name, seconds in (("commit_to_topic_ms", found.topic_s), ("commit_to_balance_ms", found.balance_s)):
         cuts = statistics.quantiles(seconds, n=100)
         click.echo(json.dumps({"measure": name, "p50": round(cuts[49] * 1e3, 1), "p99": round(cuts[98] * 1e3, 1)}))
@@ -63,8 +63,8 @@ def backlog(events: int) -> None:
 @contextmanager
 def _stack() -> Iterator[Settings]:
     if HOME.exists():
-        Stack(load(HOME)).reset()
-    stack = Stack(load(HOME, stack_postgres_port=0, stack_kafka_port=0, stack_connect_port=0))
+        Stack(load(HOME, environment=False)).reset()
+    stack = Stack(load(HOME, environment=False, stack_postgres_port=0, stack_kafka_port=0, stack_connect_port=0))
     try:
         stack.up(report=click.echo)
         migrate(stack.settings)

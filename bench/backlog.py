@@ -16,7 +16,7 @@ from bench.event import event_id, payload, uuid7
 from outbox import topics
 from outbox.database import connect
 from outbox.settings import PROJECT_ROOT, BalancesRole, Settings
-from outbox.stack.command import Command
+from outbox.stack.command import sink
 from outbox.wait import wait_for
 
 ACCOUNTS = 1_000
@@ -51,12 +51,12 @@ def produce(settings: Settings, events: int, report: Callable[[str], None]) -> N
 
 def drain_with_spark(settings: Settings, name: str, events: int) -> float:
     """Events a second of the Spark sink, from its first committed batch to its last; its start is not counted."""
-    sink = Command(f"sink-{name}", settings.home, ["sink", "--strategy", name], env={"OUTBOX_TOPIC": settings.topic})
-    sink.spawn()
+    process = sink(settings, name)
+    process.spawn()
     try:
         return _rate(settings, name, events)
     finally:
-        sink.stop()
+        process.stop()
 
 
 def drain_by_hand(settings: Settings, strategy: str, batch_events: int) -> float:
@@ -122,7 +122,7 @@ def _csv(messages: list[Message]) -> io.StringIO:
     return out
 
 
-def _rate(settings: Settings, sink: str, events: int) -> float:
+def _rate(settings: Settings, name: str, events: int) -> float:
     connection = connect(settings, BalancesRole.SINK)
     connection.autocommit = True
     try:
@@ -130,7 +130,7 @@ def _rate(settings: Settings, sink: str, events: int) -> float:
 
             def applied() -> int:
                 cursor.execute(
-                    "SELECT sum(next_offset) FROM positions WHERE sink = %s AND topic = %s", [sink, settings.topic]
+                    "SELECT sum(next_offset) FROM positions WHERE sink = %s AND topic = %s", [name, settings.topic]
                 )
                 row = cursor.fetchone()
                 return int(row[0] or 0) if row else 0

@@ -34,12 +34,12 @@ def main(once: bool, seed: int | None) -> None:
     seed = random.randrange(10**6) if seed is None else seed
     story = None
     try:
-        settings = load(HOME)
+        settings = load(HOME, environment=False)
         if HOME.exists():
             screen.progress("clearing away what the last walkthrough left")
             Stack(settings).reset()
         screen.say(f"seed {seed} (make demo SEED={seed} plays the same traffic)")
-        story = Story(load(HOME), screen, seed)
+        story = Story(load(HOME, environment=False), screen, seed)
         story.play()
         if screen.failed is None:
             screen.say("\nEvery expectation held.")

@@ -13,11 +13,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from outbox.database import connect
+from outbox.errors import Failure
 from outbox.settings import BalancesRole, Settings
 from outbox.stack.process import Process
 from outbox.wait import wait_for
 
-WINDOW_TIMEOUT_S = 60.0
+WINDOW_TIMEOUT_S = 120.0
 POLL_S = 0.0005
 
 
@@ -40,7 +41,9 @@ def kill_before_offsets(sink: Process, name: str, settings: Settings) -> Crash:
     ``fired`` is false if Spark was faster than we; then the sink has been let go on.
     """
     checkpoint = Path(unquote(urlsplit(settings.checkpoints).path)) / name
-    pids = [process.pid for process in sink.processes()]
+    driver = sink.pid()
+    if driver is None:
+        raise Failure(f"{sink.name} does not run", f"its log is {sink.log_file}")
     before = _position(settings, name)
     connection = connect(settings, BalancesRole.SINK)
     try:
@@ -53,16 +56,20 @@ def kill_before_offsets(sink: Process, name: str, settings: Settings) -> Crash:
                 return row is not None and int(row[0]) > before
 
             wait_for(f"sink {name} to commit to its database", moved, timeout_s=WINDOW_TIMEOUT_S, poll_s=POLL_S)
-            for pid in pids:  # not sink.pause(): looking the processes up takes longer than the window is open
-                os.kill(pid, signal.SIGSTOP)
+            # The driver commits, and Spark's JVM waits for it to return: one signal holds both. Not sink.pause(), which
+            # looks the processes up first: that takes longer than the window is open.
+            os.kill(driver, signal.SIGSTOP)
     finally:
         connection.close()
-    crash = Crash(_last(checkpoint / "offsets"), _last(checkpoint / "commits"))
-    if crash.fired:
+    if _crash(checkpoint).fired:
         sink.kill()
     else:
         sink.resume()
-    return crash
+    return _crash(checkpoint)
+
+
+def _crash(checkpoint: Path) -> Crash:
+    return Crash(_last(checkpoint / "offsets"), _last(checkpoint / "commits"))
 
 
 def _position(settings: Settings, name: str) -> int:

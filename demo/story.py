@@ -13,7 +13,7 @@ from outbox import check, connect, topics
 from outbox.check import Report
 from outbox.migrate import migrate
 from outbox.settings import Settings
-from outbox.stack.command import Command, service
+from outbox.stack.command import service, sink
 from outbox.stack.stack import Stack
 from outbox.wait import wait_for
 
@@ -22,7 +22,8 @@ REQUESTS_QUIET = 600
 REQUESTS_FAULT = 1000
 REQUESTS_BURST = 300
 SETTLE_TIMEOUT_S = 120.0
-BACKLOG_EVENTS = 20  # unrelayed events that a pause of the worker must bring before it is killed
+PUBLISHED_EVENTS = 200  # what a worker has published before it is killed
+BACKLOG_EVENTS = 20  # and what it has not
 CRASH_ATTEMPTS = 5
 RIGHT, NAIVE = "dedup", "naive"
 
@@ -81,13 +82,13 @@ class Story:
         self._screen.progress("databases migrated")
         connect.apply(self._settings)
         self._screen.progress(f"connector applied: {connect.status(self._settings).mode}")
-        self._sinks = {name: self._sink(name) for name in (RIGHT, NAIVE)}
+        self._sinks = {name: sink(self._settings, name) for name in (RIGHT, NAIVE)}
         for part in (service(self._settings), *self._sinks.values()):
             part.spawn()
         service(self._settings).wait_ready()
         self._screen.progress(f"service on http://{self._settings.service_host}:{self._settings.service_port}")
-        for sink in self._sinks.values():
-            sink.wait_ready()
+        for process in self._sinks.values():
+            process.wait_ready()
         self._screen.progress("sinks A `dedup` (remembers event ids) and B `naive` (balance += amount) are streaming")
 
     def _all_well(self) -> None:
@@ -196,7 +197,7 @@ class Story:
         worker = self._stack.part("connect")
         published = self._published()
         finish = self._traffic.start(REQUESTS_FAULT)
-        wait_for("the worker to publish", lambda: self._published() > published + BACKLOG_EVENTS, timeout_s=60)
+        wait_for("the worker to publish", lambda: self._published() >= published + PUBLISHED_EVENTS, timeout_s=60)
         worker.pause()
         wait_for("events to pile up", lambda: self._unrelayed() >= BACKLOG_EVENTS, timeout_s=60)
         unrelayed, pid = self._unrelayed(), worker.pid()
@@ -212,17 +213,17 @@ class Story:
 
     def _crash_sinks(self) -> None:
         """Kill each sink inside its window. They are down while a burst arrives, so that one batch holds it all."""
-        for sink in self._sinks.values():
-            sink.stop()
+        for process in self._sinks.values():
+            process.stop()
         burst = self._burst()
-        for name, sink in self._sinks.items():
+        for name, process in self._sinks.items():
             for _ in range(CRASH_ATTEMPTS):
-                sink.spawn()
-                crash = kill_before_offsets(sink, name, self._settings)
+                process.spawn()
+                crash = kill_before_offsets(process, name, self._settings)
                 if crash.fired:
                     break
                 self._screen.progress(f"Spark was faster than the kill of {name}: once more with another burst")
-                sink.stop()
+                process.stop()
                 burst = self._burst()
             self._replayed[name] = burst
             self._screen.expect(
@@ -230,8 +231,8 @@ class Story:
                 f"sink {name} was killed in the window",
                 f"its database has batch {crash.planned_batch}, Spark's offsets end at batch {crash.committed_batch}",
             )
-        for sink in self._sinks.values():
-            sink.start()
+        for process in self._sinks.values():
+            process.start()
 
     def _burst(self) -> Burst:
         """Traffic that nobody reads yet: what it changed in each account, and how many events it is."""
@@ -301,9 +302,6 @@ class Story:
         if self._traffic.surprises:
             return self._traffic.surprises[0]
         return ", ".join(f"{count} {kind}" for kind, count in sorted(self._traffic.answered.items()))
-
-    def _sink(self, name: str) -> Command:
-        return Command(f"sink-{name}", self._stack.home, ["sink", "--strategy", name])
 
 
 def _found(report: Report) -> str:

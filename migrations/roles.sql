@@ -16,10 +16,11 @@ SET log_min_error_statement = 'panic';
 \getenv ledger_auditor_password OUTBOX_LEDGER_AUDITOR_PASSWORD
 \getenv balances_owner_password OUTBOX_BALANCES_OWNER_PASSWORD
 \getenv balances_sink_password OUTBOX_BALANCES_SINK_PASSWORD
+\getenv balances_auditor_password OUTBOX_BALANCES_AUDITOR_PASSWORD
 
 SELECT format('CREATE ROLE %I', role)
   FROM unnest(ARRAY['ledger_owner', 'ledger_app', 'ledger_cdc', 'ledger_pruner', 'ledger_auditor',
-                    'balances_owner', 'balances_sink']) AS role
+                    'balances_owner', 'balances_sink', 'balances_auditor']) AS role
  WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role)
 \gexec
 
@@ -30,6 +31,12 @@ ALTER ROLE ledger_pruner LOGIN PASSWORD :'ledger_pruner_password';
 ALTER ROLE ledger_auditor LOGIN PASSWORD :'ledger_auditor_password';
 ALTER ROLE balances_owner LOGIN PASSWORD :'balances_owner_password';
 ALTER ROLE balances_sink LOGIN PASSWORD :'balances_sink_password';
+ALTER ROLE balances_auditor LOGIN PASSWORD :'balances_auditor_password';
+
+-- Nobody waits for ever on a service or a sink that went away with a transaction open. Not for Debezium: its snapshot is
+-- one long transaction that may wait for Kafka.
+ALTER ROLE ledger_app SET idle_in_transaction_session_timeout = '60s';
+ALTER ROLE balances_sink SET idle_in_transaction_session_timeout = '60s';
 
 SELECT format('CREATE DATABASE %I OWNER %I', database, database || '_owner')
   FROM unnest(ARRAY['ledger', 'balances']) AS database
@@ -40,3 +47,4 @@ REVOKE ALL ON DATABASE ledger, balances FROM PUBLIC;
 GRANT CONNECT ON DATABASE ledger TO ledger_app, ledger_cdc, ledger_pruner, ledger_auditor;
 -- A sink stages each batch in a temporary table.
 GRANT CONNECT, TEMPORARY ON DATABASE balances TO balances_sink;
+GRANT CONNECT ON DATABASE balances TO balances_auditor;

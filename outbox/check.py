@@ -206,16 +206,20 @@ def check_settled(settings: Settings, timeout_s: float) -> Report:
 
 
 def read_sinks(settings: Settings) -> list[SinkState]:
-    """Every sink that ever ran on this topic, in one snapshot."""
+    """Every sink of this topic, in one snapshot."""
     positions: dict[str, dict[int, int]] = defaultdict(dict)
     totals: dict[str, dict[str, Decimal]] = defaultdict(dict)
     parked: dict[str, set[bytes]] = defaultdict(set)
-    with _snapshot(settings, BalancesRole.SINK) as connection, connection.cursor() as cursor:
+    others: set[str] = set()  # sinks of other topics
+    with _snapshot(settings, BalancesRole.AUDITOR) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT name, duplicates FROM sinks")
         skipped = dict(cursor.fetchall())
-        cursor.execute("SELECT sink, partition, next_offset FROM positions WHERE topic = %s", [settings.topic])
-        for sink, partition, next_offset in cursor:
-            positions[sink][partition] = next_offset
+        cursor.execute("SELECT sink, topic, partition, next_offset FROM positions")
+        for sink, topic, partition, next_offset in cursor:
+            if topic == settings.topic:
+                positions[sink][partition] = next_offset
+            else:
+                others.add(sink)
         cursor.execute("SELECT sink, key, total FROM audit_balances")
         for sink, key, total in cursor:
             totals[sink][key] = total
@@ -224,7 +228,7 @@ def read_sinks(settings: Settings) -> list[SinkState]:
             parked[sink].add(uuid.UUID(event_id).bytes)
     return [
         SinkState(name, positions[name], totals[name], frozenset(parked[name]), skipped[name])
-        for name in sorted(positions)
+        for name in sorted({*skipped} - (others - {*positions}))
     ]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
+from dotenv import dotenv_values
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -38,6 +39,7 @@ class BalancesRole(Enum):
 
     OWNER = "balances_owner"
     SINK = "balances_sink"
+    AUDITOR = "balances_auditor"
 
 
 class Settings(BaseSettings):
@@ -72,6 +74,7 @@ class Settings(BaseSettings):
     balances_sslrootcert: Path | None = Field(None, description="CA file, for verify-ca and verify-full")
     balances_owner_password: SecretStr = Field(SecretStr(""), description="role that migrates")
     balances_sink_password: SecretStr = Field(SecretStr(""), description="role of the sinks")
+    balances_auditor_password: SecretStr = Field(SecretStr(""), description="role that `outbox check` reads with")
 
     kafka_bootstrap: str = Field("127.0.0.1:9092", description="host:port, comma separated")
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
@@ -81,6 +84,7 @@ class Settings(BaseSettings):
     kafka_cafile: Path | None = Field(None, description="CA file (PEM) of the brokers")
     topic: str = Field("ledger.events", description="the topic of the events")
     topic_partitions: int = Field(4, ge=1)
+    topic_retention_hours: int = Field(168, ge=1, description="how long the topic keeps events")
     topic_replication: int = Field(1, ge=1, description="replication factor of the topics that we create")
 
     connect_url: str = Field("http://127.0.0.1:8083", description="Kafka Connect's REST interface")
@@ -104,6 +108,15 @@ class Settings(BaseSettings):
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else json")
+
+    def as_env(self) -> dict[str, str]:
+        """All of it as environment variables, secrets too: what a process is given that must read the same settings."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        return {
+            f"{PREFIX}{name.upper()}": str(value.get_secret_value() if isinstance(value, SecretStr) else value)
+            for name, value in values.items()
+            if value is not None
+        }
 
     @property
     def stack_env_file(self) -> Path:
@@ -138,13 +151,21 @@ def database_passwords() -> list[str]:
     return [f"{role.value}_password" for role in (*LedgerRole, *BalancesRole)] + ["stack_postgres_password"]
 
 
-def load(home: Path | None = None, **overrides: Any) -> Settings:
+def load(home: Path | None = None, *, environment: bool = True, **overrides: Any) -> Settings:
     """Read the settings, of the given home folder or of the one that the environment or ``.env`` names.
 
-    ``overrides`` are settings by name that win over everything. Raises Failure naming each setting that is wrong.
+    ``environment=False`` leaves the environment and ``.env`` out: what runs on a stack of its own must not reach
+    another because somebody's shell points there. ``overrides`` are settings by name that win over everything.
+    Raises Failure naming each setting that is wrong.
     """
     dotenv = PROJECT_ROOT / ".env"
     try:
+        if not environment:
+            found = (home or PROJECT_ROOT / ".outbox").absolute()
+            chosen = {
+                name.removeprefix(PREFIX).lower(): value for name, value in dotenv_values(found / "stack.env").items()
+            }
+            return Settings(_env_prefix="NONE_OF_", _env_file=None, **{**chosen, "home": found, **overrides})
         found = (home or Settings(_env_file=dotenv).home).absolute()
         return Settings(_env_file=(found / "stack.env", dotenv), home=found, **overrides)
     except OSError as error:

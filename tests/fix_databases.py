@@ -46,6 +46,7 @@ def clone(template: Settings, postgres: Postgres) -> Iterator[Settings]:
         postgres.psql(f"REVOKE ALL ON DATABASE {name} FROM PUBLIC")
     postgres.psql(f"GRANT CONNECT ON DATABASE {ledger} TO ledger_app, ledger_cdc, ledger_pruner, ledger_auditor")
     postgres.psql(f"GRANT CONNECT, TEMPORARY ON DATABASE {balances} TO balances_sink")
+    postgres.psql(f"GRANT CONNECT ON DATABASE {balances} TO balances_auditor")
     yield template.model_copy(update={"ledger_dbname": ledger, "balances_dbname": balances})
     for name in (ledger, balances):
         postgres.psql(f"DROP DATABASE {name} WITH (FORCE)")

@@ -18,7 +18,9 @@ TEST_HOMES = PROJECT_ROOT / ".outbox" / "tests"
 
 def private_stack(home: Path) -> Stack:
     """A stack that nobody else uses: what a test may break."""
-    return Stack(load(home, stack_postgres_port=0, stack_kafka_port=0, stack_connect_port=0, service_port=0))
+    return Stack(
+        load(home, environment=False, stack_postgres_port=0, stack_kafka_port=0, stack_connect_port=0, service_port=0)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +29,7 @@ def stack_home(request: pytest.FixtureRequest) -> Iterator[Path]:
     home = TEST_HOMES / uuid.uuid4().hex[:8]
     home.mkdir(parents=True)
     yield home
-    Stack(load(home)).down()
+    private_stack(home).down()
     for entry in home.iterdir():
         if entry.name == "logs" and request.session.testsfailed:
             print(f"\nlogs of the stack: {entry}")  # noqa: T201

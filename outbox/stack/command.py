@@ -8,33 +8,33 @@ from pathlib import Path
 
 import requests
 
+from outbox.check import read_sinks
 from outbox.settings import Settings
 from outbox.stack.process import Process
 
 
 class Command(Process):
-    """``outbox ARGUMENTS`` on the stack of a home folder, with some settings of its own (environment variables)."""
+    """``outbox ARGUMENTS`` with exactly these settings: neither a ``.env`` nor somebody's shell leads it elsewhere."""
 
     start_timeout_s = 90.0
 
     def __init__(
         self,
         name: str,
-        home: Path,
+        settings: Settings,
         arguments: Sequence[str],
-        env: Mapping[str, str] | None = None,
         ready: Callable[[], bool] = lambda: True,
     ) -> None:
-        super().__init__(name, home)
+        super().__init__(name, settings.home)
+        self._settings = settings
         self._arguments = arguments
-        self._env = dict(env or {})
         self._ready = ready
 
     def argv(self) -> Sequence[str | Path]:
         return [sys.executable, "-m", "outbox", *self._arguments]
 
     def env(self) -> Mapping[str, str]:
-        return {"OUTBOX_HOME": str(self.home), **self._env}
+        return self._settings.as_env()
 
     def is_ready(self) -> bool:
         return self._ready()
@@ -50,4 +50,13 @@ def service(settings: Settings) -> Command:
         except requests.RequestException:
             return False
 
-    return Command("service", settings.home, ["serve"], ready=ready)
+    return Command("service", settings, ["serve"], ready)
+
+
+def sink(settings: Settings, strategy: str) -> Command:
+    """The sink of one strategy, ready once it has ever begun to read the topic."""
+
+    def ready() -> bool:
+        return any(state.name == strategy and state.positions for state in read_sinks(settings))
+
+    return Command(f"sink-{strategy}", settings, ["sink", "--strategy", strategy], ready)

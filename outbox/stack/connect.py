@@ -37,11 +37,6 @@ class Connect(Jvm):
             "OUTBOX_KAFKA_BOOTSTRAP": settings.kafka_bootstrap,
             "OUTBOX_CONNECT_LISTENER": settings.connect_url,
             "OUTBOX_CONNECT_EXACTLY_ONCE": "enabled" if settings.exactly_once else "disabled",
-            # What connect/outbox.json refers to.
-            "OUTBOX_LEDGER_HOST": settings.connect_ledger_host or settings.ledger_host,
-            "OUTBOX_LEDGER_PORT": str(settings.ledger_port),
-            "OUTBOX_LEDGER_DBNAME": settings.ledger_dbname,
-            "OUTBOX_LEDGER_SSLMODE": settings.ledger_sslmode,
             "OUTBOX_LEDGER_CDC_PASSWORD": settings.ledger_cdc_password.get_secret_value(),
         }
 

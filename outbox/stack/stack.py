@@ -7,8 +7,6 @@ All of it lives in one home folder, so that several stacks stand side by side. W
 from __future__ import annotations
 
 import fcntl
-import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +16,7 @@ import psutil
 from outbox import settings as configuration
 from outbox.errors import Failure
 from outbox.settings import PREFIX, Settings
-from outbox.stack import ports
+from outbox.stack import envfile, ports
 from outbox.stack.connect import Connect
 from outbox.stack.jars import resolve
 from outbox.stack.kafka import Kafka
@@ -43,8 +41,8 @@ class Stack:
     @property
     def settings(self) -> Settings:
         """The given settings with the ports and passwords that ``up`` chose."""
-        chosen = configuration.load(self.home)
-        names = [name.removeprefix(PREFIX).lower() for name in self._chosen()]
+        chosen = configuration.load(self.home, environment=False)
+        names = [name.removeprefix(PREFIX).lower() for name in envfile.read(self._given.stack_env_file)]
         return self._given.model_copy(update={name: getattr(chosen, name) for name in names})
 
     def up(self, only: Iterable[str] = PARTS, report: Report = quiet) -> None:
@@ -54,7 +52,8 @@ class Stack:
         """
         wanted = set(only)
         with self._locked():
-            self._choose()
+            # Ports and passwords are chosen once: what stack.env says already, stays.
+            envfile.add(self._given.stack_env_file, {**self._ports(), **envfile.generate()})
             if wanted & {"kafka", "connect"}:
                 resolve("kafka", report)
             for part in (self.part(name) for name in PARTS if name in wanted):
@@ -118,25 +117,7 @@ class Stack:
                 ) from None
             yield
 
-    def _choose(self) -> None:
-        """Choose ports and generate passwords, once: what stack.env says already, stays."""
-        chosen = self._chosen()
-        missing = {name: value for name, value in self._defaults().items() if name not in chosen}
-        if not missing:
-            return
-        text = "".join(f"{name}={value}\n" for name, value in {**chosen, **missing}.items())
-        # Whole or not at all: half a file would bring half the passwords.
-        staging = self.home / "stack.env.new"
-        staging.unlink(missing_ok=True)
-        with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-            out.write(text)
-        staging.replace(self._given.stack_env_file)
-
-    def _chosen(self) -> dict[str, str]:
-        file = self._given.stack_env_file
-        return dict(line.split("=", 1) for line in file.read_text().splitlines()) if file.exists() else {}
-
-    def _defaults(self) -> dict[str, str]:
+    def _ports(self) -> dict[str, str]:
         given = self._given
         postgres, kafka, controller, connect, service = ports.choose(
             given.stack_postgres_port, given.stack_kafka_port, 0, given.stack_connect_port, given.service_port
@@ -148,7 +129,5 @@ class Stack:
             "stack_controller_port": controller,
             "connect_url": f"http://{ports.LOOPBACK}:{connect}",
             "service_port": service,
-            "service_token": secrets.token_urlsafe(24),
         }
-        passwords = {name: secrets.token_urlsafe(24) for name in configuration.database_passwords()}
-        return {f"{PREFIX}{name.upper()}": str(value) for name, value in {**values, **passwords}.items()}
+        return {f"{PREFIX}{name.upper()}": str(value) for name, value in values.items()}

@@ -27,7 +27,7 @@ CREATE VIEW audit_balances AS
     SELECT sink, account_id::text AS key, balance_minor AS total, version FROM balances;
 
 GRANT SELECT, INSERT, UPDATE ON balances TO balances_sink;
-GRANT SELECT ON audit_balances TO balances_sink;
+GRANT SELECT ON audit_balances TO balances_auditor;
 """
 
 

@@ -91,6 +91,7 @@ CREATE INDEX dead_letters_open ON dead_letters (sink, first_seen_at) WHERE statu
 
 GRANT SELECT, INSERT, UPDATE ON sinks, positions, dead_letters TO balances_sink;
 GRANT SELECT, INSERT ON processed_events TO balances_sink;
+GRANT SELECT ON sinks, positions, dead_letters TO balances_auditor;
 REVOKE ALL ON FUNCTION ensure_processed_events FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION ensure_processed_events TO balances_sink;
 """

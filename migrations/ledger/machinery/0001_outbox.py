@@ -24,7 +24,9 @@ def upgrade() -> None:
             schema_version smallint     NOT NULL DEFAULT 1,
             payload        jsonb        NOT NULL,
             occurred_at    timestamp(6) NOT NULL DEFAULT (clock_timestamp() AT TIME ZONE 'utc'),
-            traceparent    text
+            traceparent    text,
+            -- Connect's producer takes records of up to 1 MiB; one that does not fit would stop the relay for everybody.
+            CONSTRAINT payload_fits_a_record CHECK (octet_length(payload::text) <= 1000000)
         )
     """)
     # Inserts only: pruning relayed rows is no event.
