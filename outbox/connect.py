@@ -90,18 +90,23 @@ def apply(settings: Settings) -> str:
     """
     rest = Rest(settings)
     _require_publication(settings)
-    _require_continuity(settings, rest)
     topics.create(settings)
     wanted, current = render(settings), rest.config()
-    if current != {**wanted, "name": settings.connector}:
+    if current is None:
+        # Connect keeps the offsets of a connector that was removed, and tells them only of one that is there.
+        rest.create_stopped(wanted)
+    _require_continuity(settings, rest)
+    if current is None:
+        done = "created"
+    elif current != {**wanted, "name": settings.connector}:
         rest.put_config(wanted)
-        done = "created" if current is None else "updated"
+        done = "updated"
     elif rest.status().error:
         rest.restart()
         done = "restarted"
     else:
-        rest.resume()
         done = "unchanged"
+    rest.resume()
     _wait_running(settings, rest)
     return done
 
@@ -166,8 +171,12 @@ class Rest:
         answer = self._call("GET", f"/connectors/{self._name}/config", missing_is_none=True)
         return None if answer is None else dict(answer)
 
+    def create_stopped(self, config: Config) -> None:
+        """Create the connector without letting it run yet."""
+        self._call("POST", "/connectors", json={"name": self._name, "config": config, "initial_state": "STOPPED"})
+
     def put_config(self, config: Config) -> None:
-        """Create the connector or replace its configuration."""
+        """Replace the connector's configuration."""
         self._call("PUT", f"/connectors/{self._name}/config", json=config)
 
     def restart(self) -> None:

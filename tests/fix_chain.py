@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -14,7 +15,28 @@ from outbox.stack.stack import Stack
 
 @pytest.fixture
 def topic(databases: Settings, stack: Stack) -> Iterator[Settings]:
-    """Settings with a topic and a connector's name of this test alone; the topics are made, the connector is not."""
+    """Settings with a topic and a connector's name of this test alone; the topic is made, the connector is not."""
+    with topic_of(databases, stack) as settings:
+        yield settings
+
+
+@pytest.fixture
+def chain(topic: Settings) -> Iterator[Settings]:
+    """Settings of a chain whose connector relays from the test's ledger to the test's topic."""
+    with relaying(topic):
+        yield topic
+
+
+@pytest.fixture(scope="module")
+def shared_chain(shared_databases: Settings, stack: Stack) -> Iterator[Settings]:
+    """The same for the tests of a module that do not disturb each other: a connector of their own costs seconds."""
+    with topic_of(shared_databases, stack) as settings, relaying(settings):
+        yield settings
+
+
+@contextmanager
+def topic_of(databases: Settings, stack: Stack) -> Iterator[Settings]:
+    """A topic for a pair of databases, deleted at the end."""
     suffix = databases.ledger_dbname.rpartition("_")[2]
     settings = stack.settings.model_copy(
         update={
@@ -28,13 +50,13 @@ def topic(databases: Settings, stack: Stack) -> Iterator[Settings]:
     topics.create(settings)
     yield settings
     admin = AdminClient(topics.client_config(settings))
-    for future in admin.delete_topics([settings.topic, f"{settings.connector}.offsets"]).values():
+    for future in admin.delete_topics([settings.topic]).values():
         future.result(10)
 
 
-@pytest.fixture
-def chain(topic: Settings) -> Iterator[Settings]:
-    """Settings of a chain whose connector relays from the test's ledger to the test's topic."""
-    connect.apply(topic)
-    yield topic
-    connect.remove(topic, forget=True)
+@contextmanager
+def relaying(settings: Settings) -> Iterator[None]:
+    """A connector from the ledger to the topic, removed at the end with its slot."""
+    connect.apply(settings)
+    yield
+    connect.remove(settings, forget=True)
