@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import select
+import time
 from typing import Any
 
 import psycopg2
+import psycopg2.extensions
 from psycopg2 import errors
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError, OperationalError, SQLAlchemyError
@@ -18,8 +20,8 @@ POOL_TIMEOUT_S = 3
 LOCK_TIMEOUT_S = 3
 STATEMENT_TIMEOUT_S = 5
 TRANSACTION_TIMEOUT_S = 10
-# A host that vanished without a word is noticed after so long.
-TCP_TIMEOUT_S = 10
+# A server that vanished, or froze, says nothing any more, so its own timeouts do not help.
+ANSWER_TIMEOUT_S = 8
 
 
 def make_engine(settings: Settings) -> Engine:
@@ -30,10 +32,6 @@ def make_engine(settings: Settings) -> Engine:
             **settings.dsn(LedgerRole.APP),
             "application_name": "ledger",
             "connect_timeout": CONNECT_TIMEOUT_S,
-            "tcp_user_timeout": TCP_TIMEOUT_S * 1000,
-            "keepalives_idle": TCP_TIMEOUT_S,
-            "keepalives_interval": 2,
-            "keepalives_count": 3,
             "options": f"-c lock_timeout={LOCK_TIMEOUT_S}s -c statement_timeout={STATEMENT_TIMEOUT_S}s"
             f" -c transaction_timeout={TRANSACTION_TIMEOUT_S}s",
         },
@@ -47,6 +45,15 @@ def make_engine(settings: Settings) -> Engine:
     return engine
 
 
+def bound_waits() -> None:
+    """Bound every wait for the server's answer in this process, to connect or to execute.
+
+    psycopg2 has no other timeout of its own. The hook is the whole process's and rules COPY out, so it is set where the
+    service has a process to itself: in gunicorn's workers.
+    """
+    psycopg2.extensions.set_wait_callback(_wait_for_answer)
+
+
 def is_unavailable(error: SQLAlchemyError) -> bool:
     """Whether the database did not answer, or not now: the same request may succeed later."""
     if isinstance(error, PoolTimeoutError | OperationalError):
@@ -57,12 +64,22 @@ def is_unavailable(error: SQLAlchemyError) -> bool:
     )
 
 
+def _wait_for_answer(connection: psycopg2.extensions.connection) -> None:
+    """psycopg2 calls this when it has to wait; an exception makes it close the connection."""
+    deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+    while (state := connection.poll()) != psycopg2.extensions.POLL_OK:
+        socket = select.poll()
+        socket.register(connection, select.POLLIN if state == psycopg2.extensions.POLL_READ else select.POLLOUT)
+        if not socket.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
+            raise psycopg2.OperationalError(f"the server has not answered for {ANSWER_TIMEOUT_S} s")
+
+
 def _require_open(connection: psycopg2.extensions.connection, *_: Any) -> None:
     """Notice that the server has closed an idle connection, without asking it: then there is something to read.
 
     So the first request after a restart of the database succeeds, and no request pays for a ping.
     """
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    if poll.poll(0):
+    socket = select.poll()
+    socket.register(connection, select.POLLIN)
+    if socket.poll(0):
         raise InvalidatePoolError

@@ -8,6 +8,7 @@ import shutil
 
 from outbox import log
 from outbox import settings as configuration
+from service.database import bound_waits
 from service.metrics import FOLDER_VARIABLE
 
 _settings = configuration.load()
@@ -22,10 +23,16 @@ control_socket_disable = True
 
 
 def on_starting(_: object) -> None:
-    """gunicorn's own records go where ours go."""
+    """gunicorn's own records go where ours go; Alembic's, a few for each look at the schema, nowhere."""
     records = logging.getLogger("gunicorn.error")
     records.handlers.clear()
     records.propagate = True
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def post_worker_init(_: object) -> None:
+    """A worker's process is the service's own."""
+    bound_waits()
 
 
 def on_exit(_: object) -> None:

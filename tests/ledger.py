@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import uuid
 from contextlib import closing
 from typing import Any
@@ -85,6 +86,18 @@ WRONG = {
           FROM idempotency_keys LEFT JOIN transfers ON transfers.id = (body::json ->> 'id')::uuid
          WHERE status = 201 AND transfers.id IS NULL""",
 }
+
+
+def chosen_seed() -> int:
+    """A seed for the random choices of a test, printed so that a failure can be repeated."""
+    seed = random.randrange(10**6)  # noqa: S311
+    print(f"seed: {seed}")  # noqa: T201
+    return seed
+
+
+def seeded(seed: int, number: int) -> random.Random:
+    """The random choices of one of several clients."""
+    return random.Random(f"{seed}/{number}")  # noqa: S311
 
 
 def audit(settings: Settings) -> dict[str, list[tuple[Any, ...]]]:

@@ -1,0 +1,246 @@
+"""The service as a process, under load, while its database or itself is stopped, killed or frozen."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import requests
+
+from outbox.migrate import migrate
+from outbox.settings import Settings
+from outbox.stack.command import Command, service
+from outbox.stack.stack import Stack
+from outbox.wait import wait_for
+from tests.command import outbox
+from tests.fix_stack import private_stack
+from tests.ledger import audit, chosen_seed, query, seeded
+
+CLIENTS = 4
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A Postgres that nobody else uses, migrated."""
+    home: Path = tmp_path_factory.mktemp("home")
+    stack = private_stack(home)
+    stack.up(only=["postgres"])
+    try:
+        migrate(stack.settings)
+        yield stack
+    finally:
+        stack.down()
+
+
+@pytest.fixture
+def served(private: Stack) -> Iterator[Command]:
+    """The service, running on it."""
+    process = service(private.settings)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+class Load(threading.Thread):
+    """A client that makes transfers without a pause, each until it has an answer: with the same key."""
+
+    def __init__(self, settings: Settings, accounts: list[str], seed: int, number: int) -> None:
+        super().__init__(name=f"client {number}", daemon=True)
+        self._url = f"http://{settings.service_host}:{settings.service_port}"
+        self._token = settings.service_token.get_secret_value()
+        self._accounts = accounts
+        self._random = seeded(seed, number)
+        self._halt = threading.Event()
+        self.answered: Counter[int] = Counter()  # by status; 0 is a broken connection
+        self.made: list[str] = []  # transfers that were confirmed
+        self.slowest_s = 0.0
+
+    def run(self) -> None:
+        with requests.Session() as http:
+            http.headers["Authorization"] = f"Bearer {self._token}"
+            while not self._halt.is_set():
+                self._transfer(http)
+
+    def finish(self) -> None:
+        """End once the transfer under way is answered."""
+        self._halt.set()
+        self.join(60)
+        assert not self.is_alive(), "a client still waits for an answer"
+
+    def _transfer(self, http: requests.Session) -> None:
+        source, target = self._random.sample(self._accounts, 2)
+        body = {"from_account": source, "to_account": target, "amount": self._random.randint(1, 100)}
+        key = str(uuid.UUID(int=self._random.getrandbits(128)))
+        status = 503
+        while status in (0, 503):
+            started_at_s = time.monotonic()
+            try:
+                response = http.post(f"{self._url}/transfers", json=body, headers={"Idempotency-Key": key}, timeout=60)
+                status = response.status_code
+            except requests.ConnectionError:
+                status = 0
+                if self._halt.wait(0.01):
+                    return  # the test has failed while the service was away
+            self.slowest_s = max(self.slowest_s, time.monotonic() - started_at_s)
+            self.answered[status] += 1
+            if status == 201:
+                self.made.append(response.json()["id"])
+
+
+class Work:
+    """All the clients, seen as one."""
+
+    def __init__(self, clients: list[Load]) -> None:
+        self._clients = clients
+
+    @property
+    def answered(self) -> Counter[int]:
+        """How many requests were answered, by status; 0 is a broken connection."""
+        return sum((client.answered for client in self._clients), Counter[int]())
+
+    @property
+    def made(self) -> list[str]:
+        """The transfers that the service has confirmed."""
+        return [transfer for client in self._clients for transfer in client.made]
+
+    @property
+    def slowest_s(self) -> float:
+        """How long the slowest answer took."""
+        return max(client.slowest_s for client in self._clients)
+
+    def wait_for_more(self, status: int, count: int = 20) -> None:
+        """Wait until so many more requests have been answered so."""
+        before = self.answered[status]
+        wait_for(f"{count} more answers {status}", lambda: self.answered[status] >= before + count, timeout_s=60)
+
+
+@contextmanager
+def working(settings: Settings) -> Iterator[Work]:
+    """Clients at work among a few accounts; at the end each has the answer to what it has asked."""
+    seed = chosen_seed()
+    rows = "INSERT INTO accounts (kind, currency) SELECT 'system', 'EUR' FROM generate_series(1, 6) RETURNING id"
+    accounts = [str(account) for (account,) in query(settings, rows)]
+    clients = [Load(settings, accounts, seed, number) for number in range(CLIENTS)]
+    for client in clients:
+        client.start()
+    try:
+        yield Work(clients)
+    finally:
+        for client in clients:
+            client.finish()
+
+
+def assert_sound(settings: Settings, work: Work) -> None:
+    """Nothing half-done, nothing unexpected, and every confirmed transfer there, once."""
+    assert set(work.answered) <= {0, 201, 503}, work.answered
+    assert len(work.made) == len(set(work.made)) == work.answered[201], "a confirmed transfer was confirmed to another"
+    made = query(settings, "SELECT count(*) FROM transfers WHERE id = ANY (%s::uuid[])", parameters=[work.made])
+    assert made == [(len(work.made),)], "a confirmed transfer is not there"
+    assert audit(settings) == {}
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["restarted", "killed"])
+def test_a_database_that_goes_under_load_gives_503_and_the_service_recovers_by_itself(
+    private: Stack, served: Command, crash: bool
+) -> None:
+    settings, postgres, pid = private.settings, private.part("postgres"), served.pid()
+    with working(settings) as work:
+        work.wait_for_more(201)
+        before = work.answered
+        postgres.kill() if crash else postgres.stop()
+        work.wait_for_more(503)
+        assert not served.is_ready(), "/readyz says ready without a database"
+        postgres.start()
+        work.wait_for_more(201, 100)
+        assert served.is_ready()
+    assert before[503] == 0, before
+    assert work.answered[0] == 0, "a request was left without an answer"
+    assert served.pid() == pid
+    assert_sound(settings, work)
+
+
+def test_an_idle_service_does_not_notice_that_its_database_was_restarted(private: Stack, served: Command) -> None:
+    settings, postgres = private.settings, private.part("postgres")
+    account = f"http://{settings.service_host}:{settings.service_port}/accounts/{uuid.uuid4()}"
+    headers = {"Authorization": f"Bearer {settings.service_token.get_secret_value()}"}
+
+    def ask() -> set[int]:
+        # More requests than there are connections, so that each of these is used.
+        with ThreadPoolExecutor(16) as pool:
+            return set(pool.map(lambda _: requests.get(account, headers=headers, timeout=30).status_code, range(64)))
+
+    assert ask() == {404}
+    postgres.stop()
+    postgres.start()
+    assert ask() == {404}
+
+
+def test_a_database_that_freezes_gives_503_in_bounded_time_and_the_service_recovers(
+    private: Stack, served: Command
+) -> None:
+    settings, postgres = private.settings, private.part("postgres")
+    with working(settings) as work:
+        work.wait_for_more(201)
+        postgres.pause()
+        try:
+            work.wait_for_more(503, CLIENTS)
+        finally:
+            postgres.resume()
+        work.wait_for_more(201, 100)
+    assert work.answered[0] == 0, "a request was left without an answer"
+    assert work.slowest_s < 20, work.slowest_s
+    assert_sound(settings, work)
+
+
+def test_a_service_that_is_asked_to_stop_answers_what_has_come_in(private: Stack, served: Command) -> None:
+    settings = private.settings
+    with working(settings) as work:
+        work.wait_for_more(201)
+        served.stop()
+        assert "Shutting down: Master" in served.tail(), served.tail()
+        served.start()
+        work.wait_for_more(201, 100)
+    # A request that was cut off after its commit would have come again, and found its key taken.
+    assert 'outcome="repeated"' not in metrics(settings)
+    assert_sound(settings, work)
+
+
+def test_a_service_that_is_killed_leaves_nothing_half_done(private: Stack, served: Command) -> None:
+    settings = private.settings
+    with working(settings) as work:
+        for _ in range(3):
+            work.wait_for_more(201)
+            served.kill()
+            served.start()
+        work.wait_for_more(201)
+    assert work.answered[0] > 0, "no request was under way when it was killed"
+    assert_sound(settings, work)
+
+
+def test_metrics_add_up_over_all_workers(private: Stack, served: Command) -> None:
+    settings = private.settings
+    with working(settings) as work:
+        work.wait_for_more(201, 50)
+    told = metrics(settings)
+    assert f'ledger_transfers_total{{outcome="created"}} {float(work.answered[201])}' in told, told
+
+
+def test_a_service_without_a_token_ends_with_one_line(tmp_path: Path) -> None:
+    done = outbox("serve", home=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "outbox: OUTBOX_SERVICE_TOKEN is not set — `outbox up` generates one, or set one of your own\n"
+    )
+
+
+def metrics(settings: Settings) -> str:
+    return requests.get(f"http://{settings.service_host}:{settings.service_port}/metrics", timeout=10).text
