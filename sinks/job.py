@@ -1,7 +1,7 @@
 """The sample's sink job: ledger events in, balances out.
 
-To make it yours: the columns in staged.sql, how they are decoded in events.py, what becomes of them in projections/. What
-is new and what is a duplicate, strategies/ decides.
+To make it yours: the columns in staged.sql, how they are decoded in events.py, what becomes of them in projections/.
+What is new and what is a duplicate, strategies/ decides.
 """
 
 from __future__ import annotations

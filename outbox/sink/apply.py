@@ -1,7 +1,8 @@
 """The apply: one batch, one Postgres transaction.
 
-In this order, and all or nothing: the sink's lock and epoch; the positions it must continue from; the rows, staged by COPY; the
-strategy, which leaves what is new in ``fresh``; the projection, which applies ``fresh``; dead letters; the new positions.
+In this order, and all or nothing: the sink's lock and epoch; the positions it must continue from; the rows, staged by
+COPY; the strategy, which leaves what is new in ``fresh``; the projection, which applies ``fresh``; dead letters; the
+new positions.
 
 Should the process end anywhere before the commit, nothing has happened. Should it end after, the reader, who has not
 heard of it, delivers the same offsets again, maybe cut into other batches: the strategy's case.
@@ -17,9 +18,7 @@ from typing import NamedTuple
 
 import psycopg2
 import pyarrow as pa
-from psycopg2 import sql
-from psycopg2.extensions import connection as Connection
-from psycopg2.extensions import cursor as Cursor
+from psycopg2 import extensions, sql
 from pyarrow import csv
 
 from outbox.errors import Failure
@@ -31,7 +30,8 @@ COPY_BUFFER_BYTES = 1 << 20
 TABLES = """
 CREATE TEMPORARY TABLE staged (%s) ON COMMIT DELETE ROWS;
 CREATE TEMPORARY TABLE fresh (LIKE staged) ON COMMIT DELETE ROWS;
-CREATE TEMPORARY TABLE rejected (event_id uuid NOT NULL, reason text NOT NULL, detail text NOT NULL) ON COMMIT DELETE ROWS;
+CREATE TEMPORARY TABLE rejected (event_id uuid NOT NULL, reason text NOT NULL, detail text NOT NULL)
+    ON COMMIT DELETE ROWS;
 """
 COUNT = """
 UPDATE sinks SET applied = applied + %(applied)s, duplicates = duplicates + %(duplicates)s WHERE name = %(sink)s
@@ -50,8 +50,9 @@ class Counts(NamedTuple):
 class Sink:
     """A sink with the connection that it applies with, fenced off against any other driver while that lives."""
 
-    def __init__(self, connection: Connection, strategy: Strategy, staged: Path, projection: Path) -> None:
-        """Take the fence and prepare the session. ``staged`` lists the columns of an event, ``projection`` applies them.
+    def __init__(self, connection: extensions.connection, strategy: Strategy, staged: Path, projection: Path) -> None:
+        """Take the fence and prepare the session. ``staged`` is the file that lists the columns of an event,
+        ``projection`` the SQL that applies what is in ``fresh``.
 
         Raises Failure if the sink has a driver already.
         """
@@ -77,8 +78,9 @@ class Sink:
     def apply(self, batch: Batch) -> Counts:
         """Apply a batch and commit. An empty one costs no transaction.
 
-        Raises Failure, with nothing changed, if events before the batch are lost, if another driver took over, or if the
-        connection broke. After that last one the outcome is unknown and the fence is gone: end the process and start again.
+        Raises Failure, with nothing changed, if events before the batch are lost, if another driver took over, or if
+        the database refused the batch; and if the connection broke, when the outcome is unknown and the fence is gone.
+        Either way the sink is of no more use: end the process, and let it be started again.
         """
         if batch.is_empty:
             return Counts()
@@ -96,7 +98,7 @@ class Sink:
                 "nothing of them was applied; correct the cause and start the sink again",
             ) from error
 
-    def _apply(self, cursor: Cursor, batch: Batch) -> Counts:
+    def _apply(self, cursor: extensions.cursor, batch: Batch) -> Counts:
         self._enter(cursor)
         stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
         positions.require_no_gap(self.name, batch.topic, stored, batch.start)
@@ -114,12 +116,12 @@ class Sink:
         cursor.execute(COUNT, {"sink": self.name, "applied": fresh - refused, "duplicates": rows - fresh})
         return Counts(rows=rows, fresh=fresh, duplicates=rows - fresh, dead=dead + refused)
 
-    def _enter(self, cursor: Cursor) -> None:
+    def _enter(self, cursor: extensions.cursor) -> None:
         fence.lock(cursor, self.name)
         fence.require_epoch(cursor, self.name, self._epoch)
 
 
-def _stage(cursor: Cursor, rows: pa.Table) -> None:
+def _stage(cursor: extensions.cursor, rows: pa.Table) -> None:
     buffer = io.BytesIO()
     csv.write_csv(rows, buffer, csv.WriteOptions(include_header=False))
     buffer.seek(0)

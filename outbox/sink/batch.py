@@ -14,9 +14,9 @@ from outbox.sink.dead_letters import DeadLetter
 class Batch:
     """The events of one range of offsets of a topic.
 
-    ``start`` and ``end`` are by partition the first offset and the one after the last. They come from the reader, not from
-    the rows: transaction markers and aborted records take offsets too. ``rows`` has the columns of the staged table,
-    in any order; ``dead`` is what could not be decoded.
+    ``start`` and ``end`` are by partition the first offset and the one after the last. They come from the reader, not
+    from the rows: transaction markers and aborted records take offsets too. ``rows`` has the columns of the staged
+    table, in any order; ``dead`` is what could not be decoded.
     """
 
     topic: str

@@ -1,8 +1,8 @@
 """Spark's checkpoint, read for the offsets of each batch. Through Hadoop's file system, so it may be remote.
 
-    offsets/<batch id>    planned: written before the batch is applied; the offsets where it ends
-    commits/<batch id>    committed: written after
-    sources/0/0           the offsets where batch 0 begins
+offsets/<batch id>    planned: written before the batch is applied; the offsets where it ends
+commits/<batch id>    committed: written after
+sources/0/0           the offsets where batch 0 begins
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from psycopg2.extensions import cursor as Cursor
+from psycopg2 import extensions
 from psycopg2.extras import execute_values
 
 Header = tuple[str, bytes | None]
@@ -56,7 +56,7 @@ class DeadLetter:
         return f"sha256:{digest.hexdigest()}"
 
 
-def keep(cursor: Cursor, sink: str, letters: Iterable[DeadLetter]) -> int:
+def keep(cursor: extensions.cursor, sink: str, letters: Iterable[DeadLetter]) -> int:
     """Write dead letters in the caller's transaction and return how many there were.
 
     One that is there already is left as it is, outcome and all, but for last_seen_at.
@@ -73,8 +73,8 @@ def keep(cursor: Cursor, sink: str, letters: Iterable[DeadLetter]) -> int:
     return count
 
 
-def keep_rejected(cursor: Cursor, sink: str, topic: str) -> int:
-    """Write what the projection left in ``rejected`` in the caller's transaction and return how many events that was."""
+def keep_rejected(cursor: extensions.cursor, sink: str, topic: str) -> int:
+    """Write what the projection left in ``rejected``, in the caller's transaction, and return how many events."""
     cursor.execute(UPSERT_REJECTED, {"sink": sink, "topic": topic})
     return cursor.rowcount
 
@@ -95,12 +95,14 @@ def _columns(letter: DeadLetter) -> tuple[object, ...]:
 
 def _header(name: str, value: bytes | None) -> dict[str, str | None]:
     """A header as JSON: jsonb holds text without NUL only, so whatever else comes is written in base64."""
-    if value is None:
-        return {"key": name, "value": None}
+    return {**_text("key", name.encode()), **_text("value", value)}
+
+
+def _text(field: str, content: bytes | None) -> dict[str, str | None]:
     try:
-        text = value.decode()
+        text = None if content is None else content.decode()
     except UnicodeDecodeError:
         text = "\0"
-    if "\0" in text:
-        return {"key": name, "base64": base64.b64encode(value).decode()}
-    return {"key": name, "value": text}
+    if text is not None and "\0" in text:
+        return {f"{field}_base64": base64.b64encode(content or b"").decode()}
+    return {field: text}

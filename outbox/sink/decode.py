@@ -159,8 +159,8 @@ def _is_object() -> Column:
     return F.schema_of_variant("_event").startswith("OBJECT<")
 
 
-def _violations(name: str, value: Column, rule: Schema) -> Iterator[tuple[Column, str]]:
-    """The constraints of one property: a condition that is true where it is broken (null values break none), and words."""
+def _violations(name: str, value: Column, rule: Schema) -> Iterator[tuple[Column, str]]:  # noqa: PLR0912
+    """The constraints of one value: for each, what is true where it is broken (null breaks none), and words."""
     for keyword, wanted in rule.items():
         match keyword:
             case "pattern":

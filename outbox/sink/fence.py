@@ -2,21 +2,22 @@
 
 A driver holds a session lock on the connection that it applies with, so that the lock and the ability to write are lost
 together: Postgres frees it when the connection ends, and notices within `DEAD_HOST_S` that the driver's host is gone.
-Besides, each start moves the sink's epoch, which every transaction checks: behind a pooler that swaps sessions, where the
-lock means little, the newest driver wins and the older one stops.
+Besides, each start moves the sink's epoch, which every transaction checks: behind a pooler that swaps sessions, where
+the lock means little, the newest driver wins and the older one stops.
 
 Session locks need a connection of the driver's own: connect directly, or through a pooler in session mode.
 """
 
 from __future__ import annotations
 
-from psycopg2.extensions import connection as Connection
-from psycopg2.extensions import cursor as Cursor
+import psycopg2
+from psycopg2 import extensions
 
 from outbox.errors import Failure
 
 DEAD_HOST_S = 30
 LOCK_TIMEOUT_S = 60
+GRACE_S = 3  # a driver that has just ended may hold its lock for a moment yet
 
 SESSION = f"""
 SET tcp_keepalives_idle = {DEAD_HOST_S // 2};
@@ -28,28 +29,27 @@ SET lock_timeout = '{LOCK_TIMEOUT_S}s';
 DRIVER_KEY = "hashtextextended('outbox driver of sink ' || %(sink)s, 0)"
 APPLY_KEY = "hashtextextended('outbox apply to sink ' || %(sink)s, 0)"
 HOLDER = f"""
-SELECT coalesce(host(activity.client_addr), 'local'), activity.pid, activity.backend_start
-  FROM pg_locks JOIN pg_stat_activity AS activity USING (pid)
- WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+SELECT coalesce(host(client_addr), 'local'), pid, date_trunc('second', backend_start)
+  FROM pg_locks JOIN pg_stat_activity USING (pid)
+ WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND datname = current_database()
    AND (classid::bigint << 32 | objid::bigint) = {DRIVER_KEY}
-"""
+"""  # noqa: S608
 
 
-def take(connection: Connection, sink: str) -> int:
+def take(connection: extensions.connection, sink: str) -> int:
     """Become the driver of a sink, for as long as the connection lives, and return the new epoch.
 
     Raises Failure if another driver has it.
     """
     with connection, connection.cursor() as cursor:
         cursor.execute(SESSION)
-        cursor.execute(f"SELECT pg_try_advisory_lock({DRIVER_KEY})", {"sink": sink})
-        if not _one(cursor):
-            cursor.execute(HOLDER, {"sink": sink})
-            address, pid, since = cursor.fetchone() or ("?", "?", "?")
-            raise Failure(
-                f"sink {sink} has a driver already: connected from {address} since {since}, backend {pid}",
-                f"stop that one; if its host died, wait {DEAD_HOST_S} s for Postgres to notice",
-            )
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL lock_timeout = '{GRACE_S}s'")
+            cursor.execute(f"SELECT pg_advisory_lock({DRIVER_KEY})", {"sink": sink})
+    except psycopg2.errors.LockNotAvailable:
+        raise _taken(connection, sink) from None
+    with connection, connection.cursor() as cursor:
         lock(cursor, sink)
         cursor.execute(
             "INSERT INTO sinks (name, epoch) VALUES (%(sink)s, 1) "
@@ -59,7 +59,17 @@ def take(connection: Connection, sink: str) -> int:
         return _one(cursor)
 
 
-def lock(cursor: Cursor, sink: str) -> None:
+def _taken(connection: extensions.connection, sink: str) -> Failure:
+    with connection, connection.cursor() as cursor:
+        cursor.execute(HOLDER, {"sink": sink})
+        address, pid, since = cursor.fetchone() or ("?", "?", "?")
+    return Failure(
+        f"sink {sink} has a driver already: connected from {address} since {since}, backend {pid}",
+        f"stop that one; if its host died, wait {DEAD_HOST_S} s for Postgres to notice",
+    )
+
+
+def lock(cursor: extensions.cursor, sink: str) -> None:
     """Wait for whoever else changes this sink's tables now, until the end of the transaction.
 
     Whatever writes for a sink, its driver or a repair command, takes this lock first.
@@ -67,15 +77,17 @@ def lock(cursor: Cursor, sink: str) -> None:
     cursor.execute(f"SELECT pg_advisory_xact_lock({APPLY_KEY})", {"sink": sink})
 
 
-def require_epoch(cursor: Cursor, sink: str, epoch: int) -> None:
+def require_epoch(cursor: extensions.cursor, sink: str, epoch: int) -> None:
     """Raises Failure if a later driver has taken the sink over. Call it with the lock held."""
     cursor.execute("SELECT epoch FROM sinks WHERE name = %s", (sink,))
     found = _one(cursor)
     if found != epoch:
-        raise Failure(f"sink {sink} was taken over by a later driver (epoch {found}, ours {epoch})", "leave it to that one")
+        raise Failure(
+            f"sink {sink} was taken over by a later driver (epoch {found}, ours {epoch})", "leave it to that one"
+        )
 
 
-def _one(cursor: Cursor) -> int:
+def _one(cursor: extensions.cursor) -> int:
     row = cursor.fetchone()
     assert row is not None  # noqa: S101
     return int(row[0])

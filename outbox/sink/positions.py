@@ -1,15 +1,15 @@
 """Positions: how far each sink has applied each partition, kept in the database that it applies to.
 
 They are compared with what the reader offers. A range that begins beyond the position, or belongs to a topic that was
-deleted and made again, means that events in between will never come: then the sink stops rather than go on without them.
-A range that begins below is a re-read, which is what strategies are for.
+deleted and made again, means that events in between will never come: then the sink stops rather than go on without
+them. A range that begins below is a re-read, which is what strategies are for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from psycopg2.extensions import cursor as Cursor
+from psycopg2 import extensions
 from psycopg2.extras import execute_values
 
 from outbox.errors import Failure
@@ -20,7 +20,7 @@ ON CONFLICT (sink, topic, partition) DO UPDATE SET next_offset = greatest(positi
 """
 
 
-def read(cursor: Cursor, sink: str, topic: str, topic_id: str) -> dict[int, int]:
+def read(cursor: extensions.cursor, sink: str, topic: str, topic_id: str) -> dict[int, int]:
     """The next offset of each partition that the sink has read.
 
     Raises Failure if they are those of an earlier topic of the same name.
@@ -57,7 +57,7 @@ def require_no_gap(sink: str, topic: str, stored: Mapping[int, int], start: Mapp
             )
 
 
-def write(cursor: Cursor, sink: str, topic: str, topic_id: str, end: Mapping[int, int]) -> None:
+def write(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, end: Mapping[int, int]) -> None:
     """Move the positions forward, in the caller's transaction. A re-read does not move them back."""
     rows = [(sink, topic, partition, topic_id, offset) for partition, offset in sorted(end.items())]
     execute_values(cursor, UPSERT, rows)

@@ -1,7 +1,7 @@
 """The strategies: SQL files, each a way to tell a new event from a duplicate, with what it costs said at its top.
 
-A strategy reads the temporary table ``staged`` (the batch) and leaves in ``fresh`` (same columns) what the projection is
-to apply. It may use its own tables; ``%(sink)s`` is the sink's name, and a literal percent sign is written twice.
+A strategy reads the temporary table ``staged`` (the batch) and leaves in ``fresh`` (same columns) what the projection
+is to apply. It may use its own tables; ``%(sink)s`` is the sink's name, and a literal percent sign is written twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Strategy:
     choose: str
     sql: str
     start: Literal["positions", "earliest"] = "positions"
-    """Where a sink without checkpoint begins: at the positions in its database, or, knowing no better, at the earliest."""
+    """Where a sink without checkpoint begins: at its positions, or, like a plain consumer, at the earliest event."""
 
 
 def load(folder: Path) -> dict[str, Strategy]:

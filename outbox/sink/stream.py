@@ -3,8 +3,8 @@
 Spark notes a batch as planned, hands it over, and notes it as committed when we return: sink first, offsets second. A
 process that ends in between gets the same offsets again.
 
-A sink that fails ends them all, with one clear line and status 1; a supervisor starts them again. There is no reconnecting
-inside: the fence lives in the database connection, and a driver that lost it must not go on.
+A sink that fails ends them all, with one clear line and status 1; a supervisor starts them again. There is no
+reconnecting inside: the fence lives in the database connection, and a driver that lost it must not go on.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from typing import Literal
 from uuid import UUID
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from outbox import log, topics
 from outbox.database import connect
@@ -50,10 +50,10 @@ class Stopping(Exception):
 
 
 def run(settings: Settings, job: Job, names: Sequence[str], until_caught_up: bool = False) -> None:
-    """Run a sink a strategy until SIGTERM or SIGINT, or until all that the topic had committed at the start is applied.
+    """Run a sink a strategy until SIGTERM or SIGINT, or until all that the topic has committed at the start is applied.
 
-    A batch that is being applied when the signal comes is finished and committed. Raises Failure for the first sink that
-    fails, having stopped the others likewise.
+    A batch that is being applied when the signal comes is finished and committed. Raises Failure for the first sink
+    that fails, having stopped the others likewise.
     """
     chosen = _chosen(job, names)
     with ExitStack() as resources:
@@ -67,7 +67,18 @@ def run(settings: Settings, job: Job, names: Sequence[str], until_caught_up: boo
         wake = resources.enter_context(_signals())
         spark = spark_session.session(settings)
         resources.callback(spark.stop)
-        streams = [Stream(spark, settings, job, topic.id, one, sink, wake) for one, sink in sinks]
+        streams = [
+            Stream(
+                spark=spark,
+                settings=settings,
+                job=job,
+                topic_id=topic.id,
+                start_at=one.start,
+                sink=sink,
+                wake=wake,
+            )
+            for one, sink in sinks
+        ]
         try:
             for stream in streams:
                 stream.start(until_caught_up)
@@ -118,11 +129,12 @@ class Stream:
 
     def __init__(
         self,
+        *,
         spark: SparkSession,
         settings: Settings,
         job: Job,
         topic_id: str,
-        strategy: Strategy,
+        start_at: Literal["positions", "earliest"],
         sink: Sink,
         wake: queue.SimpleQueue[None],
     ) -> None:
@@ -130,7 +142,7 @@ class Stream:
         self._settings = settings
         self._job = job
         self._topic_id = topic_id
-        self._strategy = strategy
+        self._start_at = start_at
         self._sink = sink
         self._wake = wake
         self._log = log.get(__name__).bind(sink=sink.name)
@@ -207,7 +219,7 @@ class Stream:
         positions = self._sink.positions(self._job.topic, self._topic_id)
         if not positions and not self._checkpoint.exists():
             self._sink.begin_at(self._job.topic, self._topic_id, first)
-        if not positions or self._strategy.start == "earliest":
+        if not positions or self._start_at == "earliest":
             return first
         return {partition: positions.get(partition, offset) for partition, offset in first.items()}
 
@@ -224,7 +236,7 @@ class Stream:
     def _apply(self, frame: DataFrame, batch_id: int) -> None:
         began = time.monotonic()
         end = self._checkpoint.end(batch_id)
-        start = {partition: 0 for partition in end} | self._start(batch_id)
+        start = dict.fromkeys(end, 0) | self._start(batch_id)
         table = frame.toArrow()
         read = time.monotonic()
         bad = pc.is_valid(table["reason"])

@@ -10,7 +10,7 @@ branch_labels = ("machinery",)
 depends_on = None
 
 UP = """
--- One row a sink. A driver adds one to the epoch when it starts; one that finds another epoch than its own is superseded.
+-- One row a sink. A driver adds one to the epoch when it starts; one that finds another than its own is superseded.
 -- The counts are of all time, moved in the transaction that applies, so that no crash makes them wrong.
 CREATE TABLE sinks (
     name       text   PRIMARY KEY,
@@ -19,8 +19,8 @@ CREATE TABLE sinks (
     duplicates bigint NOT NULL DEFAULT 0
 );
 
--- How far each sink has applied each partition, written in the transaction that applies. topic_id tells a recreated topic
--- from the one that was read.
+-- How far each sink has applied each partition, written in the transaction that applies. topic_id tells a recreated
+-- topic from the one that was read.
 CREATE TABLE positions (
     sink        text   NOT NULL,
     topic       text   NOT NULL,
@@ -30,8 +30,8 @@ CREATE TABLE positions (
     PRIMARY KEY (sink, topic, partition)
 );
 
--- The ids a sink has applied, a partition a day of the time inside the UUIDv7: inserts stay in a small, warm index however
--- long the history grows, and retention drops a day at a time.
+-- The ids a sink has applied, a partition a day of the time inside the UUIDv7: inserts stay in a small, warm index
+-- however long the history grows, and retention drops a day at a time.
 CREATE TABLE processed_events (
     sink     text NOT NULL,
     event_id uuid NOT NULL,
@@ -46,8 +46,8 @@ CREATE FUNCTION partition_of(day date) RETURNS text
 LANGUAGE sql STABLE STRICT
 RETURN 'public.processed_events_' || to_char(day, 'YYYYMMDD');
 
--- Makes the partitions of processed_events that these days need and that are not there. Runs as its owner, as a sink may
--- not make tables. ATTACH takes a lock that lets other sinks go on reading and inserting, which PARTITION OF would not.
+-- Makes the partitions of processed_events that these days need and that are not there. Runs as its owner, as a sink
+-- may not make tables. ATTACH lets other sinks go on reading and inserting meanwhile, which PARTITION OF would not.
 CREATE FUNCTION ensure_processed_events(days date[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp AS $$
 DECLARE
@@ -67,8 +67,8 @@ BEGIN
     END IF;
 END $$;
 
--- Events that could not be applied. identity is the event's id, or a hash of key, headers and value where there is none:
--- an event that comes again finds itself here and only moves last_seen_at.
+-- Events that could not be applied. identity is the event's id, or a hash of key, headers and value where there is
+-- none: an event that comes again finds itself here and only moves last_seen_at.
 CREATE TABLE dead_letters (
     sink          text        NOT NULL,
     identity      text        NOT NULL,
@@ -76,7 +76,7 @@ CREATE TABLE dead_letters (
     partition     int         NOT NULL,
     "offset"      bigint      NOT NULL,
     key           bytea,
-    headers       jsonb,       -- [{"key": …, "value": …}], or "base64" in place of "value" where that is no text
+    headers       jsonb,       -- [{"key": …, "value": …}], in order; what is no text as "key_base64" or "value_base64"
     value         bytea,
     event         jsonb,       -- the staged columns, of an event that was readable and that the projection refused
     event_id      uuid,
