@@ -32,7 +32,9 @@ RUN pip install --no-cache-dir --no-deps --no-build-isolation --editable .
 # A named volume takes owner and mode of the folder that it is mounted on. 1000 is also the user of the image apache/kafka
 # (the first that adduser makes), who reads stack.env as its owner.
 RUN useradd --uid 1000 --create-home outbox \
-    && install --directory --owner=outbox --group=outbox --mode=700 /var/lib/outbox /var/lib/checkpoints
+    && install --directory --owner=outbox --group=outbox --mode=700 \
+        /var/lib/secrets /var/lib/outbox /var/lib/outbox/checkpoints \
+    && ln --symbolic /var/lib/secrets/stack.env /var/lib/outbox/stack.env
 USER outbox
 # Spark makes folders where it is started.
 WORKDIR /home/outbox
