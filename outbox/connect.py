@@ -28,7 +28,9 @@ REQUEST_TIMEOUT_S = 30.0
 REBALANCE_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 60.0
 
-NOT_ENABLED = "does not have exactly-once source support enabled"  # Connect's words; a test would notice others
+# Connect's words; a test would notice others.
+NOT_ENABLED = "does not have exactly-once source support enabled"
+REBALANCING = "because a rebalance is expected"
 
 Config = dict[str, str]
 
@@ -153,7 +155,7 @@ def remove(settings: Settings, forget: bool = False) -> bool:
 class Rest:
     """Connect's REST interface, for one connector.
 
-    A 409 means that the group is rebalancing: it is asked again until a deadline. Raises Failure for what Connect
+    While the group is rebalancing it is asked again until a deadline. Raises Failure for what Connect
     refuses and for a Connect out of reach.
     """
 
@@ -229,11 +231,11 @@ class Rest:
     def _call(self, method: str, path: str, *, json: Any = None, missing_is_none: bool = False) -> Any:
         def answer() -> tuple[requests.Response] | None:  # a tuple, as a response that is an error counts as false
             response = self._session.request(method, self._url + path, json=json, timeout=REQUEST_TIMEOUT_S)
-            return None if response.status_code == requests.codes.conflict else (response,)
+            return None if is_rebalancing(response) else (response,)
 
         try:
             answered = wait_for(
-                f"Connect to finish rebalancing ({method} {path.partition('?')[0]} answered 409)",
+                f"Connect to finish rebalancing (for {method} {path.partition('?')[0]})",
                 answer,
                 timeout_s=REBALANCE_TIMEOUT_S,
                 poll_s=0.25,
@@ -249,6 +251,12 @@ class Rest:
         if not response.ok:
             raise Failure(f"Connect answered {response.status_code} to {method} {path}: {_message(response)}")
         return response.json() if response.content else {}
+
+
+def is_rebalancing(response: requests.Response) -> bool:
+    """Whether Connect answers that its group is rebalancing: 409 as a rule, 500 to some questions. Ask again later."""
+    code = response.status_code
+    return code == requests.codes.conflict or (code == requests.codes.server_error and REBALANCING in response.text)
 
 
 def _wait_running(settings: Settings, rest: Rest) -> None:
