@@ -1,0 +1,328 @@
+"""From the outbox table to the topic: nothing is lost at first start, the connector is applied idempotently, and what
+Debezium would not notice is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from confluent_kafka import Producer
+
+from outbox import connect, topics
+from outbox.errors import Failure
+from outbox.migrate import migrate
+from outbox.settings import Settings
+from outbox.stack.connect import WORKER_FILE
+from outbox.stack.postgres import Postgres
+from outbox.wait import wait_for
+from tests.command import outbox
+from tests.relay import duplicates, ids, insert, out_of_order, read, relayed, row, writing
+
+
+@pytest.fixture
+def relay(topic: Settings) -> Iterator[Settings]:
+    """Settings whose connector a test makes itself; it is removed in the end, whatever state it is in."""
+    yield topic
+    connect.remove(topic, forget=True)
+
+
+def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
+    """Change the connector's file; dots are written as two underscores."""
+    config = json.loads(connect.CONNECTOR_FILE.read_text())
+    file = tmp_path / "outbox.json"
+    file.write_text(json.dumps({**config, **{name.replace("__", "."): value for name, value in changes.items()}}))
+    monkeypatch.setattr(connect, "CONNECTOR_FILE", file)
+
+
+def walsender(settings: Settings, postgres: Postgres) -> str:
+    """The process that reads the slot, empty if none does."""
+    query = f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{settings.connector}'"
+    return postgres.psql(query).stdout.strip()
+
+
+def drop_slot(settings: Settings, postgres: Postgres) -> None:
+    """Drop the slot of a connector that does not run."""
+    wait_for("the slot to be let go of", lambda: not walsender(settings, postgres), timeout_s=30)
+    postgres.psql(f"SELECT pg_drop_replication_slot('{settings.connector}')", settings.ledger_dbname)
+
+
+# First start ------------------------------------------------------------------------------------------------------
+
+
+def test_rows_from_before_the_connector_existed_arrive_and_so_do_those_after(relay: Settings) -> None:
+    insert(relay, row(), row(), row())
+    before = ids(relay)
+    assert connect.apply(relay) == "created"
+    relayed(relay, before)
+    insert(relay, row(), row())
+    records = relayed(relay)
+    assert len(before) == 3
+    assert sorted(record.id for record in records) == ids(relay)
+    assert len(records) == 5
+
+
+def test_rows_written_while_the_connector_starts_arrive_once_each(relay: Settings) -> None:
+    with writing(relay, seed=uuid.uuid4().int % 10**6) as writer:
+        wait_for("rows before the connector", lambda: writer.committed > 500, timeout_s=30)
+        before = writer.committed
+        connect.apply(relay)
+        wait_for("rows after it", lambda: writer.committed > before + 500, timeout_s=30)
+    records = relayed(relay)
+    assert sorted(record.id for record in records) == ids(relay)
+    assert out_of_order(records) == []
+
+
+def test_registering_before_migrating_is_refused_and_loses_nothing(relay: Settings, postgres: Postgres) -> None:
+    empty = relay.model_copy(update={"ledger_dbname": f"{relay.ledger_dbname}_empty"})
+    postgres.psql(f"CREATE DATABASE {empty.ledger_dbname} OWNER ledger_owner")
+    try:
+        with pytest.raises(Failure, match=rf"{empty.ledger_dbname} has no publication outbox .*outbox migrate"):
+            connect.apply(empty)
+        assert connect.status(empty).connector == "MISSING"
+        migrate(empty)
+        insert(empty, row())
+        connect.apply(empty)
+        assert [record.id for record in relayed(empty)] == ids(empty) != []
+    finally:
+        connect.remove(empty, forget=True)
+        postgres.psql(f"DROP DATABASE {empty.ledger_dbname} WITH (FORCE)")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["DROP PUBLICATION outbox", "ALTER PUBLICATION outbox SET (publish = 'update')"],
+    ids=["gone", "no insert"],
+)
+def test_a_publication_that_would_relay_nothing_is_refused(relay: Settings, postgres: Postgres, broken: str) -> None:
+    postgres.psql(broken, relay.ledger_dbname)
+    with pytest.raises(Failure, match="has no publication outbox"):
+        connect.apply(relay)
+    assert connect.status(relay).connector == "MISSING"
+
+
+# Applying ---------------------------------------------------------------------------------------------------------
+
+
+def test_applying_twice_changes_nothing(chain: Settings, postgres: Postgres) -> None:
+    reader = walsender(chain, postgres)
+    assert connect.apply(chain) == "unchanged"
+    assert walsender(chain, postgres) == reader != ""
+
+
+def test_applying_a_changed_file_updates_the_connector_and_it_goes_on(
+    chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insert(chain, row())
+    relayed(chain)
+    edited(tmp_path, monkeypatch, poll__interval__ms="11")
+    assert connect.apply(chain) == "updated"
+    assert (connect.Rest(chain).config() or {})["poll.interval.ms"] == "11"
+    assert connect.apply(chain) == "unchanged"
+    insert(chain, row())
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+
+
+def test_a_stopped_connector_is_resumed(chain: Settings) -> None:
+    url = f"{chain.connect_url}/connectors/{chain.connector}/stop"
+    assert requests.put(url, timeout=10).ok
+    wait_for("it to stop", lambda: connect.status(chain).tasks == [], timeout_s=30)
+    assert not connect.status(chain).is_running
+    connect.apply(chain)
+    insert(chain, row())
+    assert [record.id for record in relayed(chain)] == ids(chain)
+
+
+def test_a_transaction_boundary_that_debezium_does_not_have_is_refused_and_nothing_changes(
+    chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = connect.Rest(chain).config()
+    edited(tmp_path, monkeypatch, transaction__boundary="connector")
+    with pytest.raises(Failure, match=r"(?s)400.*does not support connector-defined transaction boundaries"):
+        connect.apply(chain)
+    assert connect.Rest(chain).config() == current
+    insert(chain, row())
+    relayed(chain)
+
+
+def test_render_is_what_connect_has_and_holds_no_secret(chain: Settings) -> None:
+    rendered = connect.render(chain)
+    assert {**rendered, "name": chain.connector} == connect.Rest(chain).config()
+    assert rendered["database.password"] == "${env:OUTBOX_LEDGER_CDC_PASSWORD}"
+    answers = requests.get(f"{chain.connect_url}/connectors?expand=info&expand=status", timeout=10).text
+    assert chain.connector in answers
+    assert chain.ledger_cdc_password.get_secret_value() not in answers + json.dumps(rendered)
+    assert not [value for value in rendered.values() if "${settings:" in value]
+
+
+def test_removing_keeps_the_place_and_applying_goes_on_there(chain: Settings) -> None:
+    insert(chain, row())
+    relayed(chain)
+    assert connect.remove(chain) is True
+    assert connect.status(chain).connector == "MISSING"
+    assert connect.remove(chain) is False
+    insert(chain, row())
+    connect.apply(chain)
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+    assert duplicates(read(chain)) == 0
+
+
+def test_forgetting_delivers_everything_again(chain: Settings) -> None:
+    insert(chain, row(), row())
+    relayed(chain)
+    connect.remove(chain, forget=True)
+    connect.apply(chain)
+    insert(chain, row())
+    relayed(chain)
+    assert len(read(chain)) == 2 + 2 + 1
+
+
+def test_the_commands_say_what_was_done_and_what_is_in_force(relay: Settings) -> None:
+    names = ("ledger_dbname", "balances_dbname", "topic", "connector")
+    env = {f"OUTBOX_{name.upper()}": str(getattr(relay, name)) for name in names}
+
+    def run(*arguments: str) -> Any:
+        return outbox("connect", *arguments, home=relay.home, **env)
+
+    away = run("status")
+    assert away.returncode == 1
+    assert away.stderr == f"outbox: connector {relay.connector} does not run — `outbox connect apply`\n"
+    assert run("apply").stdout == f"connector {relay.connector}: created, exactly-once (transaction boundary poll)\n"
+    told = run("status", "--json")
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert (found["connector"], found["tasks"], found["error"]) == ("RUNNING", ["RUNNING"], None)
+    assert found["worker_exactly_once"] is True
+    assert found["connector_exactly_once"] == "required"
+    assert json.loads(run("render").stdout) == connect.render(relay)
+    assert run("remove", "--yes").stdout == f"connector {relay.connector}: removed\n"
+    assert run("remove", "--yes", "--forget").stdout == f"connector {relay.connector}: was not there\n"
+
+
+# What Debezium would not notice -----------------------------------------------------------------------------------
+
+
+def test_a_slot_that_is_gone_is_refused_and_forgetting_is_the_way_out(chain: Settings, postgres: Postgres) -> None:
+    insert(chain, row())
+    relayed(chain)
+    connect.remove(chain)
+    drop_slot(chain, postgres)
+    insert(chain, row())  # in no slot
+    with pytest.raises(Failure, match=f"slot {chain.connector} is gone.*remove --forget"):
+        connect.apply(chain)
+    connect.remove(chain, forget=True)
+    connect.apply(chain)
+    records = relayed(chain)
+    assert {record.id for record in records} == set(ids(chain))
+
+
+def test_a_slot_that_was_made_again_is_refused_and_forgetting_is_the_way_out(
+    chain: Settings, postgres: Postgres
+) -> None:
+    insert(chain, row())
+    relayed(chain)
+    connect.remove(chain)
+    drop_slot(chain, postgres)
+    insert(chain, row())  # in no slot
+    postgres.psql(f"SELECT pg_create_logical_replication_slot('{chain.connector}', 'pgoutput')", chain.ledger_dbname)
+    with pytest.raises(Failure, match=f"slot {chain.connector} is at .*ahead of the stored offset.*remove --forget"):
+        connect.apply(chain)
+    connect.remove(chain, forget=True)
+    connect.apply(chain)
+    assert {record.id for record in relayed(chain)} == set(ids(chain))
+
+
+def test_a_slot_that_was_invalidated_is_refused_and_forgetting_is_the_way_out(
+    chain: Settings, postgres: Postgres
+) -> None:
+    insert(chain, row())
+    relayed(chain)
+    connect.remove(chain)
+    wait_for("the slot to be let go of", lambda: not walsender(chain, postgres), timeout_s=30)
+    status = f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = '{chain.connector}'"
+
+    def lost() -> bool:
+        postgres.psql("CHECKPOINT")
+        return postgres.psql(status).stdout == "lost\n"
+
+    # For real that takes gigabytes of log (max_slot_wal_keep_size); a slot idle for too long ends the same way.
+    postgres.psql("ALTER SYSTEM SET idle_replication_slot_timeout = '1s'")
+    postgres.psql("SELECT pg_reload_conf()")
+    try:
+        wait_for("the slot to be invalidated", lost, timeout_s=30, poll_s=0.3)
+    finally:
+        postgres.psql("ALTER SYSTEM RESET idle_replication_slot_timeout")
+        postgres.psql("SELECT pg_reload_conf()")
+    with pytest.raises(Failure, match=f"slot {chain.connector} was invalidated.*remove --forget"):
+        connect.apply(chain)
+    connect.remove(chain, forget=True)
+    connect.apply(chain)
+    assert {record.id for record in relayed(chain)} == set(ids(chain))
+
+
+def test_a_failed_task_is_reported_with_its_reason_and_restarted_by_apply(chain: Settings) -> None:
+    # Somebody else takes the task's transactional id, as a second Connect cluster of the same group would.
+    group = re.findall(r"^group.id=(.*)$", WORKER_FILE.read_text(), re.MULTILINE)[0]
+    rival = Producer({**topics.client_config(chain), "transactional.id": f"{group}-{chain.connector}-0"})
+    rival.init_transactions(30)
+    insert(chain, row())
+    error = wait_for("the task to fail", lambda: connect.status(chain).error, timeout_s=30)
+    assert "\n" not in error
+    assert "ProducerFencedException" in error or "InvalidProducerEpochException" in error
+    told = outbox("connect", "status", home=chain.home, OUTBOX_CONNECTOR=chain.connector)
+    assert told.returncode == 1
+    assert told.stderr == (
+        f"outbox: connector {chain.connector} failed: {error} — mend it, then `outbox connect apply`\n"
+    )
+    assert connect.apply(chain) == "restarted"
+    insert(chain, row())
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+
+
+def test_a_request_during_a_rebalance_is_repeated_until_it_is_through(
+    chain: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals: list[requests.Response] = []
+    request, ours = requests.Session.request, threading.current_thread()
+
+    def watched(*args: Any, **kwargs: Any) -> requests.Response:
+        response = request(*args, **kwargs)
+        if threading.current_thread() is ours and "rebalance" in response.text:
+            refusals.append(response)
+        return response
+
+    monkeypatch.setattr(requests.Session, "request", watched)
+    rest = connect.Rest(chain)
+    current = rest.config()
+    over = threading.Event()
+    url, other = f"{chain.connect_url}/connectors", f"{chain.connector}_other"
+    config = {**connect.render(chain), "topic.prefix": other, "slot.name": other}
+
+    def disturb() -> None:
+        # A connector that comes or goes makes the group rebalance.
+        while not over.is_set():
+            requests.post(url, json={"name": other, "config": config, "initial_state": "STOPPED"}, timeout=30)
+            requests.delete(f"{url}/{other}", timeout=30)
+
+    disturbing = threading.Thread(target=disturb)
+    disturbing.start()
+    try:
+
+        def disturbed() -> bool:
+            assert rest.config() == current  # however often it is refused before it is answered
+            return bool(refusals)
+
+        wait_for("a request to meet a rebalance", disturbed, timeout_s=60, poll_s=0)
+        assert connect.apply(chain) == "unchanged"
+    finally:
+        over.set()
+        disturbing.join()
+    insert(chain, row())
+    assert [record.id for record in relayed(chain)] == ids(chain)
