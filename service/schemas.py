@@ -12,7 +12,11 @@ from pydantic_core import PydanticCustomError
 from service.ledger import BALANCE_MAX_MINOR, Kind
 
 Currency = Annotated[str, Field(pattern="^[A-Z]{3}$", description="ISO 4217", examples=["EUR"])]
-Amount = Annotated[StrictInt, Field(ge=1, le=BALANCE_MAX_MINOR, description="in minor units", examples=[1250])]
+# Strict: 1.0 is refused, as a larger number written like that would lose its last digits on the way in.
+Amount = Annotated[
+    StrictInt,
+    Field(ge=1, le=BALANCE_MAX_MINOR, description="in minor units, written without a fraction", examples=[1250]),
+]
 
 
 class NewAccount(BaseModel):
