@@ -196,12 +196,24 @@ class Process(Controller):
             _send(process, with_signal)
         for process in found:  # paused, they would not hear it, nor end what it tells them to
             _send(process, signal.SIGCONT)
+
+        def ended() -> bool:
+            # A process that is ending loses its environment, and so our mark, before it lets go of its ports.
+            return not any(map(_lives, found)) and not self.processes()
+
         try:
-            wait_for(f"{self.name} to end", lambda: not self.processes(), timeout_s=self.stop_timeout_s)
+            wait_for(f"{self.name} to end", ended, timeout_s=self.stop_timeout_s)
         except TimeoutError:
             if with_signal == signal.SIGKILL:
                 raise
             self.kill()
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _send(process: psutil.Process, with_signal: signal.Signals) -> None:
