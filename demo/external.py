@@ -9,6 +9,7 @@ import random
 import sys
 
 import click
+import requests
 
 from demo.traffic import Traffic
 from outbox import check
@@ -41,7 +42,7 @@ def main(seed: int | None) -> None:
             report.sink(name)  # one that never ran agrees with nobody
         if not 0 < 2 * traffic.transfers <= report.records:
             failed.append(f"{traffic.transfers} transfers were confirmed, and the topic has {report.records} events")
-    except Failure as failure:
+    except (Failure, requests.RequestException) as failure:
         failed = [str(failure)]
     if failed:
         click.echo(f"demo: this did not hold: {'; '.join(failed)}", err=True)
