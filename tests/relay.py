@@ -171,8 +171,11 @@ def out_of_order(records: Sequence[Record]) -> list[str]:
     ]
 
 
+PAUSE_S = 0.005  # between transactions: a load, not a flood that the relay could not keep up with
+
+
 class Writer(threading.Thread):
-    """Writes events without a pause: small transactions of random size on random keys, as the service's role.
+    """Writes events all the time: small transactions of random size on random keys, as the service's role.
 
     A database that is away is waited for; whether the transaction under way then was committed is not known to it, so
     what counts is what the table holds.
@@ -213,6 +216,7 @@ class Writer(threading.Thread):
                 execute_values(cursor, INSERT, rows)
                 connection.commit()
                 self.committed += len(rows)
+                self._halt.wait(PAUSE_S)
 
 
 @contextmanager
