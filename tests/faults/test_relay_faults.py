@@ -1,6 +1,6 @@
 """The relay under a write load while its parts are killed: nothing is lost, and with exactly-once nothing comes twice.
 
-Each test shows that its fault fired: what was killed was in the middle of work, or its test would say nothing. Those with
+Each test shows that its fault fired: what was killed was in the middle of work, or it would say nothing. Those with
 exactly-once come first, as each switch restarts the worker.
 """
 
