@@ -1,88 +1,119 @@
 """Kill a sink in the one window that matters: its database has committed, Spark has not.
 
-No hook in the sink: we watch its position in the database, freeze the process the moment it moves, look at Spark's
-checkpoint, and kill it only if the batch is still open there. Else it goes on, and the next batch is tried.
+No hook in the sink and no race: we hold the lock that each of its transactions takes, until it waits there with its
+batch; freeze Spark's JVM; let go of the lock, so that the sink commits to its database and finds nobody to tell; and
+kill both.
 """
 
 from __future__ import annotations
 
-import os
-import signal
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from psycopg2.extensions import connection as Connection  # noqa: N812
+
 from outbox.database import connect
-from outbox.errors import Failure
 from outbox.settings import BalancesRole, Settings
+from outbox.sink import fence
 from outbox.stack.process import Process
 from outbox.wait import wait_for
 
-WINDOW_TIMEOUT_S = 120.0
-POLL_S = 0.0005
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
 class Crash:
-    """The evidence: the batch that Spark had planned, and the last that it had committed, when the sink was killed."""
+    """The evidence, once the sink is dead."""
 
-    planned_batch: int
-    committed_batch: int
+    planned_batch: int  # the newest in Spark's log of planned batches
+    committed_batch: int  # the newest in its log of committed ones
+    planned_end: int  # where the planned batch ends: offsets, added up over the partitions
+    position: int  # how far the sink's database is, likewise
 
     @property
     def fired(self) -> bool:
-        """The batch was in the sink's database and still open in the checkpoint."""
-        return self.planned_batch > self.committed_batch
+        """The batch is in the sink's database, and Spark does not know."""
+        return self.planned_batch > self.committed_batch and self.position == self.planned_end
 
 
 def kill_before_offsets(sink: Process, name: str, settings: Settings) -> Crash:
-    """Kill a running sink after its next database commit, and say whether it was before Spark's.
-
-    ``fired`` is false if Spark was faster than we; then the sink has been let go on.
-    """
-    checkpoint = Path(unquote(urlsplit(settings.checkpoints).path)) / name
-    driver = sink.pid()
-    if driver is None:
-        raise Failure(f"{sink.name} does not run", f"its log is {sink.log_file}")
-    before = _position(settings, name)
-    connection = connect(settings, BalancesRole.SINK)
+    """Start a stopped sink that has something to read, and kill it after its next database commit, before Spark's."""
+    checkpoint = _checkpoint(settings, name)
+    holder, watcher = connect(settings, BalancesRole.AUDITOR), connect(settings, BalancesRole.AUDITOR)
+    watcher.autocommit = True
     try:
-        connection.autocommit = True
-        with connection.cursor() as cursor:
-
-            def moved() -> bool:
-                cursor.execute("SELECT coalesce(sum(next_offset), 0) FROM positions WHERE sink = %s", [name])
-                row = cursor.fetchone()
-                return row is not None and int(row[0]) > before
-
-            wait_for(f"sink {name} to commit to its database", moved, timeout_s=WINDOW_TIMEOUT_S, poll_s=POLL_S)
-            # The driver commits, and Spark's JVM waits for it to return: one signal holds both. Not sink.pause(), which
-            # looks the processes up first: that takes longer than the window is open.
-            os.kill(driver, signal.SIGSTOP)
-    finally:
-        connection.close()
-    if _crash(checkpoint).fired:
+        position, epoch, planned = _position(watcher, name), _epoch(watcher, name), _last(checkpoint / "offsets")
+        sink.spawn()
+        wait_for(f"sink {name} to take its fence", lambda: _epoch(watcher, name) > epoch, timeout_s=TIMEOUT_S)
+        with holder.cursor() as cursor:
+            fence.lock(cursor, name)  # while Spark starts
+        wait_for(
+            f"sink {name} to bring a batch",
+            lambda: _waits(watcher) and _last(checkpoint / "offsets") > planned,
+            timeout_s=TIMEOUT_S,
+        )
+        driver = sink.pid()
+        for process in sink.processes():
+            if process.pid != driver:
+                process.suspend()
+        holder.rollback()
+        wait_for(f"sink {name} to commit", lambda: _position(watcher, name) > position, timeout_s=TIMEOUT_S)
         sink.kill()
-    else:
-        sink.resume()
-    return _crash(checkpoint)
-
-
-def _crash(checkpoint: Path) -> Crash:
-    return Crash(_last(checkpoint / "offsets"), _last(checkpoint / "commits"))
-
-
-def _position(settings: Settings, name: str) -> int:
-    connection = connect(settings, BalancesRole.SINK)
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT coalesce(sum(next_offset), 0) FROM positions WHERE sink = %s", [name])
-            row = cursor.fetchone()
-            return int(row[0]) if row else 0
+        newest = _last(checkpoint / "offsets")
+        return Crash(
+            planned_batch=newest,
+            committed_batch=_last(checkpoint / "commits"),
+            planned_end=_end(checkpoint / "offsets" / str(newest)),
+            position=_position(watcher, name),
+        )
     finally:
-        connection.close()
+        holder.close()
+        watcher.close()
+
+
+def wait_replayed(name: str, settings: Settings, crash: Crash) -> None:
+    """Wait until the sink, started again, has been through the batch of the crash a second time."""
+    commits = _checkpoint(settings, name) / "commits"
+    wait_for(f"sink {name} to replay its batch", lambda: _last(commits) >= crash.planned_batch, timeout_s=TIMEOUT_S)
+
+
+def _checkpoint(settings: Settings, name: str) -> Path:
+    return Path(unquote(urlsplit(settings.checkpoints).path)) / name
+
+
+def _waits(connection: Connection) -> bool:
+    """Whether somebody waits for an advisory lock in this database."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT EXISTS (SELECT FROM pg_locks JOIN pg_database ON pg_database.oid = database"
+            " WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted)"
+        )
+        row = cursor.fetchone()
+        return bool(row and row[0])
+
+
+def _position(connection: Connection, name: str) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT coalesce(sum(next_offset), 0) FROM positions WHERE sink = %s", [name])
+        row = cursor.fetchone()
+        return int(row[0]) if row else 0
+
+
+def _epoch(connection: Connection, name: str) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT epoch FROM sinks WHERE name = %s", [name])
+        row = cursor.fetchone()
+        return int(row[0]) if row else 0
 
 
 def _last(log: Path) -> int:
     """The newest batch of a log of a Spark checkpoint; -1 if it has none."""
     return max((int(entry.name) for entry in log.glob("[0-9]*")), default=-1)
+
+
+def _end(planned: Path) -> int:
+    """The offsets where a planned batch ends, added up: the last line of its file, by topic and partition."""
+    by_topic = json.loads(planned.read_text().splitlines()[-1])
+    return sum(offset for partitions in by_topic.values() for offset in partitions.values())
