@@ -52,7 +52,8 @@ def append(connection: Connection, *events: Event) -> None:
     """Insert the events, in this order, by one statement. Never commits.
 
     The database gives each its id (a UUIDv7) and its time. Payloads are not checked against their schema here: a test
-    of your service does that. Raises TypeError for a payload that is no JSON, and what SQLAlchemy raises.
+    of your service does that. Raises what SQLAlchemy raises: StatementError for a payload that is no JSON,
+    IntegrityError for one of more than a megabyte, which would not fit into a record.
     """
     if events:
         # inline: no RETURNING, which a role that may only INSERT is refused.

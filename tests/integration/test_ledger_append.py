@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, text
-from sqlalchemy.exc import StatementError
+from sqlalchemy.exc import IntegrityError, StatementError
 from sqlalchemy.orm import Session
 
 from outbox.append import Event, append
@@ -88,6 +88,12 @@ def test_a_payload_arrives_as_it_was(databases: Settings, engine: Engine) -> Non
 def test_a_payload_that_is_no_json_is_refused(databases: Settings, engine: Engine) -> None:
     with engine.begin() as connection, pytest.raises(StatementError, match="not JSON serializable"):
         append(connection, Event("order", "7", "order.placed", {"when": object()}))
+    assert rows(databases) == []
+
+
+def test_a_payload_that_would_not_fit_into_a_record_is_refused(databases: Settings, engine: Engine) -> None:
+    with engine.connect() as connection, pytest.raises(IntegrityError, match="payload_fits_a_record"):
+        append(connection, Event("order", "7", "order.placed", {"text": "x" * 1_000_000}))
     assert rows(databases) == []
 
 

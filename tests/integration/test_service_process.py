@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from requests.exceptions import ChunkedEncodingError
 
 from outbox.migrate import migrate
 from outbox.settings import Settings
@@ -86,7 +87,7 @@ class Load(threading.Thread):
             try:
                 response = http.post(f"{self._url}/transfers", json=body, headers={"Idempotency-Key": key}, timeout=60)
                 status = response.status_code
-            except requests.ConnectionError:
+            except (requests.ConnectionError, ChunkedEncodingError):  # the latter in the middle of an answer
                 status = 0
                 if self._halt.wait(0.01):
                     return  # the test has failed while the service was away

@@ -25,7 +25,7 @@ def upgrade() -> None:
             payload        jsonb        NOT NULL,
             occurred_at    timestamp(6) NOT NULL DEFAULT (clock_timestamp() AT TIME ZONE 'utc'),
             traceparent    text,
-            -- Connect's producer takes records of up to 1 MiB; one that does not fit would stop the relay for everybody.
+            -- Connect's producer takes records up to 1 MiB; one that does not fit would stop the relay for everybody.
             CONSTRAINT payload_fits_a_record CHECK (octet_length(payload::text) <= 1000000)
         )
     """)
