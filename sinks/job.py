@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from outbox.event import Contract
 from outbox.settings import Settings
 from outbox.sink.job import Job
-from sinks.events import events
+from outbox.sink.verdict import Judge
+from sinks.events import KEY, events
 
 HERE = Path(__file__).parent
 
@@ -20,6 +22,7 @@ def job(settings: Settings) -> Job:
     return Job(
         topic=settings.topic,
         decode=events,
+        judge=Judge(Contract().schema, KEY),
         staged=HERE / "staged.sql",
         strategies=HERE / "strategies",
         projection=HERE / "projections" / "balances.sql",

@@ -7,16 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outbox.sink.verdict import Judge
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)
 class Job:
-    """``decode`` turns Kafka's records into the columns of the staged table and those of `outbox.sink.decode`."""
+    """``decode`` turns Kafka's records into the columns of the staged table, and leaves in a column ``record`` those
+    that are not surely valid; ``judge`` says what is wrong with them.
+    """
 
     topic: str
     decode: Callable[[DataFrame], DataFrame]
+    judge: Judge
     staged: Path
     strategies: Path
     projection: Path

@@ -10,6 +10,7 @@ reconnecting inside: the fence lives in the database connection, and a driver th
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import re
 import signal
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import pyarrow.compute as pc
@@ -37,12 +38,11 @@ from outbox.sink.checkpoint import Checkpoint, Offsets
 from outbox.sink.dead_letters import DeadLetter
 from outbox.sink.job import Job
 from outbox.sink.strategy import Strategy
+from outbox.sink.verdict import UUID as UUID_FORM
 from outbox.wait import wait_for
 
 POLL_S = 0.2
 COMMIT_TIMEOUT_S = 30
-UUID_TEXT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-EVIDENCE = {"reason", "detail", "record"}  # columns of bad records; the others are the staged table's
 
 
 class Stopping(Exception):
@@ -65,6 +65,8 @@ def run(settings: Settings, job: Job, names: Sequence[str], until_caught_up: boo
         topic = topics.describe(settings, job.topic)
         target = topics.last_stable_offsets(settings, job.topic)
         wake = resources.enter_context(_signals())
+        # What we raise through py4j we tell ourselves.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
         spark = spark_session.session(settings)
         resources.callback(spark.stop)
         streams = [
@@ -239,15 +241,14 @@ class Stream:
         start = dict.fromkeys(end, 0) | self._start(batch_id)
         table = frame.toArrow()
         read = time.monotonic()
-        bad = pc.is_valid(table["reason"])
-        rows = table.filter(pc.invert(bad)).select([name for name in table.column_names if name not in EVIDENCE])
+        valid = pc.is_null(table["record"])
         batch = Batch(
             topic=self._job.topic,
             topic_id=self._topic_id,
             start={partition: start[partition] for partition in end},
             end=end,
-            rows=rows,
-            dead=[_dead_letter(self._job.topic, row) for row in table.filter(bad).to_pylist()],
+            rows=table.filter(valid).drop_columns("record"),
+            dead=[self._dead_letter(row) for row in table.filter(pc.invert(valid)).to_pylist()],
         )
         with self._applying:
             if self._stopping:
@@ -262,6 +263,22 @@ class Stream:
             next_offsets=end,
             read_ms=round((read - began) * 1000),
             apply_ms=round((time.monotonic() - read) * 1000),
+        )
+
+    def _dead_letter(self, row: dict[str, Any]) -> DeadLetter:
+        key, value, event_id = row["record"]["key"], row["record"]["value"], row["event_id"]
+        headers = [(header["key"], header["value"]) for header in row["record"]["headers"] or ()]
+        verdict = self._job.judge.verdict(key, headers, value, now_ms=time.time_ns() // 1_000_000)
+        return DeadLetter(
+            topic=self._job.topic,
+            partition=row["partition"],
+            offset=row["offset"],
+            key=key,
+            headers=headers,
+            value=value,
+            event_id=UUID(event_id) if event_id is not None and UUID_FORM.fullmatch(event_id) else None,
+            reason=verdict.reason,
+            detail=verdict.detail,
         )
 
     def _start(self, batch_id: int) -> Offsets:
@@ -279,20 +296,3 @@ class Stream:
             return None
         told = re.search(r"terminated with exception: (.*)", str(error))
         return (told[1] if told else str(error)).strip().partition("\n")[0]
-
-
-def _dead_letter(topic: str, row: dict[str, object]) -> DeadLetter:
-    record = row["record"]
-    assert isinstance(record, dict)  # noqa: S101
-    event_id = row["event_id"]
-    return DeadLetter(
-        topic=topic,
-        partition=int(str(row["partition"])),
-        offset=int(str(row["offset"])),
-        key=record["key"],
-        headers=[(header["key"], header["value"]) for header in record["headers"] or ()],
-        value=record["value"],
-        event_id=UUID(event_id) if isinstance(event_id, str) and UUID_TEXT.fullmatch(event_id) else None,
-        reason=str(row["reason"]),
-        detail=str(row["detail"]),
-    )

@@ -1,0 +1,116 @@
+"""Why a record cannot be applied: the contract in full, told by JSON Schema's own library.
+
+The stream lets pass what is surely valid (`outbox.sink.decode`) and asks here about the rest: few records, one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from jsonschema import Draft202012Validator
+
+Header = tuple[str, bytes | None]
+
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+UUID_V7 = re.compile(r".{14}7.{4}[89ab].{16}")  # of what is a UUID
+FUTURE_LIMIT_MS = 24 * 60 * 60 * 1000
+HEADER_REASONS = {"eventType": "unknown event type", "schemaVersion": "unknown schema version"}
+
+
+class Verdict(NamedTuple):
+    """The kind of fault, from a short list to filter by, and words for the one that was found."""
+
+    reason: str
+    detail: str
+
+
+class Judge:
+    """Judges records by a JSON Schema of the value, with that of the headers under ``$defs``."""
+
+    def __init__(self, schema: Mapping[str, Any], key: str) -> None:
+        """``key`` is the property that the record's key must repeat."""
+        self._properties = schema["properties"]
+        self._value = Draft202012Validator(schema)
+        self._headers = Draft202012Validator(schema["$defs"]["headers"])
+        self._key = key
+
+    def verdict(self, key: bytes | None, headers: Sequence[Header], value: bytes | None, now_ms: int) -> Verdict:
+        """What is wrong with a record that `outbox.sink.decode` did not let pass. There is always an answer."""
+        event, fault = _parse(value)
+        texts = {name: None if text is None else text.decode(errors="replace") for name, text in headers}
+        return (
+            fault
+            or _id_fault(texts.get("id"), now_ms)
+            or self._header_fault(texts)
+            or self._value_fault(event)
+            or self._key_fault(key, event)
+            or Verdict("unreadable", "as the schema wants it, but written as the sink does not read it, like 5.0 for 5")
+        )
+
+    def _header_fault(self, headers: Mapping[str, str | None]) -> Verdict | None:
+        for error in self._headers.iter_errors(dict(headers)):
+            names = [str(part) for part in error.path] or re.findall(r"^'(\w+)' is a required", error.message)
+            reason = HEADER_REASONS.get(names[0] if names else "", "schema violation")
+            return Verdict(reason, f"header {names[0] if names else ''}: {_shortened(error.message)}")
+        return None
+
+    def _value_fault(self, event: Any) -> Verdict | None:
+        for error in self._value.iter_errors(event):
+            return Verdict("schema violation", f"{error.json_path}: {_shortened(error.message)}")
+        for name, rule in self._properties.items():
+            if rule.get("format") == "date-time" and not _is_moment(event.get(name)):
+                return Verdict("schema violation", f"$.{name}: there is no such date and time")
+        return None
+
+    def _key_fault(self, key: bytes | None, event: Any) -> Verdict | None:
+        if key == str(event[self._key]).encode():
+            return None
+        return Verdict("key mismatch", f"the record's key is not its {self._key}")
+
+
+def _parse(value: bytes | None) -> tuple[Any, Verdict | None]:
+    if value is None:
+        return None, Verdict("no value", "the value is null: a tombstone is no event")
+    try:
+        text = value.decode()
+        event = json.loads(text, parse_constant=_refuse)
+    except UnicodeDecodeError as error:
+        return None, Verdict("not UTF-8", str(error.reason))
+    except (ValueError, RecursionError) as error:
+        return None, Verdict("not JSON", _shortened(str(error)))
+    if "\\u0000" in text:
+        return event, Verdict("schema violation", "it contains U+0000, which Postgres has no text for")
+    return event, None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _id_fault(event_id: str | None, now_ms: int) -> Verdict | None:
+    if event_id is None:
+        return Verdict("missing id", "there is no header id")
+    if not UUID.fullmatch(event_id):
+        return Verdict("malformed id", f"header id: {_shortened(repr(event_id))} is no UUID")
+    if not UUID_V7.fullmatch(event_id):
+        return Verdict("malformed id", f"header id: {event_id} is no UUIDv7")
+    made_at_ms = int(event_id[:8] + event_id[9:13], 16)
+    if made_at_ms > now_ms + FUTURE_LIMIT_MS:
+        return Verdict("id from the future", f"header id: {event_id} is more than a day ahead of the clock here")
+    return None
+
+
+def _is_moment(text: str | None) -> bool:
+    try:
+        return text is None or bool(datetime.fromisoformat(text))
+    except ValueError:
+        return False
+
+
+def _shortened(message: str) -> str:
+    limit = 200
+    return message if len(message) <= limit else f"{message[:limit]}…"

@@ -1,0 +1,368 @@
+"""The sink as a process, on real Kafka, Spark and Postgres: what it applies, and what a stop or a kill does to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from random import Random
+from urllib.parse import unquote, urlparse
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from outbox import topics
+from outbox.database import connect
+from outbox.settings import BalancesRole, Settings
+from outbox.sink import fence
+from outbox.stack.command import Command
+from outbox.wait import wait_for
+from tests.sink import Database, Event, account, sums, uuid7
+
+RANDOM = Random(11)  # noqa: S311
+TIMEOUT_S = 120
+
+
+class Publisher:
+    """Writes events to the topic as the connector does: in transactions, some of which are aborted."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._topic = settings.topic
+        config = {"transactional.id": f"test-{settings.topic}", "linger.ms": 5, "log_level": 0}
+        self._producer = Producer({**topics.client_config(settings), **config})
+        self._producer.init_transactions()
+        self._versions: dict[str, int] = {}
+
+    def events(self, count: int, accounts: int = 5) -> list[Event]:
+        """Fresh events, in the order of their accounts' versions, all amounts different."""
+        return [self._event(account(number % accounts), 1 + RANDOM.randrange(1_000_000)) for number in range(count)]
+
+    def send(self, events: Sequence[Event], *, abort: bool = False) -> None:
+        """Publish events in one transaction."""
+        self._producer.begin_transaction()
+        for event in events:
+            self._produce(event.account_id, _value(event), event.event_id)
+        self._end(abort)
+
+    def send_raw(self, key: str | None, value: bytes | None, event_id: str | None) -> None:
+        """Publish whatever this is."""
+        self._producer.begin_transaction()
+        self._produce(key, value, event_id)
+        self._end(abort=False)
+
+    def _event(self, of_account: str, amount: int) -> Event:
+        version = self._versions.get(of_account, 0) + 1
+        self._versions[of_account] = version
+        return Event(uuid7(RANDOM), of_account, amount, version)
+
+    def _produce(self, key: str | None, value: bytes | None, event_id: str | None) -> None:
+        headers: dict[str, str | bytes | None] = {"eventType": "transfer.credited", "schemaVersion": "1"}
+        if event_id is not None:
+            headers["id"] = event_id
+        self._producer.produce(self._topic, key=key, value=value, headers=headers)
+
+    def _end(self, abort: bool) -> None:
+        self._producer.flush(10)
+        if abort:
+            self._producer.abort_transaction(10)
+        else:
+            self._producer.commit_transaction(10)
+
+
+def _value(event: Event) -> bytes:
+    return json.dumps(
+        {
+            "transfer_id": event.event_id,
+            "account_id": event.account_id,
+            "amount": event.amount,
+            "currency": event.currency,
+            "balance_after": event.balance_after,
+            "version": event.version,
+            "occurred_at": "2026-11-21T05:00:00Z",
+        }
+    ).encode()
+
+
+@pytest.fixture
+def publisher(topic: Settings) -> Publisher:
+    return Publisher(topic)
+
+
+@pytest.fixture
+def database(topic: Settings) -> Database:
+    return Database(topic)
+
+
+def catch_up(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
+    """Run `outbox sink --until-caught-up` to its end."""
+    strategies = [word for name in names or ("dedup",) for word in ("--strategy", name)]
+    return subprocess.run(
+        [sys.executable, "-m", "outbox", "sink", *strategies, "--until-caught-up"],
+        env=settings.as_env(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+
+
+def told(done: subprocess.CompletedProcess[str], event: str) -> list[dict[str, object]]:
+    """The log lines of one kind."""
+    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == event]
+
+
+def the_failure(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that told the failure."""
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("outbox: ")]
+    return line
+
+
+def checkpoint(settings: Settings, sink: str = "dedup") -> Path:
+    return Path(unquote(urlparse(settings.checkpoints).path), sink)
+
+
+@contextmanager
+def running(settings: Settings, *names: str) -> Iterator[Command]:
+    """Sinks that run until told otherwise, and surely no longer than the block."""
+    strategies = [word for name in names or ("dedup",) for word in ("--strategy", name)]
+    sink = Command(f"sink-{settings.topic}", settings, ["sink", *strategies])
+    sink.start_timeout_s = TIMEOUT_S
+    sink.spawn()
+    try:
+        yield sink
+    except BaseException:
+        print(sink.tail(30))  # noqa: T201
+        raise
+    finally:
+        sink.kill()
+
+
+def wait_applied(sink: Command, database: Database, count: int) -> None:
+    """Wait until the sink has applied so many events."""
+
+    def applied() -> bool:
+        assert sink.is_running(), sink.tail()
+        ((events,),) = database.query("SELECT coalesce(sum(events), 0) FROM balances WHERE sink = %s", database.sink)
+        return int(str(events)) >= count
+
+    wait_for(f"{count} events applied", applied, timeout_s=TIMEOUT_S)
+
+
+def execute(settings: Settings, role: BalancesRole, sql: str) -> None:
+    with closing(connect(settings, role)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+def test_everything_committed_is_applied_and_nothing_else(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(200)
+    publisher.send(some[:100])
+    publisher.send(publisher.events(30, accounts=9), abort=True)
+    publisher.send(some[90:])  # ten of them again
+    bad_id = uuid7(RANDOM)
+    publisher.send_raw(account(0), b"{", bad_id)
+    publisher.send_raw(account(0), None, None)
+    publisher.send(publisher.events(30, accounts=9), abort=True)
+
+    done = catch_up(topic, "dedup", "naive")
+
+    assert done.returncode == 0, done.stderr
+    assert database.balances() == sums(some)
+    assert Database(topic, "naive").balances() == sums([*some, *some[90:100]])
+    assert database.positions() == topics.last_stable_offsets(topic, topic.topic)
+    letters = database.dead_letters()
+    assert letters.pop(bad_id) == "not JSON"
+    assert list(letters.values()) == ["no value"]
+    assert sum(int(str(line["duplicates"])) for line in told(done, "applied") if line["sink"] == "dedup") == 10
+
+    again = catch_up(topic, "dedup", "naive")
+    assert again.returncode == 0, again.stderr
+    assert told(again, "applied") == []
+
+    # A partition added later is read from its beginning.
+    admin = AdminClient(topics.client_config(topic))
+    admin.create_partitions([NewPartitions(topic.topic, 6)])[topic.topic].result(10)
+    more = publisher.events(60, accounts=40)
+    publisher.send(more)
+    last = catch_up(topic, "dedup")
+    assert last.returncode == 0, last.stderr
+    assert database.balances() == sums([*some, *more])
+    assert set(database.positions()) == set(range(6))
+
+
+def test_sigterm_ends_it_after_the_batch_and_the_jvm_with_it(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(300)
+    publisher.send(some[:100])
+    naive = Database(topic, "naive")
+    with running(topic, "dedup", "naive") as sink:
+        wait_applied(sink, database, 100)
+        wait_applied(sink, naive, 100)
+        publisher.send(some[100:200])
+        wait_applied(sink, database, 101)  # in the middle of it
+        processes = sink.processes()
+        assert len(processes) > 1, "Python and its JVM"
+        processes[0].terminate()
+        assert psutil.wait_procs(processes, timeout=30)[1] == []
+        assert '"stopped"' in sink.tail()
+        assert not any(word in sink.tail(100) for word in ("outbox: ", "Exception", "Traceback", '"error"'))
+    publisher.send(some[200:])
+    done = catch_up(topic, "dedup", "naive")
+    assert done.returncode == 0, done.stderr
+    # Even the naive sink is right: a graceful stop repeats nothing.
+    assert database.balances() == naive.balances() == sums(some)
+    assert sum(int(str(line["duplicates"])) for line in told(done, "applied")) == 0
+
+
+@pytest.mark.parametrize("name", ["dedup", "naive"])
+def test_killed_between_its_commit_and_sparks(topic: Settings, publisher: Publisher, name: str) -> None:
+    """The window: the database has the batch, Spark does not know. The JVM is frozen while Python applies."""
+    database = Database(topic, name)
+    some = publisher.events(100)
+    publisher.send(some[:50])
+    with running(topic, name) as sink:
+        wait_applied(sink, database, 50)
+        with closing(connect(topic, BalancesRole.SINK)) as repair, repair, repair.cursor() as cursor:
+            fence.lock(cursor, name)  # as a repair command would: the apply waits
+            publisher.send(some[50:])
+            wait_for("the apply to wait", lambda: _waits(topic, name), timeout_s=TIMEOUT_S)
+            jvm = next(process for process in sink.processes() if process.name() == "java")
+            jvm.suspend()
+        wait_applied(sink, database, 51)
+        planned = max(int(file.name) for file in (checkpoint(topic, name) / "offsets").iterdir())
+        assert not (checkpoint(topic, name) / "commits" / str(planned)).exists(), "the window is open"
+        twice = sum(database.balances().values()) - sum(sums(some[:50]).values())
+        sink.kill()
+    done = catch_up(topic, name)
+    assert done.returncode == 0, done.stderr
+    first = told(done, "applied")[0]
+    assert first["batch"] == planned
+    if name == "dedup":
+        assert database.balances() == sums(some)
+        assert first["duplicates"] > 0, "Spark delivered the batch again"  # type: ignore[operator]
+    else:
+        assert sum(database.balances().values()) == sum(sums(some).values()) + twice, "the naive sink drifts by it"
+
+
+def _waits(settings: Settings, sink: str) -> bool:
+    with closing(connect(settings, BalancesRole.SINK)) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "
+            f"AND (classid::bigint << 32 | objid::bigint) = {fence.APPLY_KEY}",
+            {"sink": sink},
+        )
+        return cursor.rowcount > 0
+
+
+def test_kill_9_of_the_driver_ends_its_jvm_and_loses_nothing(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(200)
+    publisher.send(some[:100])
+    with running(topic) as sink:
+        wait_applied(sink, database, 100)
+        processes = sink.processes()
+        publisher.send(some[100:])
+        processes[0].kill()
+        assert psutil.wait_procs(processes, timeout=30)[1] == [], "the JVM outlives its driver"
+    done = catch_up(topic)
+    assert done.returncode == 0, done.stderr
+    assert database.balances() == sums(some)
+
+
+def test_a_second_driver_and_a_lost_connection_end_with_one_clear_line(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(20)
+    publisher.send(some[:10])
+    with running(topic) as sink:
+        wait_applied(sink, database, 10)
+        assert "sink dedup has a driver already" in the_failure(catch_up(topic))
+        assert sink.is_running()
+
+        database.query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+            "AND datname = current_database()"
+        )
+        publisher.send(some[10:])
+        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=60)
+        assert "outbox: sink dedup: lost its database connection" in sink.tail()
+        assert "Traceback" not in sink.tail(200)
+    done = catch_up(topic)
+    assert done.returncode == 0, done.stderr
+    assert database.balances() == sums(some)
+
+
+def test_a_lost_checkpoint_and_one_cut_off_lose_nothing(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(90)
+    publisher.send(some[:30])
+    assert catch_up(topic, "dedup", "naive").returncode == 0
+
+    # The host lost power: the newest logs are empty.
+    for log in ("offsets", "commits"):
+        max((checkpoint(topic) / log).iterdir(), key=lambda file: int(file.name)).write_text("")
+    publisher.send(some[30:60])
+    cut = catch_up(topic)
+    assert cut.returncode == 0, cut.stderr
+    assert len(told(cut, "removed a log file that a crash has cut off")) == 2
+    assert database.balances() == sums(some[:60])
+
+    # The checkpoints are gone: dedup knows its positions, naive begins at the beginning.
+    for name in ("dedup", "naive"):
+        shutil.rmtree(checkpoint(topic, name))
+    publisher.send(some[60:])
+    lost = catch_up(topic, "dedup", "naive")
+    assert lost.returncode == 0, lost.stderr
+    assert database.balances() == sums(some)
+    assert sum(int(str(line["rows"])) for line in told(lost, "applied") if line["sink"] == "dedup") == 30
+    assert Database(topic, "naive").balances() == sums([*some[:30], *some])
+
+
+def test_events_that_are_gone_stop_it_with_their_range(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(40)
+    publisher.send(some[:20])
+    assert catch_up(topic).returncode == 0
+    positions = database.positions()
+
+    # The database is restored from a backup that is older than the checkpoint.
+    execute(topic, BalancesRole.OWNER, "UPDATE positions SET next_offset = 0")
+    publisher.send(some[20:])
+    failure = the_failure(catch_up(topic))
+    assert "were never applied" in failure
+    assert any(
+        f"offsets 0 to {offset - 1} of topic {topic.topic}, partition {partition}," in failure
+        for partition, offset in positions.items()
+    )
+    assert "delete the sink's checkpoint" in failure
+
+    # The way out.
+    shutil.rmtree(checkpoint(topic))
+    assert catch_up(topic).returncode == 0
+    assert database.balances() == sums(some)
+
+    # The topic is deleted and made again.
+    admin = AdminClient(topics.client_config(topic))
+    admin.delete_topics([topic.topic])[topic.topic].result(10)
+    wait_for("the topic to be gone", lambda: topic.topic not in admin.list_topics(timeout=5).topics, timeout_s=30)
+    topics.create(topic)
+    assert "was deleted and made again" in the_failure(catch_up(topic))
+
+
+def test_an_unknown_strategy_is_told_before_anything_starts(topic: Settings) -> None:
+    assert "no strategy is called best — there are dedup, naive" in the_failure(catch_up(topic, "best"))

@@ -1,0 +1,56 @@
+"""What is wrong with a record, on the corpus of good and bad ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outbox.event import Contract
+from outbox.sink.verdict import Header, Judge, Verdict
+from tests.records import ACCOUNT, HEADERS, HEADERS_OF, VALUES, changed
+from tests.sink import NOW_MS
+
+JUDGE = Judge(Contract().schema, key="account_id")
+NOTHING = "unreadable"  # the verdict on a record that should have passed
+
+
+def pairs(headers: dict[str, Any]) -> list[Header]:
+    return [(name, None if text is None else text.encode()) for name, text in headers.items()]
+
+
+def verdict(
+    value: bytes | None = changed(), headers: dict[str, Any] = HEADERS, key: bytes | None = ACCOUNT.encode()
+) -> Verdict:
+    return JUDGE.verdict(key, pairs(headers), value, NOW_MS)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_fault_of_a_value_is_found(name: str) -> None:
+    value, reason = VALUES[name]
+    assert verdict(value).reason == (reason or NOTHING)
+
+
+@pytest.mark.parametrize("name", HEADERS_OF)
+def test_the_fault_of_headers_is_found(name: str) -> None:
+    headers, reason = HEADERS_OF[name]
+    assert verdict(headers=headers).reason == (reason or NOTHING)
+
+
+@pytest.mark.parametrize("key", [b"other", None, b"\xff", b""])
+def test_a_key_that_is_not_the_account_is_told(key: bytes | None) -> None:
+    assert verdict(key=key) == ("key mismatch", "the record's key is not its account_id")
+
+
+def test_the_detail_names_what_is_wrong() -> None:
+    assert verdict(changed(amount="5")).detail == "$.amount: '5' is not of type 'integer'"
+    assert "header eventType" in verdict(headers=HEADERS | {"eventType": "transfer.undone"}).detail
+    assert "header schemaVersion" in verdict(headers={"id": HEADERS["id"], "eventType": "transfer.debited"}).detail
+
+
+def test_a_detail_stays_short_however_long_the_value() -> None:
+    assert len(verdict(changed(currency="x" * 1_000_000)).detail) < 300
+
+
+def test_no_headers_is_a_missing_id() -> None:
+    assert JUDGE.verdict(ACCOUNT.encode(), [], changed(), NOW_MS).reason == "missing id"
