@@ -136,7 +136,7 @@ class Traffic:
                     headers=self._headers(request.key, token=request.token),
                     timeout=TIMEOUT_S,
                 )
-            except requests.ConnectionError:
+            except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError):
                 return None
             return None if response.status_code == requests.codes.unavailable else (response,)
 

@@ -11,7 +11,6 @@ of an event: its id (header), its ``amount`` and its ``version`` (the n-th event
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from decimal import Decimal
 from typing import Any
 
 import psycopg2
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Message
 
 from outbox import topics
 from outbox.database import connect
@@ -30,8 +29,6 @@ from outbox.settings import BalancesRole, LedgerRole, Settings
 from outbox.wait import wait_for
 
 FETCH_ROWS = 10_000
-POLL_S = 0.1  # consume() waits so long for a full list
-SILENCE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,7 @@ class Versions:
 class TopicLog:
     """Everything committed on the topic when it was read."""
 
-    start: dict[int, int]  # by partition, the first offset that is still retained
-    end: dict[int, int]  # by partition, the last stable offset
+    is_whole: bool  # nothing has aged out of it yet
     first: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # event id: partition and offset, the first time
     surplus: list[Surplus] = field(default_factory=list)
     versions: dict[str, Versions] = field(default_factory=dict)  # by key
@@ -90,11 +86,6 @@ class TopicLog:
         known = self.versions.setdefault(key, Versions(version, version, 0))
         known.lowest, known.highest = min(known.lowest, version), max(known.highest, version)
         known.count += 1
-
-    @property
-    def is_whole(self) -> bool:
-        """Nothing has aged out of it yet."""
-        return not any(self.start.values())
 
 
 @dataclass(frozen=True)
@@ -234,31 +225,11 @@ def read_sinks(settings: Settings) -> list[SinkState]:
 
 def read_topic(settings: Settings) -> TopicLog:
     """Read the topic from its start to its last stable offset; markers and aborted records are not counted."""
-    end = topics.last_stable_offsets(settings, settings.topic)
-    consumer = Consumer(
-        {
-            **topics.client_config(settings),
-            "group.id": f"outbox-check-{uuid.uuid4()}",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "fetch.wait.max.ms": 20,
-        }
-    )
-    try:
-        start = {
-            partition: consumer.get_watermark_offsets(
-                TopicPartition(settings.topic, partition), timeout=SILENCE_TIMEOUT_S
-            )[0]
-            for partition in end
-        }
-        log = TopicLog(start=start, end=end)
-        for message in _records(consumer, settings.topic, start, end):
-            log.add(message)
-        return log
-    except KafkaException as error:
-        raise Failure(f"reading topic {settings.topic}: {error.args[0].str()}", "`outbox status`") from error
-    finally:
-        consumer.close()
+    within = topics.watermarks(settings, settings.topic)
+    log = TopicLog(is_whole=not any(first for first, _ in within.values()))
+    for message in topics.read(settings, settings.topic, within):
+        log.add(message)
+    return log
 
 
 def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Report:
@@ -310,31 +281,6 @@ def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Repor
 def _aged_out(log: TopicLog, known: Versions | None, version: int) -> bool:
     """Whether an event that is not on the topic has left it by retention."""
     return not log.is_whole and known is not None and version < known.lowest
-
-
-def _records(consumer: Consumer, topic: str, start: dict[int, int], end: dict[int, int]) -> Iterator[Message]:
-    """Every committed record in [start, end) of each partition."""
-    open_partitions = {partition for partition in end if start[partition] < end[partition]}
-    if not open_partitions:
-        return
-    consumer.assign([TopicPartition(topic, partition, start[partition]) for partition in open_partitions])
-    last_heard_at = time.monotonic()
-    while open_partitions:
-        messages = consumer.consume(num_messages=FETCH_ROWS, timeout=POLL_S)
-        if messages:
-            last_heard_at = time.monotonic()
-        elif time.monotonic() - last_heard_at > SILENCE_TIMEOUT_S:
-            raise Failure(f"topic {topic} gave no record for {SILENCE_TIMEOUT_S:.0f} s", "`outbox status`")
-        for message in messages:
-            error, partition = message.error(), message.partition()
-            if error is not None:
-                raise KafkaException(error)
-            if partition in open_partitions and (message.offset() or 0) < end[partition]:
-                yield message
-        # The end may be a marker or an aborted record, which nobody is given: ask the consumer where it stands.
-        for place in consumer.position([TopicPartition(topic, partition) for partition in open_partitions]):
-            if place.offset >= end[place.partition]:
-                open_partitions.discard(place.partition)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg2
 import requests
 
-from outbox import topics
+from outbox import offsets, topics
 from outbox.database import connect as connect_database
 from outbox.errors import Failure
 from outbox.settings import PROJECT_ROOT, LedgerRole, Settings
@@ -144,11 +144,11 @@ def remove(settings: Settings, forget: bool = False) -> bool:
     """
     rest = Rest(settings)
     existed = rest.config() is not None
-    if existed and forget:
-        rest.forget_offsets()
-    rest.delete()
+    if existed:
+        rest.delete()
     if forget:
-        _drop_slot(settings)
+        _drop_slot(settings)  # first, as it waits until the connector's task has let go of it
+        offsets.forget(settings)
     return existed
 
 
@@ -190,15 +190,11 @@ class Rest:
         self._call("PUT", f"/connectors/{self._name}/resume")
 
     def delete(self) -> None:
-        """Remove the connector, if it is there, and wait until it is gone."""
-        self._call("DELETE", f"/connectors/{self._name}", missing_is_none=True)
-        wait_for("the connector to be gone", lambda: self.status().connector == "MISSING", timeout_s=START_TIMEOUT_S)
-
-    def forget_offsets(self) -> None:
-        """Stop the connector and delete its stored offsets."""
+        """Stop the connector, remove it, and wait until it is gone."""
         self._call("PUT", f"/connectors/{self._name}/stop")
         wait_for("the connector to stop", lambda: self.status().tasks == [], timeout_s=START_TIMEOUT_S)
-        self._call("DELETE", f"/connectors/{self._name}/offsets")
+        self._call("DELETE", f"/connectors/{self._name}", missing_is_none=True)
+        wait_for("the connector to be gone", lambda: self.status().connector == "MISSING", timeout_s=START_TIMEOUT_S)
 
     def status(self) -> Status:
         """The states of connector and tasks."""

@@ -92,6 +92,7 @@ class Settings(BaseSettings):
     connect_password: SecretStr = SecretStr("")
     connect_cafile: Path | None = Field(None, description="CA file of Connect's REST interface")
     connector: str = Field("outbox", description="name of the connector and its slot", pattern="^[a-z0-9_]+$")
+    connect_offsets_topic: str = Field("outbox.connect.offsets", description="the worker's offset.storage.topic")
     connect_ledger_host: str | None = Field(None, description="the ledger's host as seen from Connect, if another")
     exactly_once: bool = Field(True, description="the one switch: Connect's exactly-once, worker and connector")
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -13,6 +16,9 @@ from outbox.errors import Failure
 from outbox.settings import Settings
 
 TIMEOUT_S = 10.0
+FETCH_RECORDS = 10_000
+POLL_S = 0.1  # consume() waits so long for a full list
+SILENCE_TIMEOUT_S = 30.0
 
 
 class Topic(NamedTuple):
@@ -61,16 +67,22 @@ def spark_options(settings: Settings) -> dict[str, str]:
 
 
 def create(settings: Settings) -> list[str]:
-    """Make the events topic, unless it is there, and return the names of those made.
+    """Make the topics that the connector writes, unless they are there, and return the names of those made.
 
-    Raises Failure if it is there with fewer partitions than ``settings.topic_partitions``.
+    Raises Failure if the events topic is there with fewer partitions than ``settings.topic_partitions``.
     """
+    events = {
+        "cleanup.policy": "delete",
+        "retention.ms": str(settings.topic_retention_hours * 3_600_000),
+        # Retention counts from the arrival on the topic: by the event's own time, what a long outage or a first
+        # snapshot brings late could be deleted before any sink has seen it.
+        "message.timestamp.type": "LogAppendTime",
+    }
+    replication = settings.topic_replication
     wanted = [
-        NewTopic(
-            settings.topic,
-            num_partitions=settings.topic_partitions,
-            replication_factor=settings.topic_replication,
-        )
+        NewTopic(settings.topic, settings.topic_partitions, replication, config=events),
+        # One partition: a transaction of exactly-once writes a marker to each that it touches.
+        NewTopic(offsets_topic(settings), 1, replication, config={"cleanup.policy": "compact"}),
     ]
     made = []
     admin = _admin(settings)  # held: a client that is let go of ends its calls
@@ -90,6 +102,15 @@ def create(settings: Settings) -> list[str]:
     return made
 
 
+def offsets_topic(settings: Settings) -> str:
+    """The topic of its own in which Connect keeps the connector's offsets, in every mode.
+
+    Not the worker's: of that one a worker without exactly-once reads aborted offsets too, and would go on behind events
+    that were never committed.
+    """
+    return f"{settings.connector}.offsets"
+
+
 def describe(settings: Settings, name: str) -> Topic:
     """Look a topic up. Raises Failure if there is none of that name."""
     admin = _admin(settings)
@@ -104,24 +125,65 @@ def describe(settings: Settings, name: str) -> Topic:
 
 def last_stable_offsets(settings: Settings, name: str) -> dict[int, int]:
     """By partition, the offset up to which everything is committed or aborted: what read_committed can see."""
-    return {partition: last for partition, (_, last) in _watermarks(settings, name).items()}
+    return {partition: last for partition, (_, last) in watermarks(settings, name).items()}
 
 
 def first_offsets(settings: Settings, name: str) -> dict[int, int]:
     """By partition, the offset of the earliest record that the topic still has."""
-    return {partition: first for partition, (first, _) in _watermarks(settings, name).items()}
+    return {partition: first for partition, (first, _) in watermarks(settings, name).items()}
 
 
-def _watermarks(settings: Settings, name: str) -> dict[int, tuple[int, int]]:
-    consumer = Consumer(
-        {**client_config(settings), "group.id": f"outbox-{uuid.uuid4()}", "isolation.level": "read_committed"}
-    )
-    try:
-        partitions = range(describe(settings, name).partitions)
+def watermarks(settings: Settings, name: str) -> dict[int, tuple[int, int]]:
+    """By partition, the first offset and the last stable one."""
+    partitions = range(describe(settings, name).partitions)
+    with _consumer(settings) as consumer:
         return {
             number: consumer.get_watermark_offsets(TopicPartition(name, number), timeout=TIMEOUT_S)
             for number in partitions
         }
+
+
+def read(settings: Settings, name: str, within: Mapping[int, tuple[int, int]]) -> Iterator[Message]:
+    """Every committed record of a topic within these first and last offsets; the last is excluded.
+
+    In order within a partition. Transaction markers and aborted records are not among them. Raises Failure if the topic
+    falls silent before its end.
+    """
+    end = {partition: last for partition, (first, last) in within.items() if first < last}
+    with _consumer(settings) as consumer:
+        consumer.assign([TopicPartition(name, partition, within[partition][0]) for partition in end])
+        last_heard_at = time.monotonic()
+        while end:
+            messages = consumer.consume(num_messages=FETCH_RECORDS, timeout=POLL_S)
+            if messages:
+                last_heard_at = time.monotonic()
+            elif time.monotonic() - last_heard_at > SILENCE_TIMEOUT_S:
+                raise Failure(f"topic {name} gave no record for {SILENCE_TIMEOUT_S:.0f} s", "`outbox status`")
+            for message in messages:
+                error, partition, offset = message.error(), message.partition(), message.offset()
+                if error is not None:
+                    raise KafkaException(error)
+                if partition in end and offset is not None and offset < end[partition]:
+                    yield message
+            # The end may be a marker or an aborted record, which nobody is given: ask the consumer where it stands.
+            for place in consumer.position([TopicPartition(name, partition) for partition in end]):
+                if place.offset >= end[place.partition]:
+                    del end[place.partition]
+
+
+@contextmanager
+def _consumer(settings: Settings) -> Iterator[Consumer]:
+    consumer = Consumer(
+        {
+            **client_config(settings),
+            "group.id": f"outbox-{uuid.uuid4()}",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": 20,
+        }
+    )
+    try:
+        yield consumer
     except KafkaException as error:
         raise _unreachable(settings, error) from error
     finally:
