@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 
 from outbox.errors import Failure
+from outbox.wait import WaitTimeoutError, wait_for
 
 LOOPBACK = "127.0.0.1"
+RELEASE_TIMEOUT_S = 5.0
 
 
 def choose(*preferred: int) -> list[int]:
@@ -30,12 +32,17 @@ def is_free(port: int) -> bool:
 
 
 def require_free(port: int, what: str) -> None:
-    """Raises Failure if somebody else listens on a port that is ours."""
-    if not is_free(port):
+    """Raises Failure if somebody else listens on a port that is ours.
+
+    Waits a moment first: a killed process of many threads is seen dead before the last of them lets go of the port.
+    """
+    try:
+        wait_for(f"port {port} of {what} to be free", lambda: is_free(port), timeout_s=RELEASE_TIMEOUT_S)
+    except WaitTimeoutError:
         raise Failure(
             f"port {port} of {what} is taken by another program",
             f"end that program (`ss -ltnp 'sport = :{port}'` names it), or `outbox reset` to start afresh elsewhere",
-        )
+        ) from None
 
 
 def is_open(port: int) -> bool:
