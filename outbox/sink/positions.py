@@ -51,9 +51,9 @@ def require_no_gap(sink: str, topic: str, stored: Mapping[int, int], start: Mapp
         if offset > position:
             raise Failure(
                 f"sink {sink}: offsets {position} to {offset - 1} of topic {topic}, partition {partition}, were never "
-                "applied, and the reader is beyond them: its database is older than its checkpoint, or the topic has "
+                "applied, and the reader is beyond them: the database is older than the checkpoint, or the topic has "
                 "dropped them",
-                "delete the sink's checkpoint, so that it reads again from its positions",
+                "if the topic still has them, delete the sink's checkpoint: it then reads again from its positions",
             )
 
 

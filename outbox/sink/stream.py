@@ -30,8 +30,8 @@ from outbox import log, topics
 from outbox.database import connect
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, Settings
+from outbox.sink import positions, strategy
 from outbox.sink import spark as spark_session
-from outbox.sink import strategy
 from outbox.sink.apply import Sink
 from outbox.sink.batch import Batch
 from outbox.sink.checkpoint import Checkpoint, Offsets
@@ -216,14 +216,14 @@ class Stream:
             )
 
     def _beginning(self) -> Offsets:
-        """Where a query without checkpoint begins, by partition."""
-        first = topics.first_offsets(self._settings, self._job.topic)
-        positions = self._sink.positions(self._job.topic, self._topic_id)
-        if not positions and not self._checkpoint.exists():
-            self._sink.begin_at(self._job.topic, self._topic_id, first)
-        if not positions or self._start_at == "earliest":
-            return first
-        return {partition: positions.get(partition, offset) for partition, offset in first.items()}
+        """Where a query without checkpoint begins, by partition. Raises Failure if events before that are lost."""
+        topic, first = self._job.topic, topics.first_offsets(self._settings, self._job.topic)
+        stored = self._sink.positions(topic, self._topic_id)
+        if stored:
+            positions.require_no_gap(self._sink.name, topic, stored, first)
+        elif not self._checkpoint.exists():
+            self._sink.begin_at(topic, self._topic_id, first)
+        return first if self._start_at == "earliest" else first | stored
 
     def _handle(self, frame: DataFrame, batch_id: int) -> None:
         """Apply one batch. Whatever it raises ends the query with the batch uncommitted."""

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlparse
 
 import psutil
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
@@ -356,8 +356,17 @@ def test_events_that_are_gone_stop_it_with_their_range(
     assert catch_up(topic).returncode == 0
     assert database.balances() == sums(some)
 
-    # The topic is deleted and made again.
+    # The topic has dropped what was not read yet, and the checkpoint is gone.
+    shutil.rmtree(checkpoint(topic))
+    publisher.send(publisher.events(40))
+    ends = topics.last_stable_offsets(topic, topic.topic)
     admin = AdminClient(topics.client_config(topic))
+    for future in admin.delete_records([TopicPartition(topic.topic, *item) for item in ends.items()]).values():
+        future.result(10)
+    failure = the_failure(catch_up(topic))
+    assert "were never applied" in failure
+
+    # The topic is deleted and made again.
     admin.delete_topics([topic.topic])[topic.topic].result(10)
     wait_for("the topic to be gone", lambda: topic.topic not in admin.list_topics(timeout=5).topics, timeout_s=30)
     topics.create(topic)
