@@ -29,7 +29,7 @@ RIGHT, NAIVE = "dedup", "naive"
 
 @dataclass(frozen=True)
 class Phase:
-    """A line of the verdict: what the phase added."""
+    """A line of the verdict: the duplicates of the phase, and the drifts at its end."""
 
     name: str
     topic_duplicates: int
@@ -171,7 +171,7 @@ class Story:
             ]
             for phase in self._phases
         ]
-        header = ["after phase", "duplicates on topic", "skipped by A", "drift of A", "drift of B", "accounts of B"]
+        header = ["phase", "new duplicates on topic", "skipped by A", "drift of A", "drift of B", "in accounts"]
         self._screen.table(header, rows)
         self._screen.say("")
         self._screen.say(
@@ -282,8 +282,8 @@ class Story:
         self._phases.append(
             Phase(
                 name=name,
-                topic_duplicates=report.duplicates,
-                skipped=report.sink(RIGHT).skipped,
+                topic_duplicates=report.duplicates - (self._last.duplicates if self._phases else 0),
+                skipped=report.sink(RIGHT).skipped - (self._last.sink(RIGHT).skipped if self._phases else 0),
                 drift_right=report.sink(RIGHT).drift_total,
                 drift_naive=report.sink(NAIVE).drift_total,
                 drifting_accounts=len(report.sink(NAIVE).drift),
@@ -294,7 +294,7 @@ class Story:
     def _answers(self) -> str:
         if self._traffic.surprises:
             return self._traffic.surprises[0]
-        return ", ".join(f"{count} {kind}" for kind, count in sorted(self._traffic.answered.items()))
+        return ", ".join(f"{count} × {kind}" for kind, count in sorted(self._traffic.answered.items()))
 
 
 def _found(report: Report) -> str:
