@@ -282,8 +282,8 @@ class Story:
         self._phases.append(
             Phase(
                 name=name,
-                topic_duplicates=report.duplicates - (self._last.duplicates if self._phases else 0),
-                skipped=report.sink(RIGHT).skipped - (self._last.sink(RIGHT).skipped if self._phases else 0),
+                topic_duplicates=report.duplicates - sum(phase.topic_duplicates for phase in self._phases),
+                skipped=report.sink(RIGHT).skipped - sum(phase.skipped for phase in self._phases),
                 drift_right=report.sink(RIGHT).drift_total,
                 drift_naive=report.sink(NAIVE).drift_total,
                 drifting_accounts=len(report.sink(NAIVE).drift),
