@@ -27,7 +27,10 @@ def main():
     venv.create(str(VENV), with_pip=True, clear=not (VENV / "bin" / "python").exists())
     pip("install", "--use-pep517", "--require-hashes", "-r", str(ROOT / "requirements.txt"))
     pip("install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
-    subprocess.run([str(VENV / "bin" / "python"), "-m", "outbox.stack.jars", "kafka"], stdout=subprocess.DEVNULL, check=True)
+    if subprocess.run(
+        [str(VENV / "bin" / "python"), "-m", "outbox.stack.jars", "kafka"], stdout=subprocess.DEVNULL
+    ).returncode:
+        sys.exit(1)
     MARK.touch()
 
 
