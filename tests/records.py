@@ -55,6 +55,7 @@ VALUES: dict[str, tuple[bytes | None, str | None]] = {
     "two in a list": (changed() + b"," + changed(), "not JSON"),
     "closing what it did not open": (changed() + b"] [" + changed(), "not JSON"),
     "not UTF-8": (changed().replace(b"EUR", b"E\xffR"), "not UTF-8"),
+    "not UTF-8 where nobody looks": (changed(note="@").replace(b"@", b"\xff"), "not UTF-8"),
     "NUL": (changed(note="a\0"), "schema violation"),
     "a list": (b"[1]", "schema violation"),
     "a number": (b"1", "schema violation"),

@@ -265,7 +265,7 @@ class TestDeadLetters:
                 connection.cursor() as cursor,
             ):
                 cursor.execute("UPDATE dead_letters SET status = 'discarded'")
-            sink.apply(batch([], start=2, dead=[dead_letter(2, event_id)]))
+            sink.apply(batch([], start=2, dead=[dead_letter(2, event_id, b"other")]))
         (row,) = database.query('SELECT "offset", value, status, last_seen_at > first_seen_at FROM dead_letters')
         assert (row[0], bytes(row[1]), row[2], row[3]) == (0, b"bad", "discarded", True)  # type: ignore[call-overload]
 
@@ -280,6 +280,15 @@ class TestDeadLetters:
         assert database.dead_letters() == {dollar.event_id: "currency mismatch"}
         ((kept,),) = database.query("SELECT event->>'currency' FROM dead_letters")
         assert kept == "USD"
+
+    def test_a_batch_of_another_currency_alone_is_set_aside(self, databases: Settings, database: Database) -> None:
+        euro, dollar = events(2, accounts=1)
+        dollar = Event(dollar.event_id, dollar.account_id, dollar.amount, dollar.version, currency="USD")
+        with open_sink(databases) as sink:
+            sink.apply(batch([euro]))
+            assert sink.apply(batch([dollar], start=1)) == Counts(1, 1, dead=1)
+        assert database.balances() == sums([euro])
+        assert database.dead_letters() == {dollar.event_id: "currency mismatch"}
 
     def test_another_currency_than_the_stored_one_is_set_aside_even_if_earlier(
         self, databases: Settings, database: Database
