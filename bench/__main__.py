@@ -64,7 +64,16 @@ def backlog(events: int) -> None:
 def _stack() -> Iterator[Settings]:
     if HOME.exists():
         Stack(load(HOME, environment=False)).reset()
-    stack = Stack(load(HOME, environment=False, stack_postgres_port=0, stack_kafka_port=0, stack_connect_port=0))
+    stack = Stack(
+        load(
+            HOME,
+            environment=False,
+            stack_postgres_port=0,
+            stack_kafka_port=0,
+            stack_controller_port=0,
+            stack_connect_port=0,
+        )
+    )
     try:
         stack.up(report=click.echo)
         migrate(stack.settings)

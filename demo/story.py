@@ -1,9 +1,9 @@
-"""The walkthrough: four phases that break the chain on purpose, and a verdict."""
+"""The walkthrough: a phase in which all is well, three that break the chain on purpose, and a verdict."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from demo.crash import Crash, kill_before_offsets, wait_replayed
@@ -55,11 +55,13 @@ class Story:
         self._screen = screen
         self._seed = seed
         self._phases: list[Phase] = []
+        self._stop_traffic: Callable[[], None] = lambda: None
 
     def play(self) -> None:
         """All of it, from an empty stack to the verdict."""
         self._set_up()
         self._traffic = Traffic(self._settings, self._seed)
+        self._stop_traffic = self._traffic.stop
         self._all_well()
         self._at_least_once()
         self._exactly_once()
@@ -68,6 +70,7 @@ class Story:
 
     def tear_down(self) -> None:
         """Leave nothing running; the data stays for a look."""
+        self._stop_traffic()
         self._stack.down(report=self._screen.progress)
 
     # Phases -------------------------------------------------------------------------------------------------------

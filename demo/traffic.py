@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import requests
 
+from outbox.errors import Failure
 from outbox.settings import Settings
 from outbox.wait import wait_for
 
@@ -44,6 +45,7 @@ class Traffic:
         self._token = settings.service_token.get_secret_value()
         self._random = random.Random(seed)
         self._sessions = threading.local()
+        self._stopped = threading.Event()
         self.accounts: list[str] = []
         self.answered: Counter[str] = Counter()  # requests by kind
         self.surprises: list[str] = []  # answers that were not expected
@@ -73,6 +75,10 @@ class Traffic:
             pool.shutdown()
 
         return finish
+
+    def stop(self) -> None:
+        """Send nothing more: what runs in the background ends soon."""
+        self._stopped.set()
 
     @property
     def transfers(self) -> int:
@@ -126,8 +132,12 @@ class Traffic:
 
     def _send(self, request: Request) -> None:
         """Send until there is an answer: a 503 or a broken connection is an unknown outcome, so the same key again."""
+        if self._stopped.is_set():
+            return
 
         def answer() -> tuple[requests.Response] | None:
+            if self._stopped.is_set():
+                raise Failure("the traffic was stopped")
             try:
                 response = self._session().post(
                     f"{self._url}/transfers",
@@ -136,7 +146,7 @@ class Traffic:
                     headers=self._headers(request.key, token=request.token),
                     timeout=TIMEOUT_S,
                 )
-            except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError):
+            except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
                 return None
             return None if response.status_code == requests.codes.unavailable else (response,)
 

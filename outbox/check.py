@@ -95,6 +95,7 @@ class SinkState:
     name: str
     positions: dict[int, int]  # by partition, the next offset to apply
     totals: dict[str, Decimal]  # by key
+    versions: dict[str, int]  # by key, the highest applied
     parked: frozenset[bytes]  # event ids that wait among its dead letters
     skipped: int
 
@@ -200,6 +201,7 @@ def read_sinks(settings: Settings) -> list[SinkState]:
     """Every sink of this topic, in one snapshot."""
     positions: dict[str, dict[int, int]] = defaultdict(dict)
     totals: dict[str, dict[str, Decimal]] = defaultdict(dict)
+    versions: dict[str, dict[str, int]] = defaultdict(dict)
     parked: dict[str, set[bytes]] = defaultdict(set)
     others: set[str] = set()  # sinks of other topics
     with _snapshot(settings, BalancesRole.AUDITOR) as connection, connection.cursor() as cursor:
@@ -211,14 +213,15 @@ def read_sinks(settings: Settings) -> list[SinkState]:
                 positions[sink][partition] = next_offset
             else:
                 others.add(sink)
-        cursor.execute("SELECT sink, key, total FROM audit_balances")
-        for sink, key, total in cursor:
+        cursor.execute("SELECT sink, key, total, version FROM audit_balances")
+        for sink, key, total, version in cursor:
             totals[sink][key] = total
+            versions[sink][key] = version
         cursor.execute("SELECT sink, event_id FROM dead_letters WHERE status = 'open' AND event_id IS NOT NULL")
         for sink, event_id in cursor:
             parked[sink].add(uuid.UUID(event_id).bytes)
     return [
-        SinkState(name, positions[name], totals[name], frozenset(parked[name]), skipped[name])
+        SinkState(name, positions[name], totals[name], versions[name], frozenset(parked[name]), skipped[name])
         for name in sorted({*skipped} - (others - {*positions}))
     ]
 
@@ -236,6 +239,10 @@ def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Repor
     """Read the ledger, and compare it with a topic and sinks that were read before it."""
     reports = [SinkReport(state.name, skipped=state.skipped) for state in states]
     pending: list[dict[str, int]] = [defaultdict(int) for _ in states]  # by sink and key: not yet, or never, applied
+    applied: dict[str, int] = defaultdict(int)  # by key, the highest version that any sink has
+    for state in states:
+        for key, version in state.versions.items():
+            applied[key] = max(applied[key], version)
     lost, in_flight, events = [], 0, 0
     with _snapshot(settings, LedgerRole.AUDITOR) as connection:
         for event_id, key, amount, version in _rows(
@@ -245,14 +252,15 @@ def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Repor
             identity = uuid.UUID(event_id).bytes
             place = log.first.get(identity)
             known = log.versions.get(key)
+            aged_out = not log.is_whole and (version < known.lowest if known else version <= applied[key])
             if place is None and known is not None and known.lowest <= version < known.highest:
                 lost.append(event_id)  # the relay keeps the order of a key, so it will not come any more
-            elif place is None and not _aged_out(log, known, version):
+            elif place is None and not aged_out:
                 in_flight += 1
             for state, report, unapplied in zip(states, reports, pending, strict=True):
                 if identity in state.parked:
                     report.parked += 1
-                elif state.has_seen(place) or _aged_out(log, known, version):
+                elif state.has_seen(place) or aged_out:
                     continue
                 else:
                     report.in_flight += 1
@@ -276,11 +284,6 @@ def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Repor
         sinks=reports,
         surplus=log.surplus,
     )
-
-
-def _aged_out(log: TopicLog, known: Versions | None, version: int) -> bool:
-    """Whether an event that is not on the topic has left it by retention."""
-    return not log.is_whole and known is not None and version < known.lowest
 
 
 @contextmanager

@@ -54,6 +54,8 @@ class Status:
     @property
     def mode(self) -> str:
         """The delivery in force between Debezium and Kafka."""
+        if self.connector == "MISSING":
+            return "none"
         match self.worker_exactly_once:
             case None:
                 return "unknown"
@@ -101,10 +103,11 @@ def apply(settings: Settings) -> str:
     if current is None:
         done = "created"
     elif current != {**wanted, "name": settings.connector}:
+        rest.stop()  # else Connect tells the state of the old task for a while
         rest.put_config(wanted)
         done = "updated"
     elif rest.status().error:
-        rest.restart()
+        rest.stop()
         done = "restarted"
     else:
         done = "unchanged"
@@ -181,18 +184,18 @@ class Rest:
         """Replace the connector's configuration."""
         self._call("PUT", f"/connectors/{self._name}/config", json=config)
 
-    def restart(self) -> None:
-        """Restart what failed of it."""
-        self._call("POST", f"/connectors/{self._name}/restart?includeTasks=true&onlyFailed=true")
+    def stop(self) -> None:
+        """End its tasks, and wait until they have ended. Offsets stay."""
+        self._call("PUT", f"/connectors/{self._name}/stop")
+        wait_for("the connector to stop", lambda: self.status().tasks == [], timeout_s=START_TIMEOUT_S)
 
     def resume(self) -> None:
-        """Go on if somebody paused or stopped it; else nothing happens."""
+        """Go on if it was paused or stopped; else nothing happens."""
         self._call("PUT", f"/connectors/{self._name}/resume")
 
     def delete(self) -> None:
         """Stop the connector, remove it, and wait until it is gone."""
-        self._call("PUT", f"/connectors/{self._name}/stop")
-        wait_for("the connector to stop", lambda: self.status().tasks == [], timeout_s=START_TIMEOUT_S)
+        self.stop()
         self._call("DELETE", f"/connectors/{self._name}", missing_is_none=True)
         wait_for("the connector to be gone", lambda: self.status().connector == "MISSING", timeout_s=START_TIMEOUT_S)
 
@@ -246,7 +249,10 @@ class Rest:
             return None
         if not response.ok:
             raise Failure(f"Connect answered {response.status_code} to {method} {path}: {_message(response)}")
-        return response.json() if response.content else {}
+        try:
+            return response.json() if response.content else {}
+        except ValueError:
+            raise Failure(f"what answers at {self._url} is not Kafka Connect", "correct OUTBOX_CONNECT_URL") from None
 
 
 def is_rebalancing(response: requests.Response) -> bool:

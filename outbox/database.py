@@ -9,6 +9,8 @@ from outbox.errors import Failure
 from outbox.settings import BalancesRole, LedgerRole, Settings
 
 CONNECT_TIMEOUT_S = 5
+# A server whose host is gone is noticed within half a minute, not after hours.
+KEEPALIVES = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 
 
 def connect(settings: Settings, role: LedgerRole | BalancesRole) -> connection:
@@ -19,7 +21,7 @@ def connect(settings: Settings, role: LedgerRole | BalancesRole) -> connection:
     parameters = settings.dsn(role)
     try:
         return psycopg2.connect(
-            make_dsn(None, **parameters, connect_timeout=CONNECT_TIMEOUT_S, application_name="outbox")
+            make_dsn(None, **parameters, **KEEPALIVES, connect_timeout=CONNECT_TIMEOUT_S, application_name="outbox")
         )
     except psycopg2.OperationalError as error:
         where = f"database {parameters['dbname']} at {parameters['host']}:{parameters['port']} as {role.value}"

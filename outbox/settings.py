@@ -1,4 +1,4 @@
-"""Every setting, typed and validated at start: the only module that reads configuration.
+"""Every setting, typed and validated at start.
 
 Precedence, highest first: environment variables; ``.env`` in the project root; ``stack.env`` in the home folder,
 which the embedded stack writes (ports it chose, passwords it generated); the defaults below. So a command does not
@@ -7,6 +7,7 @@ know whether it talks to the embedded stack, to docker-compose or to servers of 
 
 from __future__ import annotations
 
+import os
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from outbox.errors import Failure
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "OUTBOX_"
+DOTENV = "OUTBOX_DOTENV"  # names another file in place of .env
 
 SslMode = Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]
 
@@ -52,7 +54,7 @@ class Settings(BaseSettings):
     stack_postgres_port: int = Field(15432, ge=0, le=65535, description="of the embedded stack; taken or 0: a free one")
     stack_kafka_port: int = Field(19092, ge=0, le=65535)
     stack_connect_port: int = Field(18083, ge=0, le=65535)
-    stack_controller_port: int = Field(0, ge=0, le=65535, description="of the embedded Kafka's controller")
+    stack_controller_port: int = Field(19093, ge=0, le=65535, description="of the embedded Kafka's controller")
     stack_postgres_password: SecretStr = Field(SecretStr(""), description="superuser of the embedded Postgres")
     maven_mirror: str | None = Field(None, description="URL of a mirror of Maven Central to take the JVM parts from")
 
@@ -159,7 +161,7 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
     another because somebody's shell points there. ``overrides`` are settings by name that win over everything.
     Raises Failure naming each setting that is wrong.
     """
-    dotenv = PROJECT_ROOT / ".env"
+    dotenv = os.environ.get(DOTENV, PROJECT_ROOT / ".env")
     try:
         if not environment:
             found = (home or PROJECT_ROOT / ".outbox").absolute()

@@ -86,9 +86,9 @@ def create(settings: Settings) -> list[str]:
     ]
     made = []
     admin = _admin(settings)  # held: a client that is let go of ends its calls
-    for name, future in admin.create_topics(wanted, operation_timeout=TIMEOUT_S).items():
+    for name, future in admin.create_topics(wanted, operation_timeout=TIMEOUT_S, request_timeout=TIMEOUT_S).items():
         try:
-            future.result(TIMEOUT_S)
+            future.result()
             made.append(name)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:

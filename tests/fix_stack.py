@@ -19,7 +19,15 @@ TEST_HOMES = PROJECT_ROOT / ".outbox" / "tests"
 def private_stack(home: Path) -> Stack:
     """A stack that nobody else uses: what a test may break."""
     return Stack(
-        load(home, environment=False, stack_postgres_port=0, stack_kafka_port=0, stack_connect_port=0, service_port=0)
+        load(
+            home,
+            environment=False,
+            stack_postgres_port=0,
+            stack_kafka_port=0,
+            stack_controller_port=0,
+            stack_connect_port=0,
+            service_port=0,
+        )
     )
 
 

@@ -13,6 +13,8 @@ Nothing here knows Spark, so that tests and benchmarks drive it as it is.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,18 +62,19 @@ class Sink:
         self._connection = connection
         self._strategy = strategy.sql
         self._projection = projection.read_text()
-        self._epoch = fence.take(connection, self.name)
-        with connection, connection.cursor() as cursor:
-            cursor.execute(TABLES % staged.read_text())
+        with self._told("does not let the sink begin"):
+            self._epoch = fence.take(connection, self.name)
+            with connection, connection.cursor() as cursor:
+                cursor.execute(TABLES % staged.read_text())
 
     def positions(self, topic: str, topic_id: str) -> dict[int, int]:
         """By partition the next offset to read. Raises Failure if they belong to an earlier topic of that name."""
-        with self._connection, self._connection.cursor() as cursor:
+        with self._told("does not tell positions"), self._connection, self._connection.cursor() as cursor:
             return positions.read(cursor, self.name, topic, topic_id)
 
     def begin_at(self, topic: str, topic_id: str, start: dict[int, int]) -> None:
         """Declare where a sink that has no positions yet begins: what lies below is none of its business."""
-        with self._connection, self._connection.cursor() as cursor:
+        with self._told("does not take positions"), self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
             positions.write(cursor, self.name, topic, topic_id, start)
 
@@ -84,19 +87,23 @@ class Sink:
         """
         if batch.is_empty:
             return Counts()
+        refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}, all of them"
+        with self._told(refused), self._connection, self._connection.cursor() as cursor:
+            return self._apply(cursor, batch)
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """What goes wrong in the database, as a Failure."""
         try:
-            with self._connection, self._connection.cursor() as cursor:
-                return self._apply(cursor, batch)
-        except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
-            raise Failure(
-                f"sink {self.name}: lost its database connection: {_first_line(error)}", "start the sink again"
-            ) from error
-        except psycopg2.DatabaseError as error:
-            raise Failure(
-                f"sink {self.name}: the database refused offsets {dict(batch.start)} to {dict(batch.end)} of topic "
-                f"{batch.topic}: {_first_line(error)}",
-                "nothing of them was applied; correct the cause and start the sink again",
-            ) from error
+            yield
+        except psycopg2.Error as error:
+            if self._connection.closed:
+                what = f"lost its database connection: {_first_line(error)}"
+                raise Failure(f"sink {self.name}: {what}", "start the sink again") from error
+            remedy = "correct the cause and start the sink again"
+            if isinstance(error, psycopg2.errors.UndefinedTable):
+                remedy = "`outbox migrate`"
+            raise Failure(f"sink {self.name}: the database {what}: {_first_line(error)}", remedy) from error
 
     def _apply(self, cursor: extensions.cursor, batch: Batch) -> Counts:
         self._enter(cursor)

@@ -56,16 +56,21 @@ class Checkpoint:
 
         Forgetting that a batch was planned or committed does no harm: its events come again, and the sink knows them.
         """
-        broken = [file for file in self._newest() if not self._read(file).rstrip().endswith(("}", "-"))]
+        broken = [file for log in ("offsets", "commits") for file in self._cut_off(log)]
         for file in broken:
             self._files.delete(self._path(file), False)
-        return broken
+        planned = max(self._batches("offsets"), default=-1)
+        orphans = [f"commits/{batch}" for batch in self._batches("commits") if batch > planned]
+        for file in orphans:
+            self._files.delete(self._path(file), False)
+        return broken + orphans
 
-    def _newest(self) -> Iterator[str]:
-        for log in ("offsets", "commits"):
-            batches = self._batches(log)
-            if batches:
-                yield f"{log}/{max(batches)}"
+    def _cut_off(self, log: str) -> Iterator[str]:
+        """The newest files of a log down to the first that is whole."""
+        for batch in sorted(self._batches(log), reverse=True):
+            if self._read(f"{log}/{batch}").rstrip().endswith(("}", "-")):
+                return
+            yield f"{log}/{batch}"
 
     def _batches(self, log: str) -> list[int]:
         folder = self._path(log)

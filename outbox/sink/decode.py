@@ -42,38 +42,37 @@ def decode(records: DataFrame, schema: Schema, key: str) -> DataFrame:
     """
     required = schema.get("required", ())
     properties = [_Property(name, rule, name in required) for name, rule in schema["properties"].items()]
-    headers: Schema = schema["$defs"]["headers"]
     # The value is parsed with a mark behind it that it cannot know: what the parser did not come by, is not JSON.
     mark = secrets.token_hex(8)
     fields = ", ".join(f"`{field.name}`: {field.parsed_type}" for field in properties)
-    parsed = F.from_json(
-        F.concat(F.lit("["), "_text", F.lit(f', {{"_mark": "{mark}"}}]')),
-        f"array<struct<{fields}, _mark: string>>",
-        {"allowSingleQuotes": "false"},
-    )
-    read = (
-        records.select("*", F.col("value").cast("string").alias("_text"), *_headers(headers))
-        .select("*", parsed.alias("_parsed"))
-        .select(
-            "*",
-            F.get("_parsed", F.lit(0)).alias("_event"),
-            F.get("_parsed", F.lit(1))["_mark"].alias("_end"),
-        )
-        .select("*", *(field.column().alias(field.name) for field in properties))
-    )
-    valid = _all(
-        F.col("_end") == mark,
-        F.is_valid_utf8("_text"),
-        ~F.contains(F.col("_text"), F.lit("\\u0000")),  # Postgres has no such text
-        *_valid_headers(headers),
-        *(condition for field in properties for condition in field.valid()),
-        F.col("key").cast("string") == F.col(key),
-    )
-    return read.select(
-        F.col("header_id").alias("event_id"),
+    text = F.col("value").cast("string")
+    # Two steps and no more: each copies its rows.
+    parsed = records.select(
+        "key",
+        "value",
+        "headers",
         "partition",
         "offset",
-        *(field.result().alias(field.name) for field in properties),
+        F.map_from_entries("headers").alias("_headers"),  # of two of a name the last one: `spark.session` sets it so
+        F.from_json(
+            F.concat(F.lit("["), text, F.lit(f', {{"_mark": "{mark}"}}]')),
+            f"array<struct<{fields}, _mark: string>>",
+            {"allowSingleQuotes": "false"},
+        ).alias("_parsed"),
+    )
+    valid = _all(
+        F.get("_parsed", F.lit(1))["_mark"] == mark,
+        F.is_valid_utf8(text),
+        ~F.contains(text, F.lit("\\u0000")),  # Postgres has no such text
+        *_valid_headers(schema["$defs"]["headers"]),
+        *(condition for field in properties for condition in field.valid()),
+        F.col("key").cast("string") == _field(key),
+    )
+    return parsed.select(
+        _header("id").alias("event_id"),
+        "partition",
+        "offset",
+        *(field.column().alias(field.name) for field in properties),
         F.when(~F.coalesce(valid, F.lit(False)), F.struct("key", "headers", "value")).alias("record"),
     )
 
@@ -100,63 +99,48 @@ class _Property:
         return "variant" if self._is_variant else self._type
 
     def column(self) -> Column:
-        raw = F.col("_event")[self.name]
-        return F.try_variant_get(raw, "$", self._type) if self._is_variant else raw
-
-    def result(self) -> Column:
-        return F.try_to_timestamp(F.col(self.name)) if self._is_moment else F.col(self.name)
+        """The value; null if it is missing, and maybe if it is wrong."""
+        return F.try_to_timestamp(self._raw()) if self._rule.get("format") == "date-time" else self._raw()
 
     def valid(self) -> Iterator[Column]:
         """Conditions that are all true of a valid property."""
-        value = F.col(self.name)
-        conditions = [value.isNotNull(), *_constraints(self.name, value, self._rule)]
-        if self._is_moment:
-            conditions.append(self.result().isNotNull())
+        conditions = [self.column().isNotNull(), *_constraints(self.name, self._raw(), self._rule)]
         if self._is_variant:
-            conditions.append(F.schema_of_variant(F.col("_event")[self.name]).rlike(self._variant_type))
+            conditions.append(F.schema_of_variant(_field(self.name)).rlike(self._variant_type))
         if self._required:
             yield from conditions
         else:
-            yield F.col("_event")[self.name].isNull() | _all(*conditions)
+            yield _field(self.name).isNull() | _all(*conditions)
 
-    @property
-    def _is_moment(self) -> bool:
-        return self._rule.get("format") == "date-time"
-
-
-def _headers(headers: Schema) -> Iterator[Column]:
-    for name in _checked(headers):
-        yield _last_header(name).cast("string").alias(f"header_{name}")
+    def _raw(self) -> Column:
+        field = _field(self.name)
+        return F.try_variant_get(field, "$", self._type) if self._is_variant else field
 
 
-def _checked(headers: Schema) -> dict[str, Schema]:
-    """The headers of which the schema wants anything; looking the others up would cost for nothing."""
-    required = headers.get("required", ())
-    return {name: rule for name, rule in headers["properties"].items() if name in required or rule.keys() - ANNOTATIONS}
+def _field(name: str) -> Column:
+    return F.get("_parsed", F.lit(0))[name]
 
 
-def _last_header(name: str) -> Column:
-    """The last header of a name, as Kafka's own ``lastHeader`` has it; null if there is none."""
-    named = F.filter("headers", lambda header: header["key"] == name)
-    return F.try_element_at(named, F.lit(-1))["value"]
+def _header(name: str) -> Column:
+    return F.try_element_at("_headers", F.lit(name)).cast("string")
 
 
 def _valid_headers(headers: Schema) -> Iterator[Column]:
-    event_id = F.col("header_id")
+    event_id = _header("id")
     yield event_id.rlike(UUID_V7) & (F.length(event_id) == UUID_LENGTH)
-    # The first 12 digits are the time in milliseconds, so they compare as they are.
-    limit = F.lpad(F.hex(F.unix_millis(F.current_timestamp()) + FUTURE_LIMIT_MS), 12, "0")
-    yield F.upper(F.concat(F.substring(event_id, 1, 8), F.substring(event_id, 10, 4))) <= limit
-    for name, rule in _checked(headers).items():
-        value = F.col(f"header_{name}")
-        conditions = _all(F.lit(True), *_constraints(f"header {name}", value, rule))
+    # Its first 12 digits are the time in milliseconds: of two ids the later one is the greater text.
+    limit = F.lower(F.lpad(F.hex(F.unix_millis(F.current_timestamp()) + FUTURE_LIMIT_MS), 12, "0"))
+    yield event_id < F.concat(F.substring(limit, 1, 8), F.lit("-"), F.substring(limit, 9, 4), F.lit("-8"))
+    for name, rule in headers["properties"].items():
+        value = _header(name)
+        conditions = [*_constraints(f"header {name}", value, rule)]
         if name in headers.get("required", ()):
-            yield value.isNotNull() & conditions
-        else:
-            yield value.isNull() | conditions
+            yield _all(value.isNotNull(), *conditions)
+        elif conditions:
+            yield value.isNull() | _all(*conditions)
 
 
-def _constraints(name: str, value: Column, rule: Schema) -> Iterator[Column]:
+def _constraints(name: str, value: Column, rule: Schema) -> Iterator[Column]:  # noqa: PLR0912 - a table of keywords
     """What the schema wants of a value beside its type. Raises Failure for what cannot be expressed."""
     for keyword, wanted in rule.items():
         match keyword, wanted:
@@ -176,6 +160,8 @@ def _constraints(name: str, value: Column, rule: Schema) -> Iterator[Column]:
                 yield value == F.lit(wanted)
             case "not", {"const": unwanted, **others} if not others:
                 yield value != F.lit(unwanted)
+            case "format", "uuid" if rule.get("pattern") == UUID:
+                pass  # the pattern says it
             case "format", "uuid":
                 yield value.rlike(UUID) & (F.length(value) == UUID_LENGTH)
             case "format", "date-time":

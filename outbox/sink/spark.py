@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from outbox import topics
@@ -19,8 +20,11 @@ FETCH_MAX_WAIT_MS = 10
 
 def session(settings: Settings) -> SparkSession:
     """Start Spark in this process's JVM child, which ends when this process does, however that comes about."""
-    # PySpark's launcher looks for java by itself; it is to find the one that we have checked.
+    # PySpark's launcher looks around by itself; it is to find the Java that we have checked and its own jars.
     os.environ["JAVA_HOME"] = str(java().resolve().parent.parent)
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    for elsewhere in ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "PYSPARK_SUBMIT_ARGS"):
+        os.environ.pop(elsewhere, None)
     scratch = settings.home / "spark"
     scratch.mkdir(parents=True, exist_ok=True)
     config = {
@@ -37,6 +41,7 @@ def session(settings: Settings) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
+        "spark.sql.mapKeyDedupPolicy": "LAST_WIN",  # a header that comes twice is no error
         # Compiling each plan takes longer than running it on a few rows.
         "spark.sql.codegen.wholeStage": "false",
         # The default manager forks processes for each log file. This one renames too: safe when the process dies; when

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import requests
 
 from outbox.check import read_sinks
-from outbox.settings import Settings
+from outbox.settings import DOTENV, Settings
 from outbox.stack.process import Process
 
 
@@ -34,7 +35,7 @@ class Command(Process):
         return [sys.executable, "-m", "outbox", *self._arguments]
 
     def env(self) -> Mapping[str, str]:
-        return self._settings.as_env()
+        return {**self._settings.as_env(), DOTENV: os.devnull}
 
     def is_ready(self) -> bool:
         return self._ready()

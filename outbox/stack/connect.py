@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 import requests
 
-from outbox.connect import relax
 from outbox.settings import PROJECT_ROOT, Settings
 from outbox.stack import ports
 from outbox.stack.jars import resolve
@@ -44,12 +43,6 @@ class Connect(Jvm):
         """Whether the worker that runs was started with exactly-once as the settings say now."""
         mode = "OUTBOX_CONNECT_EXACTLY_ONCE"
         return all(process.environ().get(mode) == self.env()[mode] for process in self.processes())
-
-    def stop(self) -> None:
-        """A connector that requires exactly-once would fail on a worker without: it is told first."""
-        if not self._settings.exactly_once and self.is_ready():
-            relax(self._settings)
-        super().stop()
 
     def prepare(self) -> None:
         ports.require_free(urlsplit(self._settings.connect_url).port or 0, "connect")

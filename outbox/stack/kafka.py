@@ -41,7 +41,7 @@ class Kafka(Jvm):
             + f"listeners=CLIENT://{self.bootstrap},CONTROLLER://{ports.LOOPBACK}:{self.controller_port}\n"
             + f"advertised.listeners=CLIENT://{self.bootstrap}\n"
             + f"controller.quorum.voters=1@{ports.LOOPBACK}:{self.controller_port}\n"
-            + f"log.dirs={self._data}\n"
+            + "log.dirs=data\n"  # where it runs: a properties file cannot hold every path
         )
         self._format()
 

@@ -17,9 +17,11 @@ from pathlib import Path
 import psutil
 
 from outbox.errors import Failure
+from outbox.settings import PREFIX
 from outbox.wait import wait_for
 
 MARK = "OUTBOX_PROCESS"
+KEPT = {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL"}
 
 
 class Controller(ABC):
@@ -116,7 +118,7 @@ class Process(Controller):
         """Wait until it serves. Raises Failure with the end of its log if it died or took too long."""
 
         def ready_or_dead() -> bool:
-            if not (self._is_starting() or self.is_running()):
+            if not self.is_running():
                 raise Failure(f"{self.name} ended while it was starting; the end of {self.log_file}:\n{self.tail()}")
             return self.is_ready()
 
@@ -141,7 +143,7 @@ class Process(Controller):
             _send(process, signal.SIGCONT)
 
     def is_running(self) -> bool:
-        return self.pid() is not None
+        return self._is_starting() or self.pid() is not None
 
     # Looking ------------------------------------------------------------------------------------------------------
 
@@ -181,7 +183,9 @@ class Process(Controller):
         )
 
     def _marked_env(self) -> Mapping[str, str]:
-        return {**os.environ, **self.env(), MARK: self._mark}
+        # Its settings come from us alone, not from whatever this shell has besides.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) or name in KEPT}
+        return {**inherited, **self.env(), MARK: self._mark}
 
     def _is_starting(self) -> bool:
         """Whether the process that we spawned lives: while it replaces its program, its mark cannot be read."""

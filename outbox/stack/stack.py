@@ -10,10 +10,12 @@ import fcntl
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 
 from outbox import settings as configuration
+from outbox.connect import relax
 from outbox.errors import Failure
 from outbox.settings import PREFIX, Settings
 from outbox.stack import envfile, ports
@@ -59,6 +61,8 @@ class Stack:
             for part in (self.part(name) for name in PARTS if name in wanted):
                 if isinstance(part, Connect) and not part.is_as_wished():
                     report(f"{part.name}: switching exactly-once {'on' if self.settings.exactly_once else 'off'}")
+                    if not self.settings.exactly_once and part.is_ready():
+                        relax(self.settings)  # on a worker without it, a connector that requires it would fail
                     part.stop()
                 if part.is_running() and part.is_ready():
                     report(f"{part.name}: running")
@@ -68,7 +72,12 @@ class Stack:
                 report(f"{part.name}: ready")
 
     def down(self, report: Report = quiet) -> None:
-        """Stop every process of this home folder, whoever started it: first what uses the stack, then its parts."""
+        """Stop every process of this home folder, whoever started it: first what uses the stack, then its parts.
+
+        Stacks in folders below this one, as those of the walkthrough and of the tests, are stopped too.
+        """
+        for home in sorted({home for home, _ in _marked() if self.home in home.parents}):
+            Stack(configuration.load(home, environment=False)).down(report)
         with self._locked():
             for process in [*self._others(), *(self.part(name) for name in reversed(PARTS))]:
                 if process.processes():  # also what a crash left without its parent
@@ -96,13 +105,8 @@ class Stack:
 
     def _others(self) -> list[Process]:
         """What runs in this home beside the parts: service, sinks, whatever a demo or a test started here."""
-        names: dict[str, None] = {}
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                home, _, name = process.environ().get(MARK, "").rpartition(":")
-                if home == str(self.home) and name not in PARTS:
-                    names[name] = None
-        return [Process(name, self.home) for name in names]
+        names = {name for home, name in _marked() if home == self.home and name not in PARTS}
+        return [Process(name, self.home) for name in sorted(names)]
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -120,7 +124,11 @@ class Stack:
     def _ports(self) -> dict[str, str]:
         given = self._given
         postgres, kafka, controller, connect, service = ports.choose(
-            given.stack_postgres_port, given.stack_kafka_port, 0, given.stack_connect_port, given.service_port
+            given.stack_postgres_port,
+            given.stack_kafka_port,
+            given.stack_controller_port,
+            given.stack_connect_port,
+            given.service_port,
         )
         values = {
             "ledger_port": postgres,
@@ -131,3 +139,12 @@ class Stack:
             "service_port": service,
         }
         return {f"{PREFIX}{name.upper()}": str(value) for name, value in values.items()}
+
+
+def _marked() -> Iterator[tuple[Path, str]]:
+    """Home folder and name of every controlled process that lives on this machine."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            home, _, name = process.environ().get(MARK, "").rpartition(":")
+            if home:
+                yield Path(home), name
