@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from outbox import check, topics
 from outbox.database import connect
@@ -107,6 +108,12 @@ class History:
                 [SINK, event.id, self._settings.topic, event.id],
             )
 
+    def age_out(self, records: int) -> None:
+        """Delete the first records of the partition, as retention does."""
+        admin = AdminClient(topics.client_config(self._settings))
+        for future in admin.delete_records([TopicPartition(self._settings.topic, 0, records)]).values():
+            future.result(10)
+
     def close(self) -> None:
         self._ledger.close()
         self._balances.close()
@@ -203,6 +210,17 @@ def test_an_event_that_was_set_aside_is_parked_and_no_drift(topic: Settings, his
     report = check.check(topic)
     assert (report.sink(SINK).parked, report.sink(SINK).drift) == (1, {})
     assert report.findings == [f"sink {SINK} has set 1 events aside"]
+
+
+def test_what_has_left_the_topic_by_retention_is_neither_in_flight_nor_drift(topic: Settings, history: History) -> None:
+    old, quiet, live = history.account(5, 6), history.account(7), history.account(8)
+    history.publish(old[0], quiet[0])
+    history.publish(old[1], live[0])
+    history.sink(**{old[0].account: 11, quiet[0].account: 7, live[0].account: 8})
+    history.age_out(records=3)  # two events and a marker
+    report = check.check(topic)
+    assert (report.records, report.in_flight, report.lost) == (2, 0, [])
+    assert (report.sink(SINK).in_flight, report.sink(SINK).drift) == (0, {})
 
 
 def test_a_record_that_is_no_event_is_counted_apart(topic: Settings, history: History) -> None:
