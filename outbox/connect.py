@@ -104,7 +104,11 @@ def apply(settings: Settings) -> str:
         done = "created"
     elif current != {**wanted, "name": settings.connector}:
         rest.stop()  # else Connect tells the state of the old task for a while
-        rest.put_config(wanted)
+        try:
+            rest.put_config(wanted)
+        except Failure:
+            rest.resume()  # refused: it goes on as it was
+            raise
         done = "updated"
     elif rest.status().error:
         rest.stop()
