@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from psycopg2.extensions import connection as Connection  # noqa: N812
 
@@ -80,7 +79,7 @@ def wait_replayed(name: str, settings: Settings, crash: Crash) -> None:
 
 
 def _checkpoint(settings: Settings, name: str) -> Path:
-    return Path(unquote(urlsplit(settings.checkpoints).path)) / name
+    return Path(settings.checkpoints.removeprefix("file://")) / name
 
 
 def _waits(connection: Connection) -> bool:

@@ -145,8 +145,11 @@ class Settings(BaseSettings):
 
     @property
     def checkpoints(self) -> str:
-        """The folder or URI under which each sink keeps its Spark checkpoint."""
-        return self.sink_checkpoints or (self.home / "checkpoints").as_uri()
+        """The folder or URI under which each sink keeps its Spark checkpoint.
+
+        As Hadoop reads it: nothing is percent-encoded, a space in a path is a space.
+        """
+        return self.sink_checkpoints or f"file://{self.home}/checkpoints"
 
 
 def database_passwords() -> list[str]:

@@ -44,7 +44,7 @@ def topic_of(databases: Settings, stack: Stack) -> Iterator[Settings]:
             "balances_dbname": databases.balances_dbname,
             "topic": f"ledger.events.{suffix}",
             "connector": f"outbox_{suffix}",
-            "sink_checkpoints": (stack.home / "checkpoints" / suffix).as_uri(),
+            "sink_checkpoints": f"file://{stack.home}/checkpoints/{suffix}",
         }
     )
     topics.create(settings)

@@ -34,7 +34,7 @@ def private_stack(home: Path) -> Stack:
 @pytest.fixture(scope="session")
 def stack_home(request: pytest.FixtureRequest) -> Iterator[Path]:
     """The folder of the session's stack; its logs are kept if a test failed."""
-    home = TEST_HOMES / uuid.uuid4().hex[:8]
+    home = TEST_HOMES / f"a stack {uuid.uuid4().hex[:8]}"  # paths have spaces
     home.mkdir(parents=True)
     yield home
     private_stack(home).down()

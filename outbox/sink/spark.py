@@ -36,7 +36,7 @@ def session(settings: Settings) -> SparkSession:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": str(scratch),
-        "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
+        "spark.sql.warehouse.dir": f"file://{scratch}/warehouse",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
