@@ -64,11 +64,11 @@ def run(settings: Settings, job: Job, names: Sequence[str], until_caught_up: boo
             sinks.append((one, Sink(connection, one, job.staged, job.projection)))
         topic = topics.describe(settings, job.topic)
         target = topics.last_stable_offsets(settings, job.topic)
-        wake = resources.enter_context(_signals())
         # What we raise through py4j we tell ourselves.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         spark = spark_session.session(settings)
         resources.callback(spark.stop)
+        wake = resources.enter_context(_signals())  # after Spark's start, which puts a handler of its own in place
         streams = [
             Stream(
                 spark=spark,
@@ -120,7 +120,9 @@ def _watch(streams: Sequence[Stream], wake: queue.SimpleQueue[None]) -> None:
         try:
             wake.get(timeout=POLL_S)
         except queue.Empty:
-            if any(stream.has_failed() for stream in streams) or not any(stream.is_active() for stream in streams):
+            # In this order: a query that ends in between is seen active, and looked at again.
+            active = [stream.is_active() for stream in streams]
+            if any([stream.has_failed() for stream in streams]) or not any(active):
                 return
         else:
             return
@@ -179,8 +181,12 @@ class Stream:
         return self._query is not None and bool(self._query.isActive)
 
     def has_failed(self) -> bool:
-        """Whether the query ended by an error."""
-        return self._failure is not None or (not self.is_active() and self._spark_error() is not None)
+        """Whether the query ended by an error, be it Spark's own; it is kept for ``raise_failure``."""
+        if self._failure is None and not self.is_active():
+            error = self._spark_error()
+            if error is not None:
+                self._failure = Failure(f"sink {self._sink.name}: Spark gave up: {error}", "start the sink again")
+        return self._failure is not None
 
     def stop(self) -> None:
         """Stop between two batches: one that is being applied is finished, and Spark notes it as committed."""
@@ -199,12 +205,9 @@ class Stream:
         self._log.info("stopped", next_offsets=self._reached)
 
     def raise_failure(self) -> None:
-        """Raise what ended the query, if that was an error."""
+        """Raise what ended the query, if that was an error. One that came of stopping it is none."""
         if self._failure is not None:
             raise self._failure
-        error = self._spark_error()
-        if error is not None and not self._stopping:
-            raise Failure(f"sink {self._sink.name}: Spark gave up: {error}", "start the sink again")
 
     def require(self, target: Offsets) -> None:
         """Raises Failure if the sink has not applied everything below these offsets."""

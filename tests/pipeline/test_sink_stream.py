@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -201,8 +202,9 @@ def test_everything_committed_is_applied_and_nothing_else(
     assert set(database.positions()) == set(range(6))
 
 
-def test_sigterm_ends_it_after_the_batch_and_the_jvm_with_it(
-    topic: Settings, publisher: Publisher, database: Database
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_ends_it_after_the_batch_and_its_jvm_with_it(
+    topic: Settings, publisher: Publisher, database: Database, number: signal.Signals
 ) -> None:
     some = publisher.events(300)
     publisher.send(some[:100])
@@ -214,7 +216,7 @@ def test_sigterm_ends_it_after_the_batch_and_the_jvm_with_it(
         wait_applied(sink, database, 101)  # in the middle of it
         processes = sink.processes()
         assert len(processes) > 1, "Python and its JVM"
-        processes[0].terminate()
+        processes[0].send_signal(number)
         assert psutil.wait_procs(processes, timeout=30)[1] == []
         assert '"stopped"' in sink.tail()
         assert not any(word in sink.tail(100) for word in ("outbox: ", "Exception", "Traceback", '"error"'))
@@ -371,6 +373,19 @@ def test_events_that_are_gone_stop_it_with_their_range(
     wait_for("the topic to be gone", lambda: topic.topic not in admin.list_topics(timeout=5).topics, timeout_s=30)
     topics.create(topic)
     assert "was deleted and made again" in the_failure(catch_up(topic))
+
+
+def test_what_spark_fails_by_is_told_too(topic: Settings, publisher: Publisher, database: Database) -> None:
+    publisher.send(publisher.events(10))
+    with running(topic) as sink:
+        wait_applied(sink, database, 10)
+        admin = AdminClient(topics.client_config(topic))
+        admin.delete_topics([topic.topic])[topic.topic].result(10)
+        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
+        last = sink.tail(1)
+    topics.create(topic)
+    assert last.startswith("outbox: sink dedup: Spark gave up: ")
+    assert "Traceback" not in last
 
 
 def test_an_unknown_strategy_is_told_before_anything_starts(topic: Settings) -> None:
