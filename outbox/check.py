@@ -197,6 +197,13 @@ def check_settled(settings: Settings, timeout_s: float) -> Report:
     return latest[0]
 
 
+def unrelayed(settings: Settings) -> frozenset[str]:
+    """The ids of the events that the outbox table holds and the topic does not: in flight, or lost."""
+    with _snapshot(settings, LedgerRole.AUDITOR) as connection:
+        written = {str(event_id) for (event_id,) in _rows(connection, "SELECT event_id FROM audit_events")}
+    return frozenset(written - {str(uuid.UUID(bytes=identity)) for identity in read_topic(settings).first})
+
+
 def read_sinks(settings: Settings) -> list[SinkState]:
     """Every sink of this topic, in one snapshot."""
     positions: dict[str, dict[int, int]] = defaultdict(dict)

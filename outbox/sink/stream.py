@@ -122,7 +122,8 @@ def _watch(streams: Sequence[Stream], wake: queue.SimpleQueue[None]) -> None:
         except queue.Empty:
             # In this order: a query that ends in between is seen active, and looked at again.
             active = [stream.is_active() for stream in streams]
-            if any([stream.has_failed() for stream in streams]) or not any(active):
+            failed = [stream.has_failed() for stream in streams]  # of each, as it keeps what it finds
+            if any(failed) or not any(active):
                 return
         else:
             return

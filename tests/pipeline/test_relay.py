@@ -9,22 +9,25 @@ import re
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 from confluent_kafka import Producer
+from psycopg2.extras import execute_values
 
 from outbox import connect, topics
+from outbox.database import connect as connect_database
 from outbox.errors import Failure
 from outbox.migrate import migrate
-from outbox.settings import Settings
+from outbox.settings import LedgerRole, Settings
 from outbox.stack.connect import WORKER_FILE
 from outbox.stack.postgres import Postgres
 from outbox.wait import wait_for
 from tests.command import outbox
-from tests.relay import duplicates, ids, insert, out_of_order, read, relayed, row, writing
+from tests.relay import INSERT, duplicates, ids, insert, out_of_order, read, relayed, row, writing
 
 
 @pytest.fixture
@@ -52,6 +55,12 @@ def drop_slot(settings: Settings, postgres: Postgres) -> None:
     """Drop the slot of a connector that does not run."""
     wait_for("the slot to be let go of", lambda: not walsender(settings, postgres), timeout_s=30)
     postgres.psql(f"SELECT pg_drop_replication_slot('{settings.connector}')", settings.ledger_dbname)
+
+
+def advance(settings: Settings, postgres: Postgres) -> None:
+    """Move the slot of a connector that does not run to the end of the log."""
+    move = f"SELECT pg_replication_slot_advance('{settings.connector}', pg_current_wal_insert_lsn())"
+    assert postgres.psql(move, settings.ledger_dbname).returncode == 0
 
 
 # First start ------------------------------------------------------------------------------------------------------
@@ -223,20 +232,57 @@ def test_a_slot_that_is_gone_is_refused_and_forgetting_is_the_way_out(chain: Set
     assert {record.id for record in records} == set(ids(chain))
 
 
-def test_a_slot_that_was_made_again_is_refused_and_forgetting_is_the_way_out(
-    chain: Settings, postgres: Postgres
+@pytest.mark.parametrize("how", ["made again", "read by another"])
+def test_a_slot_that_has_let_go_of_events_is_refused_and_forgetting_is_the_way_out(
+    chain: Settings, postgres: Postgres, how: str
 ) -> None:
     insert(chain, row())
     relayed(chain)
     connect.remove(chain)
-    drop_slot(chain, postgres)
-    insert(chain, row())  # in no slot
-    postgres.psql(f"SELECT pg_create_logical_replication_slot('{chain.connector}', 'pgoutput')", chain.ledger_dbname)
+    wait_for("the slot to be let go of", lambda: not walsender(chain, postgres), timeout_s=30)
+    if how == "made again":
+        drop_slot(chain, postgres)
+    insert(chain, row())  # in no slot, or in the slot until it moves on
+    if how == "made again":
+        create = f"SELECT pg_create_logical_replication_slot('{chain.connector}', 'pgoutput')"
+        postgres.psql(create, chain.ledger_dbname)
+    else:
+        advance(chain, postgres)
     with pytest.raises(Failure, match=f"slot {chain.connector} is at .*ahead of the stored offset.*remove --forget"):
         connect.apply(chain)
     connect.remove(chain, forget=True)
     connect.apply(chain)
     assert {record.id for record in relayed(chain)} == set(ids(chain))
+
+
+def test_overlapping_transactions_are_no_recreated_slot(chain: Settings, postgres: Postgres) -> None:
+    # The later event stands earlier in the log: the offset stored with it is below the commit that the slot has.
+    with closing(connect_database(chain, LedgerRole.APP)) as connection, connection.cursor() as cursor:
+        execute_values(cursor, INSERT, [row()])
+        insert(chain, row())
+        relayed(chain, ids(chain))
+        connection.commit()
+    relayed(chain)
+    rest = connect.Rest(chain)
+    rest.stop()  # by which it stores and confirms where it is
+    answer = requests.get(f"{chain.connect_url}/connectors/{chain.connector}/offsets", timeout=30).json()
+    (stored,) = [entry["offset"] for entry in answer["offsets"]]
+    assert stored["lsn"] < stored["lsn_commit"]
+    connect.apply(chain)
+    insert(chain, row())
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+
+
+def test_a_slot_ahead_by_events_that_are_on_the_topic_is_no_loss(chain: Settings, postgres: Postgres) -> None:
+    # As a worker without exactly-once leaves it when it is killed between confirming and storing.
+    insert(chain, row())
+    relayed(chain)
+    connect.remove(chain)
+    wait_for("the slot to be let go of", lambda: not walsender(chain, postgres), timeout_s=30)
+    advance(chain, postgres)
+    assert connect.apply(chain) == "created"
+    insert(chain, row())
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
 
 def test_a_slot_that_was_invalidated_is_refused_and_forgetting_is_the_way_out(
