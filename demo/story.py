@@ -84,9 +84,10 @@ class Story:
         connect.apply(self._settings)
         self._screen.progress(f"connector applied: {connect.status(self._settings).mode}")
         self._sinks = {name: sink(self._settings, name) for name in (RIGHT, NAIVE)}
-        for part in (service(self._settings), *self._sinks.values()):
+        ledger = service(self._settings)
+        for part in (ledger, *self._sinks.values()):
             part.spawn()
-        service(self._settings).wait_ready()
+        ledger.wait_ready()
         self._screen.progress(f"service on http://{self._settings.service_host}:{self._settings.service_port}")
         for process in self._sinks.values():
             process.wait_ready()

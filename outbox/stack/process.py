@@ -70,7 +70,6 @@ class Process(Controller):
         self.folder = home / name
         self.log_file = home / "logs" / f"{name}.log"
         self._mark = f"{home}:{name}"
-        self._spawned: psutil.Process | None = None
 
     def argv(self) -> Sequence[str | Path]:
         """The command line."""
@@ -112,7 +111,6 @@ class Process(Controller):
                 start_new_session=True,
             )
         child.returncode = 0  # let go of it: it outlives us, and is found by its mark, not by this handle
-        self._spawned = psutil.Process(child.pid)
 
     def wait_ready(self) -> None:
         """Wait until it serves. Raises Failure with the end of its log if it died or took too long."""
@@ -143,7 +141,7 @@ class Process(Controller):
             _send(process, signal.SIGCONT)
 
     def is_running(self) -> bool:
-        return self._is_starting() or self.pid() is not None
+        return self.pid() is not None
 
     # Looking ------------------------------------------------------------------------------------------------------
 
@@ -154,7 +152,7 @@ class Process(Controller):
     def owns(self, process: psutil.Process) -> bool:
         """Whether a living process belongs to this part."""
         try:
-            return process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE
+            return _environ(process).get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
 
@@ -162,7 +160,7 @@ class Process(Controller):
         """The main process, if it lives: the one that leads its session; children may outlive it for a moment."""
         for process in self.processes():
             with suppress(ProcessLookupError, psutil.Error):
-                if os.getsid(process.pid) == process.pid and process.environ().get(MARK) == self._mark:
+                if os.getsid(process.pid) == process.pid and _environ(process).get(MARK) == self._mark:
                     return process.pid
         return None
 
@@ -187,12 +185,6 @@ class Process(Controller):
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) or name in KEPT}
         return {**inherited, **self.env(), MARK: self._mark}
 
-    def _is_starting(self) -> bool:
-        """Whether the process that we spawned lives: while it replaces its program, its mark cannot be read."""
-        with suppress(psutil.Error):
-            return self._spawned is not None and self._spawned.status() != psutil.STATUS_ZOMBIE
-        return False
-
     def _end(self, with_signal: signal.Signals) -> None:
         found = self.processes()
         # A gentle signal goes to the main process, which ends its children; a crash takes them all.
@@ -211,6 +203,21 @@ class Process(Controller):
             if with_signal == signal.SIGKILL:
                 raise
             self.kill()
+
+
+def _environ(process: psutil.Process) -> Mapping[str, str]:
+    """Its environment. One that is just replacing its program has neither that nor a command line: look again."""
+
+    def environ() -> tuple[Mapping[str, str]] | None:  # a tuple, as an empty one counts as false
+        found = process.environ()
+        if found:
+            return (found,)
+        has_none = process.cmdline() or not process.exe()  # nothing but the kernel runs without a program
+        return (process.environ(),) if has_none else None  # read again, as it may have come by it in between
+
+    with suppress(TimeoutError):
+        return wait_for(f"process {process.pid} to have its program", environ, timeout_s=1, poll_s=0.001)[0]
+    return {}
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -104,6 +104,13 @@ def test_it_is_found_again_by_a_controller_that_did_not_start_it(script: Make) -
     assert other.processes() == []
 
 
+def test_one_that_replaces_its_program_over_and_over_is_seen_running_all_the_time(script: Make) -> None:
+    again = 'touch ready; exec sh -c "$AGAIN"'
+    process = script(f"import os; os.environ['AGAIN'] = {again!r}; os.execvp('sh', ['sh', '-c', os.environ['AGAIN']])")
+    process.start()
+    assert all(process.is_running() for _ in range(200))
+
+
 def test_names_and_homes_are_told_apart(script: Make, tmp_path: Path) -> None:
     one, two, elsewhere = script(name="one"), script(name="two"), script(name="one", home=tmp_path / "elsewhere")
     one.start()
