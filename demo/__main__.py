@@ -21,7 +21,7 @@ Everything still runs, until Ctrl-C. In another terminal, in this folder:
   outbox check                 the comparison you saw, at any time
   outbox status                the parts, to kill -9 as you like; `outbox up` brings back what died
   outbox connect status        the exactly-once mode really in force
-  tail -f .outbox/demo/logs/sink-dedup.log"""
+  tail -f .outbox/demo/logs/sink-dedup-naive.log"""
 
 
 @click.command()

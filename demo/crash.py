@@ -1,13 +1,14 @@
-"""Kill a sink in the one window that matters: its database has committed, Spark has not.
+"""Kill the sinks in the one window that matters: their database has committed, Spark has not.
 
-No hook in the sink and no race: we hold the lock that each of its transactions takes, until it waits there with its
-batch; freeze Spark's JVM; let go of the lock, so that the sink commits to its database and finds nobody to tell; and
-kill both.
+No hook in the sinks and no race: we hold the lock that each transaction of a sink takes, until each waits there with
+its batch; freeze Spark's JVM; let go of the locks, so that the sinks commit to their database and find nobody to tell;
+and kill both.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,36 +38,38 @@ class Crash:
         return self.planned_batch > self.committed_batch and self.position == self.planned_end
 
 
-def kill_before_offsets(sink: Process, name: str, settings: Settings) -> Crash:
-    """Start a stopped sink that has something to read, and kill it after its next database commit, before Spark's."""
-    checkpoint = _checkpoint(settings, name)
+def kill_before_offsets(process: Process, names: Sequence[str], settings: Settings) -> dict[str, Crash]:
+    """Start stopped sinks that have something to read, all in one process, and kill it.
+
+    That is after the next database commit of each and before Spark's. Returns the evidence by sink.
+    """
+    checkpoints = {name: _checkpoint(settings, name) for name in names}
     holder, watcher = connect(settings, BalancesRole.AUDITOR), connect(settings, BalancesRole.AUDITOR)
     watcher.autocommit = True
     try:
-        position, epoch, planned = _position(watcher, name), _epoch(watcher, name), _last(checkpoint / "offsets")
-        sink.spawn()
-        wait_for(f"sink {name} to take its fence", lambda: _epoch(watcher, name) > epoch, timeout_s=TIMEOUT_S)
+        position = {name: _position(watcher, name) for name in names}
+        epoch = {name: _epoch(watcher, name) for name in names}
+        planned = {name: _last(checkpoints[name] / "offsets") for name in names}
+        process.spawn()
+        _wait("the sinks to take their fences", lambda: all(_epoch(watcher, name) > epoch[name] for name in names))
         with holder.cursor() as cursor:
-            fence.lock(cursor, name)  # while Spark starts
-        wait_for(
-            f"sink {name} to bring a batch",
-            lambda: _waits(watcher) and _last(checkpoint / "offsets") > planned,
-            timeout_s=TIMEOUT_S,
+            for name in names:
+                fence.lock(cursor, name)  # while Spark starts
+        _wait(
+            "each sink to bring a batch",
+            lambda: (
+                _waiting(watcher) == len(names)
+                and all(_last(checkpoints[name] / "offsets") > planned[name] for name in names)
+            ),
         )
-        driver = sink.pid()
-        for process in sink.processes():
-            if process.pid != driver:
-                process.suspend()
+        driver = process.pid()
+        for each in process.processes():
+            if each.pid != driver:
+                each.suspend()
         holder.rollback()
-        wait_for(f"sink {name} to commit", lambda: _position(watcher, name) > position, timeout_s=TIMEOUT_S)
-        sink.kill()
-        newest = _last(checkpoint / "offsets")
-        return Crash(
-            planned_batch=newest,
-            committed_batch=_last(checkpoint / "commits"),
-            planned_end=_end(checkpoint / "offsets" / str(newest)),
-            position=_position(watcher, name),
-        )
+        _wait("the sinks to commit", lambda: all(_position(watcher, name) > position[name] for name in names))
+        process.kill()
+        return {name: _evidence(checkpoints[name], _position(watcher, name)) for name in names}
     finally:
         holder.close()
         watcher.close()
@@ -75,22 +78,36 @@ def kill_before_offsets(sink: Process, name: str, settings: Settings) -> Crash:
 def wait_replayed(name: str, settings: Settings, crash: Crash) -> None:
     """Wait until the sink, started again, has been through the batch of the crash a second time."""
     commits = _checkpoint(settings, name) / "commits"
-    wait_for(f"sink {name} to replay its batch", lambda: _last(commits) >= crash.planned_batch, timeout_s=TIMEOUT_S)
+    _wait(f"sink {name} to replay its batch", lambda: _last(commits) >= crash.planned_batch)
+
+
+def _wait(what: str, condition: Callable[[], bool]) -> None:
+    wait_for(what, condition, timeout_s=TIMEOUT_S)
+
+
+def _evidence(checkpoint: Path, position: int) -> Crash:
+    newest = _last(checkpoint / "offsets")
+    return Crash(
+        planned_batch=newest,
+        committed_batch=_last(checkpoint / "commits"),
+        planned_end=_end(checkpoint / "offsets" / str(newest)),
+        position=position,
+    )
 
 
 def _checkpoint(settings: Settings, name: str) -> Path:
     return Path(settings.checkpoints.removeprefix("file://")) / name
 
 
-def _waits(connection: Connection) -> bool:
-    """Whether somebody waits for an advisory lock in this database."""
+def _waiting(connection: Connection) -> int:
+    """How many wait for an advisory lock in this database."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT EXISTS (SELECT FROM pg_locks JOIN pg_database ON pg_database.oid = database"
-            " WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted)"
+            "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database"
+            " WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted"
         )
         row = cursor.fetchone()
-        return bool(row and row[0])
+        return int(row[0]) if row else 0
 
 
 def _position(connection: Connection, name: str) -> int:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from demo.crash import Crash, kill_before_offsets, wait_replayed
+from demo.crash import kill_before_offsets, wait_replayed
 from demo.screen import Screen
 from demo.traffic import Traffic
 from outbox import check, connect, topics
@@ -83,14 +83,13 @@ class Story:
         self._screen.progress("databases migrated")
         connect.apply(self._settings)
         self._screen.progress(f"connector applied: {connect.status(self._settings).mode}")
-        self._sinks = {name: sink(self._settings, name) for name in (RIGHT, NAIVE)}
+        self._sinks = sink(self._settings, RIGHT, NAIVE)
         ledger = service(self._settings)
-        for part in (ledger, *self._sinks.values()):
-            part.spawn()
+        ledger.spawn()
+        self._sinks.spawn()
         ledger.wait_ready()
         self._screen.progress(f"service on http://{self._settings.service_host}:{self._settings.service_port}")
-        for process in self._sinks.values():
-            process.wait_ready()
+        self._sinks.wait_ready()
         self._screen.progress("sinks A `dedup` (remembers event ids) and B `naive` (balance += amount) are streaming")
 
     def _all_well(self) -> None:
@@ -214,22 +213,19 @@ class Story:
         finish()
 
     def _crash_sinks(self) -> None:
-        """Kill each sink inside its window. They are down while a burst arrives, so that one batch holds it all."""
-        for process in self._sinks.values():
-            process.stop()
+        """Kill the sinks inside their window. They are down while a burst arrives, so that one batch holds it all."""
+        self._sinks.stop()
         self._replayed = self._burst()
-        crashes: dict[str, Crash] = {}
-        for name, process in self._sinks.items():
-            crash = kill_before_offsets(process, name, self._settings)
+        crashes = kill_before_offsets(self._sinks, (RIGHT, NAIVE), self._settings)
+        for name, crash in crashes.items():
             self._screen.expect(
                 crash.fired,
                 f"sink {name} was killed in the window",
                 f"its database has batch {crash.planned_batch}, Spark noted {crash.committed_batch} as its last",
             )
-            crashes[name] = crash
-        for name, process in self._sinks.items():
-            process.start()
-            wait_replayed(name, self._settings, crashes[name])
+        self._sinks.start()
+        for name, crash in crashes.items():
+            wait_replayed(name, self._settings, crash)
 
     def _burst(self) -> Burst:
         """Traffic that nobody reads yet: what it changed in each account, and how many events it is."""

@@ -54,10 +54,12 @@ def service(settings: Settings) -> Command:
     return Command("service", settings, ["serve"], ready)
 
 
-def sink(settings: Settings, strategy: str) -> Command:
-    """The sink of one strategy, ready once it has ever begun to read the topic."""
+def sink(settings: Settings, *strategies: str) -> Command:
+    """The sinks of these strategies in one process, ready once each has ever begun to read the topic."""
 
     def ready() -> bool:
-        return any(state.name == strategy and state.positions for state in read_sinks(settings))
+        reading = {state.name for state in read_sinks(settings) if state.positions}
+        return reading.issuperset(strategies)
 
-    return Command(f"sink-{strategy}", settings, ["sink", "--strategy", strategy], ready)
+    options = [word for strategy in strategies for word in ("--strategy", strategy)]
+    return Command("-".join(["sink", *strategies]), settings, ["sink", *options], ready)

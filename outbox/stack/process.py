@@ -152,7 +152,7 @@ class Process(Controller):
     def owns(self, process: psutil.Process) -> bool:
         """Whether a living process belongs to this part."""
         try:
-            return _environ(process).get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE
+            return environment(process).get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
 
@@ -160,7 +160,7 @@ class Process(Controller):
         """The main process, if it lives: the one that leads its session; children may outlive it for a moment."""
         for process in self.processes():
             with suppress(ProcessLookupError, psutil.Error):
-                if os.getsid(process.pid) == process.pid and _environ(process).get(MARK) == self._mark:
+                if os.getsid(process.pid) == process.pid and environment(process).get(MARK) == self._mark:
                     return process.pid
         return None
 
@@ -205,7 +205,7 @@ class Process(Controller):
             self.kill()
 
 
-def _environ(process: psutil.Process) -> Mapping[str, str]:
+def environment(process: psutil.Process) -> Mapping[str, str]:
     """Its environment. One that is just replacing its program has neither that nor a command line: look again."""
 
     def environ() -> tuple[Mapping[str, str]] | None:  # a tuple, as an empty one counts as false

@@ -23,7 +23,7 @@ from outbox.stack.connect import Connect
 from outbox.stack.jars import resolve
 from outbox.stack.kafka import Kafka
 from outbox.stack.postgres import Postgres
-from outbox.stack.process import MARK, Process
+from outbox.stack.process import MARK, Process, environment
 
 PARTS = ("postgres", "kafka", "connect")
 Report = Callable[[str], None]
@@ -145,6 +145,6 @@ def _marked() -> Iterator[tuple[Path, str]]:
     """Home folder and name of every controlled process that lives on this machine."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            home, _, name = process.environ().get(MARK, "").rpartition(":")
+            home, _, name = environment(process).get(MARK, "").rpartition(":")
             if home:
                 yield Path(home), name
