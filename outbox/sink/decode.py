@@ -40,43 +40,48 @@ def decode(records: DataFrame, schema: Schema, key: str) -> DataFrame:
     property ``key``.
 
     Returns ``event_id``, ``partition``, ``offset``, a column a property of the schema, and ``record`` (struct of key,
-    headers, value), which is null for valid records; of the others only ``record`` and the place are to be used.
+    headers, value, timestamp), which is null for valid records; of the others only that and the place are to be used.
     Raises Failure if the schema uses a keyword that is not understood here: no constraint is skipped silently.
     """
     required = schema.get("required", ())
     properties = [_Property(name, rule, name in required) for name, rule in schema["properties"].items()]
+    headers = schema["$defs"]["headers"]
     # The value is parsed with a mark behind it that it cannot know: what the parser did not come by, is not JSON.
     mark = secrets.token_hex(8)
     fields = ", ".join(f"`{field.name}`: {field.parsed_type}" for field in properties)
     text = F.col("value").cast("string")
-    # Two steps and no more: each copies its rows.
-    parsed = records.select(
+    entries = F.map_from_entries("headers")  # of two of a name the last one: `spark.session` sets it so
+    parsed = F.from_json(
+        F.concat(F.lit("["), text, F.lit(f', {{"_mark": "{mark}"}}]')),
+        f"array<struct<{fields}, _mark: string>>",
+        {"allowSingleQuotes": "false"},
+    )
+    # Two steps and no more, as each copies its rows: the first takes out once what the second looks at many times.
+    taken = records.select(
         "key",
         "value",
         "headers",
+        "timestamp",
         "partition",
         "offset",
-        F.map_from_entries("headers").alias("_headers"),  # of two of a name the last one: `spark.session` sets it so
-        F.from_json(
-            F.concat(F.lit("["), text, F.lit(f', {{"_mark": "{mark}"}}]')),
-            f"array<struct<{fields}, _mark: string>>",
-            {"allowSingleQuotes": "false"},
-        ).alias("_parsed"),
+        *(F.try_element_at(entries, F.lit(name)).cast("string").alias(f"_header_{name}") for name in _names(headers)),
+        *(column for field in properties for column in field.take(F.get(parsed, F.lit(0))[field.name])),
+        F.get(parsed, F.lit(1))["_mark"].alias("_mark"),
+        _latest_id().alias("_latest_id"),
     )
     valid = _all(
-        F.get("_parsed", F.lit(1))["_mark"] == mark,
+        F.col("_mark") == mark,
         F.is_valid_utf8(text),
-        ~F.contains(text, F.lit("\\u0000")),  # Postgres has no such text
-        *_valid_headers(schema["$defs"]["headers"]),
+        *_valid_headers(headers),
         *(condition for field in properties for condition in field.valid()),
-        F.col("key").cast("string") == _field(key),
+        F.col("key").cast("string") == F.col(f"_raw_{key}"),
     )
-    return parsed.select(
+    return taken.select(
         _header("id").alias("event_id"),
         "partition",
         "offset",
         *(field.column().alias(field.name) for field in properties),
-        F.when(~F.coalesce(valid, F.lit(False)), F.struct("key", "headers", "value")).alias("record"),
+        F.when(~F.coalesce(valid, F.lit(False)), F.struct("key", "headers", "value", "timestamp")).alias("record"),
     )
 
 
@@ -101,39 +106,54 @@ class _Property:
     def parsed_type(self) -> str:
         return "variant" if self._is_variant else self._type
 
+    def take(self, parsed: Column) -> Iterator[Column]:
+        """What is taken out of the parsed value for the other methods to look at."""
+        raw = F.try_variant_get(parsed, "$", self._type) if self._is_variant else parsed
+        yield raw.alias(f"_raw_{self.name}")
+        if self._rule.get("format") == "date-time":
+            yield F.try_to_timestamp(raw).alias(f"_moment_{self.name}")
+        if self._is_variant:
+            yield F.schema_of_variant(parsed).alias(f"_type_{self.name}")  # null if it is missing
+
     def column(self) -> Column:
         """The value; null if it is missing, and maybe if it is wrong."""
-        return F.try_to_timestamp(self._raw()) if self._rule.get("format") == "date-time" else self._raw()
+        return F.col(f"_moment_{self.name}" if self._rule.get("format") == "date-time" else f"_raw_{self.name}")
 
     def valid(self) -> Iterator[Column]:
         """Conditions that are all true of a valid property."""
-        conditions = [self.column().isNotNull(), *_constraints(self.name, self._raw(), self._rule)]
+        conditions = [self.column().isNotNull(), *_constraints(self.name, F.col(f"_raw_{self.name}"), self._rule)]
         if self._is_variant:
-            conditions.append(F.schema_of_variant(_field(self.name)).rlike(self._variant_type))
+            conditions.append(F.col(f"_type_{self.name}").rlike(self._variant_type))
+        if self._rule["type"] == "string" and "format" not in self._rule:
+            conditions.append(~F.contains(F.col(f"_raw_{self.name}"), F.lit("\0")))  # Postgres has no such text
         if self._required:
             yield from conditions
         else:
-            yield _field(self.name).isNull() | _all(*conditions)
-
-    def _raw(self) -> Column:
-        field = _field(self.name)
-        return F.try_variant_get(field, "$", self._type) if self._is_variant else field
+            yield F.col(f"_type_{self.name}").isNull() | _all(*conditions)
 
 
-def _field(name: str) -> Column:
-    return F.get("_parsed", F.lit(0))[name]
+def _names(headers: Schema) -> list[str]:
+    return list(dict.fromkeys(["id", *headers["properties"]]))
 
 
 def _header(name: str) -> Column:
-    return F.try_element_at("_headers", F.lit(name)).cast("string")
+    return F.col(f"_header_{name}")
+
+
+def _latest_id() -> Column:
+    """The lowest UUIDv7 that is too far ahead of its record: its first 12 digits are the time in milliseconds.
+
+    Not ahead of the clock: a record read again gets the same verdict; and the time of the batch would be a constant in
+    the generated code, which then would be compiled anew for each batch.
+    """
+    digits = F.lower(F.lpad(F.hex(F.unix_millis("timestamp") + FUTURE_LIMIT_MS), 12, "0"))
+    return F.concat(F.substring(digits, 1, 8), F.lit("-"), F.substring(digits, 9, 4), F.lit("-8"))
 
 
 def _valid_headers(headers: Schema) -> Iterator[Column]:
     event_id = _header("id")
-    yield event_id.rlike(FAST_UUID_V7) & (F.length(event_id) == UUID_LENGTH)
-    # Its first 12 digits are the time in milliseconds: of two ids the later one is the greater text.
-    limit = F.lower(F.lpad(F.hex(F.unix_millis(F.current_timestamp()) + FUTURE_LIMIT_MS), 12, "0"))
-    yield event_id < F.concat(F.substring(limit, 1, 8), F.lit("-"), F.substring(limit, 9, 4), F.lit("-8"))
+    yield event_id.rlike(FAST_UUID_V7) & (F.octet_length(event_id) == UUID_LENGTH)
+    yield event_id < F.col("_latest_id")  # of two ids the later one is the greater text
     for name, rule in headers["properties"].items():
         value = _header(name)
         conditions = [*_constraints(f"header {name}", value, rule)]
@@ -154,7 +174,7 @@ def _constraints(name: str, value: Column, rule: Schema) -> Iterator[Column]:  #
             case "minLength", int():
                 yield F.length(value) >= wanted
             case "maxLength", int():
-                yield F.length(value) <= wanted
+                yield (F.octet_length(value) <= wanted) | (F.length(value) <= wanted)  # the first is known, not counted
             case "minimum", int():
                 yield value >= F.lit(wanted)
             case "maximum", int():
@@ -166,7 +186,7 @@ def _constraints(name: str, value: Column, rule: Schema) -> Iterator[Column]:  #
             case "not", {"const": unwanted, **others} if not others:
                 yield value != F.lit(unwanted)
             case "format", "uuid":
-                yield value.rlike(FAST_UUID) & (F.length(value) == UUID_LENGTH)
+                yield value.rlike(FAST_UUID) & (F.octet_length(value) == UUID_LENGTH)
             case "format", "date-time":
                 pass  # it is read as a timestamp
             case _ if keyword not in ANNOTATIONS:

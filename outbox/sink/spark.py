@@ -16,6 +16,10 @@ from outbox.stack.java import java
 
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 FETCH_MAX_WAIT_MS = 10
+# A batch is thrown away as a whole once it is applied: a large young generation, and it is never copied.
+GARBAGE_COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
+# Each poll is followed by look-ups of offsets, so that few polls make a large batch faster; within what memory holds.
+MAX_POLL_RECORDS, MAX_PARTITION_FETCH_BYTES = 2_000, 4 << 20
 
 
 def session(settings: Settings) -> SparkSession:
@@ -27,12 +31,13 @@ def session(settings: Settings) -> SparkSession:
         os.environ.pop(elsewhere, None)
     scratch = settings.home / "spark"
     scratch.mkdir(parents=True, exist_ok=True)
+    java_options = f"-Dlog4j2.configurationFile=file://{quote(str(LOG_CONFIG))} {GARBAGE_COLLECTOR}"
     config = {
         "spark.master": "local[2]",
         "spark.app.name": "outbox sink",
         "spark.jars": ",".join(map(str, jars("spark"))),
         "spark.driver.memory": settings.sink_driver_memory,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file://{quote(str(LOG_CONFIG))} -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": java_options,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": str(scratch),
@@ -42,6 +47,7 @@ def session(settings: Settings) -> SparkSession:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.mapKeyDedupPolicy": "LAST_WIN",  # a header that comes twice is no error
+        "spark.sql.icu.caseMappings.enabled": "false",  # hexadecimal digits need no such thing, and it is slow
         # Compiling each plan takes longer than running it on a few rows.
         "spark.sql.codegen.wholeStage": "false",
         # The default manager forks processes for each log file. This one renames too: safe when the process dies; when
@@ -67,7 +73,9 @@ def records(spark: SparkSession, settings: Settings, topic: str, starting_offset
         "kafka.isolation.level": "read_committed",
         "failOnDataLoss": "true",
         "maxOffsetsPerTrigger": str(settings.sink_max_offsets_per_trigger),
-        # Each fetch is followed by look-ups of offsets, which queue behind the fetch that waits at the log's end.
+        "kafka.max.poll.records": str(MAX_POLL_RECORDS),
+        "kafka.max.partition.fetch.bytes": str(MAX_PARTITION_FETCH_BYTES),
+        # The look-ups queue behind the fetch that waits at the log's end.
         "kafka.fetch.max.wait.ms": str(FETCH_MAX_WAIT_MS),
     }
     return spark.readStream.format("kafka").options(**options).load()

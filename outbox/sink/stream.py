@@ -270,9 +270,10 @@ class Stream:
         )
 
     def _dead_letter(self, row: dict[str, Any]) -> DeadLetter:
-        key, value, event_id = row["record"]["key"], row["record"]["value"], row["event_id"]
-        headers = [(header["key"], header["value"]) for header in row["record"]["headers"] or ()]
-        verdict = self._job.judge.verdict(key, headers, value, now_ms=time.time_ns() // 1_000_000)
+        record, event_id = row["record"], row["event_id"]
+        key, value, recorded_ms = record["key"], record["value"], round(record["timestamp"].timestamp() * 1000)
+        headers = [(header["key"], header["value"]) for header in record["headers"] or ()]
+        verdict = self._job.judge.verdict(key, headers, value, recorded_ms)
         return DeadLetter(
             topic=self._job.topic,
             partition=row["partition"],

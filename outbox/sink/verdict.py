@@ -38,13 +38,16 @@ class Judge:
         self._headers = Draft202012Validator(schema["$defs"]["headers"])
         self._key = key
 
-    def verdict(self, key: bytes | None, headers: Sequence[Header], value: bytes | None, now_ms: int) -> Verdict:
-        """What is wrong with a record that `outbox.sink.decode` did not let pass. There is always an answer."""
+    def verdict(self, key: bytes | None, headers: Sequence[Header], value: bytes | None, recorded_ms: int) -> Verdict:
+        """What is wrong with a record that `outbox.sink.decode` did not let pass. There is always an answer.
+
+        ``recorded_ms`` is the record's timestamp, in milliseconds since 1970.
+        """
         event, fault = _parse(value)
         texts = {name: None if text is None else text.decode(errors="replace") for name, text in headers}
         return (
             fault
-            or _id_fault(texts.get("id"), now_ms)
+            or _id_fault(texts.get("id"), recorded_ms)
             or self._header_fault(texts)
             or self._value_fault(event)
             or self._key_fault(key, event)
@@ -64,6 +67,8 @@ class Judge:
         for name, rule in self._properties.items():
             if rule.get("format") == "date-time" and not _is_moment(event.get(name)):
                 return Verdict("schema violation", f"$.{name}: there is no such date and time")
+            if "\0" in str(event.get(name)):
+                return Verdict("schema violation", f"$.{name}: it contains U+0000, which Postgres has no text for")
         return None
 
     def _key_fault(self, key: bytes | None, event: Any) -> Verdict | None:
@@ -76,14 +81,11 @@ def _parse(value: bytes | None) -> tuple[Any, Verdict | None]:
     if value is None:
         return None, Verdict("no value", "the value is null: a tombstone is no event")
     try:
-        text = value.decode()
-        event = json.loads(text, parse_constant=_refuse)
+        event = json.loads(value.decode(), parse_constant=_refuse)
     except UnicodeDecodeError as error:
         return None, Verdict("not UTF-8", str(error.reason))
     except (ValueError, RecursionError) as error:
         return None, Verdict("not JSON", _shortened(str(error)))
-    if "\\u0000" in text:
-        return event, Verdict("schema violation", "it contains U+0000, which Postgres has no text for")
     return event, None
 
 
@@ -91,7 +93,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _id_fault(event_id: str | None, now_ms: int) -> Verdict | None:
+def _id_fault(event_id: str | None, recorded_ms: int) -> Verdict | None:
     if event_id is None:
         return Verdict("missing id", "there is no header id")
     if not UUID.fullmatch(event_id):
@@ -99,8 +101,8 @@ def _id_fault(event_id: str | None, now_ms: int) -> Verdict | None:
     if not UUID_V7.fullmatch(event_id):
         return Verdict("malformed id", f"header id: {event_id} is no UUIDv7")
     made_at_ms = int(event_id[:8] + event_id[9:13], 16)
-    if made_at_ms > now_ms + FUTURE_LIMIT_MS:
-        return Verdict("id from the future", f"header id: {event_id} is more than a day ahead of the clock here")
+    if made_at_ms > recorded_ms + FUTURE_LIMIT_MS:
+        return Verdict("id from the future", f"header id: {event_id} is more than a day ahead of its record")
     return None
 
 

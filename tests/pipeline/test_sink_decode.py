@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,18 @@ from outbox.sink import spark as spark_session
 from outbox.sink.decode import decode
 from sinks.events import events
 from tests.records import ACCOUNT, HEADERS, HEADERS_OF, ID, VALUES, changed
+from tests.sink import NOW_MS
 
 # PySpark leaves the socket that it fetches results over to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
 )
 COLUMNS = (
-    "key binary, value binary, topic string, partition int, offset bigint, "
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key string, value binary>>"
 )
-Cells = tuple[bytes | None, bytes | None, str, int, int, list[tuple[str, bytes | None]] | None]
+Cells = tuple[bytes | None, bytes | None, str, int, int, datetime, list[tuple[str, bytes | None]] | None]
+RECORDED_AT = datetime.fromtimestamp(NOW_MS / 1000, UTC)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,7 @@ def record(
     value: bytes | None = changed(), headers: dict[str, Any] = HEADERS, key: bytes | None = ACCOUNT.encode()
 ) -> Cells:
     pairs = [(name, None if text is None else text.encode()) for name, text in headers.items()]
-    return (key, value, "t", 0, 7, pairs)
+    return (key, value, "t", 0, 7, RECORDED_AT, pairs)
 
 
 def passed(spark: SparkSession, records: list[Cells]) -> list[bool]:
@@ -66,8 +69,8 @@ def test_the_key_must_be_the_account(spark: SparkSession) -> None:
 
 def test_odd_headers_are_no_crash(spark: SparkSession) -> None:
     plain = record()
-    no_headers: Cells = (*plain[:5], None)
-    twice: Cells = (*plain[:5], [("id", b"an older one"), *(plain[5] or [])])
+    no_headers: Cells = (*plain[:6], None)
+    twice: Cells = (*plain[:6], [("id", b"an older one"), *(plain[6] or [])])
     assert passed(spark, [no_headers, twice]) == [False, True]
 
 
@@ -95,6 +98,10 @@ class TestOtherSchemas:
     def test_a_text_is_no_number(self, spark: SparkSession) -> None:
         values = ['"a"', '"1"', "1", "true", "null", "[]", "{}", ""]
         assert self.passed(spark, {"type": "string"}, True, values) == [True, True, *[False] * 6]
+
+    def test_a_text_that_postgres_has_no_text_for_is_left_out(self, spark: SparkSession) -> None:
+        values = [r'"a\\u0000"', r'"a\u0000"', r'"a\ud83d\ude00"']
+        assert self.passed(spark, {"type": "string"}, True, values) == [True, False, True]
 
     def test_what_is_optional_may_be_missing_and_not_wrong(self, spark: SparkSession) -> None:
         values = ["", "5", "5.0", '"5"', "null", "-1"]
