@@ -1,6 +1,6 @@
 -- The two databases and the roles of every part, each with the least it needs; none is a superuser.
 --
--- Run by psql as a superuser, once for the cluster: by the embedded stack, by docker-compose (as an init script), or by you
+-- Run by psql as a superuser, once for the cluster: by the embedded stack, by docker-compose (the service `roles`), or by you
 -- against a Postgres of your own. Running it again changes nothing but the passwords, so that is how to rotate them.
 -- Passwords come from the environment, never from an argument or this file. What a role may do with a table is granted by
 -- the migration that makes the table.

@@ -11,6 +11,7 @@ from outbox import settings as configuration
 from outbox.settings import Settings
 from outbox.sink import strategy
 from outbox.sink.job import Job
+from outbox.sink.strategy import Strategy
 
 JOB_MODULE = "sinks.job"  # by name: the machinery does not import the sample
 
@@ -27,7 +28,11 @@ class SinkCommand(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         known = strategy.load(_job(configuration.load()).strategies)
         with formatter.section("Strategies"):
-            formatter.write_dl([(one.name, f"{one.idea}. Survives {one.survives}.") for one in known.values()])
+            formatter.write_dl([(one.name, _told(one)) for one in known.values()])
+
+
+def _told(one: Strategy) -> str:
+    return f"{one.idea}. Survives {one.survives}. Costs {one.costs}. Choose it {one.choose}."
 
 
 @click.command(cls=SinkCommand)
