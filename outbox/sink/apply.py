@@ -111,7 +111,7 @@ class Sink:
         positions.require_no_gap(self.name, batch.topic, stored, batch.start)
         rows, fresh, refused = batch.rows.num_rows, 0, 0
         if rows:
-            parameters = {"sink": self.name, "topic": batch.topic}
+            parameters = {"sink": self.name, "topic": batch.topic, "topic_id": batch.topic_id}
             _stage(cursor, batch.rows)
             cursor.execute(self._strategy, parameters)
             cursor.execute("SELECT count(*) FROM fresh")

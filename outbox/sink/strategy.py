@@ -1,7 +1,8 @@
 """The strategies: SQL files, each a way to tell a new event from a duplicate, with what it costs said at its top.
 
 A strategy reads the temporary table ``staged`` (the batch) and leaves in ``fresh`` (same columns) what the projection
-is to apply. It may use its own tables; ``%(sink)s`` is the sink's name, and a literal percent sign is written twice.
+is to apply. It may use its own tables; ``%(sink)s`` is the sink's name,
+``%(topic)s`` and ``%(topic_id)s`` are the topic's, and a literal percent sign is written twice.
 """
 
 from __future__ import annotations

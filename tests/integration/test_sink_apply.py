@@ -108,30 +108,33 @@ class TestDedup:
         assert len(partitions) == 4
         assert ("processed_events_19700101",) in partitions
 
-    def test_overlapping_replays_on_two_connections_do_not_deadlock(self, databases: Settings) -> None:
-        """Two sinks that share the ids and the first use of a day; opposite order in each."""
-        some = [Event(uuid7(RANDOM, NOW_MS - 90 * DAY_MS), account(n), 1, 1) for n in range(2000)]
-        errors: list[BaseException] = []
 
-        def run(name: str, mine: list[Event]) -> None:
-            try:
-                with open_sink(databases, name) as sink:
-                    for start in range(0, 2000, 200):
-                        sink.apply(batch(mine[start : start + 200], start))
-            except BaseException as error:
-                errors.append(error)
+def test_sinks_that_write_the_same_ids_and_accounts_at_once_do_not_deadlock(databases: Settings) -> None:
+    """Every strategy, on ids of a day that none has used before; every second one in the opposite order."""
+    some = [
+        Event(uuid7(RANDOM, NOW_MS - 90 * DAY_MS), account(n), amount=1, version=1, balance_after=1)
+        for n in range(2000)
+    ]
+    errors: list[BaseException] = []
 
-        threads = [
-            threading.Thread(target=run, args=("dedup", some)),
-            threading.Thread(target=run, args=("naive", some[::-1])),
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == []
-        for name in ("dedup", "naive"):
-            assert Database(databases, name).balances() == sums(some)
+    def run(name: str, mine: list[Event]) -> None:
+        try:
+            with open_sink(databases, name) as sink:
+                for start in range(0, 2000, 200):
+                    sink.apply(batch(mine[start : start + 200], start))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=run, args=(name, some[:: (-1) ** number])) for number, name in enumerate(STRATEGIES)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    for name in STRATEGIES:
+        assert Database(databases, name).balances() == sums(some)
 
 
 def test_naive_drifts_by_exactly_what_comes_twice(databases: Settings) -> None:

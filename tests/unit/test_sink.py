@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from outbox.errors import Failure
+from outbox.settings import PROJECT_ROOT
 from outbox.sink import dead_letters, positions, strategy
 from outbox.sink.dead_letters import DeadLetter
 from tests import sink as made
@@ -26,6 +28,10 @@ class TestStrategyFiles:
         assert made.STRATEGIES["naive"].start == "earliest"
         assert made.STRATEGIES["dedup"].start == "positions"
         assert "INSERT INTO processed_events" in made.STRATEGIES["dedup"].sql
+
+    def test_the_documented_table_has_each_of_them(self) -> None:
+        table = (PROJECT_ROOT / "docs" / "strategies.md").read_text()
+        assert sorted(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) == sorted(made.STRATEGIES)
 
     def test_one_that_does_not_say_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "mine.sql").write_text(HEADER.replace("-- costs: little\n", "") + "SELECT 1")
