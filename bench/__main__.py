@@ -1,22 +1,23 @@
-"""python -m bench latency | backlog: on a stack of its own, from empty."""
+"""python -m bench latency | backlog | strategies | growth: on a stack of its own, from empty."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import click
 
 from bench import backlog as drain
 from bench import latency as arrival
+from bench import strategies as apply
 from outbox import connect, topics
 from outbox.database import connect as connect_database
 from outbox.migrate import migrate
 from outbox.settings import PROJECT_ROOT, BalancesRole, Settings, load
 from outbox.stack.command import sink
-from outbox.stack.stack import Stack
+from outbox.stack.stack import PARTS, Stack
 
 HOME = PROJECT_ROOT / ".outbox" / "bench"
 WARM_UP_EVENTS = 50
@@ -65,8 +66,32 @@ def backlog(events: int) -> None:
         click.echo(json.dumps({"measure": "backlog", "events": events // 2, "half": half, **rates}))
 
 
+@main.command()
+@click.option("--batches", default=10, show_default=True, help=f"Of {BATCH_EVENTS} events each.")
+def strategies(batches: int) -> None:
+    """The rate of each strategy's apply as a ratio to `naive`, in turns on the same batches."""
+    with _stack(["postgres"]) as settings:
+        rates = apply.rates(settings, batches, BATCH_EVENTS)
+    for name, rate in sorted(rates.items(), key=lambda entry: -entry[1]):
+        ratio = round(rate / rates["naive"], 2)
+        click.echo(json.dumps({"measure": "strategy", "name": name, "per_s": round(rate), "ratio_to_naive": ratio}))
+
+
+@main.command()
+@click.option("--batches", default=100, show_default=True, help=f"Of {BATCH_EVENTS} events each.")
+@click.option("--days", default=10, show_default=True, help="The days that the events are spread over.")
+def growth(batches: int, days: int) -> None:
+    """The rate of `dedup` in the first and in the last tenth of a growing history."""
+    with _stack(["postgres"]) as settings:
+        found = apply.growth(settings, batches, BATCH_EVENTS, days)
+    tenth = max(1, batches // 10)
+    first, last = statistics.harmonic_mean(found[:tenth]), statistics.harmonic_mean(found[-tenth:])
+    rates = {"first_per_s": round(first), "last_per_s": round(last), "ratio": round(last / first, 2)}
+    click.echo(json.dumps({"measure": "dedup_growth", "events": batches * BATCH_EVENTS, "days": days, **rates}))
+
+
 @contextmanager
-def _stack() -> Iterator[Settings]:
+def _stack(parts: Sequence[str] = PARTS) -> Iterator[Settings]:
     if HOME.exists():
         Stack(load(HOME, environment=False)).reset()
     stack = Stack(
@@ -80,7 +105,7 @@ def _stack() -> Iterator[Settings]:
         )
     )
     try:
-        stack.up(report=click.echo)
+        stack.up(parts, report=click.echo)
         migrate(stack.settings)
         yield stack.settings
     finally:

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from confluent_kafka import Message
 
 
-def uuid7() -> uuid.UUID:
-    """A UUIDv7 (RFC 9562, 5.7): 48 bits of milliseconds, version, variant, random bits."""
+def uuid7(at_ms: int | None = None) -> uuid.UUID:
+    """A UUIDv7 (RFC 9562, 5.7) of now or another moment: 48 bits of milliseconds, version, variant, random bits."""
     random = uuid.uuid4().bytes
-    millis = time.time_ns() // 1_000_000
+    millis = time.time_ns() // 1_000_000 if at_ms is None else at_ms
     return uuid.UUID(bytes=millis.to_bytes(6, "big") + bytes([0x70 | random[6] & 0x0F]) + random[7:])
 
 

@@ -1,0 +1,83 @@
+"""The apply alone, on batches made in memory: each strategy against `naive`, and `dedup` as its history grows."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from bench.event import uuid7
+from outbox.database import connect
+from outbox.settings import PROJECT_ROOT, BalancesRole, Settings
+from outbox.sink import strategy
+from outbox.sink.apply import Sink
+from outbox.sink.batch import Batch
+
+SINKS = PROJECT_ROOT / "sinks"
+ACCOUNTS = 1_000
+DAY_MS = 24 * 60 * 60 * 1000
+TOPIC = "bench"
+
+
+def rates(settings: Settings, batches: int, batch_events: int) -> dict[str, float]:
+    """Events a second of each strategy. They take turns batch by batch, so that all meet the same machine."""
+    spent_s: dict[str, float] = {}
+    with ExitStack() as resources:
+        sinks = [resources.enter_context(_open(settings, name)) for name in strategy.load(SINKS / "strategies")]
+        for batch in _batches(batches, batch_events, days=1):
+            for sink in sinks:
+                spent_s[sink.name] = spent_s.get(sink.name, 0) + _timed(sink, batch)
+    return {name: batches * batch_events / seconds for name, seconds in spent_s.items()}
+
+
+def growth(settings: Settings, batches: int, batch_events: int, days: int) -> Sequence[float]:
+    """Events a second of `dedup`, batch by batch, while it remembers more and more events of that many days."""
+    with _open(settings, "dedup") as sink:
+        return [batch_events / _timed(sink, batch) for batch in _batches(batches, batch_events, days)]
+
+
+@contextmanager
+def _open(settings: Settings, name: str) -> Iterator[Sink]:
+    with closing(connect(settings, BalancesRole.SINK)) as connection:
+        chosen = strategy.load(SINKS / "strategies")[name]
+        yield Sink(connection, chosen, SINKS / "staged.sql", SINKS / "projections" / "balances.sql")
+
+
+def _timed(sink: Sink, batch: Batch) -> float:
+    began = time.monotonic()
+    sink.apply(batch)
+    return time.monotonic() - began
+
+
+def _batches(batches: int, batch_events: int, days: int) -> Iterator[Batch]:
+    """Batches of events that are new, as their ids were made over the last days."""
+    accounts = [str(uuid.uuid4()) for _ in range(ACCOUNTS)]
+    versions = dict.fromkeys(accounts, 0)
+    step_ms = days * DAY_MS / (batches * batch_events)
+    made_at_ms = time.time() * 1000 - days * DAY_MS
+    for start in range(0, batches * batch_events, batch_events):
+        ids, keys, numbers = [], random.choices(accounts, k=batch_events), []
+        for key in keys:
+            made_at_ms += step_ms
+            versions[key] += 1
+            ids.append(str(uuid7(int(made_at_ms))))
+            numbers.append(versions[key])
+        rows = pa.table(
+            {
+                "event_id": ids,
+                "partition": pa.array([0] * batch_events, pa.int32()),
+                "offset": pa.array(range(start, start + batch_events), pa.int64()),
+                "account_id": keys,
+                "amount": pa.array([1] * batch_events, pa.int64()),
+                "currency": ["EUR"] * batch_events,
+                "balance_after": pa.array(numbers, pa.int64()),
+                "version": pa.array(numbers, pa.int64()),
+                "occurred_at": pa.array([datetime.now(UTC)] * batch_events, pa.timestamp("us", tz="UTC")),
+            }
+        )
+        yield Batch(TOPIC, "bench", {0: start}, {0: start + batch_events}, rows)
