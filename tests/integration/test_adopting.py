@@ -1,0 +1,47 @@
+"""The SQL that docs/adopting.md shows, taken from there and run."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from textwrap import dedent
+
+from outbox.database import connect
+from outbox.settings import PROJECT_ROOT, BalancesRole, Settings
+from outbox.sink import strategy
+from outbox.sink.apply import Counts, Sink
+from tests.sink import NOW_MS, SINKS, STRATEGIES, Database, Event, account, batch, uuid7
+
+PAGE = (PROJECT_ROOT / "docs" / "adopting.md").read_text()
+BLOCKS = [dedent(block) for block in re.findall(r"(?:^ {4}.*\n)+", PAGE, re.MULTILINE)]
+RANDOM = Random(6)  # noqa: S311
+EVENTS = [Event(uuid7(RANDOM, NOW_MS + number), account(number % 2), 1, number // 2 + 1) for number in range(6)]
+
+
+def shown(beginning: str) -> str:
+    """The one block of the page that begins so."""
+    (block,) = [block for block in BLOCKS if block.startswith(beginning)]
+    return block
+
+
+def test_the_projection_counts_each_event_once(databases: Settings, tmp_path: Path) -> None:
+    projection = tmp_path / "events_a_day.sql"
+    projection.write_text(shown("INSERT INTO events_a_day"))
+    with closing(connect(databases, BalancesRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute(shown("CREATE TABLE events_a_day"))
+    with closing(connect(databases, BalancesRole.SINK)) as connection:
+        sink = Sink(connection, STRATEGIES["dedup"], SINKS / "staged.sql", projection)
+        sink.apply(batch(EVENTS[:4]))
+        sink.apply(batch(EVENTS[2:], start=4))
+    counted = Database(databases).query("SELECT account_id::text, sum(events) FROM events_a_day GROUP BY 1 ORDER BY 1")
+    assert [(key, int(str(events))) for key, events in counted] == [(account(0), 3), (account(1), 3)]
+
+
+def test_the_strategy_is_one_file(databases: Settings, tmp_path: Path) -> None:
+    (tmp_path / "young.sql").write_text(shown("-- idea: new is what is younger"))
+    young = strategy.load(tmp_path)["young"]
+    with closing(connect(databases, BalancesRole.SINK)) as connection:
+        sink = Sink(connection, young, SINKS / "staged.sql", SINKS / "projections" / "balances.sql")
+        assert sink.apply(batch(EVENTS)) == Counts(rows=6, fresh=6)
