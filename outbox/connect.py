@@ -1,33 +1,27 @@
 """The Debezium connector on Kafka Connect: render its file, apply it, say how it is, remove it.
 
-Applying is idempotent and checks first what Debezium would not: that the publication is there, and that the replication
-slot is the one that the stored offset belongs to.
+Applying is idempotent and checks first what Debezium would not (`outbox.slot`): that the publication is there, and that
+the replication slot is the one that the stored offset belongs to.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import psycopg2
 import requests
 
-from outbox import check, offsets, topics
-from outbox.database import connect as connect_database
+from outbox import offsets, slot, topics
 from outbox.errors import Failure
-from outbox.settings import PROJECT_ROOT, LedgerRole, Settings
+from outbox.settings import PROJECT_ROOT, Settings
 from outbox.wait import WaitTimeoutError, wait_for
 
 CONNECTOR_FILE = PROJECT_ROOT / "connect" / "outbox.json"
-PUBLICATION = "outbox"
 REQUEST_TIMEOUT_S = 30.0
 REBALANCE_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 60.0
-ARRIVE_TIMEOUT_S = 10.0
 
 # Connect's words; a test would notice others.
 NOT_ENABLED = "does not have exactly-once source support enabled"
@@ -94,13 +88,13 @@ def apply(settings: Settings) -> str:
     the configuration, or the task fails (with the first line of its trace).
     """
     rest = Rest(settings)
-    _require_publication(settings)
+    slot.require_publication(settings)
     topics.create(settings)
     wanted, current = render(settings), rest.config()
     if current is None:
         # Connect keeps the offsets of a connector that was removed, and tells them only of one that is there.
         rest.create_stopped(wanted)
-    _require_continuity(settings, rest)
+    slot.require_continuity(settings, rest.offset_lsn)
     if current is None:
         done = "created"
     elif current != {**wanted, "name": settings.connector}:
@@ -155,7 +149,7 @@ def remove(settings: Settings, forget: bool = False) -> bool:
     if existed:
         rest.delete()
     if forget:
-        _drop_slot(settings)  # first, as it waits until the connector's task has let go of it
+        slot.drop(settings)  # first, as it waits until the connector's task has let go of it
         offsets.forget(settings)
     return existed
 
@@ -284,102 +278,6 @@ def _wait_running(settings: Settings, rest: Rest) -> None:
         raise Failure(
             f"connector {settings.connector} failed: {found.error}", "mend it, then `outbox connect apply` restarts it"
         )
-
-
-# What Debezium would not notice ------------------------------------------------------------------------------------
-
-
-def _require_publication(settings: Settings) -> None:
-    """Without its publication a slot skips every change, with no more than a warning in the server's log."""
-    with _cdc(settings) as cursor:
-        cursor.execute(
-            "SELECT pubinsert FROM pg_publication JOIN pg_publication_tables USING (pubname)"
-            " WHERE pubname = %s AND schemaname = 'public' AND tablename = 'outbox'",
-            [PUBLICATION],
-        )
-        row = cursor.fetchone()
-    if row is None or not row[0]:
-        raise Failure(
-            f"database {settings.ledger_dbname} has no publication {PUBLICATION} of the outbox table",
-            "`outbox migrate`",
-        )
-
-
-def _require_continuity(settings: Settings, rest: Rest) -> None:
-    """The slot must hold everything behind the stored offset; else what lies between is lost to the topic.
-
-    A slot that stands further than the stored offset was recreated or read by somebody else; or Debezium runs without
-    exactly-once, when it confirms what Kafka has acknowledged before Connect stores it. Only the topic can tell.
-    """
-    with _cdc(settings) as cursor:  # before the stored offset, which moves on ahead of it
-        cursor.execute(
-            "SELECT confirmed_flush_lsn - '0/0'::pg_lsn, wal_status FROM pg_replication_slots WHERE slot_name = %s",
-            [settings.connector],
-        )
-        slot = cursor.fetchone()
-    stored_lsn = rest.offset_lsn()
-    if stored_lsn is None:
-        return
-    way_out = "`outbox connect remove --forget`, then `apply`: the whole outbox table again; idempotent sinks skip it"
-    if slot is None:
-        raise Failure(
-            f"the replication slot {settings.connector} is gone; events since {_lsn(stored_lsn)} are not in it", way_out
-        )
-    confirmed_lsn, wal_status = int(slot[0] or 0), slot[1]
-    if wal_status == "lost":
-        raise Failure(f"the replication slot {settings.connector} was invalidated (it fell behind too far)", way_out)
-    if confirmed_lsn > stored_lsn and not _arrives(settings, check.unrelayed(settings)):
-        raise Failure(
-            f"the replication slot {settings.connector} is at {_lsn(confirmed_lsn)}, ahead of the stored offset"
-            f" {_lsn(stored_lsn)}, and the topic has not got all events: it was recreated or read by another",
-            way_out,
-        )
-
-
-def _arrives(settings: Settings, events: frozenset[str]) -> bool:
-    """Whether these events of the outbox come onto the topic, for which a running connector is given some time."""
-    try:
-        return wait_for(
-            "the outbox to be on the topic",
-            lambda: events.isdisjoint(check.unrelayed(settings)) if events else True,
-            timeout_s=ARRIVE_TIMEOUT_S,
-            poll_s=0.5,
-        )
-    except WaitTimeoutError:
-        return False
-
-
-def _drop_slot(settings: Settings) -> None:
-    def dropped() -> bool:
-        with _cdc(settings) as cursor:
-            cursor.execute(
-                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-                " WHERE slot_name = %s AND NOT active",
-                [settings.connector],
-            )
-            cursor.execute(
-                "SELECT NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = %s)", [settings.connector]
-            )
-            row = cursor.fetchone()
-            return bool(row and row[0])
-
-    wait_for(f"slot {settings.connector} to be let go of", dropped, timeout_s=START_TIMEOUT_S)
-
-
-@contextmanager
-def _cdc(settings: Settings) -> Iterator[psycopg2.extensions.cursor]:
-    """A cursor as Debezium's role, which thereby is seen to be able to log in."""
-    connection = connect_database(settings, LedgerRole.CDC)
-    try:
-        connection.autocommit = True
-        with connection.cursor() as cursor:
-            yield cursor
-    finally:
-        connection.close()
-
-
-def _lsn(position: int) -> str:
-    return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
 
 
 def _first_line(trace: str | None) -> str:
