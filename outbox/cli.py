@@ -36,6 +36,7 @@ COMMANDS = {
     "check": Entry(
         "Check", "outbox.commands.check:check", "compare ledger, topic and sinks: duplicates, losses, drift"
     ),
+    "doctor": Entry("Check", "outbox.commands.doctor:doctor", "look at every hop, each finding with its remedy"),
 }
 GROUPS = ("Run", "Check", "Repair")
 

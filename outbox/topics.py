@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not said in its stubs
 from confluent_kafka.cimpl import NewTopic
 
 from outbox.errors import Failure
@@ -71,18 +71,11 @@ def create(settings: Settings) -> list[str]:
 
     Raises Failure if the events topic is there with fewer partitions than ``settings.topic_partitions``.
     """
-    events = {
-        "cleanup.policy": "delete",
-        "retention.ms": str(settings.topic_retention_hours * 3_600_000),
-        # Retention counts from the arrival on the topic: by the event's own time, what a long outage or a first
-        # snapshot brings late could be deleted before any sink has seen it.
-        "message.timestamp.type": "LogAppendTime",
-    }
-    replication = settings.topic_replication
+    configs = wanted_configs(settings)
     wanted = [
-        NewTopic(settings.topic, settings.topic_partitions, replication, config=events),
+        NewTopic(settings.topic, settings.topic_partitions, settings.topic_replication, config=configs[settings.topic]),
         # One partition: a transaction of exactly-once writes a marker to each that it touches.
-        NewTopic(offsets_topic(settings), 1, replication, config={"cleanup.policy": "compact"}),
+        NewTopic(offsets_topic(settings), 1, settings.topic_replication, config=configs[offsets_topic(settings)]),
     ]
     made = []
     admin = _admin(settings)  # held: a client that is let go of ends its calls
@@ -100,6 +93,28 @@ def create(settings: Settings) -> list[str]:
             "set OUTBOX_TOPIC_PARTITIONS to what it has: adding partitions breaks the order of each key",
         )
     return made
+
+
+def wanted_configs(settings: Settings) -> dict[str, dict[str, str]]:
+    """By topic, the configuration that we make it with."""
+    events = {
+        "cleanup.policy": "delete",
+        "retention.ms": str(settings.topic_retention_hours * 3_600_000),
+        # Retention counts from the arrival on the topic: by the event's own time, what a long outage or a first
+        # snapshot brings late could be deleted before any sink has seen it.
+        "message.timestamp.type": "LogAppendTime",
+    }
+    return {settings.topic: events, offsets_topic(settings): {"cleanup.policy": "compact"}}
+
+
+def config(settings: Settings, name: str) -> dict[str, str]:
+    """The configuration in force of a topic. Raises Failure if Kafka cannot be asked."""
+    admin, resource = _admin(settings), ConfigResource(ConfigResource.Type.TOPIC, name)
+    try:
+        found = admin.describe_configs([resource], request_timeout=TIMEOUT_S)[resource].result()
+    except KafkaException as error:
+        raise _unreachable(settings, error) from error
+    return {key: entry.value for key, entry in found.items()}
 
 
 def offsets_topic(settings: Settings) -> str:

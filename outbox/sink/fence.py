@@ -59,10 +59,15 @@ def take(connection: extensions.connection, sink: str) -> int:
         return _one(cursor)
 
 
+def driver(cursor: extensions.cursor, sink: str) -> tuple[str, int, str] | None:
+    """Who drives the sink now: address, backend and since when, as far as the asking role may see; None if nobody."""
+    cursor.execute(HOLDER, {"sink": sink})
+    return cursor.fetchone()
+
+
 def _taken(connection: extensions.connection, sink: str) -> Failure:
     with connection, connection.cursor() as cursor:
-        cursor.execute(HOLDER, {"sink": sink})
-        address, pid, since = cursor.fetchone() or ("?", "?", "?")
+        address, pid, since = driver(cursor, sink) or ("?", "?", "?")
     return Failure(
         f"sink {sink} has a driver already: connected from {address} since {since}, backend {pid}",
         f"stop that one; if its host died, wait {DEAD_HOST_S} s for Postgres to notice",

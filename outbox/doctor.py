@@ -1,0 +1,297 @@
+"""Look at every hop of the chain, and say of each thing that is not as it should be what to do about it.
+
+It changes nothing, and goes on behind a hop that cannot be reached. What it finds right is told too, so that a person
+sees what was looked at. That nothing is lost or doubled is another question: `outbox.check`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg2
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
+
+from outbox import connect, slot, topics
+from outbox.database import connect as connect_database
+from outbox.errors import Failure
+from outbox.migrate import OWNERS, is_current
+from outbox.settings import BalancesRole, LedgerRole, Settings
+from outbox.sink import fence
+
+CLOCK_LIMIT_S = 5.0
+# What a role must not have, and the one that needs it.
+WIDE = {
+    "rolsuper": ("is a superuser", None),
+    "rolcreaterole": ("may make roles", None),
+    "rolbypassrls": ("is not bound by row security", None),
+    "rolreplication": ("may replicate", LedgerRole.CDC),
+}
+OUTBOX_IS_WRITE_ONLY = ("SELECT", "UPDATE", "DELETE", "TRUNCATE")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: all right if there is no remedy."""
+
+    hop: str
+    text: str
+    remedy: str | None = None
+
+    @property
+    def is_well(self) -> bool:
+        """Nothing has to be done."""
+        return self.remedy is None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "is_well": self.is_well}
+
+
+Look = Callable[[Settings], Iterator[Finding]]
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """Every hop in the order of an event's way. A hop that cannot be reached is a finding like any other."""
+    for hop, look in HOPS.items():
+        try:
+            yield from (Finding(hop, found.text, found.remedy) for found in look(settings))
+        except Failure as failure:
+            yield Finding(hop, str(failure).partition(" — ")[0], failure.remedy or "see the message")
+        except psycopg2.Error as error:
+            yield Finding(hop, str(error).strip().splitlines()[0], "`outbox migrate`, then again")
+
+
+def _well(text: str) -> Finding:
+    return Finding("", text)
+
+
+def _wrong(text: str, remedy: str) -> Finding:
+    return Finding("", text, remedy)
+
+
+# Databases ---------------------------------------------------------------------------------------------------------
+
+
+def _ledger(settings: Settings) -> Iterator[Finding]:
+    yield from _logins(settings, *LedgerRole)
+    yield from _schema(settings, "ledger")
+    yield from _narrow(settings, LedgerRole.AUDITOR, *LedgerRole)
+    ((wal_level,),) = _rows(settings, LedgerRole.AUDITOR, "SHOW wal_level")
+    if wal_level == "logical":
+        yield _well("wal_level is logical")
+    else:
+        yield _wrong(f"wal_level is {wal_level}", "set it to logical (migrations/postgres.conf) and restart Postgres")
+    app = LedgerRole.APP.value
+    query = "SELECT privilege FROM unnest(%s) AS privilege WHERE has_table_privilege(%s, 'outbox', privilege)"
+    extra = ", ".join(name for (name,) in _rows(settings, LedgerRole.OWNER, query, [*OUTBOX_IS_WRITE_ONLY], app))
+    if extra:
+        yield _wrong(f"{app} may {extra} events", f"REVOKE {extra} ON outbox FROM {app}")
+    else:
+        yield _well(f"{app} may write events, and neither read nor change them")
+
+
+def _balances(settings: Settings) -> Iterator[Finding]:
+    yield from _logins(settings, *BalancesRole)
+    yield from _schema(settings, "balances")
+    yield from _narrow(settings, BalancesRole.AUDITOR, *BalancesRole)
+
+
+def _logins(settings: Settings, *roles: LedgerRole | BalancesRole) -> Iterator[Finding]:
+    """Each role by itself: a wrong password is not found as another."""
+    refused = []
+    for role in roles:
+        try:
+            connect_database(settings, role).close()
+        except Failure as failure:
+            refused.append(failure)
+            yield _wrong(str(failure).partition(" — ")[0], f"start the server, or correct {_password(role)}")
+    if len(refused) == len(roles):
+        raise Failure("no role can log in", "see above")
+    if not refused:
+        yield _well(f"{len(roles)} roles can log in")
+
+
+def _schema(settings: Settings, database: str) -> Iterator[Finding]:
+    engine = create_engine(
+        "postgresql+psycopg2://", creator=lambda: connect_database(settings, OWNERS[database]), poolclass=NullPool
+    )
+    with engine.connect() as connection:
+        current = is_current(connection, database)
+    if current:
+        yield _well("the schema has every migration")
+    else:
+        yield _wrong("the schema is behind this code", "`outbox migrate`")
+
+
+def _narrow(
+    settings: Settings, as_role: LedgerRole | BalancesRole, *roles: LedgerRole | BalancesRole
+) -> Iterator[Finding]:
+    names = [role.value for role in roles]
+    found = _rows(settings, as_role, f"SELECT rolname, {', '.join(WIDE)} FROM pg_roles WHERE rolname = ANY(%s)", names)  # noqa: S608
+    too_wide = False
+    for name, *attributes in found:
+        for has, (attribute, (meaning, needed_by)) in zip(attributes, WIDE.items(), strict=True):
+            if has and (needed_by is None or needed_by.value != name):
+                too_wide = True
+                yield _wrong(f"role {name} {meaning}", f"ALTER ROLE {name} NO{attribute.removeprefix('rol').upper()}")
+    if not too_wide:
+        yield _well("no role has more than it needs")
+
+
+# Relay -------------------------------------------------------------------------------------------------------------
+
+
+def _slot(settings: Settings) -> Iterator[Finding]:
+    slot.require_publication(settings)
+    yield _well("the publication holds the outbox table's inserts")
+    found = slot.read(settings)
+    if found is None:
+        yield _wrong(f"there is no slot {settings.connector}: nothing is kept for the relay", "`outbox connect apply`")
+        return
+    if found.wal_status == "lost":
+        yield _wrong(f"slot {settings.connector} was invalidated: it fell behind too far", slot.FORGET)
+        return
+    held = f"{found.lag_bytes / 2**20:,.1f} MiB of log are held for it"
+    if found.active_pid is None:
+        yield _wrong(
+            f"nobody reads slot {settings.connector}; {held}", "`outbox connect status`, `outbox logs connect`"
+        )
+    else:
+        yield _well(f"slot {settings.connector} is being read; {held}")
+    if found.safe_bytes is None:
+        yield _wrong(
+            "max_slot_wal_keep_size is not set: a slot that is forgotten fills the disk",
+            "set it (migrations/postgres.conf)",
+        )
+    elif found.wal_status != "reserved" or found.safe_bytes < found.lag_bytes:
+        yield _wrong(
+            f"slot {settings.connector} is {found.wal_status}, {found.safe_bytes / 2**20:,.1f} MiB from being lost",
+            "let the relay catch up; raise max_slot_wal_keep_size if the disk has room",
+        )
+    else:
+        yield _well(f"{found.safe_bytes / 2**20:,.0f} MiB more may be written before it is lost")
+
+
+def _kafka(settings: Settings) -> Iterator[Finding]:
+    events = topics.describe(settings, settings.topic)
+    yield _well(f"topic {events.name} has {events.partitions} partitions")
+    if events.partitions != settings.topic_partitions:
+        yield _wrong(
+            f"OUTBOX_TOPIC_PARTITIONS is {settings.topic_partitions}, the topic has {events.partitions}",
+            "set it to what the topic has: adding partitions breaks the order of each key",
+        )
+    for name, wanted in topics.wanted_configs(settings).items():
+        found = topics.config(settings, name)
+        different = {key: found.get(key) for key, value in wanted.items() if found.get(key) != value}
+        for key, value in different.items():
+            remedy = f"`kafka-configs --alter --topic {name} --add-config {key}={wanted[key]}`, or correct the setting"
+            yield _wrong(f"topic {name} has {key}={value}, not {wanted[key]}", remedy)
+        if not different:
+            yield _well(f"topic {name} is configured as we make it")
+
+
+def _connector(settings: Settings) -> Iterator[Finding]:
+    found = connect.status(settings)
+    if found.error:
+        yield _wrong(f"it failed: {found.error}", "mend that, then `outbox connect apply`")
+        return
+    if not found.is_running:
+        yield _wrong(f"it is {found.connector}, its tasks {found.tasks or 'none'}", "`outbox connect apply`")
+        return
+    reader = slot.read(settings)
+    if reader is not None and reader.active_pid is None:
+        yield _wrong("its task says RUNNING and reads nothing", "`outbox logs connect`, then `outbox connect apply`")
+    else:
+        yield _well("connector and task are running")
+    if found.mode.startswith("exactly-once") is settings.exactly_once:
+        yield _well(f"in force is {found.mode}")
+    else:
+        yield _wrong(
+            f"in force is {found.mode}, OUTBOX_EXACTLY_ONCE is {settings.exactly_once}",
+            "`outbox up` switches the embedded worker; then `outbox connect apply`",
+        )
+
+
+# Sinks -------------------------------------------------------------------------------------------------------------
+
+
+def _sinks(settings: Settings) -> Iterator[Finding]:
+    topic, marks = topics.describe(settings, settings.topic), topics.watermarks(settings, settings.topic)
+    names = [name for (name,) in _rows(settings, BalancesRole.AUDITOR, "SELECT name FROM sinks ORDER BY name")]
+    if not names:
+        yield _well("none has ever run")
+    for name in names:
+        yield from _sink(settings, name, topic.id, marks)
+
+
+def _sink(settings: Settings, name: str, topic_id: str, marks: dict[int, tuple[int, int]]) -> Iterator[Finding]:
+    lag = 0
+    query = "SELECT topic_id, partition, next_offset FROM positions WHERE sink = %s AND topic = %s ORDER BY partition"
+    stored = _rows(settings, BalancesRole.AUDITOR, query, name, settings.topic)
+    for of_topic, partition, next_offset in stored:
+        first, last = marks.get(partition, (0, 0))
+        if of_topic != topic_id or next_offset > last:
+            yield _wrong(
+                f"sink {name} is at offset {next_offset} of partition {partition}, which the topic does not have: it "
+                "was made again",
+                "compare with `outbox check`; to accept it, delete the sink's rows in `positions` and its checkpoint",
+            )
+        elif next_offset < first:
+            yield _wrong(
+                f"sink {name} has not applied offsets {next_offset} to {first - 1} of partition {partition}, and the "
+                "topic has dropped them",
+                "`outbox check` tells what is missing",
+            )
+        else:
+            lag += last - next_offset
+    with closing(connect_database(settings, BalancesRole.AUDITOR)) as connection, connection.cursor() as cursor:
+        driver = fence.driver(cursor, name)
+    if stored and driver is None:
+        yield _wrong(f"sink {name} has no driver; it is {lag} offsets behind", f"`outbox sink --strategy {name}`")
+    elif stored:
+        yield _well(f"sink {name} runs, {lag} offsets behind")
+    query = "SELECT count(*) FROM dead_letters WHERE sink = %s AND status = 'open'"
+    ((parked,),) = _rows(settings, BalancesRole.AUDITOR, query, name)
+    if parked:
+        yield _wrong(f"sink {name} has set {parked} events aside", "look at them in the table dead_letters")
+
+
+def _clocks(settings: Settings) -> Iterator[Finding]:
+    for role in (LedgerRole.AUDITOR, BalancesRole.AUDITOR):
+        before_s = time.time()
+        ((there,),) = _rows(settings, role, "SELECT extract(epoch FROM clock_timestamp())::float8")
+        # Its clock was read somewhere between ours before and ours now.
+        ahead_s = max(there - time.time(), before_s - there, 0.0)
+        where = settings.dsn(role)["dbname"]
+        if ahead_s > CLOCK_LIMIT_S:
+            yield _wrong(f"the clock of database {where} is {ahead_s:.0f} s off ours", "run NTP on both")
+        else:
+            yield _well(f"the clock of database {where} agrees with ours")
+
+
+def _rows(
+    settings: Settings, role: LedgerRole | BalancesRole, query: str, *parameters: object
+) -> list[tuple[Any, ...]]:
+    with closing(connect_database(settings, role)) as connection, connection.cursor() as cursor:
+        cursor.execute(query, parameters or None)
+        return list(cursor.fetchall())
+
+
+def _password(role: LedgerRole | BalancesRole) -> str:
+    return f"OUTBOX_{role.value.upper()}_PASSWORD"
+
+
+HOPS: dict[str, Look] = {
+    "ledger": _ledger,
+    "slot": _slot,
+    "connector": _connector,
+    "kafka": _kafka,
+    "balances": _balances,
+    "sinks": _sinks,
+    "clocks": _clocks,
+}

@@ -1,0 +1,143 @@
+"""Each hop broken on purpose: the doctor finds it, says what to do, and goes on looking behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+from confluent_kafka import Producer
+
+from outbox import connect, topics
+from outbox.database import connect as connect_database
+from outbox.doctor import HOPS, Finding, examine
+from outbox.settings import BalancesRole, Settings
+from outbox.stack.postgres import Postgres
+from outbox.wait import wait_for
+from tests.command import outbox
+from tests.relay import insert, relayed, row
+from tests.sink import sink_on
+
+
+def wrong(settings: Settings) -> dict[str, list[Finding]]:
+    """What is to do, by hop; every hop was looked at."""
+    found = list(examine(settings))
+    assert {finding.hop for finding in found} == set(HOPS)
+    sick = [finding for finding in found if not finding.is_well]
+    return {hop: [finding for finding in sick if finding.hop == hop] for hop in HOPS if any(f.hop == hop for f in sick)}
+
+
+def the_one(settings: Settings, hop: str) -> str:
+    """The one finding there is, which is of this hop."""
+    (only,) = (finding for findings in wrong(settings).values() for finding in findings)
+    assert only.hop == hop
+    return f"{only.text} — {only.remedy}"
+
+
+@contextmanager
+def changed(postgres: Postgres, do: str, undo: str, dbname: str = "postgres") -> Iterator[None]:
+    postgres.psql(do, dbname)
+    try:
+        yield
+    finally:
+        postgres.psql(undo, dbname)
+
+
+def test_a_chain_that_is_well_is_told_so_and_each_thing_that_is_not(chain: Settings, postgres: Postgres) -> None:
+    """One chain for all that can be undone: a connector costs seconds."""
+    insert(chain, row())
+    relayed(chain)
+    wait_for("the slot to be read", lambda: not wrong(chain), timeout_s=30)
+
+    with changed(postgres, "ALTER ROLE ledger_app SUPERUSER", "ALTER ROLE ledger_app NOSUPERUSER"):
+        told = [finding.text for finding in wrong(chain)["ledger"]]
+    assert "role ledger_app is a superuser" in told
+    assert "ledger_app may SELECT, UPDATE, DELETE, TRUNCATE events" in told
+
+    grant, revoke = "GRANT SELECT ON outbox TO ledger_app", "REVOKE SELECT ON outbox FROM ledger_app"
+    with changed(postgres, grant, revoke, chain.ledger_dbname):
+        assert the_one(chain, "ledger") == "ledger_app may SELECT events — REVOKE SELECT ON outbox FROM ledger_app"
+
+    with changed(postgres, "ALTER ROLE balances_sink NOLOGIN", "ALTER ROLE balances_sink LOGIN"):
+        assert "balances_sink" in the_one(chain, "balances")
+
+    behind = chain.model_copy(update={"topic_retention_hours": 1})
+    assert f"topic {chain.topic} has retention.ms=604800000, not 3600000" in the_one(behind, "kafka")
+
+    other_mode = chain.model_copy(update={"exactly_once": False})
+    assert "in force is exactly-once" in the_one(other_mode, "connector")
+
+
+def test_a_schema_that_is_behind(topic: Settings, postgres: Postgres) -> None:
+    postgres.psql("DELETE FROM alembic_version WHERE version_num LIKE '%domain%'", topic.balances_dbname)
+    (finding,) = wrong(topic)["balances"]
+    assert (finding.text, finding.remedy) == ("the schema is behind this code", "`outbox migrate`")
+
+
+def test_a_slot_that_nobody_reads_and_one_that_is_gone(chain: Settings) -> None:
+    connect.remove(chain)
+    wait_for("the slot to be let go of", lambda: "nobody reads" in wrong(chain)["slot"][0].text, timeout_s=30)
+    assert "it is MISSING" in wrong(chain)["connector"][0].text
+    connect.remove(chain, forget=True)
+    assert "there is no slot" in wrong(chain)["slot"][0].text
+
+
+def test_a_publication_that_is_gone(topic: Settings, postgres: Postgres) -> None:
+    postgres.psql("DROP PUBLICATION outbox", topic.ledger_dbname)
+    (finding,) = wrong(topic)["slot"]
+    assert "has no publication" in finding.text
+    assert finding.remedy == "`outbox migrate`"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "hops"),
+    [
+        ("kafka_bootstrap", "127.0.0.1:1", {"kafka", "sinks"}),
+        ("connect_url", "http://127.0.0.1:1", {"connector"}),
+        ("balances_port", 1, {"balances", "sinks", "clocks"}),
+        ("ledger_port", 1, {"ledger", "slot", "clocks"}),
+    ],
+)
+def test_what_cannot_be_reached_does_not_hide_the_rest(
+    topic: Settings, setting: str, value: object, hops: set[str]
+) -> None:
+    well = set(wrong(topic))
+    assert set(wrong(topic.model_copy(update={setting: value}))) - well == hops - well
+
+
+def test_sinks_without_driver_behind_and_beyond_the_topic(topic: Settings) -> None:
+    producer = Producer(topics.client_config(topic))
+    for _ in range(3):
+        producer.produce(topic.topic, b"{}", partition=0)
+    producer.flush(30)
+    of_topic = topics.describe(topic, topic.topic).id
+
+    def told() -> str:
+        (finding,) = wrong(topic)["sinks"]
+        return finding.text
+
+    with closing(connect_database(topic, BalancesRole.SINK)) as connection:
+        sink_on(connection).begin_at(topic.topic, of_topic, {0: 1})
+        assert "sinks" not in wrong(topic), "it has a driver"
+    wait_for("the driver to be gone", lambda: "sinks" in wrong(topic), timeout_s=10)
+    assert told() == "sink dedup has no driver; it is 2 offsets behind"
+    with closing(connect_database(topic, BalancesRole.SINK)) as connection:
+        sink_on(connection).begin_at(topic.topic, of_topic, {0: 9})
+        assert "offset 9 of partition 0, which the topic does not have" in told()
+
+
+def test_the_command_tells_it_all_and_ends_with_1(topic: Settings) -> None:
+    names = {
+        "OUTBOX_LEDGER_DBNAME": topic.ledger_dbname,
+        "OUTBOX_BALANCES_DBNAME": topic.balances_dbname,
+        "OUTBOX_TOPIC": topic.topic,
+        "OUTBOX_CONNECTOR": topic.connector,
+    }
+    plain = outbox("doctor", home=topic.home, **names)
+    assert plain.returncode == 1
+    assert f"FIX slot      there is no slot {topic.connector}" in plain.stdout
+    assert "ok  ledger    no role has more than it needs" in plain.stdout
+    assert "findings want something done" in plain.stderr
+    listed = json.loads(outbox("doctor", "--json", home=topic.home, **names).stdout)
+    assert {finding["hop"] for finding in listed} == set(HOPS)
