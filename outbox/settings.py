@@ -108,6 +108,8 @@ class Settings(BaseSettings):
     sink_checkpoints: str | None = Field(None, description="URI of the Spark checkpoints; default: in the home folder")
     sink_max_offsets_per_trigger: int = Field(100_000, ge=1, description="events in one micro-batch at the most")
     sink_driver_memory: str = Field("768m", description="heap of the Spark driver")
+    sink_metrics_host: str = "127.0.0.1"
+    sink_metrics_port: int = Field(0, ge=0, le=65535, description="serves the sink's Prometheus metrics; 0: none")
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else json")

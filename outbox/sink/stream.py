@@ -37,6 +37,7 @@ from outbox.sink.batch import Batch
 from outbox.sink.checkpoint import Checkpoint, Offsets
 from outbox.sink.dead_letters import DeadLetter
 from outbox.sink.job import Job
+from outbox.sink.metrics import Metrics, served
 from outbox.sink.strategy import Strategy
 from outbox.sink.verdict import UUID as UUID_FORM
 from outbox.wait import wait_for
@@ -62,6 +63,8 @@ def run(settings: Settings, job: Job, names: Sequence[str], until_caught_up: boo
         for one in chosen:
             connection = resources.enter_context(closing(connect(settings, BalancesRole.SINK)))
             sinks.append((one, Sink(connection, one, job.staged, job.projection)))
+        metrics = Metrics()
+        resources.enter_context(served(settings, metrics, job.topic))
         topic = topics.describe(settings, job.topic)
         target = topics.last_stable_offsets(settings, job.topic)
         # What we raise through py4j we tell ourselves.
@@ -77,6 +80,7 @@ def run(settings: Settings, job: Job, names: Sequence[str], until_caught_up: boo
                 topic_id=topic.id,
                 start_at=one.start,
                 sink=sink,
+                metrics=metrics,
                 wake=wake,
             )
             for one, sink in sinks
@@ -141,6 +145,7 @@ class Stream:
         topic_id: str,
         start_at: Literal["positions", "earliest"],
         sink: Sink,
+        metrics: Metrics,
         wake: queue.SimpleQueue[None],
     ) -> None:
         self._spark = spark
@@ -149,6 +154,7 @@ class Stream:
         self._topic_id = topic_id
         self._start_at = start_at
         self._sink = sink
+        self._metrics = metrics
         self._wake = wake
         self._log = log.get(__name__).bind(sink=sink.name)
         self._checkpoint = Checkpoint(spark, f"{settings.checkpoints.rstrip('/')}/{sink.name}", job.topic)
@@ -174,6 +180,7 @@ class Stream:
         writer = writer.option("checkpointLocation", self._checkpoint.uri)
         if until_caught_up:
             writer = writer.trigger(availableNow=True)
+        self._metrics.started(self._sink.name, self._reached)
         self._query = writer.start()
         self._log.info("started", topic=self._job.topic, checkpoint=self._checkpoint.uri, next_offsets=self._reached)
 
@@ -260,13 +267,16 @@ class Stream:
             counts = self._sink.apply(batch)
             self._last_batch = (batch_id, end)
             self._reached = end
+        read_s, apply_s = read - began, time.monotonic() - read
+        self._metrics.applied(self._sink.name, counts, end, read_s, apply_s)
+        # Without the lag: it would have to be asked for, which is for the metrics to do.
         self._log.info(
             "applied",
             batch=batch_id,
             **counts._asdict(),
             next_offsets=end,
-            read_ms=round((read - began) * 1000),
-            apply_ms=round((time.monotonic() - read) * 1000),
+            read_ms=round(read_s * 1000),
+            apply_ms=round(apply_s * 1000),
         )
 
     def _dead_letter(self, row: dict[str, Any]) -> DeadLetter:

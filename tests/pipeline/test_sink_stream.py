@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlparse
 
 import psutil
 import pytest
+import requests
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
@@ -23,6 +24,8 @@ from outbox import topics
 from outbox.database import connect
 from outbox.settings import BalancesRole, Settings
 from outbox.sink import fence
+from outbox.sink.lag import LagLookup
+from outbox.stack import ports
 from outbox.stack.command import Command
 from outbox.wait import wait_for
 from tests.sink import Database, Event, account, sums, uuid7
@@ -386,6 +389,46 @@ def test_what_spark_fails_by_is_told_too(topic: Settings, publisher: Publisher, 
     topics.create(topic)
     assert last.startswith("outbox: sink dedup: Spark gave up: ")
     assert "Traceback" not in last
+
+
+def test_metrics_of_a_running_sink_show_what_it_applied_and_that_nothing_is_left(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(40)
+    publisher.send(some)
+    publisher.send(some[:10])
+    publisher.send_raw(account(0), b"{", None)
+    publisher.send(publisher.events(30, accounts=9), abort=True)
+    with closing(LagLookup(topic, topic.topic)) as lookup:
+        ends = topics.last_stable_offsets(topic, topic.topic)
+        before = lookup.ask({"new": {}, "done": ends}, timeout_s=TIMEOUT_S)
+    assert before is not None
+    assert before["new"].offsets == ends
+    assert 0 < before["new"].age_s < TIMEOUT_S
+    assert before["done"] == (dict.fromkeys(ends, 0), 0.0)
+
+    observed = topic.model_copy(update={"sink_metrics_port": ports.choose(0)[0]})
+    with running(observed) as sink:
+        wait_applied(sink, database, 40)
+
+        def is_counted() -> bool:
+            return 'outbox_sink_lag_events{sink="dedup"} 0.0' in scrape(observed)
+
+        wait_for("the lag to be 0", is_counted, timeout_s=TIMEOUT_S)
+        told = scrape(observed).splitlines()
+        for line in (
+            'outbox_sink_rows_total{sink="dedup"} 50.0',
+            'outbox_sink_duplicates_total{sink="dedup"} 10.0',
+            'outbox_sink_dead_letters_total{sink="dedup"} 1.0',
+            'outbox_sink_lag_seconds{sink="dedup"} 0.0',
+            'outbox_sink_partition_lag_events{partition="3",sink="dedup"} 0.0',
+            "outbox_sink_kafka_up 1.0",
+        ):
+            assert line in told
+
+
+def scrape(settings: Settings) -> str:
+    return requests.get(f"http://127.0.0.1:{settings.sink_metrics_port}/metrics", timeout=30).text
 
 
 def test_an_unknown_strategy_is_told_before_anything_starts(topic: Settings) -> None:

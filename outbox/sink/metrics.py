@@ -1,0 +1,141 @@
+"""Prometheus metrics of the sinks of one process, and the port that they are scraped from.
+
+| metric | of a sink, since its process started |
+|---|---|
+| `outbox_sink_rows_total` | events read: fresh ones, duplicates, and those that the projection refused |
+| `outbox_sink_duplicates_total` | rows that the strategy knew already, and skipped |
+| `outbox_sink_dead_letters_total` | records set aside, undecodable or refused; one that comes again counts again |
+| `outbox_sink_batch_duration_seconds` | by `stage`: `read` is Spark's reading and decoding, `apply` the transaction |
+| `outbox_sink_last_progress_timestamp_seconds` | Unix time of the last batch applied; before it, of the sink's start |
+| `outbox_sink_lag_events` | events on the topic that are not applied, at most: markers and aborted records count too |
+| `outbox_sink_partition_lag_events` | the same by `partition` |
+| `outbox_sink_lag_seconds` | age of the oldest record that is not applied; 0 when there is none |
+| `outbox_sink_kafka_up` | 1 if Kafka told the lag for this scrape; at 0 there is no lag, rather than an old one |
+
+A batch counts once it is committed in the database, so one that failed does not, and one that is delivered again does.
+The lag is asked for when Prometheus asks: no batch waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from outbox.errors import Failure
+from outbox.settings import Settings
+from outbox.sink.apply import Counts
+from outbox.sink.lag import Lag, LagLookup, Offsets
+
+# A batch of one event takes some 5 ms to apply, a full one half a second or more.
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+AskLag = Callable[[Mapping[str, Offsets]], Mapping[str, Lag] | None]
+
+
+class Metrics:
+    """What the sinks of one process count. Each method may be called by any thread, and none waits for anything."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._next_offsets: dict[str, Offsets] = {}
+        self._rows = self._counter("rows", "Events read: fresh, duplicate or refused")
+        self._duplicates = self._counter("duplicates", "Events that were known already, and skipped")
+        self._dead_letters = self._counter("dead_letters", "Records set aside, as they cannot be decoded or applied")
+        self._duration = Histogram(
+            "outbox_sink_batch_duration_seconds",
+            "How long a stage of a batch took: read, apply",
+            ["sink", "stage"],
+            buckets=BUCKETS_S,
+            registry=self.registry,
+        )
+        self._progress = Gauge(
+            "outbox_sink_last_progress_timestamp_seconds",
+            "When the last batch was applied, or the sink started",
+            ["sink"],
+            registry=self.registry,
+        )
+
+    def started(self, sink: str, next_offsets: Offsets) -> None:
+        """A sink is about to read from these offsets. All that it counts is there from now on, as 0."""
+        for counter in (self._rows, self._duplicates, self._dead_letters):
+            counter.labels(sink)
+        for stage in ("read", "apply"):
+            self._duration.labels(sink, stage)
+        self._reached(sink, next_offsets)
+
+    def applied(self, sink: str, counts: Counts, next_offsets: Offsets, read_s: float, apply_s: float) -> None:
+        """A batch that ends before these offsets is committed in the database."""
+        self._rows.labels(sink).inc(counts.rows)
+        self._duplicates.labels(sink).inc(counts.duplicates)
+        self._dead_letters.labels(sink).inc(counts.dead)
+        self._duration.labels(sink, "read").observe(read_s)
+        self._duration.labels(sink, "apply").observe(apply_s)
+        self._reached(sink, next_offsets)
+
+    def collect_lag(self, ask: AskLag) -> None:
+        """From now on the lag is among the metrics, asked for at each scrape."""
+        self.registry.register(_LagCollector(ask, self._next_offsets))
+
+    def _counter(self, name: str, documentation: str) -> Counter:
+        return Counter(f"outbox_sink_{name}", documentation, ["sink"], registry=self.registry)
+
+    def _reached(self, sink: str, next_offsets: Offsets) -> None:
+        self._progress.labels(sink).set_to_current_time()
+        self._next_offsets[sink] = next_offsets
+
+
+@contextmanager
+def served(settings: Settings, metrics: Metrics, topic: str) -> Iterator[None]:
+    """Serve the metrics, with the lag, over HTTP within the block; nothing at all if no port is set.
+
+    Raises Failure if the port cannot be had.
+    """
+    host, port = settings.sink_metrics_host, settings.sink_metrics_port
+    if port == 0:
+        yield
+        return
+    try:
+        server, thread = start_http_server(port, host, metrics.registry)
+    except OSError as error:
+        raise Failure(
+            f"the sink's metrics cannot be served at {host}:{port}: {error.strerror}",
+            "choose another OUTBOX_SINK_METRICS_PORT, or 0 for none",
+        ) from None
+    lookup = LagLookup(settings, topic)
+    metrics.collect_lag(lookup.ask)
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        lookup.close()
+
+
+class _LagCollector(Collector):
+    """Asks for the lag when it is scraped."""
+
+    def __init__(self, ask: AskLag, next_offsets: Mapping[str, Offsets]) -> None:
+        self._ask = ask
+        self._next_offsets = next_offsets
+
+    def collect(self) -> Iterator[Metric]:
+        lags = self._ask(dict(self._next_offsets))
+        yield GaugeMetricFamily("outbox_sink_kafka_up", "Whether Kafka told the lag for this scrape", lags is not None)
+        events = _gauge("lag_events", "Events on the topic that are not applied, at most")
+        by_partition = _gauge("partition_lag_events", "The same by partition", "partition")
+        age = _gauge("lag_seconds", "Age of the oldest record on the topic that is not applied")
+        for sink, lag in (lags or {}).items():
+            events.add_metric([sink], sum(lag.offsets.values()))
+            age.add_metric([sink], lag.age_s)
+            for partition, count in sorted(lag.offsets.items()):
+                by_partition.add_metric([sink, str(partition)], count)
+        yield from (events, by_partition, age)
+
+
+def _gauge(name: str, documentation: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"outbox_sink_{name}", documentation, labels=["sink", *labels])
