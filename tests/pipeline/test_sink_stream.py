@@ -401,11 +401,14 @@ def test_metrics_of_a_running_sink_show_what_it_applied_and_that_nothing_is_left
     publisher.send(publisher.events(30, accounts=9), abort=True)
     with closing(LagLookup(topic, topic.topic)) as lookup:
         ends = topics.last_stable_offsets(topic, topic.topic)
-        before = lookup.ask({"new": {}, "done": ends}, timeout_s=TIMEOUT_S)
+        markers = {partition: max(0, end - 1) for partition, end in ends.items()}
+        before = lookup.ask({"new": {}, "done": ends, "markers": markers}, timeout_s=TIMEOUT_S)
     assert before is not None
     assert before["new"].offsets == ends
     assert 0 < before["new"].age_s < TIMEOUT_S
     assert before["done"] == (dict.fromkeys(ends, 0), 0.0)
+    assert sum(before["markers"].offsets.values()) > 0
+    assert before["markers"].age_s == 0.0, "behind by no record"
 
     observed = topic.model_copy(update={"sink_metrics_port": ports.choose(0)[0]})
     with running(observed) as sink:

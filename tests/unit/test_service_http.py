@@ -163,6 +163,16 @@ def test_the_process_is_healthy_and_counts_without_its_database_and_without_a_to
     told = http.get("/metrics").text
     assert 'ledger_request_duration_seconds_count{method="GET",route="unknown",status="404"}' in told
     assert "in/particular" not in told
+    for outcome in ("created", "refused", "repeated"):
+        assert f'ledger_transfers_total{{outcome="{outcome}"}} 0.0' in told
+
+
+def test_a_client_that_makes_up_methods_makes_no_metrics(app: Flask) -> None:
+    http = app.test_client()
+    assert http.open("/transfers", method="BREW", headers=AUTHORIZED).status_code == 405
+    told = http.get("/metrics").text
+    assert 'method="other"' in told
+    assert "BREW" not in told
 
 
 def test_openapi_names_every_status_with_its_form_and_where_the_token_is_asked(app: Flask) -> None:
