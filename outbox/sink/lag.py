@@ -131,8 +131,9 @@ class LagLookup:
                     "auto.offset.reset": "earliest",  # what is gone is not the oldest any more
                     "enable.partition.eof": True,  # behind by markers alone: there is no record to wait for
                     "fetch.wait.max.ms": 20,
-                    # One record a partition is wanted, and whole batches are fetched: few and small ones.
-                    "queued.min.messages": 1,
+                    # One record a partition is wanted, and it comes with its whole batch: no more than that. But the
+                    # queue stays as long as it is by default: a short one is full at once, and librdkafka then waits a
+                    # second before it fetches from the next partition.
                     "max.partition.fetch.bytes": 1 << 16,
                     "log_level": 0,
                 }

@@ -402,8 +402,9 @@ def test_metrics_of_a_running_sink_show_what_it_applied_and_that_nothing_is_left
     with closing(LagLookup(topic, topic.topic)) as lookup:
         ends = topics.last_stable_offsets(topic, topic.topic)
         markers = {partition: max(0, end - 1) for partition, end in ends.items()}
-        before = lookup.ask({"new": {}, "done": ends, "markers": markers}, timeout_s=TIMEOUT_S)
-    assert before is not None
+        asked = {"new": {}, "done": ends, "markers": markers}
+        # In the time that a scrape has; more than once, as the first may have to wait for a connection.
+        before = wait_for("the lag to be told", lambda: lookup.ask(asked), timeout_s=TIMEOUT_S)
     assert before["new"].offsets == ends
     assert 0 < before["new"].age_s < TIMEOUT_S
     assert before["done"] == (dict.fromkeys(ends, 0), 0.0)
