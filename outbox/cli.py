@@ -37,6 +37,7 @@ COMMANDS = {
         "Check", "outbox.commands.check:check", "compare ledger, topic and sinks: duplicates, losses, drift"
     ),
     "doctor": Entry("Check", "outbox.commands.doctor:doctor", "look at every hop, each finding with its remedy"),
+    "rewind": Entry("Repair", "outbox.commands.rewind:rewind", "let a sink read again what it has read"),
 }
 GROUPS = ("Run", "Check", "Repair")
 

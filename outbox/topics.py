@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
@@ -146,6 +147,15 @@ def last_stable_offsets(settings: Settings, name: str) -> dict[int, int]:
 def first_offsets(settings: Settings, name: str) -> dict[int, int]:
     """By partition, the offset of the earliest record that the topic still has."""
     return {partition: first for partition, (first, _) in watermarks(settings, name).items()}
+
+
+def offsets_since(settings: Settings, name: str, moment: datetime) -> dict[int, int]:
+    """By partition that has any, the offset of the first record with a timestamp at or after a moment."""
+    at_ms = round(moment.timestamp() * 1000)
+    asked = [TopicPartition(name, number, at_ms) for number in range(describe(settings, name).partitions)]
+    with _consumer(settings) as consumer:
+        found = consumer.offsets_for_times(asked, timeout=TIMEOUT_S)
+    return {place.partition: place.offset for place in found if place.offset >= 0}
 
 
 def watermarks(settings: Settings, name: str) -> dict[int, tuple[int, int]]:

@@ -24,8 +24,9 @@ from psycopg2 import extensions, sql
 from pyarrow import csv
 
 from outbox.errors import Failure
-from outbox.sink import dead_letters, fence, positions
+from outbox.sink import dead_letters, fence, positions, rewind
 from outbox.sink.batch import Batch
+from outbox.sink.rewind import Beginning
 from outbox.sink.strategy import Strategy
 
 COPY_BUFFER_BYTES = 1 << 20
@@ -71,6 +72,11 @@ class Sink:
         """By partition the next offset to read. Raises Failure if they belong to an earlier topic of that name."""
         with self._told("does not tell positions"), self._connection, self._connection.cursor() as cursor:
             return positions.read(cursor, self.name, topic, topic_id)
+
+    def beginning(self, topic: str) -> Beginning:
+        """Which checkpoint is the sink's, and where a rewind has told it to begin."""
+        with self._told("does not tell rewinds"), self._connection, self._connection.cursor() as cursor:
+            return rewind.beginning(cursor, self.name, topic)
 
     def begin_at(self, topic: str, topic_id: str, start: dict[int, int]) -> None:
         """Declare where a sink that has no positions yet begins: what lies below is none of its business."""

@@ -53,7 +53,7 @@ def require_no_gap(sink: str, topic: str, stored: Mapping[int, int], start: Mapp
                 f"sink {sink}: offsets {position} to {offset - 1} of topic {topic}, partition {partition}, were never "
                 "applied, and the reader is beyond them: the database is older than the checkpoint, or the topic has "
                 "dropped them",
-                "if the topic still has them, delete the sink's checkpoint: it then reads again from its positions",
+                f"if the topic still has them, `outbox rewind --sink {sink} --to-positions`",
             )
 
 

@@ -157,7 +157,9 @@ class Stream:
         self._metrics = metrics
         self._wake = wake
         self._log = log.get(__name__).bind(sink=sink.name)
-        self._checkpoint = Checkpoint(spark, f"{settings.checkpoints.rstrip('/')}/{sink.name}", job.topic)
+        self._rewound = sink.beginning(job.topic)
+        folder = f"{sink.name}.{self._rewound.generation}" if self._rewound.generation else sink.name
+        self._checkpoint = Checkpoint(spark, f"{settings.checkpoints.rstrip('/')}/{folder}", job.topic)
         self._query: StreamingQuery | None = None
         self._applying = threading.Lock()
         self._stopping = False
@@ -234,7 +236,9 @@ class Stream:
             positions.require_no_gap(self._sink.name, topic, stored, first)
         elif not self._checkpoint.exists():
             self._sink.begin_at(topic, self._topic_id, first)
-        return first if self._start_at == "earliest" else first | stored
+        begin = first if self._start_at == "earliest" else first | stored
+        # What the topic has dropped since the rewind cannot be read again.
+        return begin | {key: max(offset, first.get(key, 0)) for key, offset in self._rewound.offsets.items()}
 
     def _handle(self, frame: DataFrame, batch_id: int) -> None:
         """Apply one batch. Whatever it raises ends the query with the batch uncommitted."""

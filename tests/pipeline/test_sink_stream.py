@@ -23,7 +23,7 @@ from confluent_kafka.cimpl import NewPartitions
 from outbox import topics
 from outbox.database import connect
 from outbox.settings import BalancesRole, Settings
-from outbox.sink import fence
+from outbox.sink import fence, rewind
 from outbox.sink.lag import LagLookup
 from outbox.stack import ports
 from outbox.stack.command import Command
@@ -433,6 +433,25 @@ def test_metrics_of_a_running_sink_show_what_it_applied_and_that_nothing_is_left
 
 def scrape(settings: Settings) -> str:
     return requests.get(f"http://127.0.0.1:{settings.sink_metrics_port}/metrics", timeout=30).text
+
+
+def test_a_rewind_reads_again_and_the_strategy_decides_what_that_does(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(60)
+    publisher.send(some)
+    assert catch_up(topic, "dedup", "naive").returncode == 0
+    begin = rewind.to_earliest(topic, "dedup")
+    assert sum(move.position - move.begin for move in begin.values()) >= 60
+    for sink in ("dedup", "naive"):
+        assert rewind.rewind(topic, sink, rewind.to_earliest(topic, sink)) == 1
+    again = catch_up(topic, "dedup", "naive")
+    assert again.returncode == 0, again.stderr
+    assert sum(int(str(line["duplicates"])) for line in told(again, "applied") if line["sink"] == "dedup") == 60
+    assert database.balances() == sums(some)
+    assert Database(topic, "naive").balances() == sums([*some, *some])
+    assert checkpoint(topic, "dedup.1").exists()
+    assert told(catch_up(topic, "dedup"), "applied") == [], "once, not at every start"
 
 
 def test_an_unknown_strategy_is_told_before_anything_starts(topic: Settings) -> None:

@@ -1,0 +1,111 @@
+"""Replay on purpose: let a sink read again what it has read.
+
+Its positions stay, as they say what is applied; what is set anew is where its next checkpoint begins. So the strategy
+meets a re-read, which it survives or does not, exactly as after a lost checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from datetime import datetime
+from typing import NamedTuple
+
+from psycopg2 import extensions
+from psycopg2.extras import execute_values
+
+from outbox import topics
+from outbox.database import connect
+from outbox.errors import Failure
+from outbox.settings import BalancesRole, Settings
+from outbox.sink import fence, positions
+
+Offsets = Mapping[int, int]
+
+
+class Move(NamedTuple):
+    """One partition: where the sink is, and where it will read from."""
+
+    position: int
+    begin: int
+
+
+class Beginning(NamedTuple):
+    """Where the checkpoint of a generation begins, by partition; nothing, unless that generation came by a rewind."""
+
+    generation: int
+    offsets: dict[int, int]
+
+
+def to_earliest(settings: Settings, sink: str) -> dict[int, Move]:
+    """Read everything that the topic still has."""
+    return _moves(settings, sink, topics.first_offsets(settings, settings.topic))
+
+
+def to_timestamp(settings: Settings, sink: str, moment: datetime) -> dict[int, Move]:
+    """Read what has arrived on the topic since that moment."""
+    return _moves(settings, sink, topics.offsets_since(settings, settings.topic, moment))
+
+
+def to_offsets(settings: Settings, sink: str, offsets: Offsets) -> dict[int, Move]:
+    """Read these partitions from these offsets; the others go on.
+
+    Raises Failure for an offset that the topic does not have any more, or that the sink has not reached.
+    """
+    first = topics.first_offsets(settings, settings.topic)
+    for partition, offset in offsets.items():
+        if partition not in first:
+            raise Failure(
+                f"topic {settings.topic} has no partition {partition}", f"it has {', '.join(map(str, first))}"
+            )
+        if offset < first[partition]:
+            raise Failure(f"partition {partition} begins at offset {first[partition]}, {offset} is not there any more")
+    moves = _moves(settings, sink, offsets)
+    for partition, offset in offsets.items():
+        if offset > moves[partition].position:
+            raise Failure(
+                f"sink {sink} is at offset {moves[partition].position} of partition {partition}: "
+                f"beginning at {offset} would skip events",
+                "rewind to its position or before",
+            )
+    return moves
+
+
+def rewind(settings: Settings, sink: str, moves: Mapping[int, Move]) -> int:
+    """Let the sink begin there at its next start, and return the generation that begins.
+
+    One transaction, under the sink's fence. Raises Failure if a driver runs.
+    """
+    with closing(connect(settings, BalancesRole.SINK)) as connection:
+        fence.take(connection, sink)
+        with connection, connection.cursor() as cursor:
+            fence.lock(cursor, sink)
+            cursor.execute("UPDATE sinks SET generation = generation + 1 WHERE name = %s RETURNING generation", (sink,))
+            (generation,) = cursor.fetchone() or (0,)
+            rows = [(sink, generation, settings.topic, partition, move.begin) for partition, move in moves.items()]
+            execute_values(cursor, 'INSERT INTO rewinds (sink, generation, topic, partition, "offset") VALUES %s', rows)
+            return int(generation)
+
+
+def beginning(cursor: extensions.cursor, sink: str, topic: str) -> Beginning:
+    """The sink's generation, and where it was told to begin."""
+    cursor.execute("SELECT generation FROM sinks WHERE name = %s", (sink,))
+    (generation,) = cursor.fetchone() or (0,)
+    cursor.execute(
+        'SELECT partition, "offset" FROM rewinds WHERE sink = %s AND topic = %s AND generation = %s',
+        (sink, topic, generation),
+    )
+    return Beginning(int(generation), dict(cursor.fetchall()))
+
+
+def _moves(settings: Settings, sink: str, begin: Offsets) -> dict[int, Move]:
+    """By partition that the sink has read: never beyond its position, which would lose events."""
+    topic = topics.describe(settings, settings.topic)
+    with closing(connect(settings, BalancesRole.SINK)) as connection, connection, connection.cursor() as cursor:
+        stored = positions.read(cursor, sink, topic.name, topic.id)
+    if not stored:
+        raise Failure(f"no sink called {sink} has read topic {topic.name}", f"`outbox sink --strategy {sink}` runs it")
+    return {
+        partition: Move(position, min(position, begin.get(partition, position)))
+        for partition, position in sorted(stored.items())
+    }

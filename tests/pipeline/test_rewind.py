@@ -1,0 +1,92 @@
+"""Rewinding: where a sink will begin, and what is refused. That it then does is shown in test_sink_stream.py."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from confluent_kafka import Producer
+
+from outbox import topics
+from outbox.database import connect
+from outbox.errors import Failure
+from outbox.settings import BalancesRole, Settings
+from outbox.sink import rewind
+from outbox.sink.rewind import Beginning, Move
+from tests.command import outbox
+from tests.sink import sink_on
+
+
+@pytest.fixture
+def applied(topic: Settings) -> Settings:
+    """A topic with five records in partition 0, of which a sink, whose driver has ended, has applied four."""
+    producer = Producer(topics.client_config(topic))
+    for _ in range(5):
+        producer.produce(topic.topic, b"{}", partition=0)
+    producer.flush(30)
+    with closing(connect(topic, BalancesRole.SINK)) as connection:
+        sink_on(connection).begin_at(topic.topic, topics.describe(topic, topic.topic).id, {0: 4, 1: 0})
+    return topic
+
+
+def beginning(settings: Settings) -> Beginning:
+    with closing(connect(settings, BalancesRole.SINK)) as connection, connection.cursor() as cursor:
+        return rewind.beginning(cursor, "dedup", settings.topic)
+
+
+def test_each_rewind_is_a_generation_with_a_beginning_of_its_own(applied: Settings) -> None:
+    assert beginning(applied) == Beginning(0, {})
+    assert rewind.rewind(applied, "dedup", rewind.to_offsets(applied, "dedup", {0: 2})) == 1
+    assert beginning(applied) == Beginning(1, {0: 2, 1: 0})
+    assert rewind.rewind(applied, "dedup", rewind.to_earliest(applied, "dedup")) == 2
+    assert beginning(applied) == Beginning(2, {0: 0, 1: 0})
+    with closing(connect(applied, BalancesRole.SINK)) as connection:
+        positions = sink_on(connection).positions(applied.topic, topics.describe(applied, applied.topic).id)
+    assert positions == {0: 4, 1: 0}, "what is applied stays applied"
+
+
+def test_a_moment_is_looked_up_by_arrival_and_never_beyond_the_position(applied: Settings) -> None:
+    now = datetime.now(UTC)
+    assert rewind.to_timestamp(applied, "dedup", now - timedelta(hours=1))[0] == Move(position=4, begin=0)
+    assert rewind.to_timestamp(applied, "dedup", now + timedelta(hours=1))[0] == Move(position=4, begin=4)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "told"), [({0: 5}, "would skip events"), ({1: 1}, "would skip events"), ({9: 0}, "no partition 9")]
+)
+def test_what_would_lose_events_is_refused(applied: Settings, offsets: dict[int, int], told: str) -> None:
+    with pytest.raises(Failure, match=told):
+        rewind.to_offsets(applied, "dedup", offsets)
+
+
+def test_a_running_sink_is_not_rewound(applied: Settings) -> None:
+    moves = rewind.to_earliest(applied, "dedup")
+    with closing(connect(applied, BalancesRole.SINK)) as connection:
+        sink_on(connection)
+        with pytest.raises(Failure, match="sink dedup has a driver already"):
+            rewind.rewind(applied, "dedup", moves)
+    assert beginning(applied) == Beginning(0, {})
+
+
+def test_the_command(applied: Settings) -> None:
+    names = {"OUTBOX_BALANCES_DBNAME": applied.balances_dbname, "OUTBOX_TOPIC": applied.topic}
+
+    def run(*words: str) -> tuple[int, str]:
+        done = outbox("rewind", *words, home=applied.home, **names)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout + done.stderr
+
+    assert run("--sink", "dedup")[0] == 2
+    assert run("--sink", "dedup", "--to-offset", "zero")[0] == 2
+    assert run("--sink", "dedup", "--to-timestamp", "tomorrow")[0] == 2
+    assert "no sink called other has read" in run("--sink", "other", "--to-earliest", "--yes")[1]
+    status, told = run("--sink", "dedup", "--to-offset", "0:1", "--dry-run")
+    assert (status, beginning(applied)) == (0, Beginning(0, {}))
+    assert "partition 0: from offset 1, 3 again" in told
+    status, told = run("--sink", "dedup", "--to-offset", "0:1", "--yes")
+    assert (status, beginning(applied)) == (0, Beginning(1, {0: 1, 1: 0}))
+    assert "with checkpoint 1" in told
+    assert run("--sink", "dedup", "--to-offset", "0:4", "--yes")[0] == 1, "nothing to read again"
+    status, told = run("--sink", "dedup", "--to-positions", "--yes")
+    assert (status, beginning(applied)) == (0, Beginning(2, {0: 4, 1: 0}))
