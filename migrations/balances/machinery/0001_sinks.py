@@ -68,16 +68,19 @@ BEGIN
 END $$;
 
 -- Events that could not be applied. identity is the event's id, or a hash of key, headers and value where there is
--- none: an event that comes again finds itself here and only moves last_seen_at.
+-- none: an event that comes again finds itself here and only moves last_seen_at. replayed: its event has been applied
+-- since, by a replay or because it came well; discarded: it never will be.
 CREATE TABLE dead_letters (
     sink          text        NOT NULL,
     identity      text        NOT NULL,
     topic         text        NOT NULL,
+    topic_id      text        NOT NULL,
     partition     int         NOT NULL,
     "offset"      bigint      NOT NULL,
     key           bytea,
     headers       jsonb,       -- [{"key": …, "value": …}], in order; what is no text as "key_base64" or "value_base64"
     value         bytea,
+    recorded_at   timestamptz, -- the record's timestamp
     event         jsonb,       -- the staged columns, of an event that was readable and that the projection refused
     event_id      uuid,
     reason        text        NOT NULL,
