@@ -249,6 +249,21 @@ class TestReplay:
         assert replay(databases, job) == Replayed(applied=1)
         assert database.balances() == sums(some)
 
+    @pytest.mark.parametrize("name", STRATEGIES)
+    def test_letters_that_another_command_has_taken_meanwhile_are_left_out(
+        self, databases: Settings, job: Job, name: str
+    ) -> None:
+        late = euro()
+        with open_sink(databases, name) as sink:
+            sink.apply(batch([], dead=[unread(late, 0)]))
+        chosen = choose(databases, Selection(KEY, sink=name))
+        assert replay(databases, job, name) == Replayed(applied=1)
+        with closing(connect(databases, BalancesRole.SINK)) as connection:
+            assert repair.replay(connection, job, chosen) == {name: Replayed()}
+            assert repair.discard(connection, chosen) == {name: 0}
+        assert Database(databases, name).balances() == sums([late])
+        assert statuses(Database(databases, name)) == {late.event_id: "replayed"}
+
     def test_letters_of_a_strategy_that_is_gone_are_told(self, databases: Settings, job: Job) -> None:
         with open_sink(databases) as sink:
             sink.apply(batch([], dead=[unread(euro(), 0)]))
