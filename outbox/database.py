@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import psycopg2
 from psycopg2.extensions import connection, make_dsn
 
@@ -28,3 +31,21 @@ def connect(settings: Settings, role: LedgerRole | BalancesRole) -> connection:
         raise Failure(
             f"{where}: {str(error).strip().splitlines()[-1]}", "`outbox up` starts the embedded one"
         ) from error
+
+
+@contextmanager
+def told(connection: connection, subject: str, what: str, again: str) -> Iterator[None]:
+    """Raise what goes wrong in the database inside the block as a Failure: that the database ``what``.
+
+    ``subject`` is whose doing it was, and ``again`` how to try it once more.
+    """
+    try:
+        yield
+    except psycopg2.Error as error:
+        reason = str(error).strip().partition("\n")[0]
+        if connection.closed:
+            raise Failure(f"{subject}: lost its database connection: {reason}", again) from error
+        remedy = f"correct the cause and {again}"
+        if isinstance(error, psycopg2.errors.UndefinedTable):
+            remedy = "`outbox migrate`"
+        raise Failure(f"{subject}: the database {what}: {reason}", remedy) from error

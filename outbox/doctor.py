@@ -258,7 +258,7 @@ def _sink(settings: Settings, name: str, topic_id: str, marks: dict[int, tuple[i
     query = "SELECT count(*) FROM dead_letters WHERE sink = %s AND status = 'open'"
     ((parked,),) = _rows(settings, BalancesRole.AUDITOR, query, name)
     if parked:
-        yield _wrong(f"sink {name} has set {parked} events aside", "look at them in the table dead_letters")
+        yield _wrong(f"sink {name} has set {parked} events aside", f"`outbox dead-letters list --sink {name}`")
 
 
 def _clocks(settings: Settings) -> Iterator[Finding]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from typing import TYPE_CHECKING
 
 from outbox.event import Contract
-from outbox.sink.decode import decode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 KEY = "account_id"
-# The columns of sinks/staged.sql that come out of the event's properties.
+# The columns of sinks/staged.sql that come out of the event's properties, each named as its property: by these names a
+# replay of dead letters finds them too.
 COLUMNS = ("account_id", "amount", "currency", "balance_after", "version", "occurred_at")
 
 
 def events(records: DataFrame) -> DataFrame:
     """Decode ledger events: valid ones with the columns of sinks/staged.sql, others with their ``record``."""
+    from outbox.sink.decode import decode  # it loads Spark, which a replay of dead letters does without
+
     decoded = decode(records, Contract().schema, KEY)
     return decoded.select("event_id", "partition", "offset", *COLUMNS, "record")

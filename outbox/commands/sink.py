@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-
 import click
 
 from outbox import log
 from outbox import settings as configuration
-from outbox.settings import Settings
-from outbox.sink import strategy
-from outbox.sink.job import Job
+from outbox.sink import job, strategy
 from outbox.sink.strategy import Strategy
-
-JOB_MODULE = "sinks.job"  # by name: the machinery does not import the sample
-
-
-def _job(settings: Settings) -> Job:
-    job = importlib.import_module(JOB_MODULE).job(settings)
-    assert isinstance(job, Job)  # noqa: S101
-    return job
 
 
 class SinkCommand(click.Command):
     """A command whose help tells the strategies apart."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        known = strategy.load(_job(configuration.load()).strategies)
+        known = strategy.load(job.load(configuration.load()).strategies)
         with formatter.section("Strategies"):
             formatter.write_dl([(one.name, _told(one)) for one in known.values()])
 
@@ -52,4 +40,4 @@ def sink(names: tuple[str, ...], until_caught_up: bool) -> None:
 
     settings = configuration.load()
     log.configure(settings)
-    stream.run(settings, _job(settings), names, until_caught_up)
+    stream.run(settings, job.load(settings), names, until_caught_up)

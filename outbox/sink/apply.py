@@ -1,8 +1,8 @@
 """The apply: one batch, one Postgres transaction.
 
 In this order, and all or nothing: the sink's lock and epoch; the positions it must continue from; the rows, staged by
-COPY; the strategy, which leaves what is new in ``fresh``; the projection, which applies ``fresh``; dead letters; the
-new positions.
+COPY, but for those whose dead letter has settled what becomes of them; the strategy, which leaves what is new in
+``fresh``; the projection, which applies ``fresh``; dead letters; the new positions.
 
 Should the process end anywhere before the commit, nothing has happened. Should it end after, the reader, who has not
 heard of it, delivers the same offsets again, maybe cut into other batches: the strategy's case.
@@ -13,36 +13,28 @@ Nothing here knows Spark, so that tests and benchmarks drive it as it is.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
-import psycopg2
 import pyarrow as pa
 from psycopg2 import extensions, sql
 from pyarrow import csv
 
-from outbox.errors import Failure
+from outbox.database import told
 from outbox.sink import dead_letters, fence, positions, rewind
 from outbox.sink.batch import Batch
+from outbox.sink.effect import Effect
 from outbox.sink.rewind import Beginning
 from outbox.sink.strategy import Strategy
 
 COPY_BUFFER_BYTES = 1 << 20
-TABLES = """
-CREATE TEMPORARY TABLE staged (%s) ON COMMIT DELETE ROWS;
-CREATE TEMPORARY TABLE fresh (LIKE staged) ON COMMIT DELETE ROWS;
-CREATE TEMPORARY TABLE rejected (event_id uuid NOT NULL, reason text NOT NULL, detail text NOT NULL)
-    ON COMMIT DELETE ROWS;
-"""
-COUNT = """
-UPDATE sinks SET applied = applied + %(applied)s, duplicates = duplicates + %(duplicates)s WHERE name = %(sink)s
-"""
 
 
 class Counts(NamedTuple):
-    """What one batch was: rows = fresh + duplicates; dead counts those that could not be decoded or were refused."""
+    """What one batch was: rows = fresh + duplicates; dead counts those that could not be decoded, or were fresh
+    and refused.
+    """
 
     rows: int = 0
     fresh: int = 0
@@ -61,12 +53,11 @@ class Sink:
         """
         self.name = strategy.name
         self._connection = connection
-        self._strategy = strategy.sql
-        self._projection = projection.read_text()
+        self._effect = Effect(strategy, staged, projection)
         with self._told("does not let the sink begin"):
             self._epoch = fence.take(connection, self.name)
             with connection, connection.cursor() as cursor:
-                cursor.execute(TABLES % staged.read_text())
+                self._effect.prepare(cursor)
 
     def positions(self, topic: str, topic_id: str) -> dict[int, int]:
         """By partition the next offset to read. Raises Failure if they belong to an earlier topic of that name."""
@@ -97,37 +88,23 @@ class Sink:
         with self._told(refused), self._connection, self._connection.cursor() as cursor:
             return self._apply(cursor, batch)
 
-    @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        """What goes wrong in the database, as a Failure."""
-        try:
-            yield
-        except psycopg2.Error as error:
-            if self._connection.closed:
-                what = f"lost its database connection: {_first_line(error)}"
-                raise Failure(f"sink {self.name}: {what}", "start the sink again") from error
-            remedy = "correct the cause and start the sink again"
-            if isinstance(error, psycopg2.errors.UndefinedTable):
-                remedy = "`outbox migrate`"
-            raise Failure(f"sink {self.name}: the database {what}: {_first_line(error)}", remedy) from error
-
     def _apply(self, cursor: extensions.cursor, batch: Batch) -> Counts:
         self._enter(cursor)
         stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
         positions.require_no_gap(self.name, batch.topic, stored, batch.start)
         rows, fresh, refused = batch.rows.num_rows, 0, 0
         if rows:
-            parameters = {"sink": self.name, "topic": batch.topic, "topic_id": batch.topic_id}
             _stage(cursor, batch.rows)
-            cursor.execute(self._strategy, parameters)
-            cursor.execute("SELECT count(*) FROM fresh")
-            fresh = (cursor.fetchone() or (0,))[0]
-            cursor.execute(self._projection, parameters)
-            refused = dead_letters.keep_rejected(cursor, self.name, batch.topic)
-        dead = dead_letters.keep(cursor, self.name, batch.dead)
+            dead_letters.recall(cursor, self.name)
+            applied, refused = self._effect.take(cursor, batch.topic, batch.topic_id)
+            fresh = applied + refused
+        dead = dead_letters.keep(cursor, self.name, batch.topic_id, batch.dead)
         positions.write(cursor, self.name, batch.topic, batch.topic_id, batch.end)
-        cursor.execute(COUNT, {"sink": self.name, "applied": fresh - refused, "duplicates": rows - fresh})
+        self._effect.count(cursor, applied=fresh - refused, duplicates=rows - fresh)
         return Counts(rows=rows, fresh=fresh, duplicates=rows - fresh, dead=dead + refused)
+
+    def _told(self, what: str) -> AbstractContextManager[None]:
+        return told(self._connection, f"sink {self.name}", what, "start the sink again")
 
     def _enter(self, cursor: extensions.cursor) -> None:
         fence.lock(cursor, self.name)
@@ -141,7 +118,3 @@ def _stage(cursor: extensions.cursor, rows: pa.Table) -> None:
     columns = sql.SQL(", ").join(map(sql.Identifier, rows.column_names))
     copy = sql.SQL("COPY staged ({}) FROM STDIN WITH (FORMAT csv)").format(columns)
     cursor.copy_expert(copy, buffer, COPY_BUFFER_BYTES)
-
-
-def _first_line(error: psycopg2.Error) -> str:
-    return str(error).strip().partition("\n")[0]

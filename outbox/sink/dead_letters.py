@@ -5,34 +5,65 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
 
-Header = tuple[str, bytes | None]
+from outbox.sink.verdict import Header, Verdict
 
 UPSERT = """
-INSERT INTO dead_letters (sink, identity, topic, partition, "offset", key, headers, value, event_id, reason, detail)
+INSERT INTO dead_letters
+       (sink, identity, topic_id, topic, partition, "offset", key, headers, value, recorded_at, event_id,
+        reason, detail)
 VALUES %s
 ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
 """
-# What the projection refused: readable events, so their columns are kept in place of their bytes.
-UPSERT_REJECTED = """
-INSERT INTO dead_letters (sink, identity, topic, partition, "offset", event, event_id, reason, detail)
-SELECT DISTINCT ON (staged.event_id) %(sink)s, staged.event_id::text, %(topic)s, staged.partition, staged."offset",
-       to_jsonb(staged), staged.event_id, rejected.reason, rejected.detail
-  FROM rejected JOIN staged ON staged.event_id = rejected.event_id
- ORDER BY staged.event_id, staged.partition, staged."offset"
-ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
+# What the projection refused: readable events, so their columns are kept in place of their bytes. A letter that is
+# there is open: an earlier record of the event could not be read, or this is a replay.
+UPSERT_REFUSED = """
+INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", event, event_id, reason, detail)
+SELECT DISTINCT ON (refused.event_id) %(sink)s, event_id::text, %(topic)s, %(topic_id)s, partition, "offset", event,
+       event_id, reason, detail
+  FROM refused
+ ORDER BY refused.event_id, refused.partition, refused."offset"
+ON CONFLICT (sink, identity) DO UPDATE
+   SET event = excluded.event, reason = excluded.reason, detail = excluded.detail, last_seen_at = now()
+"""
+# An open letter of a record that could not be read does not stand in the way of the same event in good order: nobody
+# could apply it from the letter.
+RECALL = """
+WITH known AS (
+    DELETE FROM staged USING dead_letters AS letter
+     WHERE letter.sink = %(sink)s AND letter.identity = staged.event_id::text
+       AND (letter.status <> 'open' OR letter.event IS NOT NULL)
+    RETURNING letter.identity
+)
+UPDATE dead_letters SET last_seen_at = now()
+ WHERE sink = %(sink)s AND identity IN (SELECT identity FROM known)
+"""
+CLOSE = """
+UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
+  FROM staged
+ WHERE letter.sink = %(sink)s AND letter.identity = staged.event_id::text AND letter.status = 'open'
+"""
+VERDICTS = """
+UPDATE dead_letters AS letter SET reason = found.reason, detail = found.detail, last_seen_at = now()
+  FROM (VALUES %s) AS found (sink, identity, reason, detail)
+ WHERE letter.sink = found.sink AND letter.identity = found.identity
 """
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A record as it came from Kafka, and why it cannot be applied. ``event_id`` is its id if that is a UUID."""
+    """A record as it came from Kafka, and why it cannot be applied.
+
+    ``recorded_ms`` is its timestamp; ``event_id`` is its id, if that is a UUID.
+    """
 
     topic: str
     partition: int
@@ -40,6 +71,7 @@ class DeadLetter:
     key: bytes | None
     headers: Sequence[Header]
     value: bytes | None
+    recorded_ms: int
     event_id: UUID | None
     reason: str
     detail: str
@@ -56,7 +88,7 @@ class DeadLetter:
         return f"sha256:{digest.hexdigest()}"
 
 
-def keep(cursor: extensions.cursor, sink: str, letters: Iterable[DeadLetter]) -> int:
+def keep(cursor: extensions.cursor, sink: str, topic_id: str, letters: Iterable[DeadLetter]) -> int:
     """Write dead letters in the caller's transaction and return how many there were.
 
     One that is there already is left as it is, outcome and all, but for last_seen_at.
@@ -67,16 +99,35 @@ def keep(cursor: extensions.cursor, sink: str, letters: Iterable[DeadLetter]) ->
         first.setdefault(letter.identity, letter)
         count += 1
     # Ordered, so that two writers of the same letters do not deadlock.
-    rows = [(sink, identity, *_columns(first[identity])) for identity in sorted(first)]
+    rows = [(sink, identity, topic_id, *_columns(first[identity])) for identity in sorted(first)]
     if rows:
         execute_values(cursor, UPSERT, rows)
     return count
 
 
-def keep_rejected(cursor: extensions.cursor, sink: str, topic: str) -> int:
-    """Write what the projection left in ``rejected``, in the caller's transaction, and return how many events."""
-    cursor.execute(UPSERT_REJECTED, {"sink": sink, "topic": topic})
+def recall(cursor: extensions.cursor, sink: str) -> None:
+    """Take out of ``staged`` what a dead letter has settled, in the caller's transaction: events that were discarded or
+    replayed, and those that wait, readable, for a replay.
+    """
+    cursor.execute(RECALL, {"sink": sink})
+
+
+def close(cursor: extensions.cursor, sink: str) -> None:
+    """Note as replayed, in the caller's transaction, the open letters of the events in ``staged``: they are applied."""
+    cursor.execute(CLOSE, {"sink": sink})
+
+
+def keep_refused(cursor: extensions.cursor, sink: str, topic: str, topic_id: str) -> int:
+    """Write what is in ``refused``, in the caller's transaction, and return how many events."""
+    cursor.execute(UPSERT_REFUSED, {"sink": sink, "topic": topic, "topic_id": topic_id})
     return cursor.rowcount
+
+
+def keep_verdicts(cursor: extensions.cursor, sink: str, verdicts: Mapping[str, Verdict]) -> None:
+    """Write what is wrong with letters now, by identity, in the caller's transaction."""
+    rows = [(identity, *verdict) for identity, verdict in sorted(verdicts.items())]
+    if rows:
+        execute_values(cursor, VERDICTS, rows, template=cursor.mogrify("(%s, %%s, %%s, %%s)", (sink,)).decode())
 
 
 def _columns(letter: DeadLetter) -> tuple[object, ...]:
@@ -87,6 +138,7 @@ def _columns(letter: DeadLetter) -> tuple[object, ...]:
         letter.key,
         json.dumps([_header(name, value) for name, value in letter.headers]),
         letter.value,
+        datetime.fromtimestamp(letter.recorded_ms / 1000, UTC),
         None if letter.event_id is None else str(letter.event_id),
         letter.reason,
         letter.detail,
@@ -96,6 +148,18 @@ def _columns(letter: DeadLetter) -> tuple[object, ...]:
 def _header(name: str, value: bytes | None) -> dict[str, str | None]:
     """A header as JSON: jsonb holds text without NUL only, so whatever else comes is written in base64."""
     return {**_text("key", name.encode()), **_text("value", value)}
+
+
+def headers(stored: Sequence[dict[str, Any]]) -> list[Header]:
+    """The headers that were kept as such JSON."""
+    return [((_bytes("key", header) or b"").decode(), _bytes("value", header)) for header in stored]
+
+
+def _bytes(field: str, content: dict[str, Any]) -> bytes | None:
+    encoded, text = content.get(f"{field}_base64"), content.get(field)
+    if encoded is not None:
+        return base64.b64decode(encoded)
+    return None if text is None else str(text).encode()
 
 
 def _text(field: str, content: bytes | None) -> dict[str, str | None]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outbox.settings import Settings
 from outbox.sink.verdict import Judge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+MODULE = "sinks.job"  # by name: the machinery does not import the sample
 
 
 @dataclass(frozen=True)
@@ -25,3 +29,10 @@ class Job:
     staged: Path
     strategies: Path
     projection: Path
+
+
+def load(settings: Settings) -> Job:
+    """The job of this project. It does not load Spark, as ``decode`` does so when it is called."""
+    job = importlib.import_module(MODULE).job(settings)
+    assert isinstance(job, Job)  # noqa: S101
+    return job

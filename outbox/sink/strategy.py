@@ -3,6 +3,8 @@
 A strategy reads the temporary table ``staged`` (the batch) and leaves in ``fresh`` (same columns) what the projection
 is to apply. It may use its own tables; ``%(sink)s`` is the sink's name,
 ``%(topic)s`` and ``%(topic_id)s`` are the topic's, and a literal percent sign is written twice.
+
+A strategy need not think of events that the projection refuses: what it notes of them is rolled back with them.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ class Strategy:
     sql: str
     start: Literal["positions", "earliest"] = "positions"
     """Where a sink without checkpoint begins: at its positions, or, like a plain consumer, at the earliest event."""
+    knows: Literal["events", "positions"] = "events"
+    """What it knows an event by: itself or its place, or only how far the sink has read. One of the latter would take
+    the replay of a dead letter for a re-read, so it is not asked about one: the letter alone says that it is new."""
 
 
 def load(folder: Path) -> dict[str, Strategy]:
@@ -43,4 +48,5 @@ def _read(file: Path) -> Strategy:
     if missing:
         raise Failure(f"{file}: its first comments do not say: {', '.join(missing)}", "write them as `-- idea: …`")
     start: Literal["positions", "earliest"] = "earliest" if header.get("start") == "earliest" else "positions"
-    return Strategy(name=file.stem, sql=sql, start=start, **{word: header[word] for word in REQUIRED})
+    knows: Literal["events", "positions"] = "positions" if header.get("knows") == "positions" else "events"
+    return Strategy(name=file.stem, sql=sql, start=start, knows=knows, **{word: header[word] for word in REQUIRED})

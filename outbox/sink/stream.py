@@ -295,6 +295,7 @@ class Stream:
             key=key,
             headers=headers,
             value=value,
+            recorded_ms=recorded_ms,
             event_id=UUID(event_id) if event_id is not None and UUID_FORM.fullmatch(event_id) else None,
             reason=verdict.reason,
             detail=verdict.detail,

@@ -1,6 +1,7 @@
 """Why a record cannot be applied: the contract in full, told by JSON Schema's own library.
 
 The stream lets pass what is surely valid (`outbox.sink.decode`) and asks here about the rest: few records, one by one.
+A replay of dead letters asks again, and takes from here the event of a record that has no fault any more.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
 from jsonschema import Draft202012Validator
@@ -17,6 +19,8 @@ Header = tuple[str, bytes | None]
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 UUID_V7 = re.compile(r".{14}7.{4}[89ab].{16}")  # of what is a UUID
+NO_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL, and halves of a pair that JSON may write alone
+BIGGEST = 1e40  # beyond any integer that a column holds; to write out 1e999999 would take a while
 FUTURE_LIMIT_MS = 24 * 60 * 60 * 1000
 HEADER_REASONS = {"eventType": "unknown event type", "schemaVersion": "unknown schema version"}
 
@@ -28,6 +32,10 @@ class Verdict(NamedTuple):
     detail: str
 
 
+# A replay, which is in no hurry, reads such a record.
+UNREADABLE = Verdict("unreadable", "as the schema wants it, but written as the stream does not read it, like 5.0 for 5")
+
+
 class Judge:
     """Judges records by a JSON Schema of the value, with that of the headers under ``$defs``."""
 
@@ -36,10 +44,12 @@ class Judge:
         self._properties = schema["properties"]
         self._value = Draft202012Validator(schema)
         self._headers = Draft202012Validator(schema["$defs"]["headers"])
-        self._key = key
+        self.key = key
 
-    def verdict(self, key: bytes | None, headers: Sequence[Header], value: bytes | None, recorded_ms: int) -> Verdict:
-        """What is wrong with a record that `outbox.sink.decode` did not let pass. There is always an answer.
+    def judge(
+        self, key: bytes | None, headers: Sequence[Header], value: bytes | None, recorded_ms: int
+    ) -> Verdict | dict[str, Any]:
+        """What is wrong with a record, or, if nothing is, its event: the properties that the schema names.
 
         ``recorded_ms`` is the record's timestamp, in milliseconds since 1970.
         """
@@ -51,8 +61,18 @@ class Judge:
             or self._header_fault(texts)
             or self._value_fault(event)
             or self._key_fault(key, event)
-            or Verdict("unreadable", "as the schema wants it, but written as the sink does not read it, like 5.0 for 5")
+            or self._event(event)
         )
+
+    def verdict(self, key: bytes | None, headers: Sequence[Header], value: bytes | None, recorded_ms: int) -> Verdict:
+        """What is wrong with a record that `outbox.sink.decode` did not let pass. There is always an answer."""
+        found = self.judge(key, headers, value, recorded_ms)
+        return found if isinstance(found, Verdict) else UNREADABLE
+
+    def _event(self, event: Mapping[str, Any]) -> Verdict | dict[str, Any]:
+        named = {name: event[name] for name in self._properties if name in event}
+        # No property may have a fraction, so a float is an integer that was rounded on the way.
+        return UNREADABLE if any(isinstance(value, float) for value in named.values()) else named
 
     def _header_fault(self, headers: Mapping[str, str | None]) -> Verdict | None:
         for error in self._headers.iter_errors(dict(headers)):
@@ -67,21 +87,21 @@ class Judge:
         for name, rule in self._properties.items():
             if rule.get("format") == "date-time" and not _is_moment(event.get(name)):
                 return Verdict("schema violation", f"$.{name}: there is no such date and time")
-            if "\0" in str(event.get(name)):
-                return Verdict("schema violation", f"$.{name}: it contains U+0000, which Postgres has no text for")
+            if NO_TEXT.search(str(event.get(name))):
+                return Verdict("schema violation", f"$.{name}: it contains a character that Postgres has no text for")
         return None
 
     def _key_fault(self, key: bytes | None, event: Any) -> Verdict | None:
-        if key == str(event[self._key]).encode():
+        if key == str(event[self.key]).encode():
             return None
-        return Verdict("key mismatch", f"the record's key is not its {self._key}")
+        return Verdict("key mismatch", f"the record's key is not its {self.key}")
 
 
 def _parse(value: bytes | None) -> tuple[Any, Verdict | None]:
     if value is None:
         return None, Verdict("no value", "the value is null: a tombstone is no event")
     try:
-        event = json.loads(value.decode(), parse_constant=_refuse)
+        event = json.loads(value.decode(), parse_constant=_refuse, parse_float=_number)
     except UnicodeDecodeError as error:
         return None, Verdict("not UTF-8", str(error.reason))
     except (ValueError, RecursionError) as error:
@@ -91,6 +111,18 @@ def _parse(value: bytes | None) -> tuple[Any, Verdict | None]:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _number(text: str) -> int | float:
+    """A number with a point or an exponent. An integer written so is read exactly, which a float may not be."""
+    rounded = float(text)
+    if abs(rounded) > BIGGEST or not rounded.is_integer():
+        return rounded
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:  # an exponent beyond all bounds
+        return rounded
+    return int(exact) if exact == exact.to_integral_value() else rounded
 
 
 def _id_fault(event_id: str | None, recorded_ms: int) -> Verdict | None:

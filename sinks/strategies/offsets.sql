@@ -2,6 +2,7 @@
 -- survives: re-reads of the topic; not an event that is sent again, which has another offset
 -- costs: nothing: the positions are kept anyway
 -- choose: only for a topic that never repeats an event: no worker without exactly-once, no outbox sent a second time
+-- knows: positions
 --
 -- The position is read and moved in the transaction of the balances, and it is where a sink without checkpoint begins.
 INSERT INTO fresh

@@ -50,7 +50,9 @@ def events(count: int, accounts: int = 3) -> list[Event]:
 
 
 def dead_letter(offset: int, event_id: UUID | None = None, value: bytes = b"bad") -> DeadLetter:
-    return DeadLetter(TOPIC, 0, offset, b"key", [("h", b"\xff")], value, event_id, "not JSON", "the value is not JSON")
+    return DeadLetter(
+        TOPIC, 0, offset, b"key", [("h", b"\xff")], value, NOW_MS, event_id, "not JSON", "the value is not JSON"
+    )
 
 
 @pytest.fixture

@@ -103,8 +103,9 @@ class History:
         """The sink's dead letter of an event."""
         with self._balances, self._balances.cursor() as cursor:
             cursor.execute(
-                'INSERT INTO dead_letters (sink, identity, topic, partition, "offset", event_id, reason, detail)'
-                " VALUES (%s, %s, %s, 0, 0, %s, 'test', '')",
+                "INSERT INTO dead_letters"
+                ' (sink, identity, topic, topic_id, partition, "offset", event_id, reason, detail)'
+                " VALUES (%s, %s, %s, 'x', 0, 0, %s, 'test', '')",
                 [SINK, event.id, self._settings.topic, event.id],
             )
 

@@ -90,3 +90,14 @@ def test_a_command_of_the_stack_loads_neither_spark_nor_the_service(module: str)
     loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
     assert "outbox" in loaded
     assert not loaded & {"pyspark", "pyarrow", "pandas", "flask", "sqlalchemy", "alembic", "service", "sinks"}
+
+
+def test_dead_letters_are_replayed_without_spark() -> None:
+    program = (
+        "import json, sys, outbox.commands.dead_letters; from outbox.sink import job; from outbox import settings;"
+        "job.load(settings.load()); print(json.dumps(list(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PROJECT_ROOT)
+    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert "sinks" in loaded
+    assert not loaded & {"pyspark", "py4j", "pandas"}

@@ -18,7 +18,13 @@ HEADER = "-- idea: an idea\n-- survives: much\n-- costs: little\n-- choose: alwa
 
 
 def letter(**changes: object) -> DeadLetter:
-    values = {"key": b"k", "headers": [("a", b"1"), ("b", None)], "value": b"v", "event_id": None} | changes
+    values = {
+        "key": b"k",
+        "headers": [("a", b"1"), ("b", None)],
+        "value": b"v",
+        "recorded_ms": 0,
+        "event_id": None,
+    } | changes
     return DeadLetter(topic="t", partition=0, offset=0, reason="r", detail="d", **values)  # type: ignore[arg-type]
 
 
@@ -41,6 +47,9 @@ class TestStrategyFiles:
     def test_a_new_one_is_one_file(self, tmp_path: Path) -> None:
         (tmp_path / "mine.sql").write_text(HEADER + "INSERT INTO fresh SELECT * FROM staged")
         assert strategy.load(tmp_path)["mine"].idea == "an idea"
+
+    def test_one_that_knows_no_event_says_so(self) -> None:
+        assert [one.name for one in made.STRATEGIES.values() if one.knows == "positions"] == ["offsets"]
 
 
 class TestIdentity:
@@ -75,6 +84,7 @@ def test_headers_are_kept_as_json_whatever_their_bytes() -> None:
         {"key": "nul", "value_base64": "YQA="},
         {"key_base64": "awBleQ==", "value": "1"},
     ]
+    assert dead_letters.headers([dead_letters._header(name, value) for name, value in odd]) == odd
 
 
 class TestPositions:

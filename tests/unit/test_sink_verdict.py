@@ -8,7 +8,7 @@ import pytest
 
 from outbox.event import Contract
 from outbox.sink.verdict import Header, Judge, Verdict
-from tests.records import ACCOUNT, HEADERS, HEADERS_OF, VALUES, changed
+from tests.records import ACCOUNT, GOOD, HEADERS, HEADERS_OF, VALUES, changed, raw
 from tests.sink import NOW_MS
 
 JUDGE = Judge(Contract().schema, key="account_id")
@@ -54,3 +54,42 @@ def test_a_detail_stays_short_however_long_the_value() -> None:
 
 def test_no_headers_is_a_missing_id() -> None:
     assert JUDGE.verdict(ACCOUNT.encode(), [], changed(), NOW_MS).reason == "missing id"
+
+
+class TestReplay:
+    """What a replay reads of a record that it judges again."""
+
+    @staticmethod
+    def judged(value: bytes | None, headers: dict[str, Any] = HEADERS) -> Verdict | dict[str, Any]:
+        return JUDGE.judge(ACCOUNT.encode(), pairs(headers), value, NOW_MS)
+
+    @pytest.mark.parametrize("name", VALUES)
+    def test_values_are_read_if_nothing_is_wrong_with_them(self, name: str) -> None:
+        value, reason = VALUES[name]
+        found = self.judged(value)
+        assert isinstance(found, dict) is (reason in (None, NOTHING))
+        assert isinstance(found, dict) or found.reason == reason
+
+    @pytest.mark.parametrize("name", HEADERS_OF)
+    def test_headers_are_judged_too(self, name: str) -> None:
+        headers, reason = HEADERS_OF[name]
+        found = self.judged(changed(), headers)
+        assert found == GOOD if reason is None else isinstance(found, Verdict) and found.reason == reason
+
+    def test_only_what_the_schema_names_is_read(self) -> None:
+        assert self.judged(changed(note="a\0")) == GOOD
+
+    @pytest.mark.parametrize(
+        ("text", "number"), [("7.0", 7), ("5e0", 5), ("1E+3", 1000), ("9007199254740993.0", 9007199254740993)]
+    )
+    def test_an_integer_is_read_exactly_however_it_is_written(self, text: str, number: int) -> None:
+        assert self.judged(raw("amount", text)) == GOOD | {"amount": number}
+
+    @pytest.mark.parametrize(
+        "text", ["9007199254740993.5", "1e999999999", "1e-99999999999999999999", "1e99999999999999999999", "0.5"]
+    )
+    def test_what_is_no_integer_is_not_rounded_to_one(self, text: str) -> None:
+        assert isinstance(self.judged(raw("amount", text)), Verdict)
+
+    def test_half_a_character_is_no_text(self) -> None:
+        assert JUDGE._value_fault(GOOD | {"currency": "\ud800"}) is not None

@@ -1,0 +1,238 @@
+"""outbox dead-letters list | show | replay | discard: events that a sink has set aside."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+from psycopg2 import extensions
+
+from outbox import settings as configuration
+from outbox.database import connect, told
+from outbox.errors import Failure
+from outbox.settings import BalancesRole, Settings
+from outbox.sink import job, repair
+from outbox.sink.selection import Selection
+
+SHOWN = 100  # in a table, unless --limit says otherwise
+WIDEST = 40
+HEADINGS = ("sink", "identity", "status", "place", "first seen", "reason", "detail")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Moment(click.ParamType[datetime]):
+    """A date or a time in ISO 8601; UTC if it does not say."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """Fails with wrong usage if it is neither."""
+        try:
+            found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is no time like 2026-11-21T05:00:00Z", param, ctx)
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def filters(command: Command) -> Command:
+    """The options that choose letters."""
+    for option in (
+        click.option("--until", type=Moment(), help="First seen before then."),
+        click.option("--since", type=Moment(), help="First seen then or later (ISO 8601, UTC unless it says)."),
+        click.option("--key", help="Of records with this key."),
+        click.option("--identity", "--event-id", "identities", multiple=True, help="This one; may be repeated."),
+        click.option("--reason", help="Set aside for this reason."),
+        click.option("--sink", help="Of this sink."),
+    ):
+        command = option(command)
+    return command
+
+
+dry = click.option("--dry-run", is_flag=True, help="Change nothing, and tell what would be done.")
+everything = click.option("--all", "is_all", is_flag=True, help="All open ones, in place of a filter.")
+as_json_option = click.option("--json", "as_json", is_flag=True, help="For a script.")
+
+
+@click.group("dead-letters")
+def dead_letters() -> None:
+    """Events that a sink could not apply and has set aside, so that the stream goes on."""
+
+
+@dead_letters.command("list")
+@filters
+@click.option(
+    "--status",
+    type=click.Choice(["open", "replayed", "discarded", "all"]),
+    default="open",
+    show_default=True,
+    help="What has become of them.",
+)
+@click.option("--limit", type=click.IntRange(min=1), help=f"At most so many; a table has {SHOWN} unless told.")
+@click.option("--json", "as_json", is_flag=True, help="For a script: a JSON object a line.")
+def list_(limit: int | None, as_json: bool, **chosen: Any) -> None:
+    """List them, the oldest first."""
+    settings = configuration.load()
+    selection = _selection(settings, chosen)
+    with _reading(settings) as connection:
+        letters = selection.headlines(connection, limit if as_json else limit or SHOWN)
+        with connection.cursor() as cursor:
+            found = selection.count(cursor)
+    if as_json:
+        for letter in letters:
+            click.echo(json.dumps(_json(letter)))
+        return
+    click.echo(_table(letters) if letters else "no dead letters")
+    if len(letters) < found:
+        click.echo(f"… and {found - len(letters)} more; --limit shows them")
+
+
+@dead_letters.command()
+@click.argument("identity")
+@click.option("--sink", help="Of this sink; needed if several have set it aside.")
+@as_json_option
+def show(identity: str, sink: str | None, as_json: bool) -> None:
+    """Show one in full, whatever has become of it."""
+    settings = configuration.load()
+    selection = _selection(settings, {"identities": [identity], "sink": sink, "status": "all"})
+    with _reading(settings) as connection:
+        letters = selection.in_full(connection)
+    if not letters:
+        raise Failure(f"no dead letter is called {identity}", "`outbox dead-letters list --status all` names them")
+    if len(letters) > 1:
+        sinks = ", ".join(letter["sink"] for letter in letters)
+        raise Failure(f"several sinks have set {identity} aside: {sinks}", "choose one by --sink")
+    found = _json(letters[0])
+    click.echo(json.dumps(found, indent=2) if as_json else _page(found))
+
+
+@dead_letters.command()
+@filters
+@everything
+@dry
+@as_json_option
+def replay(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
+    """Judge them again by today's contract and apply those that stand it, each once. Status 1 if any stays open.
+
+    Works beside a running sink. Give it again as you like: a letter that was replayed is no longer open.
+    """
+    settings = configuration.load()
+    selection = _narrow(_selection(settings, chosen), is_all)
+    with closing(connect(settings, BalancesRole.SINK)) as connection:
+        letters = _choose(connection, selection)
+        done = repair.replay(connection, job.load(settings), letters, dry_run=dry_run)
+    if as_json:
+        click.echo(json.dumps({"dry_run": dry_run, "sinks": {sink: one._asdict() for sink, one in done.items()}}))
+    would = "would replay" if dry_run else "replayed"
+    lines = [
+        f"sink {sink}: {would} {one.applied + one.duplicates} ({one.applied} applied, {one.duplicates} were applied "
+        f"already), {one.refused} refused again"
+        for sink, one in done.items()
+    ]
+    if not as_json:
+        click.echo("\n".join(lines) or "no dead letters to replay")
+    refused = sum(one.refused for one in done.values())
+    if refused:
+        raise Failure(f"{refused} dead letters {'would ' if dry_run else ''}stay open", "`outbox dead-letters list`")
+
+
+@dead_letters.command()
+@filters
+@everything
+@dry
+@as_json_option
+def discard(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
+    """Give them up: their events are never applied, also not if they come again."""
+    settings = configuration.load()
+    selection = _narrow(_selection(settings, chosen), is_all)
+    with closing(connect(settings, BalancesRole.SINK)) as connection:
+        letters = _choose(connection, selection)
+        done = repair.discard(connection, letters, dry_run=dry_run)
+    if as_json:
+        sinks = {sink: {"discarded": count} for sink, count in done.items()}
+        click.echo(json.dumps({"dry_run": dry_run, "sinks": sinks}))
+        return
+    would = "would discard" if dry_run else "discarded"
+    lines = [f"sink {sink}: {would} {count}" for sink, count in done.items()]
+    click.echo("\n".join(lines) or "no dead letters to discard")
+
+
+def _selection(settings: Settings, chosen: dict[str, Any]) -> Selection:
+    identities = [identity.lower() for identity in chosen.pop("identities")]
+    return Selection(key_property=job.load(settings).judge.key, identities=identities, **chosen)
+
+
+def _narrow(selection: Selection, is_all: bool) -> Selection:
+    if not (is_all or selection.is_narrow):
+        raise click.UsageError("Choose letters by an option, or give --all.")
+    return selection
+
+
+@contextmanager
+def _reading(settings: Settings) -> Iterator[extensions.connection]:
+    with (
+        closing(connect(settings, BalancesRole.AUDITOR)) as connection,
+        told(connection, "dead letters", "does not tell them", "give the command again"),
+    ):
+        yield connection
+
+
+def _choose(connection: extensions.connection, selection: Selection) -> list[Any]:
+    with (
+        told(connection, "dead letters", "does not tell them", "give the command again"),
+        connection,
+        connection.cursor() as cursor,
+    ):
+        return selection.choose(cursor)
+
+
+def _json(letter: dict[str, Any]) -> dict[str, Any]:
+    """A letter as JSON has it: times as text, bytes as text, or in base64 under a name that says so."""
+    found: dict[str, Any] = {}
+    for name, value in letter.items():
+        if isinstance(value, memoryview):
+            content = value.tobytes()
+            try:
+                found[name] = content.decode()
+            except UnicodeDecodeError:
+                found[f"{name}_base64"] = base64.b64encode(content).decode()
+        else:
+            found[name] = value.isoformat() if isinstance(value, datetime) else value
+    return found
+
+
+def _table(letters: list[dict[str, Any]]) -> str:
+    rows = [HEADINGS] + [
+        (
+            letter["sink"],
+            letter["identity"],
+            letter["status"],
+            f"{letter['topic']}/{letter['partition']}@{letter['offset']}",
+            f"{letter['first_seen_at'].astimezone(UTC):%Y-%m-%d %H:%M:%SZ}",
+            letter["reason"],
+            letter["detail"],
+        )
+        for letter in letters
+    ]
+    cells = [[_short(cell) if column == len(HEADINGS) - 1 else cell for column, cell in enumerate(row)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"
+
+
+def _page(letter: dict[str, Any]) -> str:
+    """A letter for a person: a line a field, what is no text as JSON."""
+    shown = {name: value for name, value in letter.items() if value is not None}
+    width = max(map(len, shown)) + 2
+    return "\n".join(
+        f"{name:<{width}}{value if isinstance(value, str) else json.dumps(value)}" for name, value in shown.items()
+    )

@@ -1,0 +1,111 @@
+"""The effect of events: the strategy, then the projection, and no trace of an event that the projection refuses.
+
+A refused event must not be remembered as processed, or its replay would be taken for a duplicate. Which rows remember
+it, only the strategy knows. So both run behind a savepoint: if anything is refused, all they did is rolled back, and
+they run again without it. Then a strategy need not know of refusals: it has never seen them. What remembers a refused
+event is its dead letter. A batch in which something is refused costs its SQL twice; others cost the savepoint.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from psycopg2 import extensions
+
+from outbox.errors import Failure
+from outbox.sink import dead_letters
+from outbox.sink.strategy import Strategy
+
+TABLES = """
+CREATE TEMPORARY TABLE staged (%s) ON COMMIT DELETE ROWS;
+CREATE TEMPORARY TABLE fresh (LIKE staged) ON COMMIT DELETE ROWS;
+CREATE TEMPORARY TABLE rejected (event_id uuid NOT NULL, reason text NOT NULL, detail text NOT NULL)
+    ON COMMIT DELETE ROWS;
+CREATE TEMPORARY TABLE refused (
+    event_id uuid NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL, event jsonb NOT NULL,
+    reason text NOT NULL, detail text NOT NULL
+) ON COMMIT DELETE ROWS;
+"""
+REJECTED = "SELECT DISTINCT ON (event_id) event_id::text, reason, detail FROM rejected ORDER BY event_id"
+# Rejected is gone with the savepoint, so what was in it comes back as parameters.
+MOVE = """
+WITH verdict AS (
+    SELECT * FROM unnest(%s::uuid[], %s::text[], %s::text[]) AS verdict (event_id, reason, detail)
+), moved AS (
+    DELETE FROM staged USING verdict WHERE staged.event_id = verdict.event_id
+    RETURNING staged.event_id, staged.partition, staged."offset", to_jsonb(staged), verdict.reason, verdict.detail
+)
+INSERT INTO refused SELECT * FROM moved
+"""
+COUNT = """
+UPDATE sinks SET applied = applied + %(applied)s, duplicates = duplicates + %(duplicates)s WHERE name = %(sink)s
+"""
+
+
+class Outcome(NamedTuple):
+    """What became of staged rows: so many were applied, so many events were refused; the rest were duplicates."""
+
+    applied: int
+    refused: int
+
+
+class Effect:
+    """What a sink does with events, on the connection that ``prepare`` was called for.
+
+    ``staged`` is the file that lists the columns of an event, ``projection`` the SQL that applies what is in ``fresh``.
+    """
+
+    def __init__(self, strategy: Strategy, staged: Path, projection: Path) -> None:
+        self.name = strategy.name
+        self._strategy = strategy
+        self._staged = staged.read_text()
+        self._projection = projection.read_text()
+
+    def prepare(self, cursor: extensions.cursor) -> None:
+        """Make the temporary tables of the session."""
+        cursor.execute(TABLES % self._staged)
+
+    def end(self, cursor: extensions.cursor) -> None:
+        """Drop the temporary tables, so that the session may be prepared for another sink."""
+        cursor.execute("DROP TABLE staged, fresh, rejected, refused")
+
+    def take(self, cursor: extensions.cursor, topic: str, topic_id: str, *, is_replay: bool = False) -> Outcome:
+        """Apply what is in ``staged``, in the caller's transaction, with the sink's lock held.
+
+        Each event ends as applied or a duplicate, and an open dead letter of it is closed; or refused, with an open
+        dead letter. With ``is_replay`` the rows are those of open dead letters, and these letters are what makes sure
+        that each is applied once, where the strategy cannot.
+
+        Raises Failure if the projection refuses what it was not given.
+        """
+        parameters = {"sink": self.name, "topic": topic, "topic_id": topic_id}
+        strategy = self._strategy.sql
+        if is_replay and self._strategy.knows == "positions":
+            strategy = "INSERT INTO fresh SELECT * FROM staged"
+        while True:
+            cursor.execute("SAVEPOINT effect")
+            cursor.execute(strategy, parameters)
+            cursor.execute("SELECT count(*) FROM fresh")
+            applied = (cursor.fetchone() or (0,))[0]
+            cursor.execute(self._projection, parameters)
+            cursor.execute(REJECTED)
+            rejected = cursor.fetchall()
+            if not rejected:
+                break
+            cursor.execute("ROLLBACK TO SAVEPOINT effect")
+            self._set_aside(cursor, rejected)
+        dead_letters.close(cursor, self.name)
+        return Outcome(applied, dead_letters.keep_refused(cursor, self.name, topic, topic_id))
+
+    def count(self, cursor: extensions.cursor, applied: int, duplicates: int) -> None:
+        """Add to the sink's counts of all time, in the caller's transaction."""
+        cursor.execute(COUNT, {"sink": self.name, "applied": applied, "duplicates": duplicates})
+
+    def _set_aside(self, cursor: extensions.cursor, rejected: list[tuple[str, ...]]) -> None:
+        cursor.execute(MOVE, [list(column) for column in zip(*rejected, strict=True)])
+        if not cursor.rowcount:  # or we would go on for ever
+            raise Failure(
+                f"sink {self.name}: the projection rejects events that are not in its batch, like {rejected[0][0]}",
+                "correct the projection: what it puts into `rejected` comes from `fresh`",
+            )

@@ -1,0 +1,95 @@
+"""Which dead letters an operator means: filters, and what is found by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+from psycopg2 import extensions
+from psycopg2.extras import RealDictCursor
+
+Status = Literal["open", "replayed", "discarded", "all"]
+
+# An event that was refused has no bytes: its key is a property of it.
+KEY = "coalesce(key, convert_to(event ->> %(key_property)s, 'UTF8'))"
+CONDITIONS = {
+    "sink": "sink = %(sink)s",
+    "reason": "reason = %(reason)s",
+    "identities": "identity = ANY(%(identities)s)",
+    "key": f"{KEY} = convert_to(%(key)s, 'UTF8')",
+    "since": "first_seen_at >= %(since)s",
+    "until": "first_seen_at < %(until)s",
+    "status": "status = %(status)s",
+}
+COLUMNS = 'sink, identity, topic, topic_id, partition, "offset", event_id, reason, detail, status'
+TIMES = "recorded_at, first_seen_at, last_seen_at"
+
+
+class Chosen(NamedTuple):
+    """A letter to be dealt with, and the topic that it came from."""
+
+    sink: str
+    topic: str
+    topic_id: str
+    identity: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Letters that pass every filter that is set. ``key_property`` is the property that a record's key repeats."""
+
+    key_property: str
+    sink: str | None = None
+    reason: str | None = None
+    identities: Sequence[str] = ()
+    key: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    status: Status = "open"
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether there is any filter beside the status."""
+        return any(getattr(self, name) for name in CONDITIONS if name != "status")
+
+    def choose(self, cursor: extensions.cursor) -> list[Chosen]:
+        """The letters, sink by sink, topic by topic, and in the order of the topic."""
+        cursor.execute(
+            f"SELECT sink, topic, topic_id, identity FROM dead_letters WHERE {self._condition} "  # noqa: S608
+            'ORDER BY sink, topic, topic_id, partition, "offset"',
+            self._parameters,
+        )
+        return [Chosen(*row) for row in cursor]
+
+    def count(self, cursor: extensions.cursor) -> int:
+        """How many there are."""
+        cursor.execute(f"SELECT count(*) FROM dead_letters WHERE {self._condition}", self._parameters)  # noqa: S608
+        return int((cursor.fetchone() or (0,))[0])
+
+    def headlines(self, connection: extensions.connection, limit: int | None) -> list[dict[str, Any]]:
+        """The letters without their content, the oldest first, at most so many."""
+        return self._dicts(connection, f"{COLUMNS}, {TIMES}, {KEY} AS key", limit)
+
+    def in_full(self, connection: extensions.connection) -> list[dict[str, Any]]:
+        """The letters with all that is kept of them, the oldest first."""
+        return self._dicts(connection, f"{COLUMNS}, {TIMES}, {KEY} AS key, headers, value, event", None)
+
+    def _dicts(self, connection: extensions.connection, columns: str, limit: int | None) -> list[dict[str, Any]]:
+        with connection.cursor(cursor_factory=RealDictCursor) as cursor:
+            cursor.execute(
+                f"SELECT {columns} FROM dead_letters WHERE {self._condition} "  # noqa: S608
+                "ORDER BY first_seen_at, sink, identity LIMIT %(limit)s",
+                {**self._parameters, "limit": limit},
+            )
+            return [dict(row) for row in cursor]
+
+    @property
+    def _condition(self) -> str:
+        given = [sql for name, sql in CONDITIONS.items() if getattr(self, name) and getattr(self, name) != "all"]
+        return " AND ".join(given) or "true"
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        return {**vars(self), "identities": list(self.identities)}
