@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,7 +60,8 @@ def test_a_first_run_applies_all_branches_and_a_second_one_nothing(empty: Settin
 
 
 def test_two_runs_at_once_wait_for_each_other(empty: Settings) -> None:
-    with ThreadPoolExecutor(2) as pool:
+    # In two processes, as in life: Alembic's context is the whole process's.
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         both = list(pool.map(migrate, [empty, empty]))
     for database in ("ledger", "balances"):
         assert sorted(bool(applied[database]) for applied in both) == [False, True], both
