@@ -31,11 +31,6 @@ COMMANDS = {
     "connect": Entry("Run", "outbox.commands.connect:connect", "the Debezium connector: apply, status, render, remove"),
     "serve": Entry("Run", "outbox.commands.serve:serve", "run the service under gunicorn"),
     "sink": Entry("Run", "outbox.commands.sink:sink", "run one or more sinks, each strategy its own streaming query"),
-    "dead-letters": Entry(
-        "Repair",
-        "outbox.commands.dead_letters:dead_letters",
-        "events that a sink has set aside: list, show, replay, discard",
-    ),
     "status": Entry("Check", "outbox.commands.stack:status", "the parts of the embedded stack"),
     "logs": Entry("Check", "outbox.commands.stack:logs", "the log of one part of the embedded stack"),
     "check": Entry(
@@ -43,6 +38,11 @@ COMMANDS = {
     ),
     "doctor": Entry("Check", "outbox.commands.doctor:doctor", "look at every hop, each finding with its remedy"),
     "rewind": Entry("Repair", "outbox.commands.rewind:rewind", "let a sink read again what it has read"),
+    "dead-letters": Entry(
+        "Repair",
+        "outbox.commands.dead_letters:dead_letters",
+        "events that a sink has set aside: list, show, replay, discard",
+    ),
 }
 GROUPS = ("Run", "Check", "Repair")
 
