@@ -28,7 +28,7 @@ from outbox.sink.lag import LagLookup
 from outbox.stack import ports
 from outbox.stack.command import Command
 from outbox.wait import wait_for
-from tests.sink import Database, Event, account, sums, uuid7
+from tests.sink import STRATEGIES, Database, Event, account, sums, uuid7
 
 RANDOM = Random(11)  # noqa: S311
 TIMEOUT_S = 120
@@ -455,4 +455,4 @@ def test_a_rewind_reads_again_and_the_strategy_decides_what_that_does(
 
 
 def test_an_unknown_strategy_is_told_before_anything_starts(topic: Settings) -> None:
-    assert "no strategy is called best — there are dedup, naive" in the_failure(catch_up(topic, "best"))
+    assert f"no strategy is called best — there are {', '.join(STRATEGIES)}" in the_failure(catch_up(topic, "best"))
