@@ -13,12 +13,11 @@ import pyarrow as pa
 
 from bench.event import uuid7
 from outbox.database import connect
-from outbox.settings import PROJECT_ROOT, BalancesRole, Settings
-from outbox.sink import strategy
+from outbox.settings import BalancesRole, Settings
+from outbox.sink import job, strategy
 from outbox.sink.apply import Sink
 from outbox.sink.batch import Batch
 
-SINKS = PROJECT_ROOT / "sinks"
 ACCOUNTS = 1_000
 DAY_MS = 24 * 60 * 60 * 1000
 TOPIC = "bench"
@@ -28,7 +27,9 @@ def rates(settings: Settings, batches: int, batch_events: int) -> dict[str, floa
     """Events a second of each strategy. They take turns batch by batch, so that all meet the same machine."""
     spent_s: dict[str, float] = {}
     with ExitStack() as resources:
-        sinks = [resources.enter_context(_open(settings, name)) for name in strategy.load(SINKS / "strategies")]
+        sinks = [
+            resources.enter_context(_open(settings, name)) for name in strategy.load(job.load(settings).strategies)
+        ]
         for batch in _batches(batches, batch_events, days=1):
             for sink in sinks:
                 spent_s[sink.name] = spent_s.get(sink.name, 0) + _timed(sink, batch)
@@ -44,8 +45,8 @@ def growth(settings: Settings, batches: int, batch_events: int, days: int) -> Se
 @contextmanager
 def _open(settings: Settings, name: str) -> Iterator[Sink]:
     with closing(connect(settings, BalancesRole.SINK)) as connection:
-        chosen = strategy.load(SINKS / "strategies")[name]
-        yield Sink(connection, chosen, SINKS / "staged.sql", SINKS / "projections" / "balances.sql")
+        declared = job.load(settings)
+        yield Sink(connection, strategy.load(declared.strategies)[name], declared.staged, declared.projection)
 
 
 def _timed(sink: Sink, batch: Batch) -> float:

@@ -200,8 +200,9 @@ def check_settled(settings: Settings, timeout_s: float) -> Report:
 def unrelayed(settings: Settings) -> frozenset[str]:
     """The ids of the events that the outbox table holds and the topic does not: in flight, or lost."""
     with _snapshot(settings, LedgerRole.AUDITOR) as connection:
-        written = {str(event_id) for (event_id,) in _rows(connection, "SELECT event_id FROM audit_events")}
-    return frozenset(written - {str(uuid.UUID(bytes=identity)) for identity in read_topic(settings).first})
+        written = [event_id for (event_id,) in _rows(connection, "SELECT event_id FROM audit_events")]
+    relayed = read_topic(settings).first
+    return frozenset(event_id for event_id in written if uuid.UUID(event_id).bytes not in relayed)
 
 
 def read_sinks(settings: Settings) -> list[SinkState]:

@@ -13,13 +13,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import psycopg2
-from sqlalchemy import create_engine
-from sqlalchemy.pool import NullPool
 
 from outbox import connect, slot, topics
 from outbox.database import connect as connect_database
 from outbox.errors import Failure
-from outbox.migrate import OWNERS, is_current
+from outbox.migrate import is_current, owner_engine
 from outbox.settings import BalancesRole, LedgerRole, Settings
 from outbox.sink import fence
 
@@ -61,7 +59,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         try:
             yield from (Finding(hop, found.text, found.remedy) for found in look(settings))
         except Failure as failure:
-            yield Finding(hop, str(failure).partition(" — ")[0], failure.remedy or "see the message")
+            yield Finding(hop, failure.message, failure.remedy or "see the message")
         except psycopg2.Error as error:
             yield Finding(hop, str(error).strip().splitlines()[0], "`outbox migrate`, then again")
 
@@ -109,7 +107,7 @@ def _logins(settings: Settings, *roles: LedgerRole | BalancesRole) -> Iterator[F
             connect_database(settings, role).close()
         except Failure as failure:
             refused.append(failure)
-            yield _wrong(str(failure).partition(" — ")[0], f"start the server, or correct {_password(role)}")
+            yield _wrong(failure.message, f"start the server, or correct {_password(role)}")
     if len(refused) == len(roles):
         raise Failure("no role can log in", "see above")
     if not refused:
@@ -117,10 +115,7 @@ def _logins(settings: Settings, *roles: LedgerRole | BalancesRole) -> Iterator[F
 
 
 def _schema(settings: Settings, database: str) -> Iterator[Finding]:
-    engine = create_engine(
-        "postgresql+psycopg2://", creator=lambda: connect_database(settings, OWNERS[database]), poolclass=NullPool
-    )
-    with engine.connect() as connection:
+    with owner_engine(settings, database).connect() as connection:
         current = is_current(connection, database)
     if current:
         yield _well("the schema has every migration")

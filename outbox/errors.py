@@ -6,9 +6,10 @@ from __future__ import annotations
 class Failure(Exception):
     """An expected failure. The command line prints it as one line on stderr and exits with status 1.
 
-    ``remedy`` says what to do next; it is appended to the message.
+    ``message`` says what failed, ``remedy`` what to do next; as text it is both.
     """
 
     def __init__(self, message: str, remedy: str | None = None) -> None:
         super().__init__(f"{message} — {remedy}" if remedy else message)
+        self.message = message
         self.remedy = remedy

@@ -14,7 +14,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.script.revision import ResolutionError
 from alembic.util import CommandError
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
@@ -33,6 +33,13 @@ def migrate(settings: Settings) -> dict[str, list[str]]:
     Raises Failure naming the database that cannot be reached or whose migration failed.
     """
     return {database: _upgrade(settings, database) for database in OWNERS}
+
+
+def owner_engine(settings: Settings, database: str) -> Engine:
+    """An engine that connects as the owner of a database, anew each time."""
+    return create_engine(
+        "postgresql+psycopg2://", creator=lambda: connect(settings, OWNERS[database]), poolclass=NullPool
+    )
 
 
 def is_current(connection: Connection, database: str) -> bool:
@@ -67,12 +74,9 @@ def run() -> None:
 
 def _upgrade(settings: Settings, database: str) -> list[str]:
     applied: list[str] = []
-    engine = create_engine(
-        "postgresql+psycopg2://", creator=lambda: connect(settings, OWNERS[database]), poolclass=NullPool
-    )
     wanted = config(database)
     try:
-        with engine.begin() as connection:
+        with owner_engine(settings, database).begin() as connection:
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('outbox migrate'))"))
             wanted.attributes["connection"] = connection
             wanted.attributes["on_version_apply"] = lambda step, **_: applied.extend(step.up_revision_ids)

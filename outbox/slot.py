@@ -83,7 +83,7 @@ def require_continuity(settings: Settings, stored_offset: Callable[[], int | Non
         )
     if slot.wal_status == "lost":
         raise Failure(f"the replication slot {settings.connector} was invalidated (it fell behind too far)", FORGET)
-    if slot.confirmed_lsn > stored_lsn and not _arrives(settings, check.unrelayed(settings)):
+    if slot.confirmed_lsn > stored_lsn and not _all_arrives(settings):
         raise Failure(
             f"the replication slot {settings.connector} is at {_lsn(slot.confirmed_lsn)}, ahead of the stored offset"
             f" {_lsn(stored_lsn)}, and the topic has not got all events: it was recreated or read by another",
@@ -106,15 +106,16 @@ def drop(settings: Settings) -> None:
     wait_for(f"slot {settings.connector} to be let go of", dropped, timeout_s=RELEASE_TIMEOUT_S)
 
 
-def _arrives(settings: Settings, events: frozenset[str]) -> bool:
-    """Whether these events of the outbox come onto the topic, for which a running connector is given some time."""
+def _all_arrives(settings: Settings) -> bool:
+    """Whether all that the outbox holds now comes onto the topic, for which a running connector is given some time."""
+    missing: list[frozenset[str]] = []
+
+    def arrived() -> bool:
+        missing.append(check.unrelayed(settings))
+        return not frozenset.intersection(*missing)
+
     try:
-        return wait_for(
-            "the outbox to be on the topic",
-            lambda: not events or events.isdisjoint(check.unrelayed(settings)),
-            timeout_s=ARRIVE_TIMEOUT_S,
-            poll_s=0.5,
-        )
+        return wait_for("the outbox to be on the topic", arrived, timeout_s=ARRIVE_TIMEOUT_S, poll_s=0.5)
     except WaitTimeoutError:
         return False
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from random import Random
 
 import pyarrow as pa
@@ -19,9 +20,12 @@ from outbox.sink import strategy
 from outbox.sink.apply import Sink
 from outbox.sink.batch import Batch
 from outbox.sink.dead_letters import DeadLetter
+from outbox.sink.strategy import Strategy
 
 SINKS = PROJECT_ROOT / "sinks"
 STRATEGIES = strategy.load(SINKS / "strategies")
+SURVIVES_RE_SENDS = ("dedup", "merge", "upsert")
+PROJECTION = SINKS / "projections" / "balances.sql"
 TOPIC = "ledger.events"
 TOPIC_ID = "topic-1"
 NOW_MS = int(time.time() * 1000)
@@ -84,12 +88,14 @@ def batch(
 def open_sink(settings: Settings, name: str = "dedup") -> Iterator[Sink]:
     """The sink of a strategy, with the fence, until the end of the block."""
     with closing(connect(settings, BalancesRole.SINK)) as connection:
-        yield sink_on(connection, name)
+        yield sink_on(connection, STRATEGIES[name])
 
 
-def sink_on(connection: extensions.connection, name: str = "dedup") -> Sink:
+def sink_on(
+    connection: extensions.connection, chosen: Strategy = STRATEGIES["dedup"], projection: Path = PROJECTION
+) -> Sink:
     """The sink of a strategy on a connection."""
-    return Sink(connection, STRATEGIES[name], SINKS / "staged.sql", SINKS / "projections" / "balances.sql")
+    return Sink(connection, chosen, SINKS / "staged.sql", projection)
 
 
 @dataclass

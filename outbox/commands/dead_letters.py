@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -13,31 +13,18 @@ import click
 from psycopg2 import extensions
 
 from outbox import settings as configuration
+from outbox.commands.moment import Moment
 from outbox.database import connect, told
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, Settings
 from outbox.sink import job, repair
-from outbox.sink.selection import Selection
+from outbox.sink.selection import Chosen, Selection
 
 SHOWN = 100  # in a table, unless --limit says otherwise
 WIDEST = 40
 HEADINGS = ("sink", "identity", "status", "place", "first seen", "reason", "detail")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-class Moment(click.ParamType[datetime]):
-    """A date or a time in ISO 8601; UTC if it does not say."""
-
-    name = "moment"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Fails with wrong usage if it is neither."""
-        try:
-            found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is no time like 2026-11-21T05:00:00Z", param, ctx)
-        return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def filters(command: Command) -> Command:
@@ -122,9 +109,7 @@ def replay(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
     Works beside a running sink. Give it again as you like: a letter that was replayed is no longer open.
     """
     settings = configuration.load()
-    selection = _narrow(_selection(settings, chosen), is_all)
-    with closing(connect(settings, BalancesRole.SINK)) as connection:
-        letters = _choose(connection, selection)
+    with _to_repair(settings, chosen, is_all) as (connection, letters):
         done = repair.replay(connection, job.load(settings), letters, dry_run=dry_run)
     if as_json:
         click.echo(json.dumps({"dry_run": dry_run, "sinks": {sink: one._asdict() for sink, one in done.items()}}))
@@ -148,10 +133,7 @@ def replay(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
 @as_json_option
 def discard(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
     """Give them up: their events are never applied, also not if they come again."""
-    settings = configuration.load()
-    selection = _narrow(_selection(settings, chosen), is_all)
-    with closing(connect(settings, BalancesRole.SINK)) as connection:
-        letters = _choose(connection, selection)
+    with _to_repair(configuration.load(), chosen, is_all) as (connection, letters):
         done = repair.discard(connection, letters, dry_run=dry_run)
     if as_json:
         sinks = {sink: {"discarded": count} for sink, count in done.items()}
@@ -167,28 +149,28 @@ def _selection(settings: Settings, chosen: dict[str, Any]) -> Selection:
     return Selection(key_property=job.load(settings).judge.key, identities=identities, **chosen)
 
 
-def _narrow(selection: Selection, is_all: bool) -> Selection:
-    if not (is_all or selection.is_narrow):
-        raise click.UsageError("Choose letters by an option, or give --all.")
-    return selection
-
-
 @contextmanager
 def _reading(settings: Settings) -> Iterator[extensions.connection]:
-    with (
-        closing(connect(settings, BalancesRole.AUDITOR)) as connection,
-        told(connection, "dead letters", "does not tell them", "give the command again"),
-    ):
+    with closing(connect(settings, BalancesRole.AUDITOR)) as connection, _told(connection):
         yield connection
 
 
-def _choose(connection: extensions.connection, selection: Selection) -> list[Any]:
-    with (
-        told(connection, "dead letters", "does not tell them", "give the command again"),
-        connection,
-        connection.cursor() as cursor,
-    ):
-        return selection.choose(cursor)
+@contextmanager
+def _to_repair(
+    settings: Settings, chosen: dict[str, Any], is_all: bool
+) -> Iterator[tuple[extensions.connection, list[Chosen]]]:
+    """The letters that were chosen, and a connection to deal with them. Fails with wrong usage without any filter."""
+    selection = _selection(settings, chosen)
+    if not (is_all or selection.is_narrow):
+        raise click.UsageError("Choose letters by an option, or give --all.")
+    with closing(connect(settings, BalancesRole.SINK)) as connection:
+        with _told(connection), connection, connection.cursor() as cursor:
+            letters = selection.choose(cursor)
+        yield connection, letters
+
+
+def _told(connection: extensions.connection) -> AbstractContextManager[None]:
+    return told(connection, "dead letters", "does not tell them", "give the command again")
 
 
 def _json(letter: dict[str, Any]) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 
 import click
 
 from outbox import settings as configuration
+from outbox.commands.moment import Moment
 from outbox.errors import Failure
 from outbox.sink import rewind as rewinding
 
@@ -16,7 +17,9 @@ from outbox.sink import rewind as rewinding
 @click.option("--sink", required=True, metavar="NAME", help="The sink, named as its strategy.")
 @click.option("--to-positions", is_flag=True, help="What its database says, when the checkpoint is ahead of that.")
 @click.option("--to-earliest", is_flag=True, help="Everything that the topic still has.")
-@click.option("--to-timestamp", metavar="TIME", help="What has arrived since, in ISO 8601; UTC unless it says.")
+@click.option(
+    "--to-timestamp", type=Moment(), metavar="TIME", help="What has arrived since, in ISO 8601; UTC unless it says."
+)
 @click.option("--to-offset", "to_offsets", multiple=True, metavar="PARTITION:OFFSET", help="Once a partition.")
 @click.option("--dry-run", is_flag=True, help="Only tell what would be read again.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -25,7 +28,7 @@ def rewind(
     sink: str,
     to_positions: bool,
     to_earliest: bool,
-    to_timestamp: str | None,
+    to_timestamp: datetime | None,
     to_offsets: tuple[str, ...],
     dry_run: bool,
     yes: bool,
@@ -38,13 +41,13 @@ def rewind(
     if sum([to_positions, to_earliest, to_timestamp is not None, bool(to_offsets)]) != 1:
         raise click.UsageError("say one of --to-positions, --to-earliest, --to-timestamp, --to-offset")
     if to_timestamp is not None:
-        moves = rewinding.to_timestamp(settings, sink, _moment(to_timestamp))
+        moves = rewinding.to_timestamp(settings, sink, to_timestamp)
     elif to_offsets:
         moves = rewinding.to_offsets(settings, sink, dict(map(_place, to_offsets)))
     elif to_earliest:
         moves = rewinding.to_earliest(settings, sink)
     else:
-        moves = rewinding.to_offsets(settings, sink, {})
+        moves = rewinding.to_positions(settings, sink)
     for partition, move in moves.items():
         click.echo(f"partition {partition}: from offset {move.begin}, {move.position - move.begin} again")
     again = sum(move.position - move.begin for move in moves.values())
@@ -57,14 +60,6 @@ def rewind(
         click.confirm(f"Let sink {sink} begin there, with up to {again} events again?", abort=True)
     generation = rewinding.rewind(settings, sink, moves)
     click.echo(f"sink {sink} begins there at its next start, with checkpoint {generation}; older ones can be deleted")
-
-
-def _moment(text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.BadParameter(f"{text} is no time like 2026-11-21T10:00:00Z", param_hint="--to-timestamp") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _place(text: str) -> tuple[int, int]:

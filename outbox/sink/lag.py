@@ -14,12 +14,11 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Kafka
 
 from outbox import topics
 from outbox.settings import Settings
+from outbox.sink.positions import Offsets
 
 TIMEOUT_S = 2.0  # of one look-up, all of it; Prometheus waits 10 s for a scrape
 MIN_WAIT_S = 0.001  # librdkafka takes 0 for "whatever is there", and a negative time for "forever"
 PASSING_ERRORS = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # librdkafka tries again by itself
-
-Offsets = Mapping[int, int]
 
 
 class Lag(NamedTuple):

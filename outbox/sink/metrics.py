@@ -28,7 +28,8 @@ from prometheus_client.registry import Collector
 from outbox.errors import Failure
 from outbox.settings import Settings
 from outbox.sink.apply import Counts
-from outbox.sink.lag import Lag, LagLookup, Offsets
+from outbox.sink.lag import Lag, LagLookup
+from outbox.sink.positions import Offsets
 
 # A batch of one event takes some 5 ms to apply, a full one half a second or more.
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -14,6 +14,8 @@ from psycopg2.extras import execute_values
 
 from outbox.errors import Failure
 
+Offsets = Mapping[int, int]  # by partition
+
 UPSERT = """
 INSERT INTO positions (sink, topic, partition, topic_id, next_offset) VALUES %s
 ON CONFLICT (sink, topic, partition) DO UPDATE SET next_offset = greatest(positions.next_offset, excluded.next_offset)
@@ -41,7 +43,7 @@ def read(cursor: extensions.cursor, sink: str, topic: str, topic_id: str) -> dic
     return stored
 
 
-def require_no_gap(sink: str, topic: str, stored: Mapping[int, int], start: Mapping[int, int]) -> None:
+def require_no_gap(sink: str, topic: str, stored: Offsets, start: Offsets) -> None:
     """Raises Failure naming the lost range if a partition would be read from beyond its position.
 
     A partition that the sink has no position of must be read from offset 0.
@@ -57,7 +59,7 @@ def require_no_gap(sink: str, topic: str, stored: Mapping[int, int], start: Mapp
             )
 
 
-def write(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, end: Mapping[int, int]) -> None:
+def write(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, end: Offsets) -> None:
     """Move the positions forward, in the caller's transaction. A re-read does not move them back."""
     rows = [(sink, topic, partition, topic_id, offset) for partition, offset in sorted(end.items())]
     execute_values(cursor, UPSERT, rows)

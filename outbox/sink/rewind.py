@@ -19,8 +19,7 @@ from outbox.database import connect
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, Settings
 from outbox.sink import fence, positions
-
-Offsets = Mapping[int, int]
+from outbox.sink.positions import Offsets
 
 
 class Move(NamedTuple):
@@ -35,6 +34,11 @@ class Beginning(NamedTuple):
 
     generation: int
     offsets: dict[int, int]
+
+
+def to_positions(settings: Settings, sink: str) -> dict[int, Move]:
+    """Read on from what its database says, whatever its checkpoint says."""
+    return _moves(settings, sink, {})
 
 
 def to_earliest(settings: Settings, sink: str) -> dict[int, Move]:

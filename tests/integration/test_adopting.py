@@ -11,8 +11,8 @@ from textwrap import dedent
 from outbox.database import connect
 from outbox.settings import PROJECT_ROOT, BalancesRole, Settings
 from outbox.sink import strategy
-from outbox.sink.apply import Counts, Sink
-from tests.sink import NOW_MS, SINKS, STRATEGIES, Database, Event, account, batch, uuid7
+from outbox.sink.apply import Counts
+from tests.sink import NOW_MS, Database, Event, account, batch, sink_on, uuid7
 
 PAGE = (PROJECT_ROOT / "docs" / "adopting.md").read_text()
 BLOCKS = [dedent(block) for block in re.findall(r"(?:^ {4}.*\n)+", PAGE, re.MULTILINE)]
@@ -32,7 +32,7 @@ def test_the_projection_counts_each_event_once(databases: Settings, tmp_path: Pa
     with closing(connect(databases, BalancesRole.OWNER)) as owner, owner, owner.cursor() as cursor:
         cursor.execute(shown("CREATE TABLE events_a_day"))
     with closing(connect(databases, BalancesRole.SINK)) as connection:
-        sink = Sink(connection, STRATEGIES["dedup"], SINKS / "staged.sql", projection)
+        sink = sink_on(connection, projection=projection)
         sink.apply(batch(EVENTS[:4]))
         sink.apply(batch(EVENTS[2:], start=4))
     counted = Database(databases).query("SELECT account_id::text, sum(events) FROM events_a_day GROUP BY 1 ORDER BY 1")
@@ -43,5 +43,5 @@ def test_the_strategy_is_one_file(databases: Settings, tmp_path: Path) -> None:
     (tmp_path / "young.sql").write_text(shown("-- idea: new is what is younger"))
     young = strategy.load(tmp_path)["young"]
     with closing(connect(databases, BalancesRole.SINK)) as connection:
-        sink = Sink(connection, young, SINKS / "staged.sql", SINKS / "projections" / "balances.sql")
+        sink = sink_on(connection, young)
         assert sink.apply(batch(EVENTS)) == Counts(rows=6, fresh=6)

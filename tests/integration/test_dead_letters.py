@@ -25,11 +25,22 @@ from outbox.sink.repair import Replayed
 from outbox.sink.selection import Chosen, Selection
 from outbox.wait import wait_for
 from tests import command, records
-from tests.sink import NOW_MS, STRATEGIES, TOPIC, Database, Event, account, batch, open_sink, sums, uuid7
+from tests.sink import (
+    NOW_MS,
+    STRATEGIES,
+    SURVIVES_RE_SENDS,
+    TOPIC,
+    Database,
+    Event,
+    account,
+    batch,
+    open_sink,
+    sums,
+    uuid7,
+)
 
 RANDOM = Random(5)  # noqa: S311
 KEY = "account_id"
-SURVIVES_RE_SENDS = ("dedup", "merge", "upsert")
 
 
 def euro(amount: int = 7, version: int = 1, number: int = 1) -> Event:
@@ -58,6 +69,12 @@ def unread(event: Event, offset: int, *, version: str = "1", reason: str = "unkn
         reason=reason,
         detail="of another time",
     )
+
+
+def set_aside(settings: Settings, *events: Event, name: str = "dedup") -> None:
+    """Let a sink come by a record of each of these events, from offset 0 on, that it cannot read."""
+    with open_sink(settings, name) as sink:
+        sink.apply(batch([], dead=[unread(event, offset) for offset, event in enumerate(events)]))
 
 
 @pytest.fixture
@@ -214,8 +231,7 @@ class TestReplay:
         self, databases: Settings, database: Database, job: Job, tmp_path: Path
     ) -> None:
         some = [euro(3**number, number=number) for number in range(4)]
-        with open_sink(databases) as sink:
-            sink.apply(batch([], dead=[unread(event, offset) for offset, event in enumerate(some)]))
+        set_aside(databases, *some)
         deadly = tmp_path / "deadly.sql"
         deadly.write_text(f"{job.projection.read_text()} SELECT pg_terminate_backend(pg_backend_pid());")
         before = everything(database)
@@ -230,8 +246,7 @@ class TestReplay:
     ) -> None:
         monkeypatch.setattr(repair, "CHUNK", 2)
         some = [euro(3**number, version=number + 1) for number in range(5)]
-        with open_sink(databases) as sink:
-            sink.apply(batch([], dead=[unread(event, offset) for offset, event in enumerate(some)]))
+        set_aside(databases, *some)
         taken: list[int] = []
         once = fence.lock
 
@@ -254,8 +269,7 @@ class TestReplay:
         self, databases: Settings, job: Job, name: str
     ) -> None:
         late = euro()
-        with open_sink(databases, name) as sink:
-            sink.apply(batch([], dead=[unread(late, 0)]))
+        set_aside(databases, late, name=name)
         chosen = choose(databases, Selection(KEY, sink=name))
         assert replay(databases, job, name) == Replayed(applied=1)
         with closing(connect(databases, BalancesRole.SINK)) as connection:
@@ -265,8 +279,7 @@ class TestReplay:
         assert statuses(Database(databases, name)) == {late.event_id: "replayed"}
 
     def test_letters_of_a_strategy_that_is_gone_are_told(self, databases: Settings, job: Job) -> None:
-        with open_sink(databases) as sink:
-            sink.apply(batch([], dead=[unread(euro(), 0)]))
+        set_aside(databases, euro())
         with closing(connect(databases, BalancesRole.SINK)) as connection, connection, connection.cursor() as cursor:
             cursor.execute("UPDATE dead_letters SET sink = 'gone'")
         with pytest.raises(Failure, match="no strategy called gone"):
@@ -275,8 +288,7 @@ class TestReplay:
     def test_several_sinks_at_once(self, databases: Settings, job: Job) -> None:
         late = euro()
         for name in ("dedup", "naive"):
-            with open_sink(databases, name) as sink:
-                sink.apply(batch([], dead=[unread(late, 0)]))
+            set_aside(databases, late, name=name)
         chosen = choose(databases, Selection(KEY, identities=[late.event_id]))
         with closing(connect(databases, BalancesRole.SINK)) as connection:
             done = repair.replay(connection, job, chosen)
@@ -287,8 +299,7 @@ class TestReplay:
 class TestBesideASink:
     def test_it_waits_for_the_transaction_of_the_sink(self, databases: Settings, database: Database, job: Job) -> None:
         late = euro()
-        with open_sink(databases) as sink:
-            sink.apply(batch([], dead=[unread(late, 0)]))
+        set_aside(databases, late)
         done: list[Replayed] = []
         thread = threading.Thread(target=lambda: done.append(replay(databases, job)))
         waits = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (" + (
@@ -386,8 +397,7 @@ class TestRefusals:
     ) -> None:
         wrong = tmp_path / "wrong.sql"
         wrong.write_text("INSERT INTO rejected SELECT gen_random_uuid(), 'no', 'no'")
-        with open_sink(databases) as sink:
-            sink.apply(batch([], dead=[unread(euro(), 0)]))
+        set_aside(databases, euro())
         with pytest.raises(Failure, match="rejects events that are not in its batch"):
             replay(databases, replace(job, projection=wrong))
         assert database.processed() == 0
@@ -403,8 +413,7 @@ class TestCommand:
             sink.apply(batch([euro(5)], dead=[unread(late, 1)]))
             sink.apply(batch([refused], start=2))
             sink.apply(batch([], start=3, dead=[nameless]))
-        with open_sink(databases, "naive") as sink:
-            sink.apply(batch([], dead=[unread(late, 0)]))
+        set_aside(databases, late, name="naive")
         return [late, refused]
 
     @staticmethod

@@ -16,13 +16,13 @@ import pytest
 from outbox.database import connect
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, Settings
-from outbox.sink.apply import Counts, Sink
+from outbox.sink.apply import Counts
 from outbox.sink.batch import Batch
 from outbox.sink.dead_letters import DeadLetter
 from outbox.wait import wait_for
 from tests.sink import (
     NOW_MS,
-    SINKS,
+    PROJECTION,
     STRATEGIES,
     TOPIC,
     TOPIC_ID,
@@ -312,10 +312,10 @@ class TestAllOrNothing:
         self, databases: Settings, database: Database, tmp_path: Path
     ) -> None:
         broken = tmp_path / "broken.sql"
-        broken.write_text((SINKS / "projections" / "balances.sql").read_text() + "\nSELECT 1 / 0;")
+        broken.write_text(PROJECTION.read_text() + "\nSELECT 1 / 0;")
         some = events(2)
         with closing(connect(databases, BalancesRole.SINK)) as connection:
-            sink = Sink(connection, STRATEGIES["dedup"], SINKS / "staged.sql", broken)
+            sink = sink_on(connection, projection=broken)
             with pytest.raises(Failure, match=r"refused offsets \{0: 0\} to \{0: 3\}.*division by zero"):
                 sink.apply(batch(some, dead=[dead_letter(2)]))
         assert (database.balances(), database.positions(), database.dead_letters()) == ({}, {}, {})

@@ -19,9 +19,21 @@ from hypothesis import strategies as st
 from outbox.database import connect
 from outbox.settings import BalancesRole, Settings
 from outbox.sink.apply import Sink
-from tests.sink import SINKS, STRATEGIES, TOPIC, TOPIC_ID, Database, Event, account, batch, open_sink, sums, uuid7
+from tests.sink import (
+    STRATEGIES,
+    SURVIVES_RE_SENDS,
+    TOPIC,
+    TOPIC_ID,
+    Database,
+    Event,
+    account,
+    batch,
+    open_sink,
+    sink_on,
+    sums,
+    uuid7,
+)
 
-STAGED, PROJECTION = SINKS / "staged.sql", SINKS / "projections" / "balances.sql"
 ACCOUNTS, EVENTS = 4, 16
 
 
@@ -88,7 +100,6 @@ STRATEGY_MODELS: dict[str, Model] = {
     "naive": all_that_comes,
 }
 SURVIVES_RE_READS = {"dedup", "merge", "upsert", "offset-log", "offsets"}
-SURVIVES_RE_SENDS = {"dedup", "merge", "upsert"}
 
 deliveries = st.lists(
     st.builds(Delivery, st.lists(st.integers(0, EVENTS - 1), max_size=12), st.integers(0, 5)), max_size=6
@@ -189,7 +200,7 @@ def test_a_guard_on_the_last_event_alone_goes_backwards(databases: Settings) -> 
     found = {}
     for one in (good, weak):
         with closing(connect(databases, BalancesRole.SINK)) as connection:
-            run = Run(Sink(connection, one, STAGED, PROJECTION), Database(databases, one.name))
+            run = Run(sink_on(connection, one), Database(databases, one.name))
             came = run.deliver([Delivery([0, 4, 8]), Delivery([0, 4], back=3)])
             found[one.name] = run.balances() == newest_state(came)
     assert found == {"upsert": True, "weak": False}

@@ -357,7 +357,7 @@ def test_events_that_are_gone_stop_it_with_their_range(
     assert "`outbox rewind --sink dedup --to-positions`" in failure
 
     # The way out.
-    rewind.rewind(topic, "dedup", rewind.to_offsets(topic, "dedup", {}))
+    rewind.rewind(topic, "dedup", rewind.to_positions(topic, "dedup"))
     assert catch_up(topic).returncode == 0
     assert database.balances() == sums(some)
 

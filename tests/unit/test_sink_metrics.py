@@ -14,8 +14,9 @@ from outbox.errors import Failure
 from outbox.settings import Settings, load
 from outbox.sink import metrics as sink_metrics
 from outbox.sink.apply import Counts
-from outbox.sink.lag import Lag, LagLookup, Offsets
+from outbox.sink.lag import Lag, LagLookup
 from outbox.sink.metrics import Metrics
+from outbox.sink.positions import Offsets
 from outbox.stack import ports
 
 COUNTS = Counts(rows=10, fresh=7, duplicates=3, dead=2)
