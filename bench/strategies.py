@@ -27,9 +27,8 @@ def rates(settings: Settings, batches: int, batch_events: int) -> dict[str, floa
     """Events a second of each strategy. They take turns batch by batch, so that all meet the same machine."""
     spent_s: dict[str, float] = {}
     with ExitStack() as resources:
-        sinks = [
-            resources.enter_context(_open(settings, name)) for name in strategy.load(job.load(settings).strategies)
-        ]
+        events = job.load(settings)[0]  # the others read other records
+        sinks = [resources.enter_context(_open(settings, name)) for name in strategy.load(events.strategies)]
         for batch in _batches(batches, batch_events, days=1):
             for sink in sinks:
                 spent_s[sink.name] = spent_s.get(sink.name, 0) + _timed(sink, batch)
@@ -45,8 +44,8 @@ def growth(settings: Settings, batches: int, batch_events: int, days: int) -> Se
 @contextmanager
 def _open(settings: Settings, name: str) -> Iterator[Sink]:
     with closing(connect(settings, BalancesRole.SINK)) as connection:
-        declared = job.load(settings)
-        yield Sink(connection, strategy.load(declared.strategies)[name], declared.staged, declared.projection)
+        declared, chosen = job.sinks(settings)[name]
+        yield Sink(connection, chosen, declared.staged, declared.projection)
 
 
 def _timed(sink: Sink, batch: Batch) -> float:

@@ -106,7 +106,7 @@ class Settings(BaseSettings):
     idempotency_ttl_hours: int = Field(24, ge=1, description="how long an Idempotency-Key is remembered")
 
     sink_checkpoints: str | None = Field(None, description="URI of the Spark checkpoints; default: in the home folder")
-    sink_max_offsets_per_trigger: int = Field(100_000, ge=1, description="events in one micro-batch at the most")
+    sink_max_offsets_per_trigger: int = Field(200_000, ge=1, description="events in one micro-batch at the most")
     sink_driver_memory: str = Field("768m", description="heap of the Spark driver")
     sink_metrics_host: str = "127.0.0.1"
     sink_metrics_port: int = Field(0, ge=0, le=65535, description="serves the sink's Prometheus metrics; 0: none")

@@ -17,9 +17,9 @@ from sinks.events import KEY, events
 HERE = Path(__file__).parent
 
 
-def job(settings: Settings) -> Job:
-    """The job that `outbox sink` runs."""
-    return Job(
+def jobs(settings: Settings) -> list[Job]:
+    """The jobs whose strategies `outbox sink` runs."""
+    ledger_events = Job(
         topic=settings.topic,
         decode=events,
         judge=Judge(Contract().schema, KEY),
@@ -27,3 +27,4 @@ def job(settings: Settings) -> Job:
         strategies=HERE / "strategies",
         projection=HERE / "projections" / "balances.sql",
     )
+    return [ledger_events]

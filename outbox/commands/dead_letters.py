@@ -110,7 +110,7 @@ def replay(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
     """
     settings = configuration.load()
     with _to_repair(settings, chosen, is_all) as (connection, letters):
-        done = repair.replay(connection, job.load(settings), letters, dry_run=dry_run)
+        done = repair.replay(connection, job.sinks(settings), letters, dry_run=dry_run)
     if as_json:
         click.echo(json.dumps({"dry_run": dry_run, "sinks": {sink: one._asdict() for sink, one in done.items()}}))
     would = "would replay" if dry_run else "replayed"
@@ -146,7 +146,7 @@ def discard(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
 
 def _selection(settings: Settings, chosen: dict[str, Any]) -> Selection:
     identities = [identity.lower() for identity in chosen.pop("identities")]
-    return Selection(key_property=job.load(settings).judge.key, identities=identities, **chosen)
+    return Selection(key_property=job.load(settings)[0].judge.key, identities=identities, **chosen)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import click
 
 from outbox import log
 from outbox import settings as configuration
-from outbox.sink import job, strategy
+from outbox.sink import job
 from outbox.sink.strategy import Strategy
 
 
@@ -14,9 +14,9 @@ class SinkCommand(click.Command):
     """A command whose help tells the strategies apart."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        known = strategy.load(job.load(configuration.load()).strategies)
+        known = job.sinks(configuration.load())
         with formatter.section("Strategies"):
-            formatter.write_dl([(one.name, _told(one)) for one in known.values()])
+            formatter.write_dl([(name, _told(one.strategy)) for name, one in known.items()])
 
 
 def _told(one: Strategy) -> str:
@@ -40,4 +40,4 @@ def sink(names: tuple[str, ...], until_caught_up: bool) -> None:
 
     settings = configuration.load()
     log.configure(settings)
-    stream.run(settings, job.load(settings), names, until_caught_up)
+    stream.run(settings, job.choose(settings, names), until_caught_up)

@@ -1,14 +1,19 @@
-"""What a sink job declares: which topic, how its records are decoded, and the SQL that applies them."""
+"""What a sink job declares: which topic, how its records are decoded, and the SQL that applies them; and which sinks
+there are, one a strategy.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from outbox.errors import Failure
 from outbox.settings import Settings
+from outbox.sink import strategy
+from outbox.sink.strategy import Strategy
 from outbox.sink.verdict import Judge
 
 if TYPE_CHECKING:
@@ -20,7 +25,7 @@ MODULE = "sinks.job"  # by name: the machinery does not import the sample
 @dataclass(frozen=True)
 class Job:
     """``decode`` turns Kafka's records into the columns of the staged table, and leaves in a column ``record`` those
-    that are not surely valid; ``judge`` says what is wrong with them.
+    that are not surely valid; ``judge`` says what is wrong with them. ``strategies`` is a folder, each file a sink.
     """
 
     topic: str
@@ -31,8 +36,34 @@ class Job:
     projection: Path
 
 
-def load(settings: Settings) -> Job:
-    """The job of this project. It does not load Spark, as ``decode`` does so when it is called."""
-    job = importlib.import_module(MODULE).job(settings)
-    assert isinstance(job, Job)  # noqa: S101
-    return job
+class Declared(NamedTuple):
+    """A sink that can be run; it has the name of its strategy."""
+
+    job: Job
+    strategy: Strategy
+
+
+def load(settings: Settings) -> list[Job]:
+    """The jobs of this project. It does not load Spark, as ``decode`` does so when it is called."""
+    jobs: list[Job] = importlib.import_module(MODULE).jobs(settings)
+    return jobs
+
+
+def sinks(settings: Settings) -> dict[str, Declared]:
+    """Every sink of this project, by name. Raises Failure if two jobs have a strategy of the same name."""
+    found: dict[str, Declared] = {}
+    for job in load(settings):
+        for name, one in strategy.load(job.strategies).items():
+            if name in found:
+                raise Failure(f"there are two strategies called {name}", f"rename one in {job.strategies}")
+            found[name] = Declared(job, one)
+    return found
+
+
+def choose(settings: Settings, names: Sequence[str]) -> list[Declared]:
+    """The sinks of these names, each once. Raises Failure for a name that there is not."""
+    known = sinks(settings)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise Failure(f"no strategy is called {', '.join(unknown)}", f"there are {', '.join(known)}")
+    return [known[name] for name in dict.fromkeys(names)]

@@ -18,8 +18,9 @@ The lag is asked for when Prometheus asks: no batch waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -42,7 +43,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._next_offsets: dict[str, Offsets] = {}
+        self._next_offsets: dict[str, dict[str, Offsets]] = defaultdict(dict)  # by topic and sink
+        self._topics: dict[str, str] = {}
         self._rows = self._counter("rows", "Events read: fresh, duplicate or refused")
         self._duplicates = self._counter("duplicates", "Events that were known already, and skipped")
         self._dead_letters = self._counter("dead_letters", "Records set aside, as they cannot be decoded or applied")
@@ -60,8 +62,9 @@ class Metrics:
             registry=self.registry,
         )
 
-    def started(self, sink: str, next_offsets: Offsets) -> None:
-        """A sink is about to read from these offsets. All that it counts is there from now on, as 0."""
+    def started(self, sink: str, topic: str, next_offsets: Offsets) -> None:
+        """A sink is about to read a topic from these offsets. All that it counts is there from now on, as 0."""
+        self._topics[sink] = topic
         for counter in (self._rows, self._duplicates, self._dead_letters):
             counter.labels(sink)
         for stage in ("read", "apply"):
@@ -77,8 +80,8 @@ class Metrics:
         self._duration.labels(sink, "apply").observe(apply_s)
         self._reached(sink, next_offsets)
 
-    def collect_lag(self, ask: AskLag) -> None:
-        """From now on the lag is among the metrics, asked for at each scrape."""
+    def collect_lag(self, ask: Mapping[str, AskLag]) -> None:
+        """From now on the lag is among the metrics, asked for at each scrape, topic by topic."""
         self.registry.register(_LagCollector(ask, self._next_offsets))
 
     def _counter(self, name: str, documentation: str) -> Counter:
@@ -86,12 +89,12 @@ class Metrics:
 
     def _reached(self, sink: str, next_offsets: Offsets) -> None:
         self._progress.labels(sink).set_to_current_time()
-        self._next_offsets[sink] = next_offsets
+        self._next_offsets[self._topics[sink]][sink] = next_offsets
 
 
 @contextmanager
-def served(settings: Settings, metrics: Metrics, topic: str) -> Iterator[None]:
-    """Serve the metrics, with the lag, over HTTP within the block; nothing at all if no port is set.
+def served(settings: Settings, metrics: Metrics, topics: Collection[str]) -> Iterator[None]:
+    """Serve the metrics, with the lag on these topics, over HTTP within the block; nothing at all if no port is set.
 
     Raises Failure if the port cannot be had.
     """
@@ -106,31 +109,32 @@ def served(settings: Settings, metrics: Metrics, topic: str) -> Iterator[None]:
             f"the sink's metrics cannot be served at {host}:{port}: {error.strerror}",
             "choose another OUTBOX_SINK_METRICS_PORT, or 0 for none",
         ) from None
-    lookup = LagLookup(settings, topic)
-    metrics.collect_lag(lookup.ask)
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-        lookup.close()
+    with ExitStack() as lookups:
+        metrics.collect_lag({topic: lookups.enter_context(closing(LagLookup(settings, topic))).ask for topic in topics})
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
 
 
 class _LagCollector(Collector):
     """Asks for the lag when it is scraped."""
 
-    def __init__(self, ask: AskLag, next_offsets: Mapping[str, Offsets]) -> None:
+    def __init__(self, ask: Mapping[str, AskLag], next_offsets: Mapping[str, Mapping[str, Offsets]]) -> None:
         self._ask = ask
         self._next_offsets = next_offsets
 
     def collect(self) -> Iterator[Metric]:
-        lags = self._ask(dict(self._next_offsets))
-        yield GaugeMetricFamily("outbox_sink_kafka_up", "Whether Kafka told the lag for this scrape", lags is not None)
+        answers = [ask(dict(self._next_offsets.get(topic, {}))) for topic, ask in self._ask.items()]
+        told = [answer for answer in answers if answer is not None]
+        is_up = len(told) == len(answers)
+        yield GaugeMetricFamily("outbox_sink_kafka_up", "Whether Kafka told the lag for this scrape", is_up)
         events = _gauge("lag_events", "Events on the topic that are not applied, at most")
         by_partition = _gauge("partition_lag_events", "The same by partition", "partition")
         age = _gauge("lag_seconds", "Age of the oldest record on the topic that is not applied")
-        for sink, lag in (lags or {}).items():
+        for sink, lag in (entry for answer in told for entry in answer.items()):
             events.add_metric([sink], sum(lag.offsets.values()))
             age.add_metric([sink], lag.age_s)
             for partition, count in sorted(lag.offsets.items()):

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from psycopg2 import extensions
 
 from outbox.database import told
 from outbox.errors import Failure
-from outbox.sink import dead_letters, fence, strategy
+from outbox.sink import dead_letters, fence
 from outbox.sink.effect import Effect
-from outbox.sink.job import Job
+from outbox.sink.job import Declared
 from outbox.sink.selection import Chosen
 from outbox.sink.verdict import Judge, Verdict
 
@@ -70,19 +70,19 @@ class Replayed(NamedTuple):
 
 
 def replay(
-    connection: extensions.connection, job: Job, chosen: Sequence[Chosen], *, dry_run: bool = False
+    connection: extensions.connection, known: Mapping[str, Declared], chosen: Sequence[Chosen], *, dry_run: bool = False
 ) -> dict[str, Replayed]:
     """Judge letters by today's contract and apply those that stand it now, by the strategy and projection of their
-    sink. Returns by sink what became of them. With ``dry_run`` all of it is rolled back.
+    sink, which is among ``known``. Returns by sink what became of them. With ``dry_run`` all of it is rolled back.
 
     A letter that is no longer open is left out: each event is applied once. Raises Failure if a sink's strategy is
     unknown, or if the database refuses a chunk, of which then nothing is done; the chunks before it stay.
     """
-    known = strategy.load(job.strategies)
     _require({letter.sink for letter in chosen}, known)
     done: dict[str, Replayed] = {}
     for sink, letters in itertools.groupby(chosen, key=lambda letter: letter.sink):
-        effect = Effect(known[sink], job.staged, job.projection)
+        job, strategy = known[sink]
+        effect = Effect(strategy, job.staged, job.projection)
         done[sink] = Replayed()
         with told(connection, f"sink {sink}", "refused the replay", AGAIN):
             with connection, connection.cursor() as cursor:
@@ -172,8 +172,8 @@ def _names(chunk: Sequence[Chosen]) -> dict[str, Any]:
     return {"sink": chunk[0].sink, "identities": [letter.identity for letter in chunk]}
 
 
-def _require(sinks: set[str], known: dict[str, strategy.Strategy]) -> None:
-    unknown = sorted(sinks - known.keys())
+def _require(sinks: set[str], known: Collection[str]) -> None:
+    unknown = sorted(sinks.difference(known))
     if unknown:
         raise Failure(
             f"there is no strategy called {', '.join(unknown)} any more, so its letters cannot be replayed",

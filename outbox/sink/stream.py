@@ -30,15 +30,14 @@ from outbox import log, topics
 from outbox.database import connect
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, Settings
-from outbox.sink import positions, strategy
+from outbox.sink import positions
 from outbox.sink import spark as spark_session
 from outbox.sink.apply import Sink
 from outbox.sink.batch import Batch
 from outbox.sink.checkpoint import Checkpoint, Offsets
 from outbox.sink.dead_letters import DeadLetter
-from outbox.sink.job import Job
+from outbox.sink.job import Declared, Job
 from outbox.sink.metrics import Metrics, served
-from outbox.sink.strategy import Strategy
 from outbox.sink.verdict import UUID as UUID_FORM
 from outbox.wait import wait_for
 
@@ -50,23 +49,23 @@ class Stopping(Exception):
     """Ends a batch that was not begun to be applied when the sink was told to stop."""
 
 
-def run(settings: Settings, job: Job, names: Sequence[str], until_caught_up: bool = False) -> None:
-    """Run a sink a strategy until SIGTERM or SIGINT, or until all that the topic has committed at the start is applied.
+def run(settings: Settings, declared: Sequence[Declared], until_caught_up: bool = False) -> None:
+    """Run these sinks until SIGTERM or SIGINT, or until all that their topics have committed at the start is applied.
 
     A batch that is being applied when the signal comes is finished and committed. Raises Failure for the first sink
     that fails, having stopped the others likewise.
     """
-    chosen = _chosen(job, names)
     with ExitStack() as resources:
         # The fences first: a second driver is turned away before it touches anything, Spark included.
         sinks = []
-        for one in chosen:
+        for job, one in declared:
             connection = resources.enter_context(closing(connect(settings, BalancesRole.SINK)))
-            sinks.append((one, Sink(connection, one, job.staged, job.projection)))
+            sinks.append(Sink(connection, one, job.staged, job.projection))
+        names = {job.topic for job, _ in declared}
         metrics = Metrics()
-        resources.enter_context(served(settings, metrics, job.topic))
-        topic = topics.describe(settings, job.topic)
-        target = topics.last_stable_offsets(settings, job.topic)
+        resources.enter_context(served(settings, metrics, names))
+        ids = {name: topics.describe(settings, name).id for name in names}
+        targets = {name: topics.last_stable_offsets(settings, name) for name in names}
         # What we raise through py4j we tell ourselves.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         spark = spark_session.session(settings)
@@ -77,13 +76,13 @@ def run(settings: Settings, job: Job, names: Sequence[str], until_caught_up: boo
                 spark=spark,
                 settings=settings,
                 job=job,
-                topic_id=topic.id,
+                topic_id=ids[job.topic],
                 start_at=one.start,
                 sink=sink,
                 metrics=metrics,
                 wake=wake,
             )
-            for one, sink in sinks
+            for (job, one), sink in zip(declared, sinks, strict=True)
         ]
         try:
             for stream in streams:
@@ -95,15 +94,7 @@ def run(settings: Settings, job: Job, names: Sequence[str], until_caught_up: boo
         for stream in streams:
             stream.raise_failure()
             if until_caught_up:
-                stream.require(target)
-
-
-def _chosen(job: Job, names: Sequence[str]) -> list[Strategy]:
-    known = strategy.load(job.strategies)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise Failure(f"no strategy is called {', '.join(unknown)}", f"there are {', '.join(known)}")
-    return [known[name] for name in dict.fromkeys(names)]
+                stream.require(targets[stream.topic])
 
 
 @contextmanager
@@ -151,6 +142,7 @@ class Stream:
         self._spark = spark
         self._settings = settings
         self._job = job
+        self.topic = job.topic
         self._topic_id = topic_id
         self._start_at = start_at
         self._sink = sink
@@ -176,15 +168,15 @@ class Stream:
             self._log.warning("removed a log file that a crash has cut off", file=f"{self._checkpoint.uri}/{file}")
         beginning = self._beginning()
         self._reached = self._checkpoint.applied() or beginning
-        starting_offsets = json.dumps({self._job.topic: {str(key): offset for key, offset in beginning.items()}})
-        records = spark_session.records(self._spark, self._settings, self._job.topic, starting_offsets)
+        starting_offsets = json.dumps({self.topic: {str(key): offset for key, offset in beginning.items()}})
+        records = spark_session.records(self._spark, self._settings, self.topic, starting_offsets)
         writer = self._job.decode(records).writeStream.foreachBatch(self._handle).queryName(self._sink.name)
         writer = writer.option("checkpointLocation", self._checkpoint.uri)
         if until_caught_up:
             writer = writer.trigger(availableNow=True)
-        self._metrics.started(self._sink.name, self._reached)
+        self._metrics.started(self._sink.name, self.topic, self._reached)
         self._query = writer.start()
-        self._log.info("started", topic=self._job.topic, checkpoint=self._checkpoint.uri, next_offsets=self._reached)
+        self._log.info("started", topic=self.topic, checkpoint=self._checkpoint.uri, next_offsets=self._reached)
 
     def is_active(self) -> bool:
         """Whether the query goes on."""
@@ -230,7 +222,7 @@ class Stream:
 
     def _beginning(self) -> Offsets:
         """Where a query without checkpoint begins, by partition. Raises Failure if events before that are lost."""
-        topic, first = self._job.topic, topics.first_offsets(self._settings, self._job.topic)
+        topic, first = self.topic, topics.first_offsets(self._settings, self.topic)
         stored = self._sink.positions(topic, self._topic_id)
         if stored:
             positions.require_no_gap(self._sink.name, topic, stored, first)
@@ -258,7 +250,7 @@ class Stream:
         read = time.monotonic()
         valid = pc.is_null(table["record"])
         batch = Batch(
-            topic=self._job.topic,
+            topic=self.topic,
             topic_id=self._topic_id,
             start={partition: start[partition] for partition in end},
             end=end,
@@ -289,7 +281,7 @@ class Stream:
         headers = [(header["key"], header["value"]) for header in record["headers"] or ()]
         verdict = self._job.judge.verdict(key, headers, value, recorded_ms)
         return DeadLetter(
-            topic=self._job.topic,
+            topic=self.topic,
             partition=row["partition"],
             offset=row["offset"],
             key=key,

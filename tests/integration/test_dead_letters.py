@@ -20,13 +20,14 @@ from outbox.sink import fence, repair
 from outbox.sink import job as jobs
 from outbox.sink.apply import Counts
 from outbox.sink.dead_letters import DeadLetter
-from outbox.sink.job import Job
+from outbox.sink.job import Declared
 from outbox.sink.repair import Replayed
 from outbox.sink.selection import Chosen, Selection
 from outbox.wait import wait_for
 from tests import command, records
 from tests.sink import (
     NOW_MS,
+    PROJECTION,
     STRATEGIES,
     SURVIVES_RE_SENDS,
     TOPIC,
@@ -41,6 +42,7 @@ from tests.sink import (
 
 RANDOM = Random(5)  # noqa: S311
 KEY = "account_id"
+Known = dict[str, Declared]
 
 
 def euro(amount: int = 7, version: int = 1, number: int = 1) -> Event:
@@ -83,8 +85,8 @@ def database(databases: Settings) -> Database:
 
 
 @pytest.fixture
-def job(databases: Settings) -> Job:
-    return jobs.load(databases)
+def known(databases: Settings) -> Known:
+    return jobs.sinks(databases)
 
 
 def choose(settings: Settings, selection: Selection) -> list[Chosen]:
@@ -92,11 +94,15 @@ def choose(settings: Settings, selection: Selection) -> list[Chosen]:
         return selection.choose(cursor)
 
 
-def replay(settings: Settings, job: Job, sink: str = "dedup", *, dry_run: bool = False) -> Replayed:
+def with_projection(known: Known, projection: Path) -> Known:
+    return {name: Declared(replace(job, projection=projection), one) for name, (job, one) in known.items()}
+
+
+def replay(settings: Settings, known: Known, sink: str = "dedup", *, dry_run: bool = False) -> Replayed:
     """Replay all open letters of a sink."""
     chosen = choose(settings, Selection(KEY, sink=sink))
     with closing(connect(settings, BalancesRole.SINK)) as connection:
-        return repair.replay(connection, job, chosen, dry_run=dry_run).get(sink, Replayed())
+        return repair.replay(connection, known, chosen, dry_run=dry_run).get(sink, Replayed())
 
 
 def discard(settings: Settings, sink: str = "dedup", *, dry_run: bool = False) -> int:
@@ -124,14 +130,16 @@ def correct_currency(settings: Settings, currency: str = "USD") -> None:
 
 class TestReplay:
     @pytest.mark.parametrize("name", STRATEGIES)
-    def test_applies_an_unread_event_once_under_every_strategy(self, databases: Settings, job: Job, name: str) -> None:
+    def test_applies_an_unread_event_once_under_every_strategy(
+        self, databases: Settings, known: Known, name: str
+    ) -> None:
         late, other = euro(), euro(5, number=2)
         with open_sink(databases, name) as sink:
             sink.apply(batch([], dead=[unread(late, 0)]))
             sink.apply(batch([other], start=1))
         database = Database(databases, name)
-        assert replay(databases, job, name) == Replayed(applied=1)
-        assert replay(databases, job, name) == Replayed()
+        assert replay(databases, known, name) == Replayed(applied=1)
+        assert replay(databases, known, name) == Replayed()
         assert database.balances() == sums([late, other])
         assert statuses(database) == {late.event_id: "replayed"}
         assert database.positions() == {0: 2}
@@ -139,7 +147,7 @@ class TestReplay:
 
     @pytest.mark.parametrize("name", STRATEGIES)
     def test_applies_a_refused_event_once_its_cause_is_corrected(
-        self, databases: Settings, job: Job, name: str
+        self, databases: Settings, known: Known, name: str
     ) -> None:
         first = replace(euro(5), balance_after=5)
         refused = replace(dollar(euro(7, version=2)), balance_after=12)
@@ -151,22 +159,22 @@ class TestReplay:
             # A re-send is not applied beside its letter, be its cause gone or not.
             assert sink.apply(batch([refused, refused], start=2)) == Counts(2, 0, 2)
             assert database.balances() == sums([first])
-            assert replay(databases, job, name) == Replayed(applied=1)
-            assert replay(databases, job, name) == Replayed()
+            assert replay(databases, known, name) == Replayed(applied=1)
+            assert replay(databases, known, name) == Replayed()
             assert sink.apply(batch([refused], start=4)) == Counts(1, 0, 1)
         assert database.balances() == sums([first, refused])
         assert statuses(database) == {refused.event_id: "replayed"}
         assert database.query("SELECT applied, duplicates FROM sinks") == [(2, 3)]
 
     def test_what_is_refused_again_stays_open_and_says_why_now(
-        self, databases: Settings, database: Database, job: Job
+        self, databases: Settings, database: Database, known: Known
     ) -> None:
         first, mismatch, newer = euro(5), euro(7, version=2), euro(9, version=3)
         dead = [unread(dollar(mismatch), 1), unread(newer, 2, version="2", reason="not JSON")]
         with open_sink(databases) as sink:
             sink.apply(batch([first], dead=dead))
         for _ in range(2):
-            assert replay(databases, job) == Replayed(refused=2)
+            assert replay(databases, known) == Replayed(refused=2)
             assert database.dead_letters() == {
                 mismatch.event_id: "currency mismatch",
                 newer.event_id: "unknown schema version",
@@ -176,35 +184,35 @@ class TestReplay:
         assert database.processed() == 1
         assert database.query("SELECT FROM dead_letters WHERE last_seen_at <= first_seen_at") == []
         correct_currency(databases)
-        assert replay(databases, job) == Replayed(applied=1, refused=1)
+        assert replay(databases, known) == Replayed(applied=1, refused=1)
         assert database.balances() == sums([first, mismatch])
 
     @pytest.mark.parametrize("name", STRATEGIES)
     def test_an_event_that_has_meanwhile_come_well_is_not_applied_again(
-        self, databases: Settings, job: Job, name: str
+        self, databases: Settings, known: Known, name: str
     ) -> None:
         late = euro()
         with open_sink(databases, name) as sink:
             sink.apply(batch([], dead=[unread(late, 0)]))
             assert sink.apply(batch([late], start=1)).fresh == 1
         assert statuses(Database(databases, name)) == {late.event_id: "replayed"}
-        assert replay(databases, job, name) == Replayed()
+        assert replay(databases, known, name) == Replayed()
         assert Database(databases, name).balances() == sums([late])
 
     @pytest.mark.parametrize("name", SURVIVES_RE_SENDS)
     def test_an_event_that_had_come_well_before_is_found_to_be_a_duplicate(
-        self, databases: Settings, job: Job, name: str
+        self, databases: Settings, known: Known, name: str
     ) -> None:
         early = euro()
         with open_sink(databases, name) as sink:
             sink.apply(batch([early]))
             sink.apply(batch([], start=1, dead=[unread(early, 1)]))
-        assert replay(databases, job, name) == Replayed(duplicates=1)
+        assert replay(databases, known, name) == Replayed(duplicates=1)
         assert statuses(Database(databases, name)) == {early.event_id: "replayed"}
         assert Database(databases, name).balances() == sums([early])
 
     def test_an_event_that_came_unread_and_then_was_refused_is_kept_readable(
-        self, databases: Settings, database: Database, job: Job
+        self, databases: Settings, database: Database, known: Known
     ) -> None:
         first, broken = euro(5), dollar(euro(7, version=2))
         with open_sink(databases) as sink:
@@ -212,37 +220,37 @@ class TestReplay:
             sink.apply(batch([broken], start=2))
         assert database.dead_letters() == {broken.event_id: "currency mismatch"}
         correct_currency(databases)
-        assert replay(databases, job) == Replayed(applied=1)
+        assert replay(databases, known) == Replayed(applied=1)
         assert database.balances() == sums([first, broken])
 
     def test_a_dry_run_tells_what_would_be_and_changes_nothing(
-        self, databases: Settings, database: Database, job: Job
+        self, databases: Settings, database: Database, known: Known
     ) -> None:
         first, refused = euro(5), dollar(euro(7, version=2))
         with open_sink(databases) as sink:
             sink.apply(batch([first], dead=[unread(euro(9, version=3), 1)]))
             sink.apply(batch([refused], start=2))
         before = everything(database)
-        assert replay(databases, job, dry_run=True) == Replayed(applied=1, refused=1)
+        assert replay(databases, known, dry_run=True) == Replayed(applied=1, refused=1)
         assert discard(databases, dry_run=True) == 2
         assert everything(database) == before
 
     def test_killed_before_its_commit_it_has_done_nothing(
-        self, databases: Settings, database: Database, job: Job, tmp_path: Path
+        self, databases: Settings, database: Database, known: Known, tmp_path: Path
     ) -> None:
         some = [euro(3**number, number=number) for number in range(4)]
         set_aside(databases, *some)
         deadly = tmp_path / "deadly.sql"
-        deadly.write_text(f"{job.projection.read_text()} SELECT pg_terminate_backend(pg_backend_pid());")
+        deadly.write_text(f"{PROJECTION.read_text()} SELECT pg_terminate_backend(pg_backend_pid());")
         before = everything(database)
         with pytest.raises(Failure, match="sink dedup: lost its database connection"):
-            replay(databases, replace(job, projection=deadly))
+            replay(databases, with_projection(known, deadly))
         assert everything(database) == before
-        assert replay(databases, job) == Replayed(applied=4)
+        assert replay(databases, known) == Replayed(applied=4)
         assert database.balances() == sums(some)
 
     def test_killed_between_two_chunks_it_goes_on_where_it_was(
-        self, databases: Settings, database: Database, job: Job, monkeypatch: pytest.MonkeyPatch
+        self, databases: Settings, database: Database, known: Known, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(repair, "CHUNK", 2)
         some = [euro(3**number, version=number + 1) for number in range(5)]
@@ -259,49 +267,51 @@ class TestReplay:
         with monkeypatch.context() as patched:
             patched.setattr(fence, "lock", dies)
             with pytest.raises(KeyboardInterrupt):
-                replay(databases, job)
+                replay(databases, known)
         assert database.balances() == sums(some[:4])
-        assert replay(databases, job) == Replayed(applied=1)
+        assert replay(databases, known) == Replayed(applied=1)
         assert database.balances() == sums(some)
 
     @pytest.mark.parametrize("name", STRATEGIES)
     def test_letters_that_another_command_has_taken_meanwhile_are_left_out(
-        self, databases: Settings, job: Job, name: str
+        self, databases: Settings, known: Known, name: str
     ) -> None:
         late = euro()
         set_aside(databases, late, name=name)
         chosen = choose(databases, Selection(KEY, sink=name))
-        assert replay(databases, job, name) == Replayed(applied=1)
+        assert replay(databases, known, name) == Replayed(applied=1)
         with closing(connect(databases, BalancesRole.SINK)) as connection:
-            assert repair.replay(connection, job, chosen) == {name: Replayed()}
+            assert repair.replay(connection, known, chosen) == {name: Replayed()}
             assert repair.discard(connection, chosen) == {name: 0}
         assert Database(databases, name).balances() == sums([late])
         assert statuses(Database(databases, name)) == {late.event_id: "replayed"}
 
-    def test_letters_of_a_strategy_that_is_gone_are_told(self, databases: Settings, job: Job) -> None:
+    def test_letters_of_a_strategy_that_is_gone_are_told(self, databases: Settings, known: Known) -> None:
         set_aside(databases, euro())
         with closing(connect(databases, BalancesRole.SINK)) as connection, connection, connection.cursor() as cursor:
             cursor.execute("UPDATE dead_letters SET sink = 'gone'")
         with pytest.raises(Failure, match="no strategy called gone"):
-            replay(databases, job, "gone")
+            replay(databases, known, "gone")
 
-    def test_several_sinks_at_once(self, databases: Settings, job: Job) -> None:
+    def test_several_sinks_at_once(self, databases: Settings, known: Known) -> None:
         late = euro()
         for name in ("dedup", "naive"):
             set_aside(databases, late, name=name)
         chosen = choose(databases, Selection(KEY, identities=[late.event_id]))
         with closing(connect(databases, BalancesRole.SINK)) as connection:
-            done = repair.replay(connection, job, chosen)
+            done = repair.replay(connection, known, chosen)
         assert done == {"dedup": Replayed(applied=1), "naive": Replayed(applied=1)}
         assert all(Database(databases, name).balances() == sums([late]) for name in ("dedup", "naive"))
 
 
 class TestBesideASink:
-    def test_it_waits_for_the_transaction_of_the_sink(self, databases: Settings, database: Database, job: Job) -> None:
+    def test_it_waits_for_the_transaction_of_the_sink(
+        self, databases: Settings, database: Database, known: Known
+    ) -> None:
         late = euro()
         set_aside(databases, late)
         done: list[Replayed] = []
-        thread = threading.Thread(target=lambda: done.append(replay(databases, job)))
+        thread = threading.Thread(target=lambda: done.append(replay(databases, known)))
         waits = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (" + (
             "SELECT oid FROM pg_database WHERE datname = current_database())"
         )
@@ -314,7 +324,7 @@ class TestBesideASink:
         assert done == [Replayed(applied=1)]
 
     def test_events_sent_again_while_two_replays_run_are_applied_once(
-        self, databases: Settings, database: Database, job: Job, monkeypatch: pytest.MonkeyPatch
+        self, databases: Settings, database: Database, known: Known, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(repair, "CHUNK", 3)
         some = [euro(3**number, version=number + 1, number=number % 3) for number in range(30)]
@@ -327,7 +337,7 @@ class TestBesideASink:
 
         def run_replays() -> None:
             for _ in range(3):
-                replay(databases, job)
+                replay(databases, known)
 
         def told(run: object) -> None:
             try:
@@ -351,7 +361,7 @@ class TestBesideASink:
 class TestDiscard:
     @pytest.mark.parametrize("name", STRATEGIES)
     def test_what_was_discarded_is_not_applied_however_it_comes_again(
-        self, databases: Settings, job: Job, name: str
+        self, databases: Settings, known: Known, name: str
     ) -> None:
         database = Database(databases, name)
         first, refused, late = euro(5), dollar(euro(7, version=2)), euro(9, number=2)
@@ -363,7 +373,7 @@ class TestDiscard:
             correct_currency(databases)
             assert sink.apply(batch([refused, late, refused], start=3)) == Counts(3, 0, 3)
             sink.apply(batch([], start=6, dead=[unread(late, 6)]))
-        assert replay(databases, job, name) == Replayed()
+        assert replay(databases, known, name) == Replayed()
         assert database.balances() == sums([first])
         assert statuses(database) == {late.event_id: "discarded", refused.event_id: "discarded"}
         assert database.query("SELECT FROM dead_letters WHERE last_seen_at <= first_seen_at") == []
@@ -393,13 +403,13 @@ class TestRefusals:
         assert database.query("SELECT applied, duplicates FROM sinks") == [(2, 1)]
 
     def test_a_projection_that_refuses_what_it_was_not_given_is_told(
-        self, databases: Settings, database: Database, job: Job, tmp_path: Path
+        self, databases: Settings, database: Database, known: Known, tmp_path: Path
     ) -> None:
         wrong = tmp_path / "wrong.sql"
         wrong.write_text("INSERT INTO rejected SELECT gen_random_uuid(), 'no', 'no'")
         set_aside(databases, euro())
         with pytest.raises(Failure, match="rejects events that are not in its batch"):
-            replay(databases, replace(job, projection=wrong))
+            replay(databases, with_projection(known, wrong))
         assert database.processed() == 0
 
 

@@ -36,7 +36,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 class TestCounts:
     def test_all_is_there_as_zero_once_a_sink_has_started(self) -> None:
         metrics = Metrics()
-        metrics.started("a", {0: 5})
+        metrics.started("a", "t", {0: 5})
         for name in ("rows", "duplicates", "dead_letters"):
             assert value(metrics, f"outbox_sink_{name}_total", sink="a") == 0
         for stage in ("read", "apply"):
@@ -45,7 +45,7 @@ class TestCounts:
     def test_batches_add_up_by_sink(self) -> None:
         metrics = Metrics()
         for sink in ("a", "b"):
-            metrics.started(sink, {0: 0})
+            metrics.started(sink, "t", {0: 0})
         metrics.applied("a", COUNTS, {0: 12}, read_s=0.25, apply_s=0.5)
         metrics.applied("a", COUNTS, {0: 24}, read_s=0.25, apply_s=0.5)
         assert value(metrics, "outbox_sink_rows_total", sink="a") == 20
@@ -59,7 +59,7 @@ class TestCounts:
     def test_progress_is_the_time_of_the_start_and_then_of_the_last_batch(self) -> None:
         metrics, name = Metrics(), "outbox_sink_last_progress_timestamp_seconds"
         before = time.time()
-        metrics.started("a", {0: 0})
+        metrics.started("a", "t", {0: 0})
         started = value(metrics, name, sink="a")
         metrics.applied("a", COUNTS, {0: 12}, read_s=0.1, apply_s=0.1)
         applied = value(metrics, name, sink="a")
@@ -69,7 +69,7 @@ class TestCounts:
 
     def test_two_do_not_meet(self) -> None:
         one, other = Metrics(), Metrics()
-        one.started("a", {0: 0})
+        one.started("a", "t", {0: 0})
         assert value(other, "outbox_sink_rows_total", sink="a") is None
 
 
@@ -82,8 +82,8 @@ class TestLag:
             return {"a": Lag({0: 30, 1: 12}, age_s=1.5)}
 
         metrics = Metrics()
-        metrics.collect_lag(ask)
-        metrics.started("a", {0: 5, 1: 0})
+        metrics.collect_lag({"t": ask})
+        metrics.started("a", "t", {0: 5, 1: 0})
         assert asked == []
         assert value(metrics, "outbox_sink_lag_events", sink="a") == 42
         metrics.applied("a", COUNTS, {0: 7, 1: 9}, read_s=0.1, apply_s=0.1)
@@ -94,8 +94,8 @@ class TestLag:
 
     def test_is_left_out_when_kafka_does_not_tell_it(self) -> None:
         metrics = Metrics()
-        metrics.collect_lag(lambda _: None)
-        metrics.started("a", {0: 0})
+        metrics.collect_lag({"t": lambda _: None})
+        metrics.started("a", "t", {0: 0})
         assert value(metrics, "outbox_sink_kafka_up") == 0
         assert value(metrics, "outbox_sink_lag_events", sink="a") is None
         assert value(metrics, "outbox_sink_rows_total", sink="a") == 0
@@ -113,26 +113,26 @@ class TestServed:
     def test_over_http_within_the_block_even_without_kafka(self, settings: Settings) -> None:
         url = f"http://{settings.sink_metrics_host}:{settings.sink_metrics_port}/metrics"
         metrics = Metrics()
-        metrics.started("a", {0: 0})
-        with sink_metrics.served(settings, metrics, "t"):
+        metrics.started("a", "t", {0: 0})
+        with sink_metrics.served(settings, metrics, ["t"]):
             told = urllib.request.urlopen(url, timeout=30).read().decode()
         assert 'outbox_sink_rows_total{sink="a"} 0.0' in told
         assert "outbox_sink_kafka_up 0.0" in told
         # Closed: the port can be had again.
-        with sink_metrics.served(settings, Metrics(), "t"):
+        with sink_metrics.served(settings, Metrics(), ["t"]):
             pass
 
     def test_on_loopback_and_not_at_all_by_default(self) -> None:
         default = Settings(_env_file=None)
         assert (default.sink_metrics_host, default.sink_metrics_port) == ("127.0.0.1", 0)
         metrics = Metrics()
-        with sink_metrics.served(default, metrics, "t"):
+        with sink_metrics.served(default, metrics, ["t"]):
             assert b"kafka" not in generate_latest(metrics.registry)
 
     def test_a_port_that_is_taken_is_one_clear_line(self, settings: Settings) -> None:
         with (
-            sink_metrics.served(settings, Metrics(), "t"),
+            sink_metrics.served(settings, Metrics(), ["t"]),
             pytest.raises(Failure, match=rf":{settings.sink_metrics_port}: .*OUTBOX_SINK_METRICS_PORT"),
-            sink_metrics.served(settings, Metrics(), "t"),
+            sink_metrics.served(settings, Metrics(), ["t"]),
         ):
             pytest.fail("two on one port")
