@@ -106,10 +106,11 @@ def show(identity: str, sink: str | None, as_json: bool) -> None:
 def replay(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
     """Judge them again by today's contract and apply those that stand it, each once. Status 1 if any stays open.
 
-    Works beside a running sink. Give it again as you like: a letter that was replayed is no longer open.
+    In a sink that needs order, those that are parked behind them come along. Works beside a running sink. Give it again
+    as you like: a letter that was replayed is no longer open.
     """
     settings = configuration.load()
-    with _to_repair(settings, chosen, is_all) as (connection, letters):
+    with _to_repair(settings, chosen, is_all, with_parked=True) as (connection, letters):
         done = repair.replay(connection, job.sinks(settings), letters, dry_run=dry_run)
     if as_json:
         click.echo(json.dumps({"dry_run": dry_run, "sinks": {sink: one._asdict() for sink, one in done.items()}}))
@@ -157,7 +158,7 @@ def _reading(settings: Settings) -> Iterator[extensions.connection]:
 
 @contextmanager
 def _to_repair(
-    settings: Settings, chosen: dict[str, Any], is_all: bool
+    settings: Settings, chosen: dict[str, Any], is_all: bool, *, with_parked: bool = False
 ) -> Iterator[tuple[extensions.connection, list[Chosen]]]:
     """The letters that were chosen, and a connection to deal with them. Fails with wrong usage without any filter."""
     selection = _selection(settings, chosen)
@@ -165,7 +166,7 @@ def _to_repair(
         raise click.UsageError("Choose letters by an option, or give --all.")
     with closing(connect(settings, BalancesRole.SINK)) as connection:
         with _told(connection), connection, connection.cursor() as cursor:
-            letters = selection.choose(cursor)
+            letters = selection.choose(cursor, with_parked=with_parked)
         yield connection, letters
 
 

@@ -1,8 +1,9 @@
 """The apply: one batch, one Postgres transaction.
 
-In this order, and all or nothing: the sink's lock and epoch; the positions it must continue from; the rows, staged by
-COPY, but for those whose dead letter has settled what becomes of them; the strategy, which leaves what is new in
-``fresh``; the projection, which applies ``fresh``; dead letters; the new positions.
+In this order, and all or nothing: the sink's lock and epoch; the positions it must continue from; dead letters of what
+could not be read; the rows, staged by COPY, but for those whose dead letter has settled what becomes of them; the
+strategy, which leaves what is new in ``fresh``; the projection, which applies ``fresh``; dead letters of what it
+refuses; the new positions.
 
 Should the process end anywhere before the commit, nothing has happened. Should it end after, the reader, who has not
 heard of it, delivers the same offsets again, maybe cut into other batches: the strategy's case.
@@ -92,13 +93,14 @@ class Sink:
         self._enter(cursor)
         stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
         positions.require_no_gap(self.name, batch.topic, stored, batch.start)
+        # First, as a projection that needs order looks there for what an event must wait for.
+        dead = dead_letters.keep(cursor, self.name, batch.topic_id, batch.dead)
         rows, fresh, refused = batch.rows.num_rows, 0, 0
         if rows:
             _stage(cursor, batch.rows)
             dead_letters.recall(cursor, self.name)
             applied, refused = self._effect.take(cursor, batch.topic, batch.topic_id)
             fresh = applied + refused
-        dead = dead_letters.keep(cursor, self.name, batch.topic_id, batch.dead)
         positions.write(cursor, self.name, batch.topic, batch.topic_id, batch.end)
         self._effect.count(cursor, applied=fresh - refused, duplicates=rows - fresh)
         return Counts(rows=rows, fresh=fresh, duplicates=rows - fresh, dead=dead + refused)

@@ -8,6 +8,7 @@ event is its dead letter. A batch in which something is refused costs its SQL tw
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from psycopg2 import extensions
 
 from outbox.errors import Failure
 from outbox.sink import dead_letters
+from outbox.sink import projection as projections
 from outbox.sink.strategy import Strategy
 
 TABLES = """
@@ -43,6 +45,9 @@ UPDATE sinks SET applied = applied + %(applied)s, duplicates = duplicates + %(du
 """
 
 
+Rejected = tuple[str, str, str]  # event id, reason, detail
+
+
 class Outcome(NamedTuple):
     """What became of staged rows: so many were applied, so many events were refused; the rest were duplicates."""
 
@@ -60,7 +65,7 @@ class Effect:
         self.name = strategy.name
         self._strategy = strategy
         self._staged = staged.read_text()
-        self._projection = projection.read_text()
+        self._projection = projections.load(projection)
 
     def prepare(self, cursor: extensions.cursor) -> None:
         """Make the temporary tables of the session."""
@@ -88,9 +93,7 @@ class Effect:
             cursor.execute(strategy, parameters)
             cursor.execute("SELECT count(*) FROM fresh")
             applied = (cursor.fetchone() or (0,))[0]
-            cursor.execute(self._projection, parameters)
-            cursor.execute(REJECTED)
-            rejected = cursor.fetchall()
+            rejected = self._park(cursor) or self._project(cursor, parameters)
             if not rejected:
                 break
             cursor.execute("ROLLBACK TO SAVEPOINT effect")
@@ -102,10 +105,25 @@ class Effect:
         """Add to the sink's counts of all time, in the caller's transaction."""
         cursor.execute(COUNT, {"sink": self.name, "applied": applied, "duplicates": duplicates})
 
-    def _set_aside(self, cursor: extensions.cursor, rejected: list[tuple[str, ...]]) -> None:
+    def _park(self, cursor: extensions.cursor) -> list[Rejected]:
+        if self._projection.order is None:
+            return []
+        projections.park(cursor, self.name, self._projection.order)
+        return _rejected(cursor)
+
+    def _project(self, cursor: extensions.cursor, parameters: Mapping[str, str]) -> list[Rejected]:
+        cursor.execute(self._projection.sql, parameters)
+        return _rejected(cursor)
+
+    def _set_aside(self, cursor: extensions.cursor, rejected: list[Rejected]) -> None:
         cursor.execute(MOVE, [list(column) for column in zip(*rejected, strict=True)])
         if not cursor.rowcount:  # or we would go on for ever
             raise Failure(
                 f"sink {self.name}: the projection rejects events that are not in its batch, like {rejected[0][0]}",
                 "correct the projection: what it puts into `rejected` comes from `fresh`",
             )
+
+
+def _rejected(cursor: extensions.cursor) -> list[Rejected]:
+    cursor.execute(REJECTED)
+    return cursor.fetchall()

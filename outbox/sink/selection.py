@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple
 from psycopg2 import extensions
 from psycopg2.extras import RealDictCursor
 
+from outbox.sink.projection import PARKED
+
 Status = Literal["open", "replayed", "discarded", "all"]
 
 # An event that was refused has no bytes: its key is a property of it.
@@ -54,10 +56,18 @@ class Selection:
         """Whether there is any filter beside the status."""
         return any(getattr(self, name) for name in CONDITIONS if name != "status")
 
-    def choose(self, cursor: extensions.cursor) -> list[Chosen]:
-        """The letters, sink by sink, topic by topic, and in the order of the topic."""
+    def choose(self, cursor: extensions.cursor, *, with_parked: bool = False) -> list[Chosen]:
+        """The letters, sink by sink, topic by topic, and in the order of the topic. ``with_parked`` adds those that are
+        parked behind any letter of the same key.
+        """
+        condition = self._condition
+        if with_parked:
+            condition += (
+                f" OR status = 'open' AND reason = '{PARKED}' AND (sink, {KEY}) IN"  # noqa: S608
+                f" (SELECT sink, {KEY} FROM dead_letters WHERE {condition})"
+            )
         cursor.execute(
-            f"SELECT sink, topic, topic_id, identity FROM dead_letters WHERE {self._condition} "  # noqa: S608
+            f"SELECT sink, topic, topic_id, identity FROM dead_letters WHERE {condition} "  # noqa: S608
             'ORDER BY sink, topic, topic_id, partition, "offset"',
             self._parameters,
         )
