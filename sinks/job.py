@@ -26,4 +26,5 @@ def job(settings: Settings) -> Job:
         staged=HERE / "staged.sql",
         strategies=HERE / "strategies",
         projection=HERE / "projections" / "balances.sql",
+        rebuild=HERE / "projections" / "balances.rebuild.sql",
     )

@@ -74,8 +74,9 @@ class Effect:
         """Apply what is in ``staged``, in the caller's transaction, with the sink's lock held.
 
         Each event ends as applied or a duplicate, and an open dead letter of it is closed; or refused, with an open
-        dead letter. With ``is_replay`` the rows are those of open dead letters, and these letters are what makes sure
-        that each is applied once, where the strategy cannot.
+        dead letter. What the projection takes out of ``fresh`` counts as a duplicate. With ``is_replay`` the rows are
+        those of open dead letters, and these letters are what makes sure that each is applied once, where the strategy
+        cannot.
 
         Raises Failure if the projection refuses what it was not given.
         """
@@ -86,9 +87,9 @@ class Effect:
         while True:
             cursor.execute("SAVEPOINT effect")
             cursor.execute(strategy, parameters)
+            cursor.execute(self._projection, parameters)
             cursor.execute("SELECT count(*) FROM fresh")
             applied = (cursor.fetchone() or (0,))[0]
-            cursor.execute(self._projection, parameters)
             cursor.execute(REJECTED)
             rejected = cursor.fetchall()
             if not rejected:

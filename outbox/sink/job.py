@@ -20,7 +20,8 @@ MODULE = "sinks.job"  # by name: the machinery does not import the sample
 @dataclass(frozen=True)
 class Job:
     """``decode`` turns Kafka's records into the columns of the staged table, and leaves in a column ``record`` those
-    that are not surely valid; ``judge`` says what is wrong with them.
+    that are not surely valid; ``judge`` says what is wrong with them. ``rebuild`` is the SQL that sets the projection's
+    tables to what the ledger says (`outbox.sink.rebuild`); without it, they cannot be taken from there.
     """
 
     topic: str
@@ -29,6 +30,7 @@ class Job:
     staged: Path
     strategies: Path
     projection: Path
+    rebuild: Path | None = None
 
 
 def load(settings: Settings) -> Job:

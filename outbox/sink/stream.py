@@ -56,7 +56,11 @@ def run(settings: Settings, job: Job, names: Sequence[str], until_caught_up: boo
     A batch that is being applied when the signal comes is finished and committed. Raises Failure for the first sink
     that fails, having stopped the others likewise.
     """
-    chosen = _chosen(job, names)
+    run_strategies(settings, job, _chosen(job, names), until_caught_up)
+
+
+def run_strategies(settings: Settings, job: Job, chosen: Sequence[Strategy], until_caught_up: bool = False) -> None:
+    """The same with strategies as they are given: a sink has the name of its strategy, whatever file that is from."""
     with ExitStack() as resources:
         # The fences first: a second driver is turned away before it touches anything, Spark included.
         sinks = []
