@@ -240,7 +240,7 @@ def _sink(settings: Settings, name: str, topic_id: str, marks: dict[int, tuple[i
             yield _wrong(
                 f"sink {name} has not applied offsets {next_offset} to {first - 1} of partition {partition}, and the "
                 "topic has dropped them",
-                "`outbox check` tells what is missing",
+                f"`outbox check` tells what is missing, `outbox rebuild --sink {name} --from ledger` brings it",
             )
         else:
             lag += last - next_offset
