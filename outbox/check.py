@@ -96,6 +96,7 @@ class SinkState:
     positions: dict[int, int]  # by partition, the next offset to apply
     totals: dict[str, Decimal]  # by key
     versions: dict[str, int]  # by key, the highest applied
+    bases: dict[str, int]  # by key, the version up to which the total was taken from the ledger
     parked: frozenset[bytes]  # event ids that wait among its dead letters
     skipped: int
 
@@ -210,6 +211,7 @@ def read_sinks(settings: Settings) -> list[SinkState]:
     positions: dict[str, dict[int, int]] = defaultdict(dict)
     totals: dict[str, dict[str, Decimal]] = defaultdict(dict)
     versions: dict[str, dict[str, int]] = defaultdict(dict)
+    bases: dict[str, dict[str, int]] = defaultdict(dict)
     parked: dict[str, set[bytes]] = defaultdict(set)
     others: set[str] = set()  # sinks of other topics
     with _snapshot(settings, BalancesRole.AUDITOR) as connection, connection.cursor() as cursor:
@@ -221,15 +223,18 @@ def read_sinks(settings: Settings) -> list[SinkState]:
                 positions[sink][partition] = next_offset
             else:
                 others.add(sink)
-        cursor.execute("SELECT sink, key, total, version FROM audit_balances")
-        for sink, key, total, version in cursor:
+        cursor.execute("SELECT sink, key, total, version, base_version FROM audit_balances")
+        for sink, key, total, version, base_version in cursor:
             totals[sink][key] = total
             versions[sink][key] = version
+            bases[sink][key] = base_version
         cursor.execute("SELECT sink, event_id FROM dead_letters WHERE status = 'open' AND event_id IS NOT NULL")
         for sink, event_id in cursor:
             parked[sink].add(uuid.UUID(event_id).bytes)
     return [
-        SinkState(name, positions[name], totals[name], versions[name], frozenset(parked[name]), skipped[name])
+        SinkState(
+            name, positions[name], totals[name], versions[name], bases[name], frozenset(parked[name]), skipped[name]
+        )
         for name in sorted({*skipped} - (others - {*positions}))
     ]
 
@@ -266,10 +271,12 @@ def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Repor
             elif place is None and not aged_out:
                 in_flight += 1
             for state, report, unapplied in zip(states, reports, pending, strict=True):
-                if identity in state.parked:
-                    report.parked += 1
-                elif state.has_seen(place) or aged_out:
+                is_parked = identity in state.parked
+                # Up to its base, an event is in the total already, wherever it is itself.
+                if version <= state.bases.get(key, 0) or (not is_parked and (state.has_seen(place) or aged_out)):
                     continue
+                if is_parked:
+                    report.parked += 1
                 else:
                     report.in_flight += 1
                 unapplied[key] += int(amount)

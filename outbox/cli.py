@@ -38,6 +38,9 @@ COMMANDS = {
     ),
     "doctor": Entry("Check", "outbox.commands.doctor:doctor", "look at every hop, each finding with its remedy"),
     "rewind": Entry("Repair", "outbox.commands.rewind:rewind", "let a sink read again what it has read"),
+    "rebuild": Entry(
+        "Repair", "outbox.commands.rebuild:rebuild", "recompute what a sink holds, from the topic or from the ledger"
+    ),
     "dead-letters": Entry(
         "Repair",
         "outbox.commands.dead_letters:dead_letters",

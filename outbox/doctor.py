@@ -19,7 +19,7 @@ from outbox.database import connect as connect_database
 from outbox.errors import Failure
 from outbox.migrate import is_current, owner_engine
 from outbox.settings import BalancesRole, LedgerRole, Settings
-from outbox.sink import fence
+from outbox.sink import fence, rebuild
 
 CLOCK_LIMIT_S = 5.0
 # What a role must not have, and the one that needs it.
@@ -240,13 +240,18 @@ def _sink(settings: Settings, name: str, topic_id: str, marks: dict[int, tuple[i
             yield _wrong(
                 f"sink {name} has not applied offsets {next_offset} to {first - 1} of partition {partition}, and the "
                 "topic has dropped them",
-                "`outbox check` tells what is missing",
+                f"`outbox check` tells what is missing, `outbox rebuild --sink {name} --from ledger` brings it",
             )
         else:
             lag += last - next_offset
     with closing(connect_database(settings, BalancesRole.AUDITOR)) as connection, connection.cursor() as cursor:
         driver = fence.driver(cursor, name)
-    if stored and driver is None:
+    if stored and driver is None and name.endswith(rebuild.SUFFIX):
+        sink = name.removesuffix(rebuild.SUFFIX)
+        yield _wrong(
+            f"{name} is a copy that was never swapped in", f"`outbox rebuild --sink {sink} --from topic`, or --forget"
+        )
+    elif stored and driver is None:
         yield _wrong(f"sink {name} has no driver; it is {lag} offsets behind", f"`outbox sink --strategy {name}`")
     elif stored:
         yield _well(f"sink {name} runs, {lag} offsets behind")

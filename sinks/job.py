@@ -26,5 +26,6 @@ def jobs(settings: Settings) -> list[Job]:
         staged=HERE / "staged.sql",
         strategies=HERE / "strategies",
         projection=HERE / "projections" / "balances.sql",
+        rebuild=HERE / "projections" / "balances.rebuild.sql",
     )
     return [ledger_events]

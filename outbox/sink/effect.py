@@ -79,8 +79,9 @@ class Effect:
         """Apply what is in ``staged``, in the caller's transaction, with the sink's lock held.
 
         Each event ends as applied or a duplicate, and an open dead letter of it is closed; or refused, with an open
-        dead letter. With ``is_replay`` the rows are those of open dead letters, and these letters are what makes sure
-        that each is applied once, where the strategy cannot.
+        dead letter. What the projection takes out of ``fresh`` counts as a duplicate. With ``is_replay`` the rows are
+        those of open dead letters, and these letters are what makes sure that each is applied once, where the strategy
+        cannot.
 
         Raises Failure if the projection refuses what it was not given.
         """
@@ -91,13 +92,13 @@ class Effect:
         while True:
             cursor.execute("SAVEPOINT effect")
             cursor.execute(strategy, parameters)
-            cursor.execute("SELECT count(*) FROM fresh")
-            applied = (cursor.fetchone() or (0,))[0]
             rejected = self._park(cursor) or self._project(cursor, parameters)
             if not rejected:
                 break
             cursor.execute("ROLLBACK TO SAVEPOINT effect")
             self._set_aside(cursor, rejected)
+        cursor.execute("SELECT count(*) FROM fresh")
+        applied = (cursor.fetchone() or (0,))[0]
         dead_letters.close(cursor, self.name)
         return Outcome(applied, dead_letters.keep_refused(cursor, self.name, topic, topic_id))
 

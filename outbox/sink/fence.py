@@ -92,6 +92,11 @@ def require_epoch(cursor: extensions.cursor, sink: str, epoch: int) -> None:
         )
 
 
+def supersede(cursor: extensions.cursor, sink: str) -> None:
+    """Let a driver that runs stop at its next batch, in the caller's transaction with the lock held."""
+    cursor.execute("UPDATE sinks SET epoch = epoch + 1 WHERE name = %s", (sink,))
+
+
 def _one(cursor: extensions.cursor) -> int:
     row = cursor.fetchone()
     assert row is not None  # noqa: S101

@@ -26,6 +26,8 @@ MODULE = "sinks.job"  # by name: the machinery does not import the sample
 class Job:
     """``decode`` turns Kafka's records into the columns of the staged table, and leaves in a column ``record`` those
     that are not surely valid; ``judge`` says what is wrong with them. ``strategies`` is a folder, each file a sink.
+    ``rebuild`` is the SQL that sets the projection's tables to what the ledger says (`outbox.sink.rebuild`); without
+    it, they cannot be taken from there.
     """
 
     topic: str
@@ -34,6 +36,7 @@ class Job:
     staged: Path
     strategies: Path
     projection: Path
+    rebuild: Path | None = None
 
 
 class Declared(NamedTuple):

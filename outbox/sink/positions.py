@@ -55,7 +55,8 @@ def require_no_gap(sink: str, topic: str, stored: Offsets, start: Offsets) -> No
                 f"sink {sink}: offsets {position} to {offset - 1} of topic {topic}, partition {partition}, were never "
                 "applied, and the reader is beyond them: the database is older than the checkpoint, or the topic has "
                 "dropped them",
-                f"if the topic still has them, `outbox rewind --sink {sink} --to-positions`",
+                f"if the topic still has them, `outbox rewind --sink {sink} --to-positions`; if not, "
+                f"`outbox rebuild --sink {sink} --from ledger`",
             )
 
 

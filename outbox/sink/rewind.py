@@ -84,11 +84,19 @@ def rewind(settings: Settings, sink: str, moves: Mapping[int, Move]) -> int:
         fence.take(connection, sink)
         with connection, connection.cursor() as cursor:
             fence.lock(cursor, sink)
-            cursor.execute("UPDATE sinks SET generation = generation + 1 WHERE name = %s RETURNING generation", (sink,))
-            (generation,) = cursor.fetchone() or (0,)
-            rows = [(sink, generation, settings.topic, partition, move.begin) for partition, move in moves.items()]
-            execute_values(cursor, 'INSERT INTO rewinds (sink, generation, topic, partition, "offset") VALUES %s', rows)
-            return int(generation)
+            return begin_anew(cursor, sink, settings.topic, {key: move.begin for key, move in moves.items()})
+
+
+def begin_anew(cursor: extensions.cursor, sink: str, topic: str, offsets: Offsets) -> int:
+    """Let the sink's next checkpoint begin there, in the caller's transaction with the lock held; return its number.
+
+    A driver that runs keeps the checkpoint that it has, so it has to be stopped or superseded.
+    """
+    cursor.execute("UPDATE sinks SET generation = generation + 1 WHERE name = %s RETURNING generation", (sink,))
+    (generation,) = cursor.fetchone() or (0,)
+    rows = [(sink, generation, topic, partition, offset) for partition, offset in sorted(offsets.items())]
+    execute_values(cursor, 'INSERT INTO rewinds (sink, generation, topic, partition, "offset") VALUES %s', rows)
+    return int(generation)
 
 
 def beginning(cursor: extensions.cursor, sink: str, topic: str) -> Beginning:

@@ -2,6 +2,12 @@
 --
 -- An account keeps the currency it has, or gets that of its earliest event. Events in another one are left out, and go
 -- to `rejected`, which the engine keeps as dead letters.
+--
+-- A balance that was taken from the ledger has the account's events up to `base_version` in it (balances.rebuild.sql).
+-- Whatever the strategy thinks of them, they are not new.
+DELETE FROM fresh USING balances AS stored
+ WHERE stored.sink = %(sink)s AND stored.account_id = fresh.account_id AND fresh.version <= stored.base_version;
+
 WITH change AS (
     SELECT account_id, currency, sum(amount) AS amount, count(*) AS events, min(version) AS earliest, max(version) AS version
       FROM fresh

@@ -123,6 +123,10 @@ class Run:
     def deliver(self, batches: Sequence[Delivery]) -> list[Came]:
         """Deliver to accounts and ids that no example used before; return the events in the order they came."""
         self.generation += 1
+        return self.go_on(batches)
+
+    def go_on(self, batches: Sequence[Delivery]) -> list[Came]:
+        """Deliver more to the same example."""
         ours = [self.ours(event) for event in POOL]
         came = []
         position = self.sink.positions(TOPIC, TOPIC_ID).get(0, 0)

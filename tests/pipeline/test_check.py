@@ -109,6 +109,11 @@ class History:
                 [SINK, event.id, self._settings.topic, event.id],
             )
 
+    def rebuilt(self, version: int) -> None:
+        """The sink's balances are the ledger's, up to this version of each account."""
+        with self._balances, self._balances.cursor() as cursor:
+            cursor.execute("UPDATE balances SET version = %s, base_version = %s", [version, version])
+
     def age_out(self, records: int) -> None:
         """Delete the first records of the partition, as retention does."""
         admin = AdminClient(topics.client_config(self._settings))
@@ -211,6 +216,20 @@ def test_an_event_that_was_set_aside_is_parked_and_no_drift(topic: Settings, his
     report = check.check(topic)
     assert (report.sink(SINK).parked, report.sink(SINK).drift) == (1, {})
     assert report.findings == [f"sink {SINK} has set 1 events aside"]
+
+
+def test_what_is_in_a_balance_taken_from_the_ledger_is_applied_wherever_it_is(
+    topic: Settings, history: History
+) -> None:
+    events = history.account(5, 6, 7, 8)
+    history.publish(*events[:2])
+    history.sink(next_offset=1, **{events[0].account: 5 + 6 + 7})
+    history.set_aside(events[0])
+    history.rebuilt(version=3)
+    report = check.check(topic)
+    assert report.in_flight == 2, "not on the topic yet: the third, which the sink has, and the fourth"
+    sink = report.sink(SINK)
+    assert (sink.in_flight, sink.parked, sink.drift) == (1, 0, {})
 
 
 def test_what_has_left_the_topic_by_retention_is_neither_in_flight_nor_drift(topic: Settings, history: History) -> None:

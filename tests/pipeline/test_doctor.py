@@ -13,6 +13,7 @@ from outbox import connect, topics
 from outbox.database import connect as connect_database
 from outbox.doctor import HOPS, Finding, examine
 from outbox.settings import BalancesRole, Settings
+from outbox.sink import rebuild
 from outbox.stack.postgres import Postgres
 from outbox.wait import wait_for
 from tests.command import outbox
@@ -125,6 +126,16 @@ def test_sinks_without_driver_behind_and_beyond_the_topic(topic: Settings) -> No
     with closing(connect_database(topic, BalancesRole.SINK)) as connection:
         sink_on(connection).begin_at(topic.topic, of_topic, {0: 9})
         assert "offset 9 of partition 0, which the topic does not have" in told()
+
+
+def test_a_copy_that_was_never_swapped_in(topic: Settings) -> None:
+    described = topics.describe(topic, topic.topic)
+    with closing(connect_database(topic, BalancesRole.SINK)) as connection:
+        sink_on(connection).begin_at(topic.topic, described.id, {0: 0})
+        with rebuild.reserved(topic, "dedup") as owner:
+            rebuild.begin(owner, "dedup", described, topics.first_offsets(topic, topic.topic))
+        (finding,) = wrong(topic)["sinks"]
+    assert finding.text == "dedup.rebuild is a copy that was never swapped in"
 
 
 def test_the_command_tells_it_all_and_ends_with_1(topic: Settings) -> None:
