@@ -109,6 +109,12 @@ class History:
                 [SINK, event.id, self._settings.topic, event.id],
             )
 
+    def prune(self, *events: Event) -> None:
+        """Remove events from the outbox, as `outbox prune` does."""
+        with self._ledger, self._ledger.cursor() as cursor:
+            cursor.execute("DELETE FROM outbox WHERE id = ANY(%s::uuid[])", [[event.id for event in events]])
+            assert cursor.rowcount == len(events)
+
     def age_out(self, records: int) -> None:
         """Delete the first records of the partition, as retention does."""
         admin = AdminClient(topics.client_config(self._settings))
@@ -211,6 +217,38 @@ def test_an_event_that_was_set_aside_is_parked_and_no_drift(topic: Settings, his
     report = check.check(topic)
     assert (report.sink(SINK).parked, report.sink(SINK).drift) == (1, {})
     assert report.findings == [f"sink {SINK} has set 1 events aside"]
+
+
+def test_what_was_pruned_before_a_sink_has_read_it_is_in_flight_and_no_drift(topic: Settings, history: History) -> None:
+    events = history.account(5, 6, 7)
+    history.publish(*events, events[1])
+    history.sink(next_offset=1, **{events[0].account: 5})
+    history.prune(*events[:2])
+    report = check.check(topic)
+    assert (report.in_flight, report.lost, report.unknown) == (0, [], 2)
+    assert (report.sink(SINK).in_flight, report.sink(SINK).drift) == (2, {})
+    assert not report.settled
+    history.prune(events[2])
+    assert check.check(topic).sink(SINK) == report.sink(SINK)
+
+
+def test_what_was_pruned_and_is_set_aside_is_parked_and_no_drift(topic: Settings, history: History) -> None:
+    events = history.account(5, 6)
+    history.publish(*events)
+    history.sink(**{events[0].account: 5})
+    history.set_aside(events[1])
+    history.prune(*events)
+    report = check.check(topic)
+    assert (report.sink(SINK).parked, report.sink(SINK).in_flight, report.sink(SINK).drift) == (1, 0, {})
+    assert report.findings == [f"sink {SINK} has set 1 events aside"]
+
+
+def test_drift_is_seen_also_where_everything_was_pruned(topic: Settings, history: History) -> None:
+    events = history.account(5, 6)
+    history.publish(*events)
+    history.sink(**{events[0].account: 5})
+    history.prune(*events)
+    assert check.check(topic).sink(SINK).drift == {events[0].account: -6}
 
 
 def test_what_has_left_the_topic_by_retention_is_neither_in_flight_nor_drift(topic: Settings, history: History) -> None:
