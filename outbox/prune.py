@@ -218,7 +218,7 @@ def _missing(settings: Settings, events: Mapping[str, datetime], end: Mapping[in
 def _sort_out(settings: Settings, missing: Mapping[str, datetime], done: Pruned, *, trust_marker: bool) -> set[str]:
     """Tell the lost from those that the topic may have dropped, and return the events that stay."""
     # Asked after the topic was read, as it drops records meanwhile.
-    dropped_until = max(topics.dropped_until(settings, settings.topic).values(), default=None)
+    dropped_until = topics.dropped_until(settings)
     staying = set()
     for event_id, occurred_at in missing.items():
         is_lost = dropped_until is None or occurred_at - CLOCK_MARGIN > dropped_until

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
@@ -183,18 +183,17 @@ def high_watermarks(settings: Settings, name: str) -> dict[int, int]:
         }
 
 
-def dropped_until(settings: Settings, name: str) -> dict[int, datetime]:
-    """By partition that has dropped records, a moment after which none that it dropped had come.
+def dropped_until(settings: Settings) -> datetime | None:
+    """The latest moment of which the events' topic may have dropped a record; None if it has all it was ever given.
 
-    That is the timestamp of the first record it still has; now, if there is none.
+    What a partition has dropped came before the first record that it still has, and longer ago than it keeps records.
     """
-    found = {}
-    for partition, (first, last) in watermarks(settings, name).items():
-        if first > 0:
-            now = datetime.now(UTC)
-            message = next(read(settings, name, {partition: (first, last)}), None)
-            found[partition] = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC) if message else now
-    return found
+    partial = {number: marks for number, marks in watermarks(settings, settings.topic).items() if marks[0] > 0}
+    if not partial:
+        return None
+    expired = datetime.now(UTC) - timedelta(hours=settings.topic_retention_hours)
+    firsts = [next(read(settings, settings.topic, {number: marks}), None) for number, marks in partial.items()]
+    return max(min(expired, _time(first)) if first else expired for first in firsts)
 
 
 def watermarks(settings: Settings, name: str) -> dict[int, tuple[int, int]]:
@@ -252,6 +251,10 @@ def _consumer(settings: Settings, isolation_level: str = "read_committed") -> It
         raise _unreachable(settings, error) from error
     finally:
         consumer.close()
+
+
+def _time(message: Message) -> datetime:
+    return datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
 
 
 def _admin(settings: Settings) -> AdminClient:
