@@ -10,7 +10,6 @@ of an event: its id (header), its ``amount`` and its ``version`` (the n-th event
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,72 +19,14 @@ from decimal import Decimal
 from typing import Any
 
 import psycopg2
-from confluent_kafka import Message
 
-from outbox import topics
 from outbox.database import connect
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, LedgerRole, Settings
+from outbox.topic_log import Event, Place, Surplus, TopicLog, read_topic
 from outbox.wait import wait_for
 
 FETCH_ROWS = 10_000
-
-
-@dataclass(frozen=True)
-class Surplus:
-    """A record of the topic whose event id stands on the topic before it."""
-
-    partition: int
-    offset: int
-    event_id: uuid.UUID
-    key: str
-    amount: int
-
-
-@dataclass
-class Versions:
-    """The distinct events of one key that are on the topic."""
-
-    lowest: int
-    highest: int
-    count: int
-
-    @property
-    def gaps(self) -> int:
-        """How many versions are missing between the lowest and the highest."""
-        return self.highest - self.lowest + 1 - self.count
-
-
-@dataclass
-class TopicLog:
-    """Everything committed on the topic when it was read."""
-
-    is_whole: bool  # nothing has aged out of it yet
-    first: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # event id: partition and offset, the first time
-    surplus: list[Surplus] = field(default_factory=list)
-    versions: dict[str, Versions] = field(default_factory=dict)  # by key
-    records: int = 0
-    malformed: int = 0  # no event: without id, or no JSON with amount and version; sinks set them aside
-
-    def add(self, message: Message) -> None:
-        """Take in the next record of its partition."""
-        self.records += 1
-        partition, offset = message.partition() or 0, message.offset() or 0
-        try:
-            headers: dict[str, bytes] = dict(message.headers() or [])  # type: ignore[arg-type]  # stubs allow str too
-            event_id = uuid.UUID(headers["id"].decode())
-            event = json.loads(message.value() or b"")
-            key, amount, version = (message.key() or b"").decode(), int(event["amount"]), int(event["version"])
-        except (KeyError, TypeError, ValueError, AttributeError):
-            self.malformed += 1
-            return
-        if event_id.bytes in self.first:
-            self.surplus.append(Surplus(partition, offset, event_id, key, amount))
-            return
-        self.first[event_id.bytes] = (partition, offset)
-        known = self.versions.setdefault(key, Versions(version, version, 0))
-        known.lowest, known.highest = min(known.lowest, version), max(known.highest, version)
-        known.count += 1
 
 
 @dataclass(frozen=True)
@@ -100,9 +41,13 @@ class SinkState:
     parked: frozenset[bytes]  # event ids that wait among its dead letters
     skipped: int
 
-    def has_seen(self, place: tuple[int, int] | None) -> bool:
+    def has_seen(self, place: Place | None) -> bool:
         """Whether the sink had dealt with this place of the topic."""
         return place is not None and place[1] < self.positions.get(place[0], 0)
+
+    def awaits(self, event_id: bytes, place: Place) -> bool:
+        """Whether this event of the topic is still to be applied: the sink has not come to it, or has set it aside."""
+        return event_id in self.parked or not self.has_seen(place)
 
 
 @dataclass
@@ -119,6 +64,20 @@ class SinkReport:
     def drift_total(self) -> int:
         """The sum of the absolute drifts: opposite ones do not cancel."""
         return sum(abs(amount) for amount in self.drift.values())
+
+    def set_apart(
+        self, state: SinkState, event_id: bytes, event: Event, place: Place | None, *, aged_out: bool = False
+    ) -> bool:
+        """Count an event as parked or in flight, if it is not in the sink's totals; False if it is."""
+        if event.version <= state.bases.get(event.key, 0):
+            return False
+        if event_id in state.parked:
+            self.parked += 1
+        elif state.has_seen(place) or aged_out:
+            return False
+        else:
+            self.in_flight += 1
+        return True
 
 
 @dataclass
@@ -182,7 +141,7 @@ class Report:
 def check(settings: Settings) -> Report:
     """Compare now. Raises Failure if a database or Kafka cannot be reached."""
     states = read_sinks(settings)
-    log = read_topic(settings)
+    log = read_topic(settings, lambda event_id, place: any(state.awaits(event_id, place) for state in states))
     return compare(settings, states, log)
 
 
@@ -239,23 +198,18 @@ def read_sinks(settings: Settings) -> list[SinkState]:
     ]
 
 
-def read_topic(settings: Settings) -> TopicLog:
-    """Read the topic from its start to its last stable offset; markers and aborted records are not counted."""
-    within = topics.watermarks(settings, settings.topic)
-    log = TopicLog(is_whole=not any(first for first, _ in within.values()))
-    for message in topics.read(settings, settings.topic, within):
-        log.add(message)
-    return log
-
-
 def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Report:
-    """Read the ledger, and compare it with a topic and sinks that were read before it."""
+    """Read the ledger, and compare it with a topic and sinks that were read before it.
+
+    An event that a sink still has to apply and that was pruned from the outbox is counted as the topic has it.
+    """
     reports = [SinkReport(state.name, skipped=state.skipped) for state in states]
     pending: list[dict[str, int]] = [defaultdict(int) for _ in states]  # by sink and key: not yet, or never, applied
     applied: dict[str, int] = defaultdict(int)  # by key, the highest version that any sink has
     for state in states:
         for key, version in state.versions.items():
             applied[key] = max(applied[key], version)
+    pruned = dict(log.awaited)
     lost, in_flight, events = [], 0, 0
     with _snapshot(settings, LedgerRole.AUDITOR) as connection:
         for event_id, key, amount, version in _rows(
@@ -263,7 +217,8 @@ def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Repor
         ):
             events += 1
             identity = uuid.UUID(event_id).bytes
-            place = log.first.get(identity)
+            pruned.pop(identity, None)
+            event, place = Event(key, int(amount), version), log.first.get(identity)
             known = log.versions.get(key)
             aged_out = not log.is_whole and (version < known.lowest if known else version <= applied[key])
             if place is None and known is not None and known.lowest <= version < known.highest:
@@ -271,17 +226,13 @@ def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Repor
             elif place is None and not aged_out:
                 in_flight += 1
             for state, report, unapplied in zip(states, reports, pending, strict=True):
-                is_parked = identity in state.parked
-                # Up to its base, an event is in the total already, wherever it is itself.
-                if version <= state.bases.get(key, 0) or (not is_parked and (state.has_seen(place) or aged_out)):
-                    continue
-                if is_parked:
-                    report.parked += 1
-                else:
-                    report.in_flight += 1
-                unapplied[key] += int(amount)
+                if report.set_apart(state, identity, event, place, aged_out=aged_out):
+                    unapplied[key] += event.amount
         totals = {key: int(total) for key, total in _rows(connection, "SELECT key, total FROM audit_accounts")}
     for state, report, unapplied in zip(states, reports, pending, strict=True):
+        for identity, event in pruned.items():
+            if report.set_apart(state, identity, event, log.first[identity]):
+                unapplied[event.key] += event.amount
         for key in {*totals, *state.totals}:
             difference = int(state.totals.get(key, 0)) - (totals.get(key, 0) - unapplied[key])
             if difference:

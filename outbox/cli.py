@@ -46,6 +46,7 @@ COMMANDS = {
         "outbox.commands.dead_letters:dead_letters",
         "events that a sink has set aside: list, show, replay, discard",
     ),
+    "prune": Entry("Repair", "outbox.commands.prune:prune", "remove relayed events from the outbox"),
 }
 GROUPS = ("Run", "Check", "Repair")
 

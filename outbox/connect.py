@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -216,10 +217,17 @@ class Rest:
         That is the last commit it has read, as a slot counts in commits too: when transactions overlap, an event
         (``lsn``) of the later one may stand before the commit (``lsn_commit``) of the one relayed before it.
         """
+        return _position(self._offset())
+
+    def streamed_lsn(self) -> int | None:
+        """The same; None as long as the last one stored is of a snapshot, in which all rows share one position."""
+        offset = self._offset()
+        return None if offset.get("snapshot") else _position(offset)
+
+    def _offset(self) -> dict[str, Any]:
+        """The offset stored last; empty if there is none. A connector of one database has one."""
         answer = self._call("GET", f"/connectors/{self._name}/offsets", missing_is_none=True) or {"offsets": []}
-        stored = [entry["offset"] for entry in answer["offsets"] if entry["offset"]]
-        positions = (max(offset.get("lsn_commit") or 0, offset.get("lsn") or 0) for offset in stored)
-        return max((int(position) for position in positions if position), default=None)
+        return next((dict(entry["offset"]) for entry in answer["offsets"] if entry["offset"]), {})
 
     def worker_exactly_once(self, config: Config) -> bool:
         """Whether the worker has exactly-once enabled. It does not say so; but it validates a wish for it."""
@@ -257,6 +265,10 @@ class Rest:
             return response.json() if response.content else {}
         except ValueError:
             raise Failure(f"what answers at {self._url} is not Kafka Connect", "correct OUTBOX_CONNECT_URL") from None
+
+
+def _position(offset: Mapping[str, Any]) -> int | None:
+    return max(int(offset.get("lsn_commit") or 0), int(offset.get("lsn") or 0)) or None
 
 
 def is_rebalancing(response: requests.Response) -> bool:

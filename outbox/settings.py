@@ -89,6 +89,8 @@ class Settings(BaseSettings):
     topic_retention_hours: int = Field(168, ge=1, description="how long the topic keeps events")
     topic_replication: int = Field(1, ge=1, description="replication factor of the topics that we create")
 
+    prune_keep_hours: int = Field(24, ge=0, description="how long `outbox prune` leaves relayed events in the outbox")
+
     connect_url: str = Field("http://127.0.0.1:8083", description="Kafka Connect's REST interface")
     connect_username: str | None = Field(None, description="basic auth of Connect's REST interface")
     connect_password: SecretStr = SecretStr("")

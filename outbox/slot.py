@@ -79,14 +79,14 @@ def require_continuity(settings: Settings, stored_offset: Callable[[], int | Non
         return
     if slot is None:
         raise Failure(
-            f"the replication slot {settings.connector} is gone; events since {_lsn(stored_lsn)} are not in it", FORGET
+            f"the replication slot {settings.connector} is gone; events since {lsn(stored_lsn)} are not in it", FORGET
         )
     if slot.wal_status == "lost":
         raise Failure(f"the replication slot {settings.connector} was invalidated (it fell behind too far)", FORGET)
     if slot.confirmed_lsn > stored_lsn and not _all_arrives(settings):
         raise Failure(
-            f"the replication slot {settings.connector} is at {_lsn(slot.confirmed_lsn)}, ahead of the stored offset"
-            f" {_lsn(stored_lsn)}, and the topic has not got all events: it was recreated or read by another",
+            f"the replication slot {settings.connector} is at {lsn(slot.confirmed_lsn)}, ahead of the stored offset"
+            f" {lsn(stored_lsn)}, and the topic has not got all events: it was recreated or read by another",
             FORGET,
         )
 
@@ -132,5 +132,6 @@ def _cdc(settings: Settings) -> Iterator[psycopg2.extensions.cursor]:
         connection.close()
 
 
-def _lsn(position: int) -> str:
+def lsn(position: int) -> str:
+    """A position in the log as Postgres writes it."""
     return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
@@ -20,6 +20,7 @@ TIMEOUT_S = 10.0
 FETCH_RECORDS = 10_000
 POLL_S = 0.1  # consume() waits so long for a full list
 SILENCE_TIMEOUT_S = 30.0
+MARKERS_RETENTION_MS = 24 * 3_600_000
 
 
 class Topic(NamedTuple):
@@ -73,10 +74,15 @@ def create(settings: Settings) -> list[str]:
     Raises Failure if the events topic is there with fewer partitions than ``settings.topic_partitions``.
     """
     configs = wanted_configs(settings)
+    # One partition of the others: a transaction of exactly-once writes a marker to each that it touches.
     wanted = [
-        NewTopic(settings.topic, settings.topic_partitions, settings.topic_replication, config=configs[settings.topic]),
-        # One partition: a transaction of exactly-once writes a marker to each that it touches.
-        NewTopic(offsets_topic(settings), 1, settings.topic_replication, config=configs[offsets_topic(settings)]),
+        NewTopic(
+            name,
+            settings.topic_partitions if name == settings.topic else 1,
+            settings.topic_replication,
+            config=configs[name],
+        )
+        for name in configs
     ]
     made = []
     admin = _admin(settings)  # held: a client that is let go of ends its calls
@@ -105,7 +111,11 @@ def wanted_configs(settings: Settings) -> dict[str, dict[str, str]]:
         # snapshot brings late could be deleted before any sink has seen it.
         "message.timestamp.type": "LogAppendTime",
     }
-    return {settings.topic: events, offsets_topic(settings): {"cleanup.policy": "compact"}}
+    return {
+        settings.topic: events,
+        offsets_topic(settings): {"cleanup.policy": "compact"},
+        markers_topic(settings): {"cleanup.policy": "delete", "retention.ms": str(MARKERS_RETENTION_MS)},
+    }
 
 
 def config(settings: Settings, name: str) -> dict[str, str]:
@@ -125,6 +135,11 @@ def offsets_topic(settings: Settings) -> str:
     that were never committed.
     """
     return f"{settings.connector}.offsets"
+
+
+def markers_topic(settings: Settings) -> str:
+    """The topic of the markers that `outbox prune` sends through the relay; nobody reads it."""
+    return f"{settings.connector}.markers"
 
 
 def describe(settings: Settings, name: str) -> Topic:
@@ -156,6 +171,29 @@ def offsets_since(settings: Settings, name: str, moment: datetime) -> dict[int, 
     with _consumer(settings) as consumer:
         found = consumer.offsets_for_times(asked, timeout=TIMEOUT_S)
     return {place.partition: place.offset for place in found if place.offset >= 0}
+
+
+def high_watermarks(settings: Settings, name: str) -> dict[int, int]:
+    """By partition, the offset behind the last record that the brokers hold, in a transaction still open or not."""
+    partitions = range(describe(settings, name).partitions)
+    with _consumer(settings, "read_uncommitted") as consumer:
+        return {
+            number: consumer.get_watermark_offsets(TopicPartition(name, number), timeout=TIMEOUT_S)[1]
+            for number in partitions
+        }
+
+
+def dropped_until(settings: Settings) -> datetime | None:
+    """The latest moment of which the events' topic may have dropped a record; None if it has all it was ever given.
+
+    What a partition has dropped came before the first record that it still has, and longer ago than it keeps records.
+    """
+    partial = {number: marks for number, marks in watermarks(settings, settings.topic).items() if marks[0] > 0}
+    if not partial:
+        return None
+    expired = datetime.now(UTC) - timedelta(hours=settings.topic_retention_hours)
+    firsts = [next(read(settings, settings.topic, {number: marks}), None) for number, marks in partial.items()]
+    return max(min(expired, _time(first)) if first else expired for first in firsts)
 
 
 def watermarks(settings: Settings, name: str) -> dict[int, tuple[int, int]]:
@@ -197,12 +235,12 @@ def read(settings: Settings, name: str, within: Mapping[int, tuple[int, int]]) -
 
 
 @contextmanager
-def _consumer(settings: Settings) -> Iterator[Consumer]:
+def _consumer(settings: Settings, isolation_level: str = "read_committed") -> Iterator[Consumer]:
     consumer = Consumer(
         {
             **client_config(settings),
             "group.id": f"outbox-{uuid.uuid4()}",
-            "isolation.level": "read_committed",
+            "isolation.level": isolation_level,
             "enable.auto.commit": False,
             "fetch.wait.max.ms": 20,
         }
@@ -213,6 +251,10 @@ def _consumer(settings: Settings) -> Iterator[Consumer]:
         raise _unreachable(settings, error) from error
     finally:
         consumer.close()
+
+
+def _time(message: Message) -> datetime:
+    return datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
 
 
 def _admin(settings: Settings) -> AdminClient:

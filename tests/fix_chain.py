@@ -50,7 +50,7 @@ def topic_of(databases: Settings, stack: Stack) -> Iterator[Settings]:
     topics.create(settings)
     yield settings
     admin = AdminClient(topics.client_config(settings))
-    for future in admin.delete_topics([settings.topic, topics.offsets_topic(settings)]).values():
+    for future in admin.delete_topics([*topics.wanted_configs(settings)]).values():
         future.result(10)
 
 

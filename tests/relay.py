@@ -98,8 +98,8 @@ class Log:
                 "log_level": 0,
             }
         )
-        self._next = dict.fromkeys(range(topics.describe(settings, settings.topic).partitions), 0)
-        self._consumer.assign([TopicPartition(settings.topic, partition, 0) for partition in self._next])
+        self._next = topics.first_offsets(settings, settings.topic)
+        self._consumer.assign([TopicPartition(settings.topic, *place) for place in self._next.items()])
 
     def read(self) -> list[Record]:
         """Everything committed by now."""

@@ -152,7 +152,7 @@ MAY = {
         "outbox": {"INSERT"},
     },
     LedgerRole.CDC: {"outbox": {"SELECT"}},
-    LedgerRole.PRUNER: {"outbox": {"SELECT", "DELETE"}},
+    LedgerRole.PRUNER: {"outbox": {"SELECT", "INSERT", "DELETE"}},
     LedgerRole.AUDITOR: {"audit_accounts": {"SELECT"}, "audit_events": {"SELECT"}},
 }
 
@@ -186,7 +186,7 @@ def test_a_role_may_do_what_it_has_to_and_no_more(shared_databases: Settings, ro
         (LedgerRole.CDC, APPEND),
         (LedgerRole.CDC, "DELETE FROM outbox"),
         (LedgerRole.CDC, "SELECT FROM accounts"),
-        (LedgerRole.PRUNER, APPEND),
+        (LedgerRole.PRUNER, "UPDATE outbox SET type = 'x'"),
         (LedgerRole.AUDITOR, "SELECT FROM outbox"),
         (LedgerRole.AUDITOR, "SELECT FROM accounts"),
         (LedgerRole.APP, "DROP PUBLICATION outbox"),
@@ -204,6 +204,7 @@ def test_what_a_role_may_not_do_is_refused(shared_databases: Settings, role: Led
         (LedgerRole.APP, APPEND),
         (LedgerRole.APP, "UPDATE accounts SET balance_minor = 0, version = 0"),
         (LedgerRole.CDC, "SELECT FROM outbox"),
+        (LedgerRole.PRUNER, f"{APPEND} RETURNING id"),
         (LedgerRole.PRUNER, "DELETE FROM outbox"),
         (LedgerRole.AUDITOR, "SELECT key, total, version FROM audit_accounts"),
         (LedgerRole.AUDITOR, "SELECT event_id, key, amount, version, occurred_at FROM audit_events"),

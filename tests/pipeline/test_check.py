@@ -114,6 +114,12 @@ class History:
         with self._balances, self._balances.cursor() as cursor:
             cursor.execute("UPDATE balances SET version = %s, base_version = %s", [version, version])
 
+    def prune(self, *events: Event) -> None:
+        """Remove events from the outbox, as `outbox prune` does."""
+        with self._ledger, self._ledger.cursor() as cursor:
+            cursor.execute("DELETE FROM outbox WHERE id = ANY(%s::uuid[])", [[event.id for event in events]])
+            assert cursor.rowcount == len(events)
+
     def age_out(self, records: int) -> None:
         """Delete the first records of the partition, as retention does."""
         admin = AdminClient(topics.client_config(self._settings))
@@ -230,6 +236,38 @@ def test_what_is_in_a_balance_taken_from_the_ledger_is_applied_wherever_it_is(
     assert report.in_flight == 2, "not on the topic yet: the third, which the sink has, and the fourth"
     sink = report.sink(SINK)
     assert (sink.in_flight, sink.parked, sink.drift) == (1, 0, {})
+
+
+def test_what_was_pruned_before_a_sink_has_read_it_is_in_flight_and_no_drift(topic: Settings, history: History) -> None:
+    events = history.account(5, 6, 7)
+    history.publish(*events, events[1])
+    history.sink(next_offset=1, **{events[0].account: 5})
+    history.prune(*events[:2])
+    report = check.check(topic)
+    assert (report.in_flight, report.lost, report.unknown) == (0, [], 2)
+    assert (report.sink(SINK).in_flight, report.sink(SINK).drift) == (2, {})
+    assert not report.settled
+    history.prune(events[2])
+    assert check.check(topic).sink(SINK) == report.sink(SINK)
+
+
+def test_what_was_pruned_and_is_set_aside_is_parked_and_no_drift(topic: Settings, history: History) -> None:
+    events = history.account(5, 6)
+    history.publish(*events)
+    history.sink(**{events[0].account: 5})
+    history.set_aside(events[1])
+    history.prune(*events)
+    report = check.check(topic)
+    assert (report.sink(SINK).parked, report.sink(SINK).in_flight, report.sink(SINK).drift) == (1, 0, {})
+    assert report.findings == [f"sink {SINK} has set 1 events aside"]
+
+
+def test_drift_is_seen_also_where_everything_was_pruned(topic: Settings, history: History) -> None:
+    events = history.account(5, 6)
+    history.publish(*events)
+    history.sink(**{events[0].account: 5})
+    history.prune(*events)
+    assert check.check(topic).sink(SINK).drift == {events[0].account: -6}
 
 
 def test_what_has_left_the_topic_by_retention_is_neither_in_flight_nor_drift(topic: Settings, history: History) -> None:

@@ -29,6 +29,7 @@ GROUPS = {
     "ledger_host": "Database of the service",
     "balances_host": "Database of the sinks",
     "kafka_bootstrap": "Kafka",
+    "prune_keep_hours": "Pruning",
     "connect_url": "Kafka Connect and the connector",
     "service_host": "The service",
     "sink_checkpoints": "The sinks",

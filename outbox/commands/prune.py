@@ -1,0 +1,67 @@
+"""outbox prune: remove from the outbox what is surely relayed."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from outbox import prune as pruning
+from outbox import settings as configuration
+from outbox import slot
+from outbox.errors import Failure
+from outbox.prune import Pruned
+from outbox.settings import Settings
+
+
+@click.command()
+@click.option("--keep-hours", type=click.IntRange(min=0), help="Leave younger events alone (OUTBOX_PRUNE_KEEP_HOURS).")
+@click.option("--trust-marker", is_flag=True, help="Delete also what is too old to be looked up on the topic.")
+@click.option("--dry-run", is_flag=True, help="Only tell how many events are old enough.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=pruning.PASS_TIMEOUT_S,
+    show_default=True,
+    help="Seconds that the relay is given to pass the marker.",
+)
+@click.option("--json", "as_json", is_flag=True, help="For a script.")
+def prune(*, keep_hours: int | None, trust_marker: bool, dry_run: bool, timeout_s: float, as_json: bool) -> None:
+    """Delete the events of the outbox that are surely relayed. Status 1 if it finds one that is lost.
+
+    Sends a marker through the relay, waits until it has passed, and looks each event up on the topic. Works beside
+    writers, relay and sinks. Run on a schedule it also keeps the slot of an idle outbox moving.
+    """
+    settings = configuration.load()
+    hours = settings.prune_keep_hours if keep_hours is None else keep_hours
+    if dry_run:
+        old = pruning.count_old(settings, hours)
+        text = f"{old} events are older than {hours} h and would be looked up on {settings.topic}; nothing was changed"
+        click.echo(json.dumps({"old": old}) if as_json else text)
+        return
+    done = pruning.prune(settings, keep_hours=hours, trust_marker=trust_marker, timeout_s=timeout_s)
+    click.echo(json.dumps(done.as_dict(), indent=2) if as_json else describe(done, settings))
+    if done.lost.count:
+        raise Failure(
+            f"{done.lost.count} events are lost: relayed past, and not on the topic ({done.lost.first} …)", slot.FORGET
+        )
+
+
+def describe(done: Pruned, settings: Settings) -> str:
+    """What was done and why that was safe, for a person."""
+    evidence = done.evidence
+    lines = [
+        f"marker       at {slot.lsn(evidence.marker_lsn)}, passed by the stored offset {slot.lsn(evidence.offset_lsn)} "
+        f"and by slot {settings.connector} {slot.lsn(evidence.slot_lsn)}",
+        f"topic        {done.found} old events found",
+        f"outbox       {done.deleted} events deleted",
+    ]
+    if done.lost.count:
+        lines.append(f"             {done.lost.count} kept, as they are not on the topic ({done.lost.first} …)")
+    if done.too_old.count:
+        lines.append(
+            f"             {done.too_old.count} kept, as the topic may have dropped them ({done.too_old.first} …); "
+            "--trust-marker deletes these"
+        )
+    return "\n".join(lines)
