@@ -45,6 +45,7 @@ from outbox.wait import WaitTimeoutError, wait_for
 WRITERS_TIMEOUT_S = 30.0
 # Without exactly-once Connect notes its offsets, and the slot is confirmed, once a minute (offset.flush.interval.ms).
 CONFIRM_TIMEOUT_S = 90.0
+STIR_EVERY_S = 0.5
 # Longer than the server's deadlock_timeout of 1 s, after which an autovacuum of a day gives way.
 LOCK_TIMEOUT_S = 2
 DROP_TIMEOUT_S = 60.0
@@ -129,8 +130,9 @@ def retire(
 ) -> Retired:
     """Drop the days that nothing can bring again, all in one transaction, beside running writers, relay and sinks.
 
-    ``report`` is given a line for each piece of evidence and each day. ``stir`` commits something that the relay reads:
-    a slot is confirmed by what comes through it, and on a quiet ledger nothing does.
+    ``report`` is given a line for each piece of evidence and each day. ``stir`` commits something that the relay reads,
+    as a slot is confirmed by what comes through it, and on a quiet ledger nothing does. It is called again and again
+    until the slot has confirmed enough: Debezium confirms a transaction when it has seen the next.
 
     Raises Failure, with nothing changed, if a place cannot be read, if there is no slot or it was invalidated, or if
     the sinks leave no gap between their transactions within `DROP_TIMEOUT_S`.
@@ -156,9 +158,8 @@ def gather(settings: Settings, stir: Callable[[], object] = lambda: None) -> Ite
     floor, kept_from = (UUID(found) for found in _row(settings, BalancesRole.AUDITOR, FLOOR) or ())
     yield _writers(settings, floor)
     position = slot.end_of_log(settings)
-    stir()
     yield Evidence("outbox table", _oldest(settings, LedgerRole.AUDITOR, OUTBOX, floor))
-    yield _log(settings, floor, position)
+    yield _log(settings, floor, position, stir)
     yield Evidence("topic", _oldest_on_topic(settings, floor))
     yield Evidence("open dead letters", _oldest(settings, BalancesRole.AUDITOR, LETTERS, floor))
     yield Evidence("clock", kept_from, "today and yesterday are kept")
@@ -224,7 +225,7 @@ def _writers(settings: Settings, floor: UUID) -> Evidence:
     return Evidence(place)
 
 
-def _log(settings: Settings, floor: UUID, position: int) -> Evidence:
+def _log(settings: Settings, floor: UUID, position: int, stir: Callable[[], object]) -> Evidence:
     place = "write-ahead log"
 
     def is_confirmed() -> bool:
@@ -235,10 +236,13 @@ def _log(settings: Settings, floor: UUID, position: int) -> Evidence:
                 "will send is unknown, so no day was dropped",
                 "`outbox connect apply`" if found is None else slot.FORGET,
             )
-        return found.confirmed_lsn >= position
+        if found.confirmed_lsn < position:
+            stir()
+            return False
+        return True
 
     try:
-        wait_for("the slot to be confirmed", is_confirmed, timeout_s=CONFIRM_TIMEOUT_S)
+        wait_for("the slot to be confirmed", is_confirmed, timeout_s=CONFIRM_TIMEOUT_S, poll_s=STIR_EVERY_S)
     except WaitTimeoutError:
         return Evidence(place, floor, f"slot {settings.connector} has not confirmed what was written before we looked")
     return Evidence(place)
