@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
+from uuid import UUID
 
 import psycopg2
 
@@ -20,6 +21,7 @@ from outbox.errors import Failure
 from outbox.migrate import is_current, owner_engine
 from outbox.settings import BalancesRole, LedgerRole, Settings
 from outbox.sink import fence, rebuild
+from outbox.sink.retention import day_of
 
 CLOCK_LIMIT_S = 5.0
 # What a role must not have, and the one that needs it.
@@ -261,6 +263,28 @@ def _sink(settings: Settings, name: str, topic_id: str, marks: dict[int, tuple[i
         yield _wrong(f"sink {name} has set {parked} events aside", f"`outbox dead-letters list --sink {name}`")
 
 
+def _retention(settings: Settings) -> Iterator[Finding]:
+    """Which days could be dropped is not judged: it takes reading the topic."""
+    ((floor,),) = _rows(settings, BalancesRole.AUDITOR, "SELECT floor FROM processed_floor")
+    ((days, size),) = _rows(
+        settings, BalancesRole.AUDITOR, "SELECT count(*), coalesce(sum(bytes), 0) FROM processed_days"
+    )
+    yield _well(f"processed_events has {days} days, {size / 2**20:,.1f} MiB; its floor is {day_of(UUID(floor))}")
+    query = "SELECT event_id FROM audit_events WHERE uuid_extract_version(event_id) = 7 ORDER BY event_id LIMIT 1"
+    oldest = _rows(settings, LedgerRole.AUDITOR, query)
+    if oldest and UUID(oldest[0][0]) < UUID(floor):
+        yield _wrong(
+            f"the outbox has events from below the floor, the oldest of {day_of(UUID(oldest[0][0]))}: sent again, they "
+            "would be set aside",
+            "prune them once they are relayed; do not use `connect remove --forget` before",
+        )
+    if topics.config(settings, settings.topic).get("retention.ms") == "-1":
+        yield _wrong(
+            f"topic {settings.topic} keeps its events for ever, so processed_events can never shrink",
+            f"`kafka-configs --alter --topic {settings.topic} --add-config retention.ms=…`",
+        )
+
+
 def _clocks(settings: Settings) -> Iterator[Finding]:
     for role in (LedgerRole.AUDITOR, BalancesRole.AUDITOR):
         before_s = time.time()
@@ -293,5 +317,6 @@ HOPS: dict[str, Look] = {
     "kafka": _kafka,
     "balances": _balances,
     "sinks": _sinks,
+    "retention": _retention,
     "clocks": _clocks,
 }

@@ -47,6 +47,13 @@ def read(settings: Settings) -> Slot | None:
     return Slot(int(confirmed), wal_status, active_pid, int(lag), None if safe is None else int(safe))
 
 
+def end_of_log(settings: Settings) -> int:
+    """Where the log ends: whatever was committed by now lies before it."""
+    with _cdc(settings) as cursor:
+        cursor.execute("SELECT pg_current_wal_insert_lsn() - '0/0'")
+        return int((cursor.fetchone() or (0,))[0])
+
+
 def require_publication(settings: Settings) -> None:
     """Without its publication a slot skips every change, with no more than a warning in the server's log.
 

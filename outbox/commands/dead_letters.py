@@ -18,6 +18,7 @@ from outbox.database import connect, told
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, Settings
 from outbox.sink import job, repair
+from outbox.sink.dead_letters import BELOW_FLOOR
 from outbox.sink.selection import Chosen, Selection
 
 SHOWN = 100  # in a table, unless --limit says otherwise
@@ -101,9 +102,14 @@ def show(identity: str, sink: str | None, as_json: bool) -> None:
 @dead_letters.command()
 @filters
 @everything
+@click.option(
+    "--below-floor",
+    is_flag=True,
+    help=f"Of these only the letters '{BELOW_FLOOR}', and apply them as new: you have made sure that they never were.",
+)
 @dry
 @as_json_option
-def replay(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
+def replay(*, is_all: bool, below_floor: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
     """Judge them again by today's contract and apply those that stand it, each once. Status 1 if any stays open.
 
     In a sink that needs order, those that are parked behind them come along. Works beside a running sink. Give it again
@@ -111,7 +117,7 @@ def replay(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
     """
     settings = configuration.load()
     with _to_repair(settings, chosen, is_all, with_parked=True) as (connection, letters):
-        done = repair.replay(connection, job.sinks(settings), letters, dry_run=dry_run)
+        done = repair.replay(connection, job.sinks(settings), letters, below_floor=below_floor, dry_run=dry_run)
     if as_json:
         click.echo(json.dumps({"dry_run": dry_run, "sinks": {sink: one._asdict() for sink, one in done.items()}}))
     would = "would replay" if dry_run else "replayed"
@@ -124,7 +130,10 @@ def replay(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
         click.echo("\n".join(lines) or "no dead letters to replay")
     refused = sum(one.refused for one in done.values())
     if refused:
-        raise Failure(f"{refused} dead letters {'would ' if dry_run else ''}stay open", "`outbox dead-letters list`")
+        raise Failure(
+            f"{refused} dead letters {'would ' if dry_run else ''}stay open",
+            f"`outbox dead-letters list` says why; for '{BELOW_FLOOR}' see --below-floor",
+        )
 
 
 @dead_letters.command()

@@ -14,7 +14,7 @@ from outbox.errors import Failure
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="For a script.")
 def doctor(as_json: bool) -> None:
-    """Look at every hop: databases, roles, slot, connector, topics, sinks, clocks. Status 1 if anything is to do.
+    """Look at every hop: databases, slot, connector, topics, sinks, retention, clocks. Status 1 if anything is to do.
 
     Changes nothing. Whether events are lost or doubled is what `outbox check` tells.
     """

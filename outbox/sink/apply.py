@@ -33,8 +33,8 @@ COPY_BUFFER_BYTES = 1 << 20
 
 
 class Counts(NamedTuple):
-    """What one batch was: rows = fresh + duplicates; dead counts those that could not be decoded, or were fresh
-    and refused.
+    """What one batch was: rows = fresh + duplicates; dead counts those that could not be decoded, or were counted as
+    fresh and refused.
     """
 
     rows: int = 0

@@ -16,6 +16,8 @@ from psycopg2.extras import execute_values
 
 from outbox.sink.verdict import Header, Verdict
 
+# The reason of an event of which the strategy cannot tell any more whether it was applied (outbox/sink/retention.py).
+BELOW_FLOOR = "below the retention floor"
 UPSERT = """
 INSERT INTO dead_letters
        (sink, identity, topic_id, topic, partition, "offset", key, headers, value, recorded_at, event_id,
@@ -23,8 +25,8 @@ INSERT INTO dead_letters
 VALUES %s
 ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
 """
-# What the projection refused: readable events, so their columns are kept in place of their bytes. A letter that is
-# there is open: an earlier record of the event could not be read, or this is a replay.
+# What strategy or projection refused: readable events, so their columns are kept in place of their bytes. A letter
+# that is there is open: an earlier record of the event could not be read, or this is a replay.
 UPSERT_REFUSED = """
 INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", event, event_id, reason, detail)
 SELECT DISTINCT ON (refused.event_id) %(sink)s, event_id::text, %(topic)s, %(topic_id)s, partition, "offset", event,

@@ -1,9 +1,10 @@
-"""The effect of events: the strategy, then the projection, and no trace of an event that the projection refuses.
+"""The effect of events: the strategy, then the projection, and no trace of an event that either of them refuses.
 
 A refused event must not be remembered as processed, or its replay would be taken for a duplicate. Which rows remember
-it, only the strategy knows. So both run behind a savepoint: if anything is refused, all they did is rolled back, and
-they run again without it. Then a strategy need not know of refusals: it has never seen them. What remembers a refused
-event is its dead letter. A batch in which something is refused costs its SQL twice; others cost the savepoint.
+it, only the strategy knows. So both run behind a savepoint: if anything is in ``rejected``, all they did is rolled
+back, and they run again without it. Then a strategy need not know of the projection's refusals: it has never seen them.
+What remembers a refused event is its dead letter. A batch in which something is refused costs its SQL twice; others
+cost the savepoint.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ WITH verdict AS (
 )
 INSERT INTO refused SELECT * FROM moved
 """
+# When a dead letter is what says that an event is new.
+ALL_IS_NEW = "INSERT INTO fresh SELECT * FROM staged"
 COUNT = """
 UPDATE sinks SET applied = applied + %(applied)s, duplicates = duplicates + %(duplicates)s WHERE name = %(sink)s
 """
@@ -75,20 +78,28 @@ class Effect:
         """Drop the temporary tables, so that the session may be prepared for another sink."""
         cursor.execute("DROP TABLE staged, fresh, rejected, refused")
 
-    def take(self, cursor: extensions.cursor, topic: str, topic_id: str, *, is_replay: bool = False) -> Outcome:
+    def take(
+        self,
+        cursor: extensions.cursor,
+        topic: str,
+        topic_id: str,
+        *,
+        is_replay: bool = False,
+        is_below_floor: bool = False,
+    ) -> Outcome:
         """Apply what is in ``staged``, in the caller's transaction, with the sink's lock held.
 
         Each event ends as applied or a duplicate, and an open dead letter of it is closed; or refused, with an open
         dead letter. What the projection takes out of ``fresh`` counts as a duplicate. With ``is_replay`` the rows are
         those of open dead letters, and these letters are what makes sure that each is applied once, where the strategy
-        cannot.
+        cannot: it knows no events, or with ``is_below_floor``, it has forgotten these.
 
-        Raises Failure if the projection refuses what it was not given.
+        Raises Failure if strategy or projection refuse what they were not given.
         """
         parameters = {"sink": self.name, "topic": topic, "topic_id": topic_id}
         strategy = self._strategy.sql
-        if is_replay and self._strategy.knows == "positions":
-            strategy = "INSERT INTO fresh SELECT * FROM staged"
+        if is_below_floor or (is_replay and self._strategy.knows == "positions"):
+            strategy = ALL_IS_NEW
         while True:
             cursor.execute("SAVEPOINT effect")
             cursor.execute(strategy, parameters)
@@ -120,8 +131,9 @@ class Effect:
         cursor.execute(MOVE, [list(column) for column in zip(*rejected, strict=True)])
         if not cursor.rowcount:  # or we would go on for ever
             raise Failure(
-                f"sink {self.name}: the projection rejects events that are not in its batch, like {rejected[0][0]}",
-                "correct the projection: what it puts into `rejected` comes from `fresh`",
+                f"sink {self.name}: strategy or projection rejects events that are not in its batch, like "
+                f"{rejected[0][0]}",
+                "correct it: what it puts into `rejected` comes from `staged` or `fresh`",
             )
 
 

@@ -32,6 +32,7 @@ SELECT identity, key, headers, value, event, event_id, partition, "offset",
        round(extract(epoch FROM coalesce(recorded_at, first_seen_at)) * 1000)::bigint
   FROM dead_letters
  WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
+   AND (reason = %(reason)s OR %(reason)s IS NULL)
  ORDER BY partition, "offset"
    FOR UPDATE
 """
@@ -70,10 +71,18 @@ class Replayed(NamedTuple):
 
 
 def replay(
-    connection: extensions.connection, known: Mapping[str, Declared], chosen: Sequence[Chosen], *, dry_run: bool = False
+    connection: extensions.connection,
+    known: Mapping[str, Declared],
+    chosen: Sequence[Chosen],
+    *,
+    below_floor: bool = False,
+    dry_run: bool = False,
 ) -> dict[str, Replayed]:
     """Judge letters by today's contract and apply those that stand it now, by the strategy and projection of their
     sink, which is among ``known``. Returns by sink what became of them. With ``dry_run`` all of it is rolled back.
+
+    With ``below_floor`` it is those that came from below the retention floor, and no others, and they are applied as
+    new: no strategy can tell, so the caller has made sure that they never were. Without, they are refused again.
 
     A letter that is no longer open is left out: each event is applied once. Raises Failure if a sink's strategy is
     unknown, or if the database refuses a chunk, of which then nothing is done; the chunks before it stay.
@@ -90,7 +99,7 @@ def replay(
                 effect.prepare(cursor)
             for chunk in _chunks(letters):
                 with connection:
-                    done[sink] = done[sink].plus(_replay(connection, effect, job.judge, chunk))
+                    done[sink] = done[sink].plus(_replay(connection, effect, job.judge, chunk, below_floor))
                     if dry_run:
                         connection.rollback()
             with connection, connection.cursor() as cursor:
@@ -118,12 +127,14 @@ def discard(connection: extensions.connection, chosen: Sequence[Chosen], *, dry_
     return done
 
 
-def _replay(connection: extensions.connection, effect: Effect, judge: Judge, chunk: Sequence[Chosen]) -> Replayed:
+def _replay(
+    connection: extensions.connection, effect: Effect, judge: Judge, chunk: Sequence[Chosen], below_floor: bool
+) -> Replayed:
     with connection.cursor() as cursor:
         fence.lock(cursor, effect.name)
         rows: list[dict[str, Any]] = []
         verdicts: dict[str, Verdict] = {}
-        for letter in _claim(connection, chunk):
+        for letter in _claim(connection, chunk, dead_letters.BELOW_FLOOR if below_floor else None):
             found = _judged(judge, letter)
             if isinstance(found, Verdict):
                 verdicts[letter.identity] = found
@@ -131,16 +142,18 @@ def _replay(connection: extensions.connection, effect: Effect, judge: Judge, chu
                 rows.append(found)
         dead_letters.keep_verdicts(cursor, effect.name, verdicts)
         cursor.execute(STAGE, [json.dumps(rows)])
-        applied, refused = effect.take(cursor, chunk[0].topic, chunk[0].topic_id, is_replay=True)
+        applied, refused = effect.take(
+            cursor, chunk[0].topic, chunk[0].topic_id, is_replay=True, is_below_floor=below_floor
+        )
         duplicates = len(rows) - applied - refused
         effect.count(cursor, applied=applied, duplicates=duplicates)
         return Replayed(applied, duplicates, refused + len(verdicts))
 
 
-def _claim(connection: extensions.connection, chunk: Sequence[Chosen]) -> Iterator[Claimed]:
+def _claim(connection: extensions.connection, chunk: Sequence[Chosen], reason: str | None) -> Iterator[Claimed]:
     with connection.cursor("claimed") as cursor:  # on the server, as a letter may be as big as a record
         cursor.itersize = FETCHED
-        cursor.execute(CLAIM, _names(chunk))
+        cursor.execute(CLAIM, {**_names(chunk), "reason": reason})
         yield from map(Claimed._make, cursor)
 
 

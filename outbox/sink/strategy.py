@@ -4,7 +4,8 @@ A strategy reads the temporary table ``staged`` (the batch) and leaves in ``fres
 is to apply. It may use its own tables; ``%(sink)s`` is the sink's name,
 ``%(topic)s`` and ``%(topic_id)s`` are the topic's, and a literal percent sign is written twice.
 
-A strategy need not think of events that the projection refuses: what it notes of them is rolled back with them.
+A strategy may put events of ``staged`` into ``rejected`` (event_id, reason, detail) as a projection does: they are kept
+as dead letters. It need not think of those that the projection refuses: what it notes of them is rolled back with them.
 """
 
 from __future__ import annotations

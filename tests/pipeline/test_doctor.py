@@ -5,20 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from random import Random
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not said in its stubs
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
 
 from outbox import connect, topics
 from outbox.database import connect as connect_database
 from outbox.doctor import HOPS, Finding, examine
 from outbox.settings import BalancesRole, Settings
-from outbox.sink import rebuild
+from outbox.sink import rebuild, retention
 from outbox.stack.postgres import Postgres
 from outbox.wait import wait_for
 from tests.command import outbox
 from tests.relay import insert, relayed, row
-from tests.sink import sink_on
+from tests.sink import NOW_MS, sink_on, uuid7
 
 
 def wrong(settings: Settings) -> dict[str, list[Finding]]:
@@ -94,10 +102,10 @@ def test_a_publication_that_is_gone(topic: Settings, postgres: Postgres) -> None
 @pytest.mark.parametrize(
     ("setting", "value", "hops"),
     [
-        ("kafka_bootstrap", "127.0.0.1:1", {"kafka", "sinks"}),
+        ("kafka_bootstrap", "127.0.0.1:1", {"kafka", "sinks", "retention"}),
         ("connect_url", "http://127.0.0.1:1", {"connector"}),
-        ("balances_port", 1, {"balances", "sinks", "clocks"}),
-        ("ledger_port", 1, {"ledger", "slot", "clocks"}),
+        ("balances_port", 1, {"balances", "sinks", "retention", "clocks"}),
+        ("ledger_port", 1, {"ledger", "slot", "retention", "clocks"}),
     ],
 )
 def test_what_cannot_be_reached_does_not_hide_the_rest(
@@ -136,6 +144,25 @@ def test_a_copy_that_was_never_swapped_in(topic: Settings) -> None:
             rebuild.begin(owner, "dedup", described, topics.first_offsets(topic, topic.topic))
         (finding,) = wrong(topic)["sinks"]
     assert finding.text == "dedup.rebuild is a copy that was never swapped in"
+
+
+def test_a_topic_that_keeps_everything_and_an_outbox_below_the_floor(topic: Settings, postgres: Postgres) -> None:
+    assert "retention" not in wrong(topic)
+    old = uuid7(Random(1), NOW_MS - 9 * 24 * 60 * 60 * 1000)  # noqa: S311
+    postgres.psql(
+        f"INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES ('{old}', 'a', 'b', 'c', '{{}}')",
+        topic.ledger_dbname,
+    )
+    assert "retention" not in wrong(topic)
+    retention.drop(topic, datetime.now(UTC).date() - timedelta(days=5))
+    (finding,) = wrong(topic)["retention"]
+    assert "the outbox has events from below the floor" in finding.text
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic.topic)
+    resource.add_incremental_config(ConfigEntry("retention.ms", "-1", incremental_operation=AlterConfigOpType.SET))
+    admin = AdminClient(topics.client_config(topic))
+    admin.incremental_alter_configs([resource])[resource].result(10)
+    wait_for("the topic to keep all", lambda: len(wrong(topic)["retention"]) == 2, timeout_s=10)
+    assert "processed_events can never shrink" in wrong(topic)["retention"][1].text
 
 
 def test_the_command_tells_it_all_and_ends_with_1(topic: Settings) -> None:
