@@ -291,7 +291,9 @@ def _unreachable(settings: Settings, error: requests.RequestException) -> Failur
 def _reason(error: BaseException) -> str:
     """What is at the bottom of an error that requests and urllib3 have wrapped, in their words."""
     inner = getattr(error, "reason", None) or next((each for each in error.args if isinstance(each, Exception)), None)
-    return _reason(inner) if isinstance(inner, Exception) else str(error)
+    if isinstance(inner, Exception):
+        return _reason(inner)
+    return str(error) if str(error).isprintable() else "its answer is not HTTP"
 
 
 def _wait_running(settings: Settings, rest: Rest) -> None:

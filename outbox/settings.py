@@ -226,6 +226,7 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
         raise Failure(f"settings: {error}", "run as the user who owns the file, or name another OUTBOX_HOME") from None
     except pydantic.ValidationError as error:
         wrong = "; ".join(
-            f"{PREFIX}{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}" for problem in error.errors()
+            f"{PREFIX}{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg'].removeprefix('Value error, ')}"
+            for problem in error.errors()
         )
         raise Failure(f"wrong settings: {wrong}", "correct the environment variable or .env") from None

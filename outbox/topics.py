@@ -202,6 +202,7 @@ def _consumer(settings: Settings) -> Iterator[Consumer]:
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "fetch.wait.max.ms": 20,
+            "log_level": 0,  # what goes wrong is raised; closed while it logs in, it would print that as an error
         }
     )
     try:

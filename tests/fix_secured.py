@@ -140,7 +140,7 @@ class SecuredKafka(Kafka):
 
 
 class SecuredConnect(Connect):
-    """The worker with the lines of docs/bring-your-own.md: it reaches Kafka by SASL_SSL, and serves HTTPS with basic auth."""
+    """The worker with the lines of docs/bring-your-own.md: SASL_SSL to Kafka, HTTPS with basic auth."""
 
     def __init__(self, settings: Settings, certificates: Certificates) -> None:
         super().__init__(settings)
