@@ -28,6 +28,8 @@ START_TIMEOUT_S = 60.0
 NOT_ENABLED = "does not have exactly-once source support enabled"
 REBALANCING = "because a rebalance is expected"
 
+REFERENCE = re.compile(r"\$\{settings:(\w+)\}")
+
 Config = dict[str, str]
 
 
@@ -67,19 +69,23 @@ class Status:
 def render(settings: Settings) -> Config:
     """The connector's configuration: connect/outbox.json with each ``${settings:NAME}`` replaced.
 
-    Other references, as ``${env:NAME}`` of the password, stay: a config provider of the worker resolves them, so
-    no secret stands in Connect's REST interface or its config topic.
+    A line is left out if its setting has no value. Other references, as ``${env:NAME}`` of the password, stay: a config
+    provider of the worker resolves them, so no secret stands in Connect's REST interface or its config topic.
     """
     values = {
         **{name: getattr(settings, name) for name in type(settings).model_fields},
         "connect_ledger_host": settings.connect_ledger_host or settings.ledger_host,
+        "connect_ledger_sslrootcert": settings.connect_ledger_sslrootcert or settings.ledger_sslrootcert,
         "exactly_once_support": "required" if settings.exactly_once else "requested",
     }
 
-    def replace(text: str) -> str:
-        return re.sub(r"\$\{settings:(\w+)\}", lambda match: str(values[match[1]]), text)
+    def is_set(text: str) -> bool:
+        return all(values[name] is not None for name in REFERENCE.findall(text))
 
-    return {key: replace(value) for key, value in json.loads(CONNECTOR_FILE.read_text()).items()}
+    def replace(text: str) -> str:
+        return REFERENCE.sub(lambda match: str(values[match[1]]), text)
+
+    return {key: replace(text) for key, text in json.loads(CONNECTOR_FILE.read_text()).items() if is_set(text)}
 
 
 def apply(settings: Settings) -> str:
@@ -163,13 +169,14 @@ class Rest:
     """
 
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._url = settings.connect_url.rstrip("/")
         self._name = settings.connector
         self._session = requests.Session()
         if settings.connect_username is not None:
             self._session.auth = (settings.connect_username, settings.connect_password.get_secret_value())
-        if settings.connect_cafile is not None:
-            self._session.verify = str(settings.connect_cafile)
+        # Given with each request: a session's own would lose against REQUESTS_CA_BUNDLE in the environment.
+        self._cafile = None if settings.connect_cafile is None else str(settings.connect_cafile)
 
     def config(self) -> Config | None:
         """The configuration in force, None if there is no such connector."""
@@ -241,7 +248,9 @@ class Rest:
 
     def _call(self, method: str, path: str, *, json: Any = None, missing_is_none: bool = False) -> Any:
         def answer() -> tuple[requests.Response] | None:  # a tuple, as a response that is an error counts as false
-            response = self._session.request(method, self._url + path, json=json, timeout=REQUEST_TIMEOUT_S)
+            response = self._session.request(
+                method, self._url + path, json=json, timeout=REQUEST_TIMEOUT_S, verify=self._cafile
+            )
             return None if is_rebalancing(response) else (response,)
 
         try:
@@ -252,11 +261,13 @@ class Rest:
                 poll_s=0.25,
             )
         except requests.RequestException as error:
-            reason = type(error).__name__
-            raise Failure(
-                f"Connect at {self._url} is out of reach ({reason})", "`outbox up` starts the embedded one"
-            ) from error
+            raise _unreachable(self._settings, error) from error
         response = answered[0]
+        if response.status_code in (requests.codes.unauthorized, requests.codes.forbidden):
+            raise Failure(
+                f"Connect at {self._url} refuses the login: {response.status_code} to {method} {path}",
+                "correct OUTBOX_CONNECT_USERNAME and OUTBOX_CONNECT_PASSWORD",
+            )
         if missing_is_none and response.status_code == requests.codes.not_found:
             return None
         if not response.ok:
@@ -277,6 +288,26 @@ def is_rebalancing(response: requests.Response) -> bool:
     return code == requests.codes.conflict or (code == requests.codes.server_error and REBALANCING in response.text)
 
 
+def _unreachable(settings: Settings, error: requests.RequestException) -> Failure:
+    """What keeps us from talking to Connect, and the settings to correct."""
+    reason, remedy = _reason(error), "start it, or correct OUTBOX_CONNECT_URL"
+    if isinstance(error, requests.exceptions.SSLError):
+        remedy = "correct OUTBOX_CONNECT_CAFILE, or OUTBOX_CONNECT_URL: https, and a host that the certificate names"
+    elif "refused" in reason and settings.is_embedded("connect_url"):
+        remedy = "`outbox up` starts the embedded one"
+    elif settings.connect_url.startswith("http:") and "refused" not in reason:
+        remedy = "correct OUTBOX_CONNECT_URL: this is what a server of https does that is asked for http"
+    return Failure(f"Connect at {settings.connect_url} is out of reach: {reason}", remedy)
+
+
+def _reason(error: BaseException) -> str:
+    """What is at the bottom of an error that requests and urllib3 have wrapped, in their words."""
+    inner = getattr(error, "reason", None) or next((each for each in error.args if isinstance(each, Exception)), None)
+    if isinstance(inner, Exception):
+        return _reason(inner)
+    return str(error) if str(error).isprintable() else "its answer is not HTTP"
+
+
 def _wait_running(settings: Settings, rest: Rest) -> None:
     def running_or_failed() -> Status | None:
         found = rest.status()
@@ -285,7 +316,7 @@ def _wait_running(settings: Settings, rest: Rest) -> None:
     try:
         found = wait_for("the connector's task to run", running_or_failed, timeout_s=START_TIMEOUT_S, poll_s=0.2)
     except WaitTimeoutError as error:
-        raise Failure(str(error), "`outbox connect status`, `outbox logs connect`") from None
+        raise Failure(str(error), "`outbox connect status`, and the worker's log") from None
     if found.error:
         raise Failure(
             f"connector {settings.connector} failed: {found.error}", "mend it, then `outbox connect apply` restarts it"

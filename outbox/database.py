@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import psycopg2
 from psycopg2.extensions import connection, make_dsn
 
 from outbox.errors import Failure
-from outbox.settings import BalancesRole, LedgerRole, Settings
+from outbox.settings import PREFIX, BalancesRole, LedgerRole, Settings
 
 CONNECT_TIMEOUT_S = 5
 # A server whose host is gone is noticed within half a minute, not after hours.
@@ -28,9 +28,29 @@ def connect(settings: Settings, role: LedgerRole | BalancesRole) -> connection:
         )
     except psycopg2.OperationalError as error:
         where = f"database {parameters['dbname']} at {parameters['host']}:{parameters['port']} as {role.value}"
-        raise Failure(
-            f"{where}: {str(error).strip().splitlines()[-1]}", "`outbox up` starts the embedded one"
-        ) from error
+        reason, remedy = _refusal(settings, role, str(error).strip().splitlines())
+        raise Failure(f"{where}: {reason}", remedy) from error
+
+
+def _refusal(settings: Settings, role: LedgerRole | BalancesRole, lines: Sequence[str]) -> tuple[str, str]:
+    """The line that tells most of why a login failed, and what to do. libpq has one for each way that it tried."""
+    database = "ledger" if isinstance(role, LedgerRole) else "balances"
+    prefix = f"{PREFIX}{database.upper()}"
+    place = f"{prefix}_HOST and {prefix}_PORT"
+    # A try over TLS that is refused may be followed by one without, which a server may refuse for that reason.
+    for sign, remedy in {
+        "certificate": f"correct {prefix}_SSLROOTCERT, or {prefix}_HOST: a name that the certificate has",
+        "password": f"correct {PREFIX}{role.value.upper()}_PASSWORD; migrations/roles.sql sets it in the database",
+        "no encryption": f"set {prefix}_SSLMODE: the server wants TLS",
+        "SSL": f"correct {prefix}_SSLMODE, or {place}",
+        "FATAL": "migrations/roles.sql makes roles and databases; pg_hba.conf says who may log in from where",
+    }.items():
+        told = [line for line in lines if sign in line]
+        if told:
+            return told[0], remedy
+    if "refused" in lines[-1] and settings.is_embedded(f"{database}_host", f"{database}_port"):
+        return lines[-1], "`outbox up` starts the embedded one"
+    return lines[-1], f"start it, or correct {place}"
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def _logins(settings: Settings, *roles: LedgerRole | BalancesRole) -> Iterator[F
             connect_database(settings, role).close()
         except Failure as failure:
             refused.append(failure)
-            yield _wrong(failure.message, f"start the server, or correct {_password(role)}")
+            yield _wrong(failure.message, failure.remedy or "see the message")
     if len(refused) == len(roles):
         raise Failure("no role can log in", "see above")
     if not refused:
@@ -155,9 +155,7 @@ def _slot(settings: Settings) -> Iterator[Finding]:
         return
     held = f"{found.lag_bytes / 2**20:,.1f} MiB of log are held for it"
     if found.active_pid is None:
-        yield _wrong(
-            f"nobody reads slot {settings.connector}; {held}", "`outbox connect status`, `outbox logs connect`"
-        )
+        yield _wrong(f"nobody reads slot {settings.connector}; {held}", "`outbox connect status`, and the worker's log")
     else:
         yield _well(f"slot {settings.connector} is being read; {held}")
     if found.safe_bytes is None:
@@ -202,7 +200,7 @@ def _connector(settings: Settings) -> Iterator[Finding]:
         return
     reader = slot.read(settings)
     if reader is not None and reader.active_pid is None:
-        yield _wrong("its task says RUNNING and reads nothing", "`outbox logs connect`, then `outbox connect apply`")
+        yield _wrong("its task says RUNNING and reads nothing", "see the worker's log, then `outbox connect apply`")
     else:
         yield _well("connector and task are running")
     if found.mode.startswith("exactly-once") is settings.exactly_once:
@@ -210,7 +208,8 @@ def _connector(settings: Settings) -> Iterator[Finding]:
     else:
         yield _wrong(
             f"in force is {found.mode}, OUTBOX_EXACTLY_ONCE is {settings.exactly_once}",
-            "`outbox up` switches the embedded worker; then `outbox connect apply`",
+            "set exactly.once.source.support of the worker (`outbox up` switches the embedded one), then "
+            "`outbox connect apply`",
         )
 
 
@@ -304,10 +303,6 @@ def _rows(
     with closing(connect_database(settings, role)) as connection, connection.cursor() as cursor:
         cursor.execute(query, parameters or None)
         return list(cursor.fetchall())
-
-
-def _password(role: LedgerRole | BalancesRole) -> str:
-    return f"OUTBOX_{role.value.upper()}_PASSWORD"
 
 
 HOPS: dict[str, Look] = {

@@ -8,13 +8,14 @@ know whether it talks to the embedded stack, to docker-compose or to servers of 
 from __future__ import annotations
 
 import os
+import re
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
 from dotenv import dotenv_values
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outbox.errors import Failure
@@ -22,6 +23,8 @@ from outbox.errors import Failure
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "OUTBOX_"
 DOTENV = "OUTBOX_DOTENV"  # names another file in place of .env
+SYSTEM_ROOTS = Path("system")  # libpq's word for the certificate authorities that the system trusts
+DRIVER_MEMORY_MIN_MIB = 512  # Spark refuses to start with less than 450, of which the JVM keeps some to itself
 
 SslMode = Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]
 
@@ -81,7 +84,7 @@ class Settings(BaseSettings):
     kafka_bootstrap: str = Field("127.0.0.1:9092", description="host:port, comma separated")
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
-    kafka_username: str | None = None
+    kafka_username: str | None = Field(None, validate_default=True)
     kafka_password: SecretStr = SecretStr("")
     kafka_cafile: Path | None = Field(None, description="CA file (PEM) of the brokers")
     topic: str = Field("ledger.events", description="the topic of the events")
@@ -98,6 +101,14 @@ class Settings(BaseSettings):
     connector: str = Field("outbox", description="name of the connector and its slot", pattern="^[a-z0-9_]+$")
     connect_offsets_topic: str = Field("outbox.connect.offsets", description="the worker's offset.storage.topic")
     connect_ledger_host: str | None = Field(None, description="the ledger's host as seen from Connect, if another")
+    connect_ledger_sslrootcert: str | None = Field(
+        None, description="the ledger's CA file as seen from Connect, if another"
+    )
+    connect_ledger_password_reference: str = Field(
+        "${env:OUTBOX_LEDGER_CDC_PASSWORD}",
+        description="where Connect finds Debezium's password: a config provider of its worker, and a key there",
+        pattern=r"^\$\{.+:.+\}$",
+    )
     exactly_once: bool = Field(True, description="the one switch: Connect's exactly-once, worker and connector")
 
     service_host: str = "127.0.0.1"
@@ -116,6 +127,32 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else json")
 
+    @field_validator("ledger_sslrootcert", "balances_sslrootcert", "kafka_cafile", "connect_cafile")
+    @classmethod
+    def _is_there(cls, file: Path | None, info: ValidationInfo) -> Path | None:
+        """Told here once, not by each client in words of its own."""
+        if file is None or file.is_file() or (file == SYSTEM_ROOTS and str(info.field_name).endswith("sslrootcert")):
+            return file
+        raise ValueError(f"there is no file {file}")
+
+    @field_validator("kafka_username")
+    @classmethod
+    def _goes_with_sasl(cls, username: str | None, info: ValidationInfo) -> str | None:
+        """A client that is given a name and no SASL would leave the name out, and say nothing."""
+        protocol = str(info.data.get("kafka_security_protocol", ""))
+        if protocol and (username is not None) is not protocol.startswith("SASL"):
+            told = "needs a name" if username is None else "takes no name"
+            raise ValueError(f"{PREFIX}KAFKA_SECURITY_PROTOCOL {protocol} {told}")
+        return username
+
+    @field_validator("sink_driver_memory")
+    @classmethod
+    def _is_a_heap(cls, memory: str) -> str:
+        size = re.fullmatch(r"(\d+)([mg])", memory, re.IGNORECASE)
+        if size is None or int(size[1]) * (1024 if size[2] in "gG" else 1) < DRIVER_MEMORY_MIN_MIB:
+            raise ValueError(f"a number of m or g, as 768m or 2g; {DRIVER_MEMORY_MIN_MIB}m at the least")
+        return memory
+
     def as_env(self) -> dict[str, str]:
         """All of it as environment variables, secrets too: what a process is given that must read the same settings."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
@@ -129,6 +166,15 @@ class Settings(BaseSettings):
     def stack_env_file(self) -> Path:
         """Where the embedded stack keeps the ports it chose and the passwords it generated (mode 600)."""
         return self.home / "stack.env"
+
+    def is_embedded(self, *names: str) -> bool:
+        """Whether these settings are what the embedded stack chose, or, before it chose, what is so by default."""
+        chosen = dotenv_values(self.stack_env_file)
+        return all(
+            str(getattr(self, name))
+            == (chosen.get(f"{PREFIX}{name.upper()}") or str(type(self).model_fields[name].default))
+            for name in names
+        )
 
     def dsn(self, role: LedgerRole | BalancesRole) -> dict[str, str | int]:
         """libpq connection parameters of a role, in the database that the role belongs to."""
@@ -182,6 +228,7 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
         raise Failure(f"settings: {error}", "run as the user who owns the file, or name another OUTBOX_HOME") from None
     except pydantic.ValidationError as error:
         wrong = "; ".join(
-            f"{PREFIX}{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}" for problem in error.errors()
+            f"{PREFIX}{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg'].removeprefix('Value error, ')}"
+            for problem in error.errors()
         )
         raise Failure(f"wrong settings: {wrong}", "correct the environment variable or .env") from None

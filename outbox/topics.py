@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not said in its stubs
@@ -21,6 +22,8 @@ FETCH_RECORDS = 10_000
 POLL_S = 0.1  # consume() waits so long for a full list
 SILENCE_TIMEOUT_S = 30.0
 MARKERS_RETENTION_MS = 24 * 3_600_000
+HOPELESS = {KafkaError._AUTHENTICATION, KafkaError._SSL}
+MISSED = object()
 
 
 class Topic(NamedTuple):
@@ -85,14 +88,11 @@ def create(settings: Settings) -> list[str]:
         for name in configs
     ]
     made = []
-    admin = _admin(settings)  # held: a client that is let go of ends its calls
-    for name, future in admin.create_topics(wanted, operation_timeout=TIMEOUT_S, request_timeout=TIMEOUT_S).items():
-        try:
-            future.result()
+    admin = _Admin(settings)
+    asked = admin.client.create_topics(wanted, operation_timeout=TIMEOUT_S, request_timeout=TIMEOUT_S)
+    for name, future in asked.items():
+        if admin.answer(future, but=KafkaError.TOPIC_ALREADY_EXISTS) is not MISSED:
             made.append(name)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise _unreachable(settings, error) from error
     found = describe(settings, settings.topic)
     if found.partitions < settings.topic_partitions:
         raise Failure(
@@ -120,11 +120,8 @@ def wanted_configs(settings: Settings) -> dict[str, dict[str, str]]:
 
 def config(settings: Settings, name: str) -> dict[str, str]:
     """The configuration in force of a topic. Raises Failure if Kafka cannot be asked."""
-    admin, resource = _admin(settings), ConfigResource(ConfigResource.Type.TOPIC, name)
-    try:
-        found = admin.describe_configs([resource], request_timeout=TIMEOUT_S)[resource].result()
-    except KafkaException as error:
-        raise _unreachable(settings, error) from error
+    admin, resource = _Admin(settings), ConfigResource(ConfigResource.Type.TOPIC, name)
+    found = admin.answer(admin.client.describe_configs([resource], request_timeout=TIMEOUT_S)[resource])
     return {key: entry.value for key, entry in found.items()}
 
 
@@ -144,13 +141,11 @@ def markers_topic(settings: Settings) -> str:
 
 def describe(settings: Settings, name: str) -> Topic:
     """Look a topic up. Raises Failure if there is none of that name."""
-    admin = _admin(settings)
-    try:
-        found = admin.describe_topics(TopicCollection([name]), request_timeout=TIMEOUT_S)[name].result()
-    except KafkaException as error:
-        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise Failure(f"there is no topic {name}", "`outbox connect apply` makes it") from None
-        raise _unreachable(settings, error) from error
+    admin = _Admin(settings)
+    asked = admin.client.describe_topics(TopicCollection([name]), request_timeout=TIMEOUT_S)[name]
+    found = admin.answer(asked, but=KafkaError.UNKNOWN_TOPIC_OR_PART)
+    if found is MISSED:
+        raise Failure(f"there is no topic {name}", "`outbox connect apply` makes it")
     return Topic(name, str(found.topic_id), len(found.partitions))
 
 
@@ -221,7 +216,9 @@ def read(settings: Settings, name: str, within: Mapping[int, tuple[int, int]]) -
             if messages:
                 last_heard_at = time.monotonic()
             elif time.monotonic() - last_heard_at > SILENCE_TIMEOUT_S:
-                raise Failure(f"topic {name} gave no record for {SILENCE_TIMEOUT_S:.0f} s", "`outbox status`")
+                raise Failure(
+                    f"topic {name} gave no record for {SILENCE_TIMEOUT_S:.0f} s", "`outbox doctor` looks at Kafka"
+                )
             for message in messages:
                 error, partition, offset = message.error(), message.partition(), message.offset()
                 if error is not None:
@@ -243,12 +240,13 @@ def _consumer(settings: Settings, isolation_level: str = "read_committed") -> It
             "isolation.level": isolation_level,
             "enable.auto.commit": False,
             "fetch.wait.max.ms": 20,
+            "log_level": 0,  # what goes wrong is raised; closed while it logs in, it would print that as an error
         }
     )
     try:
         yield consumer
     except KafkaException as error:
-        raise _unreachable(settings, error) from error
+        raise _unreachable(settings, error.args[0]) from error
     finally:
         consumer.close()
 
@@ -257,12 +255,57 @@ def _time(message: Message) -> datetime:
     return datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
 
 
-def _admin(settings: Settings) -> AdminClient:
-    return AdminClient({**client_config(settings), "log_level": 0})
+class _Admin:
+    """An admin client that does not wait for what waiting does not mend.
+
+    librdkafka tries again whatever happens, and says in the end that it took too long. What happened it tells aside.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        told: list[
+            KafkaError
+        ] = []  # nothing of ours is in the callback: a circle would keep the client's threads alive
+        self._told = told
+        config: dict[str, Any] = {**client_config(settings), "log_level": 0, "error_cb": told.append}
+        try:
+            self.client = AdminClient(config)
+        except KafkaException as error:  # a CA file that is none
+            raise _unreachable(settings, error.args[0]) from None
+
+    def answer(self, asked: Future[Any], but: int | None = None) -> Any:
+        """The answer to a request, or MISSED if it is an error of this code. Raises Failure for any other."""
+        while not asked.done():
+            self.client.poll(POLL_S)
+            for error in self._told:
+                if error.code() in HOPELESS:
+                    raise _unreachable(self._settings, error)
+        try:
+            return asked.result()
+        except KafkaException as error:
+            answered: KafkaError = error.args[0]
+            if answered.code() == but:
+                return MISSED
+            told = [each for each in self._told if each.code() != KafkaError._ALL_BROKERS_DOWN]
+            is_late = answered.code() == KafkaError._TIMED_OUT
+            raise _unreachable(self._settings, told[-1] if is_late and told else answered) from error
 
 
-def _unreachable(settings: Settings, error: KafkaException) -> Failure:
-    return Failure(f"Kafka at {settings.kafka_bootstrap}: {error.args[0].str()}", "`outbox up` starts the embedded one")
+def _unreachable(settings: Settings, error: KafkaError) -> Failure:
+    remedy = "start it, or correct OUTBOX_KAFKA_BOOTSTRAP and OUTBOX_KAFKA_SECURITY_PROTOCOL"
+    match error.code():
+        case KafkaError._AUTHENTICATION:
+            remedy = "correct OUTBOX_KAFKA_USERNAME, OUTBOX_KAFKA_PASSWORD and OUTBOX_KAFKA_SASL_MECHANISM"
+        case KafkaError._SSL | KafkaError._INVALID_ARG:
+            remedy = (
+                "correct OUTBOX_KAFKA_CAFILE, OUTBOX_KAFKA_SECURITY_PROTOCOL, or the host in OUTBOX_KAFKA_BOOTSTRAP: "
+                "one that the brokers' certificates name"
+            )
+        case KafkaError.TOPIC_AUTHORIZATION_FAILED | KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+            remedy = f"grant it to {settings.kafka_username or 'the client'} in Kafka's access control lists"
+        case _ if "refused" in error.str() and settings.is_embedded("kafka_bootstrap"):
+            remedy = "`outbox up` starts the embedded one"
+    return Failure(f"Kafka at {settings.kafka_bootstrap}: {error.str()}", remedy)
 
 
 def _quoted(word: str) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from outbox.settings import PREFIX, PROJECT_ROOT
 
+TIMEOUT_S = 300
+
 
 def environment(home: Path, **variables: str) -> dict[str, str]:
     """Our environment without any setting, then these."""
@@ -25,5 +27,5 @@ def outbox(*arguments: str, home: Path, **variables: str) -> subprocess.Complete
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=TIMEOUT_S,
     )

@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from outbox.errors import Failure
@@ -22,10 +24,17 @@ class Checkpoint:
     """The checkpoint of one query that reads one topic. Only the query's driver, behind its fence, may use it."""
 
     def __init__(self, spark: SparkSession, uri: str, topic: str) -> None:
+        """Make its folder, unless it is there. Raises Failure if the URI is none, or nothing can be written there."""
         self.uri = uri
         self._topic = topic
         self._jvm: Any = spark._jvm
-        self._files = self._path("").getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        try:
+            self._files = self._path("").getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+            is_there = self._files.mkdirs(self._path(""))
+        except (Py4JError, PySparkException) as error:
+            raise self._unusable(_reason(error)) from error
+        if not is_there:
+            raise self._unusable("it cannot be made")
 
     def exists(self) -> bool:
         """Whether a batch was ever planned: until then a query begins at the offsets that it is given."""
@@ -88,6 +97,9 @@ class Checkpoint:
             )
         return {int(partition): offset for partition, offset in by_topic[self._topic].items()}
 
+    def _unusable(self, reason: str) -> Failure:
+        return Failure(f"checkpoint {self.uri}: {reason}", "correct OUTBOX_SINK_CHECKPOINTS")
+
     def _read(self, name: str) -> str:
         stream = self._files.open(self._path(name))
         try:
@@ -97,3 +109,9 @@ class Checkpoint:
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.uri}/{name}" if name else self.uri)
+
+
+def _reason(error: Exception) -> str:
+    """What Java said, without where it said it."""
+    told = error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
+    return str(told).partition("\n")[0]

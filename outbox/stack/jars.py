@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from outbox.errors import Failure
 from outbox.stack.java import java
 
 IVY_FILE = Path(__file__).with_name("ivy.xml")
-CONFIGURATIONS = ("kafka", "plugin", "spark")
+CONFIGURATION = re.compile(r'<conf name="(\w+)"')
 IVY_SETTINGS = """<ivysettings><settings defaultResolver="maven"/>
 <resolvers><ibiblio name="maven" m2compatible="true" {root}/></resolvers></ivysettings>"""
 
@@ -32,24 +33,24 @@ def jars(configuration: str) -> list[Path]:
     return sorted(resolve(configuration).glob("lib/*.jar"))
 
 
-def class_path(configuration: str) -> str:
+def class_path(configuration: str, ivy_file: Path = IVY_FILE) -> str:
     """A JVM class path of all the jars of a configuration."""
-    return str(resolve(configuration) / "lib" / "*")
+    return str(resolve(configuration, ivy_file=ivy_file) / "lib" / "*")
 
 
-def resolve(configuration: str, report: Callable[[str], None] = lambda _: None) -> Path:
+def resolve(configuration: str, report: Callable[[str], None] = lambda _: None, ivy_file: Path = IVY_FILE) -> Path:
     """The folder of a configuration; its jars are in ``lib`` in there, which makes it a plugin path of Connect.
 
     Downloads all of them the first time (about 100 MB); a folder that is there is complete, as it was put there by one
     rename. Raises Failure if they cannot be had.
     """
-    folder = _cache() / hashlib.sha256(IVY_FILE.read_bytes()).hexdigest()[:12]
+    folder = _cache() / hashlib.sha256(ivy_file.read_bytes()).hexdigest()[:12]
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (folder.parent / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # of two first starts at once, the second waits and finds them
             if not folder.exists():
-                _download(folder, report)
+                _download(ivy_file, folder, report)
     return folder / configuration
 
 
@@ -57,7 +58,7 @@ def _cache() -> Path:
     return platformdirs.user_cache_path("outbox") / "jars"
 
 
-def _download(folder: Path, report: Callable[[str], None]) -> None:
+def _download(ivy_file: Path, folder: Path, report: Callable[[str], None]) -> None:
     report("downloading the JVM parts (Kafka, Connect, Debezium, Spark's Kafka source): about 100 MB, once a user")
     ivy_cache = folder.parent / "ivy"  # kept until all is there, so that an interrupted download goes on
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
@@ -65,8 +66,8 @@ def _download(folder: Path, report: Callable[[str], None]) -> None:
         mirror = settings.load().maven_mirror
         ivy_settings.write_text(IVY_SETTINGS.format(root=f'root="{mirror}"' if mirror else ""))
         made = Path(temporary, "jars")
-        files: list[str | Path] = ["-settings", ivy_settings, "-ivy", IVY_FILE, "-cache", ivy_cache]
-        what = ["-confs", *CONFIGURATIONS, "-types", "jar", "bundle"]
+        files: list[str | Path] = ["-settings", ivy_settings, "-ivy", ivy_file, "-cache", ivy_cache]
+        what = ["-confs", *CONFIGURATION.findall(ivy_file.read_text()), "-types", "jar", "bundle"]
         where = ["-retrieve", f"{made}/[conf]/lib/[artifact]-[revision](-[classifier]).[ext]"]
         argv: list[str | Path] = [java(), "-cp", _ivy_jar(), "org.apache.ivy.Main", *files, *what, *where]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from outbox import topics
 from outbox.errors import Failure
 from outbox.settings import PROJECT_ROOT, Settings
 from outbox.stack import ports
@@ -21,9 +22,11 @@ class Kafka(Jvm):
     """Broker and controller in one, on loopback; data in its folder."""
 
     main_class = "kafka.Kafka"
+    format_options: Sequence[str] = ()
 
     def __init__(self, settings: Settings) -> None:
         super().__init__("kafka", settings.home)
+        self._settings = settings
         self.bootstrap = settings.kafka_bootstrap
         self.controller_port = settings.stack_controller_port
         self._port = int(self.bootstrap.rpartition(":")[2])
@@ -36,19 +39,23 @@ class Kafka(Jvm):
     def prepare(self) -> None:
         ports.require_free(self._port, "kafka")
         ports.require_free(self.controller_port, "kafka's controller")
-        self._config.write_text(
-            BROKER_FILE.read_text()
-            + f"listeners=CLIENT://{self.bootstrap},CONTROLLER://{ports.LOOPBACK}:{self.controller_port}\n"
-            + f"advertised.listeners=CLIENT://{self.bootstrap}\n"
-            + f"controller.quorum.voters=1@{ports.LOOPBACK}:{self.controller_port}\n"
-            + "log.dirs=data\n"  # where it runs: a properties file cannot hold every path
-        )
+        added = "".join(f"{name}={value}\n" for name, value in self.properties().items())
+        self._config.write_text(BROKER_FILE.read_text() + added)
         self._format()
+
+    def properties(self) -> Mapping[str, str]:
+        """What to add to the broker's file; of a property that comes twice, the last counts."""
+        return {
+            "listeners": f"CLIENT://{self.bootstrap},CONTROLLER://{ports.LOOPBACK}:{self.controller_port}",
+            "advertised.listeners": f"CLIENT://{self.bootstrap}",
+            "controller.quorum.voters": f"1@{ports.LOOPBACK}:{self.controller_port}",
+            "log.dirs": "data",  # where it runs: a properties file cannot hold every path
+        }
 
     def is_ready(self) -> bool:
         if not ports.is_open(self._port):
             return False
-        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        admin = AdminClient({**topics.client_config(self._settings), "log_level": 0})
         try:
             return bool(admin.list_topics(timeout=2).brokers)
         except KafkaException:
@@ -58,7 +65,7 @@ class Kafka(Jvm):
         """Format the storage; done once, and again after an interruption, which it tolerates."""
         if (self._data / "meta.properties").exists():
             return
-        tool = [*self.java(), "kafka.tools.StorageTool", "format", "--ignore-formatted"]
+        tool = [*self.java(), "kafka.tools.StorageTool", "format", "--ignore-formatted", *self.format_options]
         argv = [*tool, "--cluster-id", uuid.uuid4().hex[:22], "--config", self._config]
         done = self._run(argv)
         if done.returncode != 0:

@@ -37,6 +37,7 @@ class Postgres(Process):
         self._settings = settings
         self.port = settings.ledger_port
         self.data = self.folder / "data"
+        self.psql_host = ports.LOOPBACK
 
     def prepare(self) -> None:
         ports.require_free(self.port, "postgres")
@@ -46,17 +47,21 @@ class Postgres(Process):
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def argv(self) -> Sequence[str | Path]:
-        addresses = [
-            "-c",
-            f"listen_addresses={ports.LOOPBACK}",
-            "-c",
-            f"port={self.port}",
-            "-c",
-            "unix_socket_directories=",
-        ]
-        return _unprivileged(
-            [_binaries() / "postgres", "-D", self.data, "-c", f"config_file={CONFIG_FILE}", *addresses]
-        )
+        options = [word for name, value in self.options().items() for word in ("-c", f"{name}={value}")]
+        return _unprivileged([self.program("postgres"), "-D", self.data, *options])
+
+    def options(self) -> Mapping[str, str | int | Path]:
+        """The server's settings on its command line."""
+        return {
+            "config_file": CONFIG_FILE,
+            "listen_addresses": ports.LOOPBACK,
+            "port": self.port,
+            "unix_socket_directories": "",
+        }
+
+    def program(self, name: str) -> Path:
+        """Where a program of Postgres is: postgres, initdb or psql."""
+        return _binaries() / name
 
     def is_ready(self) -> bool:
         return self.psql("SELECT 1", check=False).returncode == 0
@@ -86,10 +91,10 @@ class Postgres(Process):
 
     def _psql(self, arguments: Sequence[str], check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [_binaries() / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", *arguments],
+            [self.program("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", *arguments],
             env={
                 **os.environ,
-                "PGHOST": ports.LOOPBACK,
+                "PGHOST": self.psql_host,
                 "PGPORT": str(self.port),
                 "PGUSER": "postgres",
                 "PGPASSWORD": self._settings.stack_postgres_password.get_secret_value(),
@@ -117,7 +122,7 @@ class Postgres(Process):
             for path in (staging, password_file):
                 os.chown(path, account.pw_uid, account.pw_gid)
         made = staging / "data"
-        initdb: list[str | Path] = [_binaries() / "initdb", "-D", made, f"--pwfile={password_file}", *INITDB_OPTIONS]
+        initdb: list[str | Path] = [self.program("initdb"), "-D", made, f"--pwfile={password_file}", *INITDB_OPTIONS]
         done = self._run(_unprivileged(initdb))
         if done.returncode != 0:
             raise Failure(f"initdb failed: {done.stderr.strip()}")

@@ -73,6 +73,23 @@ def test_a_failure_is_status_1_and_one_line(
     assert " — " in line  # the remedy
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variable", "value"),
+    [
+        (["migrate"], "OUTBOX_LEDGER_PORT", "1"),
+        (["connect", "status"], "OUTBOX_CONNECT_URL", "http://127.0.0.1:1"),
+    ],
+)
+def test_up_is_the_remedy_where_the_embedded_stack_would_answer_and_nowhere_else(
+    arguments: list[str], variable: str, value: str, tmp_path: Path
+) -> None:
+    elsewhere = outbox(*arguments, home=tmp_path, **{variable: value})
+    assert f"correct {variable.rpartition('_')[0]}" in elsewhere.stderr
+    assert "outbox up" not in elsewhere.stderr
+    (tmp_path / "stack.env").write_text(f"{variable}={value}\n")
+    assert outbox(*arguments, home=tmp_path).stderr.endswith("`outbox up` starts the embedded one\n")
+
+
 def test_looking_does_not_write(tmp_path: Path) -> None:
     home = tmp_path / "home"
     outbox("status", home=home)

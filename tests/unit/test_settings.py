@@ -69,6 +69,13 @@ def test_an_empty_variable_is_the_default_and_a_foreign_one_is_ignored(monkeypat
         ("OUTBOX_TOPIC_PARTITIONS", "0"),
         ("OUTBOX_CONNECTOR", "Out-Box"),
         ("OUTBOX_EXACTLY_ONCE", "perhaps"),
+        ("OUTBOX_SINK_DRIVER_MEMORY", "lots"),
+        ("OUTBOX_SINK_DRIVER_MEMORY", "768"),
+        ("OUTBOX_SINK_DRIVER_MEMORY", "100m"),  # Spark does not start with it
+        ("OUTBOX_KAFKA_CAFILE", "/no/such/file"),
+        ("OUTBOX_LEDGER_SSLROOTCERT", "/no/such/file"),
+        ("OUTBOX_KAFKA_USERNAME", "ledger"),  # without SASL it would be left out in silence
+        ("OUTBOX_CONNECT_LEDGER_PASSWORD_REFERENCE", "a password"),
     ],
 )
 def test_a_wrong_value_is_a_failure_that_names_the_variable(
@@ -78,6 +85,28 @@ def test_a_wrong_value_is_a_failure_that_names_the_variable(
     with pytest.raises(Failure, match=variable) as caught:
         load()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("OUTBOX_SINK_DRIVER_MEMORY", "2g"),
+        ("OUTBOX_LEDGER_SSLROOTCERT", "system"),
+        ("OUTBOX_CONNECT_LEDGER_SSLROOTCERT", "/on/another/machine"),
+        ("OUTBOX_CONNECT_LEDGER_PASSWORD_REFERENCE", "${secrets:payments/ledger-cdc:password}"),
+    ],
+)
+def test_a_value_that_looks_unusual_and_is_right(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv(variable, value)
+    assert load().as_env()[variable] == value
+
+
+def test_sasl_needs_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_KAFKA_SECURITY_PROTOCOL", "SASL_SSL")
+    with pytest.raises(Failure, match="OUTBOX_KAFKA_USERNAME: OUTBOX_KAFKA_SECURITY_PROTOCOL SASL_SSL needs a name"):
+        load()
+    monkeypatch.setenv("OUTBOX_KAFKA_USERNAME", "ledger")
+    assert load().kafka_username == "ledger"
 
 
 def test_all_wrong_values_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,15 +144,16 @@ def test_every_setting_called_a_password_or_a_token_is_a_secret() -> None:
 
 @pytest.mark.parametrize("role", [*LedgerRole, *BalancesRole])
 def test_a_dsn_is_that_of_the_role_in_its_database(
-    role: LedgerRole | BalancesRole, monkeypatch: pytest.MonkeyPatch
+    role: LedgerRole | BalancesRole, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = role.value.partition("_")[0]
+    (project / "ca.pem").touch()
     for name, value in {
         f"{database}_host": "db.example",
         f"{database}_port": "6543",
         f"{database}_dbname": "elsewhere",
         f"{database}_sslmode": "verify-full",
-        f"{database}_sslrootcert": "/ca.pem",
+        f"{database}_sslrootcert": f"{project}/ca.pem",
         f"{role.value}_password": "hush",
     }.items():
         monkeypatch.setenv(f"{PREFIX}{name.upper()}", value)
@@ -134,7 +164,7 @@ def test_a_dsn_is_that_of_the_role_in_its_database(
         "user": role.value,
         "password": "hush",
         "sslmode": "verify-full",
-        "sslrootcert": "/ca.pem",
+        "sslrootcert": f"{project}/ca.pem",
     }
 
 
