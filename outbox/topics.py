@@ -13,6 +13,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not said in its stubs
 from confluent_kafka.cimpl import NewTopic
 
+from outbox import connectors
+from outbox.connectors import Connector
 from outbox.errors import Failure
 from outbox.settings import Settings
 
@@ -67,16 +69,17 @@ def spark_options(settings: Settings) -> dict[str, str]:
     return options
 
 
-def create(settings: Settings) -> list[str]:
+def create(settings: Settings, connector: Connector | None = None) -> list[str]:
     """Make the topics that the connector writes, unless they are there, and return the names of those made.
 
-    Raises Failure if the events topic is there with fewer partitions than ``settings.topic_partitions``.
+    Raises Failure if its topic is there with fewer partitions than ``settings.topic_partitions``.
     """
-    configs = wanted_configs(settings)
+    connector = connector or connectors.load(settings)
+    # One partition of offsets: a transaction of exactly-once writes a marker to each that it touches.
+    partitions = {connector.topic: settings.topic_partitions, connector.offsets_topic: 1}
     wanted = [
-        NewTopic(settings.topic, settings.topic_partitions, settings.topic_replication, config=configs[settings.topic]),
-        # One partition: a transaction of exactly-once writes a marker to each that it touches.
-        NewTopic(offsets_topic(settings), 1, settings.topic_replication, config=configs[offsets_topic(settings)]),
+        NewTopic(name, partitions[name], settings.topic_replication, config=wanted)
+        for name, wanted in wanted_configs(settings, connector).items()
     ]
     made = []
     admin = _admin(settings)  # held: a client that is let go of ends its calls
@@ -87,7 +90,7 @@ def create(settings: Settings) -> list[str]:
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise _unreachable(settings, error) from error
-    found = describe(settings, settings.topic)
+    found = describe(settings, connector.topic)
     if found.partitions < settings.topic_partitions:
         raise Failure(
             f"topic {found.name} has {found.partitions} partitions and {settings.topic_partitions} are wanted",
@@ -96,8 +99,9 @@ def create(settings: Settings) -> list[str]:
     return made
 
 
-def wanted_configs(settings: Settings) -> dict[str, dict[str, str]]:
-    """By topic, the configuration that we make it with."""
+def wanted_configs(settings: Settings, connector: Connector | None = None) -> dict[str, dict[str, str]]:
+    """By topic of the connector, the configuration that we make it with."""
+    connector = connector or connectors.load(settings)
     events = {
         "cleanup.policy": "delete",
         "retention.ms": str(settings.topic_retention_hours * 3_600_000),
@@ -105,7 +109,7 @@ def wanted_configs(settings: Settings) -> dict[str, dict[str, str]]:
         # snapshot brings late could be deleted before any sink has seen it.
         "message.timestamp.type": "LogAppendTime",
     }
-    return {settings.topic: events, offsets_topic(settings): {"cleanup.policy": "compact"}}
+    return {connector.topic: events, connector.offsets_topic: {"cleanup.policy": "compact"}}
 
 
 def config(settings: Settings, name: str) -> dict[str, str]:
@@ -118,15 +122,6 @@ def config(settings: Settings, name: str) -> dict[str, str]:
     return {key: entry.value for key, entry in found.items()}
 
 
-def offsets_topic(settings: Settings) -> str:
-    """The topic of its own in which Connect keeps the connector's offsets, in every mode.
-
-    Not the worker's: of that one a worker without exactly-once reads aborted offsets too, and would go on behind events
-    that were never committed.
-    """
-    return f"{settings.connector}.offsets"
-
-
 def describe(settings: Settings, name: str) -> Topic:
     """Look a topic up. Raises Failure if there is none of that name."""
     admin = _admin(settings)
@@ -134,9 +129,17 @@ def describe(settings: Settings, name: str) -> Topic:
         found = admin.describe_topics(TopicCollection([name]), request_timeout=TIMEOUT_S)[name].result()
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise Failure(f"there is no topic {name}", "`outbox connect apply` makes it") from None
+            raise Failure(f"there is no topic {name}", f"`{_maker(settings, name)}` makes it") from None
         raise _unreachable(settings, error) from error
     return Topic(name, str(found.topic_id), len(found.partitions))
+
+
+def exists(settings: Settings, name: str) -> bool:
+    """Whether there is a topic of that name. Raises Failure if Kafka cannot be asked."""
+    try:
+        return name in _admin(settings).list_topics(timeout=TIMEOUT_S).topics
+    except KafkaException as error:
+        raise _unreachable(settings, error) from error
 
 
 def last_stable_offsets(settings: Settings, name: str) -> dict[int, int]:
@@ -194,6 +197,12 @@ def read(settings: Settings, name: str, within: Mapping[int, tuple[int, int]]) -
             for place in consumer.position([TopicPartition(name, partition) for partition in end]):
                 if place.offset >= end[place.partition]:
                     del end[place.partition]
+
+
+def _maker(settings: Settings, name: str) -> str:
+    """The command that makes a topic."""
+    found = [one for one in connectors.others(settings) if one.topic == name]
+    return (found or [connectors.load(settings)])[0].command("apply")
 
 
 @contextmanager

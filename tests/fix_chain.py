@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from outbox import connect, topics
+from outbox import connect, connectors, topics
 from outbox.settings import Settings
 from outbox.stack.stack import Stack
 
@@ -50,7 +50,7 @@ def topic_of(databases: Settings, stack: Stack) -> Iterator[Settings]:
     topics.create(settings)
     yield settings
     admin = AdminClient(topics.client_config(settings))
-    for future in admin.delete_topics([settings.topic, topics.offsets_topic(settings)]).values():
+    for future in admin.delete_topics([settings.topic, connectors.load(settings).offsets_topic]).values():
         future.result(10)
 
 

@@ -8,13 +8,13 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from outbox.errors import Failure
 from outbox.settings import Settings
 from outbox.sink import strategy
 from outbox.sink.strategy import Strategy
-from outbox.sink.verdict import Judge
+from outbox.sink.verdict import Judging
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,14 +26,16 @@ MODULE = "sinks.job"  # by name: the machinery does not import the sample
 class Job:
     """``decode`` turns Kafka's records into the columns of the staged table, and leaves in a column ``record`` those
     that are not surely valid; ``judge`` says what is wrong with them. ``strategies`` is a folder, each file a sink.
+    ``carries`` tells `outbox check` what to compare: each event, or the state that a key has come to.
     """
 
     topic: str
     decode: Callable[[DataFrame], DataFrame]
-    judge: Judge
+    judge: Judging
     staged: Path
     strategies: Path
     projection: Path
+    carries: Literal["events", "states"] = "events"
 
 
 class Declared(NamedTuple):
@@ -67,3 +69,9 @@ def choose(settings: Settings, names: Sequence[str]) -> list[Declared]:
     if unknown:
         raise Failure(f"no strategy is called {', '.join(unknown)}", f"there are {', '.join(known)}")
     return [known[name] for name in dict.fromkeys(names)]
+
+
+def topic_of(settings: Settings, name: str) -> str:
+    """The topic that a sink reads. One whose strategy is gone is taken for a reader of the events."""
+    known = sinks(settings)
+    return known[name].job.topic if name in known else settings.topic

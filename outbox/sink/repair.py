@@ -20,7 +20,7 @@ from outbox.sink import dead_letters, fence
 from outbox.sink.effect import Effect
 from outbox.sink.job import Declared
 from outbox.sink.selection import Chosen
-from outbox.sink.verdict import Judge, Verdict
+from outbox.sink.verdict import Judging, Verdict
 
 CHUNK = 1000
 FETCHED = 50  # letters in memory with their bytes
@@ -118,7 +118,7 @@ def discard(connection: extensions.connection, chosen: Sequence[Chosen], *, dry_
     return done
 
 
-def _replay(connection: extensions.connection, effect: Effect, judge: Judge, chunk: Sequence[Chosen]) -> Replayed:
+def _replay(connection: extensions.connection, effect: Effect, judge: Judging, chunk: Sequence[Chosen]) -> Replayed:
     with connection.cursor() as cursor:
         fence.lock(cursor, effect.name)
         rows: list[dict[str, Any]] = []
@@ -144,7 +144,7 @@ def _claim(connection: extensions.connection, chunk: Sequence[Chosen]) -> Iterat
         yield from map(Claimed._make, cursor)
 
 
-def _judged(judge: Judge, letter: Claimed) -> Verdict | dict[str, Any]:
+def _judged(judge: Judging, letter: Claimed) -> Verdict | dict[str, Any]:
     """The staged row of a letter, or what is wrong with it."""
     if letter.event is not None:
         return letter.event
