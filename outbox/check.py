@@ -6,6 +6,8 @@ and whatever is on the topic is in the ledger that was read; the difference is i
 
 It knows nothing of the sample but the contract's views (audit_accounts, audit_events, audit_balances) and three parts
 of an event: its id (header), its ``amount`` and its ``version`` (the n-th event of its key).
+
+Sinks of states (`changes`) see no events. They are compared by what they have come to: see `compare_states`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import psycopg2
 from outbox.database import connect
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, LedgerRole, Settings
+from outbox.sink import job
 from outbox.topic_log import Event, Place, Surplus, TopicLog, read_topic
 from outbox.wait import wait_for
 
@@ -56,7 +59,7 @@ class SinkReport:
 
     name: str
     drift: dict[str, int] = field(default_factory=dict)  # by key, where it is not zero
-    in_flight: int = 0  # events of the ledger that it has not dealt with yet
+    in_flight: int = 0  # events of the ledger that it has not dealt with yet; of states, versions that it is behind
     parked: int = 0  # events that it has set aside
     skipped: int = 0  # duplicates that it has skipped, ever
 
@@ -140,9 +143,13 @@ class Report:
 
 def check(settings: Settings) -> Report:
     """Compare now. Raises Failure if a database or Kafka cannot be reached."""
-    states = read_sinks(settings)
-    log = read_topic(settings, lambda event_id, place: any(state.awaits(event_id, place) for state in states))
-    return compare(settings, states, log)
+    sinks = read_sinks(settings)
+    of_states = {name for name, declared in job.sinks(settings).items() if declared.job.carries == "states"}
+    of_events = [sink for sink in sinks if sink.name not in of_states]
+    log = read_topic(settings, lambda event_id, place: any(sink.awaits(event_id, place) for sink in of_events))
+    report = compare(settings, of_events, log)
+    report.sinks += compare_states(settings, [sink for sink in sinks if sink.name in of_states])
+    return report
 
 
 def check_settled(settings: Settings, timeout_s: float) -> Report:
@@ -166,19 +173,20 @@ def unrelayed(settings: Settings) -> frozenset[str]:
 
 
 def read_sinks(settings: Settings) -> list[SinkState]:
-    """Every sink of this topic, in one snapshot."""
+    """Every sink of this project, in one snapshot; those of other topics than it knows are left out."""
     positions: dict[str, dict[int, int]] = defaultdict(dict)
     totals: dict[str, dict[str, Decimal]] = defaultdict(dict)
     versions: dict[str, dict[str, int]] = defaultdict(dict)
     bases: dict[str, dict[str, int]] = defaultdict(dict)
     parked: dict[str, set[bytes]] = defaultdict(set)
     others: set[str] = set()  # sinks of other topics
+    read_by = {name: declared.job.topic for name, declared in job.sinks(settings).items()}
     with _snapshot(settings, BalancesRole.AUDITOR) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT name, duplicates FROM sinks")
         skipped = dict(cursor.fetchall())
         cursor.execute("SELECT sink, topic, partition, next_offset FROM positions")
         for sink, topic, partition, next_offset in cursor:
-            if topic == settings.topic:
+            if topic == read_by.get(sink, settings.topic):
                 positions[sink][partition] = next_offset
             else:
                 others.add(sink)
@@ -250,6 +258,29 @@ def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Repor
         sinks=reports,
         surplus=log.surplus,
     )
+
+
+def compare_states(settings: Settings, sinks: list[SinkState]) -> list[SinkReport]:
+    """Read the ledger, and compare it with sinks of states that were read before it.
+
+    A key whose version is the ledger's must have its total. One that is behind is in flight, by as many versions, and
+    its total tells nothing yet: also one whose change is lost, or set aside, until the next one makes up for it.
+    A key that the ledger does not have must have nothing.
+    """
+    reports = [SinkReport(sink.name, parked=len(sink.parked), skipped=sink.skipped) for sink in sinks]
+    if not sinks:
+        return []
+    with _snapshot(settings, LedgerRole.AUDITOR) as connection:
+        ledger = {key: rest for key, *rest in _rows(connection, "SELECT key, total, version FROM audit_accounts")}
+    for sink, report in zip(sinks, reports, strict=True):
+        for key in {*ledger, *sink.totals}:
+            total, version = ledger.get(key, (0, 0))
+            behind = version - sink.versions.get(key, -1)  # a key begins with version 0, and that is a change too
+            if key in ledger and behind > 0:
+                report.in_flight += behind
+            elif difference := int(sink.totals[key]) - int(total):
+                report.drift[key] = difference
+    return reports
 
 
 @contextmanager

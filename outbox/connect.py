@@ -1,4 +1,4 @@
-"""The Debezium connector on Kafka Connect: render its file, apply it, say how it is, remove it.
+"""A Debezium connector on Kafka Connect: apply it, say how it is, remove it; the outbox's, unless told which.
 
 Applying is idempotent and checks first what Debezium would not (`outbox.slot`): that the publication is there, and that
 the replication slot is the one that the stored offset belongs to.
@@ -6,20 +6,18 @@ the replication slot is the one that the stored offset belongs to.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import requests
 
-from outbox import offsets, slot, topics
+from outbox import connectors, offsets, slot, topics
+from outbox.connectors import Config, Connector
 from outbox.errors import Failure
-from outbox.settings import PROJECT_ROOT, Settings
+from outbox.settings import Settings
 from outbox.wait import WaitTimeoutError, wait_for
 
-CONNECTOR_FILE = PROJECT_ROOT / "connect" / "outbox.json"
 REQUEST_TIMEOUT_S = 30.0
 REBALANCE_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 60.0
@@ -27,10 +25,6 @@ START_TIMEOUT_S = 60.0
 # Connect's words; a test would notice others.
 NOT_ENABLED = "does not have exactly-once source support enabled"
 REBALANCING = "because a rebalance is expected"
-
-REFERENCE = re.compile(r"\$\{settings:(\w+)\}")
-
-Config = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -67,44 +61,30 @@ class Status:
 
 
 def render(settings: Settings) -> Config:
-    """The connector's configuration: connect/outbox.json with each ``${settings:NAME}`` replaced.
-
-    A line is left out if its setting has no value. Other references, as ``${env:NAME}`` of the password, stay: a config
-    provider of the worker resolves them, so no secret stands in Connect's REST interface or its config topic.
-    """
-    values = {
-        **{name: getattr(settings, name) for name in type(settings).model_fields},
-        "connect_ledger_host": settings.connect_ledger_host or settings.ledger_host,
-        "connect_ledger_sslrootcert": settings.connect_ledger_sslrootcert or settings.ledger_sslrootcert,
-        "exactly_once_support": "required" if settings.exactly_once else "requested",
-    }
-
-    def is_set(text: str) -> bool:
-        return all(values[name] is not None for name in REFERENCE.findall(text))
-
-    def replace(text: str) -> str:
-        return REFERENCE.sub(lambda match: str(values[match[1]]), text)
-
-    return {key: replace(text) for key, text in json.loads(CONNECTOR_FILE.read_text()).items() if is_set(text)}
+    """The configuration of the outbox's connector, as Connect is given it."""
+    return connectors.load(settings).config
 
 
-def apply(settings: Settings) -> str:
+def apply(settings: Settings, connector: Connector | None = None) -> str:
     """Make the connector run as its file says, and return what was done: created, updated, restarted or unchanged.
 
-    Makes the topics first. Raises Failure if the publication is missing, the slot cannot be trusted, Connect refuses
-    the configuration, or the task fails (with the first line of its trace).
+    Makes the topics first; for a captured table its publication too. Raises Failure if the publication is missing, the
+    slot cannot be trusted, Connect refuses the configuration, or the task fails (with the first line of its trace).
     """
-    rest = Rest(settings)
-    slot.require_publication(settings)
-    topics.create(settings)
-    wanted, current = render(settings), rest.config()
+    connector = connector or connectors.load(settings)
+    rest = Rest(settings, connector)
+    if not connector.is_outbox:
+        slot.publish(settings, connector)
+    slot.require_publication(settings, connector)
+    topics.create(settings, connector)
+    wanted, current = connector.config, rest.config()
     if current is None:
         # Connect keeps the offsets of a connector that was removed, and tells them only of one that is there.
         rest.create_stopped(wanted)
-    slot.require_continuity(settings, rest.offset_lsn)
+    slot.require_continuity(settings, rest.offset_lsn, connector)
     if current is None:
         done = "created"
-    elif current != {**wanted, "name": settings.connector}:
+    elif current != {**wanted, "name": connector.name}:
         rest.stop()  # else Connect tells the state of the old task for a while
         try:
             rest.put_config(wanted)
@@ -118,46 +98,52 @@ def apply(settings: Settings) -> str:
     else:
         done = "unchanged"
     rest.resume()
-    _wait_running(settings, rest)
+    _wait_running(connector, rest)
     return done
 
 
-def status(settings: Settings) -> Status:
+def status(settings: Settings, connector: Connector | None = None) -> Status:
     """How the connector is. Raises Failure if Connect cannot be reached."""
-    rest = Rest(settings)
+    connector = connector or connectors.load(settings)
+    rest = Rest(settings, connector)
     found = rest.status()
     config = rest.config() or {}
     return Status(
         connector=found.connector,
         tasks=found.tasks,
         error=found.error,
-        worker_exactly_once=rest.worker_exactly_once(render(settings)),
+        worker_exactly_once=rest.worker_exactly_once(connector.config),
         connector_exactly_once=config.get("exactly.once.support"),
         transaction_boundary=config.get("transaction.boundary"),
     )
 
 
 def relax(settings: Settings) -> None:
-    """Let the connector run on a worker without exactly-once: the first step of switching off, before the worker."""
-    rest = Rest(settings)
-    current = rest.config()
-    if current is not None and current.get("exactly.once.support") != "requested":
-        rest.put_config({**current, "exactly.once.support": "requested"})
+    """Let the connectors run on a worker without exactly-once: the first step of switching off, before the worker."""
+    for kind in connectors.kinds():
+        rest = Rest(settings, connectors.load(settings, kind))
+        current = rest.config()
+        if current is not None and current.get("exactly.once.support") != "requested":
+            rest.put_config({**current, "exactly.once.support": "requested"})
 
 
-def remove(settings: Settings, forget: bool = False) -> bool:
+def remove(settings: Settings, connector: Connector | None = None, *, forget: bool = False) -> bool:
     """Remove the connector; False if there was none.
 
     Its slot and offsets stay, so that ``apply`` goes on where it was; until then the slot holds the log back.
-    ``forget`` removes them too: the next ``apply`` starts with a snapshot of the whole outbox table.
+    ``forget`` removes them too, and what `apply` made in the database: the next ``apply`` starts with a snapshot of
+    the whole table. Cut off anywhere, it can be run again.
     """
-    rest = Rest(settings)
+    connector = connector or connectors.load(settings)
+    rest = Rest(settings, connector)
     existed = rest.config() is not None
     if existed:
         rest.delete()
     if forget:
-        slot.drop(settings)  # first, as it waits until the connector's task has let go of it
-        offsets.forget(settings)
+        slot.drop(settings, connector)  # first, as it waits until the connector's task has let go of it
+        offsets.forget(settings, connector)
+        if not connector.is_outbox:
+            slot.unpublish(settings, connector)
     return existed
 
 
@@ -168,10 +154,10 @@ class Rest:
     refuses and for a Connect out of reach.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, connector: Connector | None = None) -> None:
         self._settings = settings
         self._url = settings.connect_url.rstrip("/")
-        self._name = settings.connector
+        self._name = (connector or connectors.load(settings)).name
         self._session = requests.Session()
         if settings.connect_username is not None:
             self._session.auth = (settings.connect_username, settings.connect_password.get_secret_value())
@@ -308,7 +294,7 @@ def _reason(error: BaseException) -> str:
     return str(error) if str(error).isprintable() else "its answer is not HTTP"
 
 
-def _wait_running(settings: Settings, rest: Rest) -> None:
+def _wait_running(connector: Connector, rest: Rest) -> None:
     def running_or_failed() -> Status | None:
         found = rest.status()
         return found if found.is_running or found.error else None
@@ -316,10 +302,11 @@ def _wait_running(settings: Settings, rest: Rest) -> None:
     try:
         found = wait_for("the connector's task to run", running_or_failed, timeout_s=START_TIMEOUT_S, poll_s=0.2)
     except WaitTimeoutError as error:
-        raise Failure(str(error), "`outbox connect status`, and the worker's log") from None
+        raise Failure(str(error), f"`{connector.command('status')}`, and the worker's log") from None
     if found.error:
         raise Failure(
-            f"connector {settings.connector} failed: {found.error}", "mend it, then `outbox connect apply` restarts it"
+            f"connector {connector.name} failed: {found.error}",
+            f"mend it, then `{connector.command('apply')}` restarts it",
         )
 
 

@@ -15,13 +15,15 @@ from uuid import UUID
 
 import psycopg2
 
-from outbox import connect, slot, topics
+from outbox import connect, connectors, slot, topics
+from outbox.connectors import Connector
 from outbox.database import connect as connect_database
 from outbox.errors import Failure
 from outbox.migrate import is_current, owner_engine
 from outbox.settings import BalancesRole, LedgerRole, Settings
-from outbox.sink import fence, rebuild
+from outbox.sink import fence, job, rebuild
 from outbox.sink.retention import day_of
+from outbox.topics import Topic
 
 CLOCK_LIMIT_S = 5.0
 # What a role must not have, and the one that needs it.
@@ -144,20 +146,32 @@ def _narrow(
 
 
 def _slot(settings: Settings) -> Iterator[Finding]:
-    slot.require_publication(settings)
-    yield _well("the publication holds the outbox table's inserts")
-    found = slot.read(settings)
+    yield from _slot_of(settings, connectors.load(settings))
+    for connector in connectors.others(settings):
+        if slot.read(settings, connector) is not None:  # else it is not in use
+            yield from _slot_of(settings, connector)
+
+
+def _slot_of(settings: Settings, connector: Connector) -> Iterator[Finding]:
+    slot.require_publication(settings, connector)
+    yield _well(
+        f"the publication holds the {connector.table[1]} table's {'inserts' if connector.is_outbox else 'changes'}"
+    )
+    found, name = slot.read(settings, connector), connector.name
     if found is None:
-        yield _wrong(f"there is no slot {settings.connector}: nothing is kept for the relay", "`outbox connect apply`")
+        yield _wrong(f"there is no slot {name}: nothing is kept for the relay", f"`{connector.command('apply')}`")
         return
     if found.wal_status == "lost":
-        yield _wrong(f"slot {settings.connector} was invalidated: it fell behind too far", slot.FORGET)
+        yield _wrong(f"slot {name} was invalidated: it fell behind too far", connector.start_again)
         return
     held = f"{found.lag_bytes / 2**20:,.1f} MiB of log are held for it"
     if found.active_pid is None:
-        yield _wrong(f"nobody reads slot {settings.connector}; {held}", "`outbox connect status`, and the worker's log")
+        remedy = f"`{connector.command('status')}`, and the worker's log"
+        if not connector.is_outbox:
+            remedy += f"; if it is not wanted any more, `{connector.command('remove')} --forget`"
+        yield _wrong(f"nobody reads slot {name}; {held}", remedy)
     else:
-        yield _well(f"slot {settings.connector} is being read; {held}")
+        yield _well(f"slot {name} is being read; {held}")
     if found.safe_bytes is None:
         yield _wrong(
             "max_slot_wal_keep_size is not set: a slot that is forgotten fills the disk",
@@ -165,7 +179,7 @@ def _slot(settings: Settings) -> Iterator[Finding]:
         )
     elif found.wal_status != "reserved" or found.safe_bytes < found.lag_bytes:
         yield _wrong(
-            f"slot {settings.connector} is {found.wal_status}, {found.safe_bytes / 2**20:,.1f} MiB from being lost",
+            f"slot {name} is {found.wal_status}, {found.safe_bytes / 2**20:,.1f} MiB from being lost",
             "let the relay catch up; raise max_slot_wal_keep_size if the disk has room",
         )
     else:
@@ -173,14 +187,21 @@ def _slot(settings: Settings) -> Iterator[Finding]:
 
 
 def _kafka(settings: Settings) -> Iterator[Finding]:
-    events = topics.describe(settings, settings.topic)
+    yield from _topics_of(settings, connectors.load(settings))
+    for connector in connectors.others(settings):
+        if topics.exists(settings, connector.topic):  # else it was never in use
+            yield from _topics_of(settings, connector)
+
+
+def _topics_of(settings: Settings, connector: Connector) -> Iterator[Finding]:
+    events = topics.describe(settings, connector.topic)
     yield _well(f"topic {events.name} has {events.partitions} partitions")
     if events.partitions != settings.topic_partitions:
         yield _wrong(
-            f"OUTBOX_TOPIC_PARTITIONS is {settings.topic_partitions}, the topic has {events.partitions}",
+            f"OUTBOX_TOPIC_PARTITIONS is {settings.topic_partitions}, topic {events.name} has {events.partitions}",
             "set it to what the topic has: adding partitions breaks the order of each key",
         )
-    for name, wanted in topics.wanted_configs(settings).items():
+    for name, wanted in topics.wanted_configs(settings, connector).items():
         found = topics.config(settings, name)
         different = {key: found.get(key) for key, value in wanted.items() if found.get(key) != value}
         for key, value in different.items():
@@ -191,25 +212,33 @@ def _kafka(settings: Settings) -> Iterator[Finding]:
 
 
 def _connector(settings: Settings) -> Iterator[Finding]:
-    found = connect.status(settings)
+    yield from _connector_of(settings, connectors.load(settings), "it")
+    for connector in connectors.others(settings):
+        if connect.Rest(settings, connector).config() is not None:  # else it is not in use
+            yield from _connector_of(settings, connector, connector.name)
+
+
+def _connector_of(settings: Settings, connector: Connector, it: str) -> Iterator[Finding]:
+    found, again = connect.status(settings, connector), f"`{connector.command('apply')}`"
     if found.error:
-        yield _wrong(f"it failed: {found.error}", "mend that, then `outbox connect apply`")
+        yield _wrong(f"{it} failed: {found.error}", f"mend that, then {again}")
         return
     if not found.is_running:
-        yield _wrong(f"it is {found.connector}, its tasks {found.tasks or 'none'}", "`outbox connect apply`")
+        yield _wrong(f"{it} is {found.connector}, its tasks {found.tasks or 'none'}", again)
         return
-    reader = slot.read(settings)
+    reader = slot.read(settings, connector)
     if reader is not None and reader.active_pid is None:
-        yield _wrong("its task says RUNNING and reads nothing", "see the worker's log, then `outbox connect apply`")
+        yield _wrong(
+            f"the task of {connector.name} says RUNNING and reads nothing", f"see the worker's log, then {again}"
+        )
     else:
-        yield _well("connector and task are running")
+        yield _well(f"{connector.name} and its task are running")
     if found.mode.startswith("exactly-once") is settings.exactly_once:
         yield _well(f"in force is {found.mode}")
     else:
         yield _wrong(
             f"in force is {found.mode}, OUTBOX_EXACTLY_ONCE is {settings.exactly_once}",
-            "set exactly.once.source.support of the worker (`outbox up` switches the embedded one), then "
-            "`outbox connect apply`",
+            "set exactly.once.source.support of the worker (`outbox up` switches the embedded one), then " + again,
         )
 
 
@@ -217,21 +246,23 @@ def _connector(settings: Settings) -> Iterator[Finding]:
 
 
 def _sinks(settings: Settings) -> Iterator[Finding]:
-    topic, marks = topics.describe(settings, settings.topic), topics.watermarks(settings, settings.topic)
+    topics.describe(settings, settings.topic)  # Kafka is there, whatever sinks there are
     names = [name for (name,) in _rows(settings, BalancesRole.AUDITOR, "SELECT name FROM sinks ORDER BY name")]
     if not names:
         yield _well("none has ever run")
-    for name in names:
-        yield from _sink(settings, name, topic.id, marks)
+    of = {name: job.topic_of(settings, name) for name in names}
+    marks = {topic: topics.watermarks(settings, topic) for topic in {*of.values()}}
+    for name, topic in of.items():
+        yield from _sink(settings, name, topics.describe(settings, topic), marks[topic])
 
 
-def _sink(settings: Settings, name: str, topic_id: str, marks: dict[int, tuple[int, int]]) -> Iterator[Finding]:
+def _sink(settings: Settings, name: str, topic: Topic, marks: dict[int, tuple[int, int]]) -> Iterator[Finding]:
     lag = 0
     query = "SELECT topic_id, partition, next_offset FROM positions WHERE sink = %s AND topic = %s ORDER BY partition"
-    stored = _rows(settings, BalancesRole.AUDITOR, query, name, settings.topic)
+    stored = _rows(settings, BalancesRole.AUDITOR, query, name, topic.name)
     for of_topic, partition, next_offset in stored:
         first, last = marks.get(partition, (0, 0))
-        if of_topic != topic_id or next_offset > last:
+        if of_topic != topic.id or next_offset > last:
             yield _wrong(
                 f"sink {name} is at offset {next_offset} of partition {partition}, which the topic does not have: it "
                 "was made again",

@@ -11,24 +11,26 @@ import json
 
 from confluent_kafka import Producer
 
-from outbox import topics
+from outbox import connectors, topics
+from outbox.connectors import Connector
 from outbox.errors import Failure
 from outbox.settings import Settings
 
 
-def forget(settings: Settings) -> int:
+def forget(settings: Settings, connector: Connector | None = None) -> int:
     """Delete what is stored for the connector, which must not run, and return how many entries that was.
 
     Connect keeps a copy in the worker's topic beside the connector's own; both are cleared, each entry by a tombstone.
     Cut off anywhere, it can be run again.
     """
+    connector = connector or connectors.load(settings)
     cleared = 0
     producer = Producer({**topics.client_config(settings), "acks": "all"})
-    for topic in (topics.offsets_topic(settings), settings.connect_offsets_topic):
+    for topic in (connector.offsets_topic, settings.connect_offsets_topic):
         stored: dict[bytes, bool] = {}
         for message in topics.read(settings, topic, topics.watermarks(settings, topic)):
             key = message.key()
-            if isinstance(key, bytes) and _connector(key) == settings.connector:
+            if isinstance(key, bytes) and _connector(key) == connector.name:
                 stored[key] = message.value() is not None
         for key in (key for key, is_there in stored.items() if is_there):
             producer.produce(topic, key=key, value=None)

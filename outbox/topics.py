@@ -14,6 +14,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not said in its stubs
 from confluent_kafka.cimpl import NewTopic
 
+from outbox import connectors
+from outbox.connectors import Connector
 from outbox.errors import Failure
 from outbox.settings import Settings
 
@@ -71,21 +73,21 @@ def spark_options(settings: Settings) -> dict[str, str]:
     return options
 
 
-def create(settings: Settings) -> list[str]:
+def create(settings: Settings, connector: Connector | None = None) -> list[str]:
     """Make the topics that the connector writes, unless they are there, and return the names of those made.
 
-    Raises Failure if the events topic is there with fewer partitions than ``settings.topic_partitions``.
+    Raises Failure if its topic is there with fewer partitions than ``settings.topic_partitions``.
     """
-    configs = wanted_configs(settings)
+    connector = connector or connectors.load(settings)
     # One partition of the others: a transaction of exactly-once writes a marker to each that it touches.
     wanted = [
         NewTopic(
             name,
-            settings.topic_partitions if name == settings.topic else 1,
+            settings.topic_partitions if name == connector.topic else 1,
             settings.topic_replication,
-            config=configs[name],
+            config=wanted,
         )
-        for name in configs
+        for name, wanted in wanted_configs(settings, connector).items()
     ]
     made = []
     admin = _Admin(settings)
@@ -93,7 +95,7 @@ def create(settings: Settings) -> list[str]:
     for name, future in asked.items():
         if admin.answer(future, but=KafkaError.TOPIC_ALREADY_EXISTS) is not MISSED:
             made.append(name)
-    found = describe(settings, settings.topic)
+    found = describe(settings, connector.topic)
     if found.partitions < settings.topic_partitions:
         raise Failure(
             f"topic {found.name} has {found.partitions} partitions and {settings.topic_partitions} are wanted",
@@ -102,8 +104,9 @@ def create(settings: Settings) -> list[str]:
     return made
 
 
-def wanted_configs(settings: Settings) -> dict[str, dict[str, str]]:
-    """By topic, the configuration that we make it with."""
+def wanted_configs(settings: Settings, connector: Connector | None = None) -> dict[str, dict[str, str]]:
+    """By topic of the connector, the configuration that we make it with."""
+    connector = connector or connectors.load(settings)
     events = {
         "cleanup.policy": "delete",
         "retention.ms": str(settings.topic_retention_hours * 3_600_000),
@@ -111,11 +114,10 @@ def wanted_configs(settings: Settings) -> dict[str, dict[str, str]]:
         # snapshot brings late could be deleted before any sink has seen it.
         "message.timestamp.type": "LogAppendTime",
     }
-    return {
-        settings.topic: events,
-        offsets_topic(settings): {"cleanup.policy": "compact"},
-        markers_topic(settings): {"cleanup.policy": "delete", "retention.ms": str(MARKERS_RETENTION_MS)},
-    }
+    wanted = {connector.topic: events, connector.offsets_topic: {"cleanup.policy": "compact"}}
+    if connector.is_outbox:
+        wanted[markers_topic(settings)] = {"cleanup.policy": "delete", "retention.ms": str(MARKERS_RETENTION_MS)}
+    return wanted
 
 
 def config(settings: Settings, name: str) -> dict[str, str]:
@@ -125,15 +127,6 @@ def config(settings: Settings, name: str) -> dict[str, str]:
     return {key: entry.value for key, entry in found.items()}
 
 
-def offsets_topic(settings: Settings) -> str:
-    """The topic of its own in which Connect keeps the connector's offsets, in every mode.
-
-    Not the worker's: of that one a worker without exactly-once reads aborted offsets too, and would go on behind events
-    that were never committed.
-    """
-    return f"{settings.connector}.offsets"
-
-
 def markers_topic(settings: Settings) -> str:
     """The topic of the markers that `outbox prune` sends through the relay; nobody reads it."""
     return f"{settings.connector}.markers"
@@ -141,12 +134,15 @@ def markers_topic(settings: Settings) -> str:
 
 def describe(settings: Settings, name: str) -> Topic:
     """Look a topic up. Raises Failure if there is none of that name."""
-    admin = _Admin(settings)
-    asked = admin.client.describe_topics(TopicCollection([name]), request_timeout=TIMEOUT_S)[name]
-    found = admin.answer(asked, but=KafkaError.UNKNOWN_TOPIC_OR_PART)
+    found = _look_up(settings, name)
     if found is MISSED:
-        raise Failure(f"there is no topic {name}", "`outbox connect apply` makes it")
+        raise Failure(f"there is no topic {name}", f"`{_maker(settings, name)}` makes it")
     return Topic(name, str(found.topic_id), len(found.partitions))
+
+
+def exists(settings: Settings, name: str) -> bool:
+    """Whether there is a topic of that name. Raises Failure if Kafka cannot be asked."""
+    return _look_up(settings, name) is not MISSED
 
 
 def last_stable_offsets(settings: Settings, name: str) -> dict[int, int]:
@@ -229,6 +225,18 @@ def read(settings: Settings, name: str, within: Mapping[int, tuple[int, int]]) -
             for place in consumer.position([TopicPartition(name, partition) for partition in end]):
                 if place.offset >= end[place.partition]:
                     del end[place.partition]
+
+
+def _look_up(settings: Settings, name: str) -> Any:
+    admin = _Admin(settings)
+    asked = admin.client.describe_topics(TopicCollection([name]), request_timeout=TIMEOUT_S)[name]
+    return admin.answer(asked, but=KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+
+def _maker(settings: Settings, name: str) -> str:
+    """The command that makes a topic."""
+    found = [one for one in connectors.others(settings) if one.topic == name]
+    return (found or [connectors.load(settings)])[0].command("apply")
 
 
 @contextmanager

@@ -1,17 +1,20 @@
-"""The sample's sink job: ledger events in, balances out.
+"""The sample's sink jobs: ledger events in, balances out; and in changes/ the other way: rows in, balances out.
 
 To make it yours: the columns in staged.sql, how they are decoded in events.py, what becomes of them in projections/.
-What is new and what is a duplicate, strategies/ decides.
+What is new and what is a duplicate, strategies/ decides. changes/ can go, with connect/changes.json.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from outbox import connectors
 from outbox.event import Contract
 from outbox.settings import Settings
 from outbox.sink.job import Job
 from outbox.sink.verdict import Judge
+from sinks.changes.events import Judge as ChangeJudge
+from sinks.changes.events import changes
 from sinks.events import KEY, events
 
 HERE = Path(__file__).parent
@@ -28,4 +31,13 @@ def jobs(settings: Settings) -> list[Job]:
         projection=HERE / "projections" / "balances.sql",
         rebuild=HERE / "projections" / "balances.rebuild.sql",
     )
-    return [ledger_events]
+    account_changes = Job(
+        topic=connectors.load(settings, "changes").topic,
+        decode=changes,
+        judge=ChangeJudge(),
+        staged=HERE / "changes" / "staged.sql",
+        strategies=HERE / "changes" / "strategies",
+        projection=HERE / "changes" / "projection.sql",
+        carries="states",
+    )
+    return [ledger_events, account_changes]

@@ -6,9 +6,9 @@ import json
 
 import click
 
+from outbox import connectors, slot
 from outbox import prune as pruning
 from outbox import settings as configuration
-from outbox import slot
 from outbox.errors import Failure
 from outbox.prune import Pruned
 from outbox.settings import Settings
@@ -44,7 +44,8 @@ def prune(*, keep_hours: int | None, trust_marker: bool, dry_run: bool, timeout_
     click.echo(json.dumps(done.as_dict(), indent=2) if as_json else describe(done, settings))
     if done.lost.count:
         raise Failure(
-            f"{done.lost.count} events are lost: relayed past, and not on the topic ({done.lost.first} …)", slot.FORGET
+            f"{done.lost.count} events are lost: relayed past, and not on the topic ({done.lost.first} …)",
+            connectors.load(settings).start_again,
         )
 
 

@@ -46,16 +46,9 @@ def decode(records: DataFrame, schema: Schema, key: str) -> DataFrame:
     required = schema.get("required", ())
     properties = [_Property(name, rule, name in required) for name, rule in schema["properties"].items()]
     headers = schema["$defs"]["headers"]
-    # The value is parsed with a mark behind it that it cannot know: what the parser did not come by, is not JSON.
-    mark = secrets.token_hex(8)
     fields = ", ".join(f"`{field.name}`: {field.parsed_type}" for field in properties)
-    text = F.col("value").cast("string")
+    event, is_whole = parsed("value", f"struct<{fields}>")
     entries = F.map_from_entries("headers")  # of two of a name the last one: `spark.session` sets it so
-    parsed = F.from_json(
-        F.concat(F.lit("["), text, F.lit(f', {{"_mark": "{mark}"}}]')),
-        f"array<struct<{fields}, _mark: string>>",
-        {"allowSingleQuotes": "false"},
-    )
     # Two steps and no more, as each copies its rows: the first takes out once what the second looks at many times.
     taken = records.select(
         "key",
@@ -65,13 +58,13 @@ def decode(records: DataFrame, schema: Schema, key: str) -> DataFrame:
         "partition",
         "offset",
         *(F.try_element_at(entries, F.lit(name)).cast("string").alias(f"_header_{name}") for name in _names(headers)),
-        *(column for field in properties for column in field.take(F.get(parsed, F.lit(0))[field.name])),
-        F.get(parsed, F.lit(1))["_mark"].alias("_mark"),
+        *(column for field in properties for column in field.take(event[field.name])),
+        is_whole.alias("_is_whole"),
         _latest_id().alias("_latest_id"),
     )
-    valid = _all(
-        F.col("_mark") == mark,
-        F.is_valid_utf8(text),
+    valid = all_of(
+        F.col("_is_whole"),
+        F.is_valid_utf8(F.col("value").cast("string")),
         *_valid_headers(headers),
         *(condition for field in properties for condition in field.valid()),
         F.col("key").cast("string") == F.col(f"_raw_{key}"),
@@ -83,6 +76,20 @@ def decode(records: DataFrame, schema: Schema, key: str) -> DataFrame:
         *(field.column().alias(field.name) for field in properties),
         F.when(~F.coalesce(valid, F.lit(False)), F.struct("key", "headers", "value", "timestamp")).alias("record"),
     )
+
+
+def parsed(column: str, type_: str) -> tuple[Column, Column]:
+    """Bytes of JSON read as a struct type, and whether all of them are that: the parser itself stops where it likes.
+
+    They are parsed with a mark behind them that they cannot know: what the parser did not come by, is not JSON.
+    """
+    mark = secrets.token_hex(8)
+    found = F.from_json(
+        F.concat(F.lit("["), F.col(column).cast("string"), F.lit(f', {{"_mark": "{mark}"}}]')),
+        f"array<{type_.removesuffix('>')}, _mark: string>>",
+        {"allowSingleQuotes": "false"},
+    )
+    return F.get(found, F.lit(0)), F.get(found, F.lit(1))["_mark"] == mark
 
 
 class _Property:
@@ -129,7 +136,7 @@ class _Property:
         if self._required:
             yield from conditions
         else:
-            yield F.col(f"_type_{self.name}").isNull() | _all(*conditions)
+            yield F.col(f"_type_{self.name}").isNull() | all_of(*conditions)
 
 
 def _names(headers: Schema) -> list[str]:
@@ -158,9 +165,9 @@ def _valid_headers(headers: Schema) -> Iterator[Column]:
         value = _header(name)
         conditions = [*_constraints(f"header {name}", value, rule)]
         if name in headers.get("required", ()):
-            yield _all(value.isNotNull(), *conditions)
+            yield all_of(value.isNotNull(), *conditions)
         elif conditions:
-            yield value.isNull() | _all(*conditions)
+            yield value.isNull() | all_of(*conditions)
 
 
 def _constraints(name: str, value: Column, rule: Schema) -> Iterator[Column]:  # noqa: PLR0912 - a table of keywords
@@ -196,5 +203,6 @@ def _constraints(name: str, value: Column, rule: Schema) -> Iterator[Column]:  #
                 )
 
 
-def _all(*conditions: Column) -> Column:
+def all_of(*conditions: Column) -> Column:
+    """All of these conditions."""
     return functools.reduce(operator.and_, conditions)

@@ -8,13 +8,13 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from outbox.errors import Failure
 from outbox.settings import Settings
 from outbox.sink import strategy
 from outbox.sink.strategy import Strategy
-from outbox.sink.verdict import Judge
+from outbox.sink.verdict import Judging
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,15 +28,17 @@ class Job:
     that are not surely valid; ``judge`` says what is wrong with them. ``strategies`` is a folder, each file a sink.
     ``rebuild`` is the SQL that sets the projection's tables to what the ledger says (`outbox.sink.rebuild`); without
     it, they cannot be taken from there.
+    ``carries`` tells `outbox check` what to compare: each event, or the state that a key has come to.
     """
 
     topic: str
     decode: Callable[[DataFrame], DataFrame]
-    judge: Judge
+    judge: Judging
     staged: Path
     strategies: Path
     projection: Path
     rebuild: Path | None = None
+    carries: Literal["events", "states"] = "events"
 
 
 class Declared(NamedTuple):
@@ -70,3 +72,9 @@ def choose(settings: Settings, names: Sequence[str]) -> list[Declared]:
     if unknown:
         raise Failure(f"no strategy is called {', '.join(unknown)}", f"there are {', '.join(known)}")
     return [known[name] for name in dict.fromkeys(names)]
+
+
+def topic_of(settings: Settings, name: str) -> str:
+    """The topic that a sink reads. One whose strategy is gone is taken for a reader of the events."""
+    known = sinks(settings)
+    return known[name].job.topic if name in known else settings.topic

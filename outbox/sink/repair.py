@@ -20,7 +20,7 @@ from outbox.sink import dead_letters, fence
 from outbox.sink.effect import Effect
 from outbox.sink.job import Declared
 from outbox.sink.selection import Chosen
-from outbox.sink.verdict import Judge, Verdict
+from outbox.sink.verdict import Judging, Verdict
 
 CHUNK = 1000
 FETCHED = 50  # letters in memory with their bytes
@@ -128,7 +128,7 @@ def discard(connection: extensions.connection, chosen: Sequence[Chosen], *, dry_
 
 
 def _replay(
-    connection: extensions.connection, effect: Effect, judge: Judge, chunk: Sequence[Chosen], below_floor: bool
+    connection: extensions.connection, effect: Effect, judge: Judging, chunk: Sequence[Chosen], below_floor: bool
 ) -> Replayed:
     with connection.cursor() as cursor:
         fence.lock(cursor, effect.name)
@@ -157,7 +157,7 @@ def _claim(connection: extensions.connection, chunk: Sequence[Chosen], reason: s
         yield from map(Claimed._make, cursor)
 
 
-def _judged(judge: Judge, letter: Claimed) -> Verdict | dict[str, Any]:
+def _judged(judge: Judging, letter: Claimed) -> Verdict | dict[str, Any]:
     """The staged row of a letter, or what is wrong with it."""
     if letter.event is not None:
         return letter.event

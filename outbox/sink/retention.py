@@ -35,7 +35,7 @@ import psycopg2
 from confluent_kafka import Message
 from psycopg2 import extensions
 
-from outbox import slot, topics
+from outbox import connectors, slot, topics
 from outbox.database import connect, told
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, LedgerRole, Settings
@@ -234,7 +234,7 @@ def _log(settings: Settings, floor: UUID, position: int, stir: Callable[[], obje
             raise Failure(
                 f"slot {settings.connector} {'is not there' if found is None else 'was invalidated'}: what the relay "
                 "will send is unknown, so no day was dropped",
-                "`outbox connect apply`" if found is None else slot.FORGET,
+                "`outbox connect apply`" if found is None else connectors.load(settings).start_again,
             )
         if found.confirmed_lsn < position:
             stir()

@@ -19,6 +19,7 @@ from outbox.database import connect
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, Settings
 from outbox.sink import fence, positions
+from outbox.sink.job import topic_of
 from outbox.sink.positions import Offsets
 
 
@@ -43,12 +44,12 @@ def to_positions(settings: Settings, sink: str) -> dict[int, Move]:
 
 def to_earliest(settings: Settings, sink: str) -> dict[int, Move]:
     """Read everything that the topic still has."""
-    return _moves(settings, sink, topics.first_offsets(settings, settings.topic))
+    return _moves(settings, sink, topics.first_offsets(settings, topic_of(settings, sink)))
 
 
 def to_timestamp(settings: Settings, sink: str, moment: datetime) -> dict[int, Move]:
     """Read what has arrived on the topic since that moment."""
-    return _moves(settings, sink, topics.offsets_since(settings, settings.topic, moment))
+    return _moves(settings, sink, topics.offsets_since(settings, topic_of(settings, sink), moment))
 
 
 def to_offsets(settings: Settings, sink: str, offsets: Offsets) -> dict[int, Move]:
@@ -56,12 +57,11 @@ def to_offsets(settings: Settings, sink: str, offsets: Offsets) -> dict[int, Mov
 
     Raises Failure for an offset that the topic does not have any more, or that the sink has not reached.
     """
-    first = topics.first_offsets(settings, settings.topic)
+    topic = topic_of(settings, sink)
+    first = topics.first_offsets(settings, topic)
     for partition, offset in offsets.items():
         if partition not in first:
-            raise Failure(
-                f"topic {settings.topic} has no partition {partition}", f"it has {', '.join(map(str, first))}"
-            )
+            raise Failure(f"topic {topic} has no partition {partition}", f"it has {', '.join(map(str, first))}")
         if offset < first[partition]:
             raise Failure(f"partition {partition} begins at offset {first[partition]}, {offset} is not there any more")
     moves = _moves(settings, sink, offsets)
@@ -84,7 +84,7 @@ def rewind(settings: Settings, sink: str, moves: Mapping[int, Move]) -> int:
         fence.take(connection, sink)
         with connection, connection.cursor() as cursor:
             fence.lock(cursor, sink)
-            return begin_anew(cursor, sink, settings.topic, {key: move.begin for key, move in moves.items()})
+            return begin_anew(cursor, sink, topic_of(settings, sink), {key: move.begin for key, move in moves.items()})
 
 
 def begin_anew(cursor: extensions.cursor, sink: str, topic: str, offsets: Offsets) -> int:
@@ -112,7 +112,7 @@ def beginning(cursor: extensions.cursor, sink: str, topic: str) -> Beginning:
 
 def _moves(settings: Settings, sink: str, begin: Offsets) -> dict[int, Move]:
     """By partition that the sink has read: never beyond its position, which would lose events."""
-    topic = topics.describe(settings, settings.topic)
+    topic = topics.describe(settings, topic_of(settings, sink))
     with closing(connect(settings, BalancesRole.SINK)) as connection, connection, connection.cursor() as cursor:
         stored = positions.read(cursor, sink, topic.name, topic.id)
     if not stored:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jsonschema import Draft202012Validator
 
@@ -36,6 +36,22 @@ class Verdict(NamedTuple):
 UNREADABLE = Verdict("unreadable", "as the schema wants it, but written as the stream does not read it, like 5.0 for 5")
 
 
+class Judging(Protocol):
+    """Judges records: the one below, or one of your own where records look otherwise. ``key`` is the staged column that
+    the record's key tells.
+    """
+
+    key: str
+
+    def judge(
+        self, key: bytes | None, headers: Sequence[Header], value: bytes | None, recorded_ms: int
+    ) -> Verdict | dict[str, Any]:
+        """What is wrong with a record, or, if nothing is, its staged columns but for id and place."""
+
+    def verdict(self, key: bytes | None, headers: Sequence[Header], value: bytes | None, recorded_ms: int) -> Verdict:
+        """What is wrong with a record that the stream did not let pass. There is always an answer."""
+
+
 class Judge:
     """Judges records by a JSON Schema of the value, with that of the headers under ``$defs``."""
 
@@ -53,7 +69,7 @@ class Judge:
 
         ``recorded_ms`` is the record's timestamp, in milliseconds since 1970.
         """
-        event, fault = _parse(value)
+        event, fault = parse(value)
         texts = {name: None if text is None else text.decode(errors="replace") for name, text in headers}
         return (
             fault
@@ -78,12 +94,12 @@ class Judge:
         for error in self._headers.iter_errors(dict(headers)):
             names = [str(part) for part in error.path] or re.findall(r"^'(\w+)' is a required", error.message)
             reason = HEADER_REASONS.get(names[0] if names else "", "schema violation")
-            return Verdict(reason, f"header {names[0] if names else ''}: {_shortened(error.message)}")
+            return Verdict(reason, f"header {names[0] if names else ''}: {shortened(error.message)}")
         return None
 
     def _value_fault(self, event: Any) -> Verdict | None:
         for error in self._value.iter_errors(event):
-            return Verdict("schema violation", f"{error.json_path}: {_shortened(error.message)}")
+            return Verdict("schema violation", f"{error.json_path}: {shortened(error.message)}")
         for name, rule in self._properties.items():
             if rule.get("format") == "date-time" and not _is_moment(event.get(name)):
                 return Verdict("schema violation", f"$.{name}: there is no such date and time")
@@ -97,7 +113,8 @@ class Judge:
         return Verdict("key mismatch", f"the record's key is not its {self.key}")
 
 
-def _parse(value: bytes | None) -> tuple[Any, Verdict | None]:
+def parse(value: bytes | None) -> tuple[Any, Verdict | None]:
+    """A record's value as JSON says it, or what keeps it from being JSON."""
     if value is None:
         return None, Verdict("no value", "the value is null: a tombstone is no event")
     try:
@@ -105,7 +122,7 @@ def _parse(value: bytes | None) -> tuple[Any, Verdict | None]:
     except UnicodeDecodeError as error:
         return None, Verdict("not UTF-8", str(error.reason))
     except (ValueError, RecursionError) as error:
-        return None, Verdict("not JSON", _shortened(str(error)))
+        return None, Verdict("not JSON", shortened(str(error)))
     return event, None
 
 
@@ -129,7 +146,7 @@ def _id_fault(event_id: str | None, recorded_ms: int) -> Verdict | None:
     if event_id is None:
         return Verdict("missing id", "there is no header id")
     if not UUID.fullmatch(event_id):
-        return Verdict("malformed id", f"header id: {_shortened(repr(event_id))} is no UUID")
+        return Verdict("malformed id", f"header id: {shortened(repr(event_id))} is no UUID")
     if not UUID_V7.fullmatch(event_id):
         return Verdict("malformed id", f"header id: {event_id} is no UUIDv7")
     made_at_ms = int(event_id[:8] + event_id[9:13], 16)
@@ -145,6 +162,7 @@ def _is_moment(text: str | None) -> bool:
         return False
 
 
-def _shortened(message: str) -> str:
+def shortened(message: str) -> str:
+    """Words for a letter, however long the value was."""
     limit = 200
     return message if len(message) <= limit else f"{message[:limit]}…"

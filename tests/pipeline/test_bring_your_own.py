@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 import requests
 
-from outbox.connect import CONNECTOR_FILE
+from outbox.connectors import FOLDER
 from outbox.stack.command import service
 from tests.command import outbox
 from tests.fix_secured import Secured, plain_login
@@ -170,4 +170,4 @@ def test_the_connector_takes_its_password_from_the_provider_that_one_has(relayin
     reference = "${secrets:payments/ledger-cdc:password}"
     done = run(relaying, "connect", "render", OUTBOX_CONNECT_LEDGER_PASSWORD_REFERENCE=reference)
     assert json.loads(done.stdout)["database.password"] == reference
-    assert set(json.loads(done.stdout)) == set(json.loads(CONNECTOR_FILE.read_text()))
+    assert set(json.loads(done.stdout)) == set(json.loads((FOLDER / "outbox.json").read_text()))

@@ -18,7 +18,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from psycopg2.extras import execute_values
 
-from outbox import connect, slot, topics
+from outbox import connect, connectors, slot, topics
 from outbox import prune as pruning
 from outbox.check import check
 from outbox.database import connect as connect_database
@@ -203,8 +203,8 @@ def test_without_a_route_for_markers_none_is_sent(
         prune(shared_chain.model_copy(update={"connector": "nobody"}), keep_hours=0)
     before = len(read(shared_chain)), markers(shared_chain)
     file = tmp_path / "outbox.json"
-    file.write_text(json.dumps({**json.loads(connect.CONNECTOR_FILE.read_text()), pruning.ROUTE: "newer"}))
-    monkeypatch.setattr(connect, "CONNECTOR_FILE", file)
+    file.write_text(json.dumps({**json.loads((connectors.FOLDER / "outbox.json").read_text()), pruning.ROUTE: "newer"}))
+    monkeypatch.setattr(connectors, "FOLDER", tmp_path)
     with pytest.raises(Failure, match="has no route for markers — `outbox connect apply`"):
         prune(shared_chain, keep_hours=0)
     assert (len(read(shared_chain)), markers(shared_chain)) == before
@@ -257,7 +257,7 @@ def test_what_is_not_on_the_topic_is_never_deleted(
     told = outbox(*command, home=chain.home, **variables(chain))
     assert (told.returncode, json.loads(told.stdout)["deleted"]) == (1, 0)
     assert f"2 events are lost: relayed past, and not on the topic ({lost[0]} …)" in told.stderr
-    assert slot.FORGET in told.stderr
+    assert connectors.load(chain).start_again in told.stderr
 
     # What it says is the way out.
     connect.remove(chain, forget=True)

@@ -18,7 +18,7 @@ import requests
 from confluent_kafka import Producer
 from psycopg2.extras import execute_values
 
-from outbox import connect, topics
+from outbox import connect, connectors, topics
 from outbox.database import connect as connect_database
 from outbox.errors import Failure
 from outbox.migrate import migrate
@@ -39,10 +39,10 @@ def relay(topic: Settings) -> Iterator[Settings]:
 
 def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
     """Change the connector's file; dots are written as two underscores."""
-    config = json.loads(connect.CONNECTOR_FILE.read_text())
+    config = json.loads((connectors.FOLDER / "outbox.json").read_text())
     file = tmp_path / "outbox.json"
     file.write_text(json.dumps({**config, **{name.replace("__", "."): value for name, value in changes.items()}}))
-    monkeypatch.setattr(connect, "CONNECTOR_FILE", file)
+    monkeypatch.setattr(connectors, "FOLDER", tmp_path)
 
 
 def walsender(settings: Settings, postgres: Postgres) -> str:

@@ -1,0 +1,89 @@
+"""The connectors' files: what is named after a connector, and where two of them must not meet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox import connectors
+from outbox.settings import Settings, load
+
+# What two connectors of one ledger must not share.
+OWN = ("slot.name", "topic.prefix", "publication.name", "offsets.storage.topic", "table.include.list")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load(tmp_path, environment=False, connector="mine", topic="events")
+
+
+def test_the_outbox_comes_first_and_each_file_is_a_connector() -> None:
+    assert connectors.kinds() == ["outbox", "changes"]
+
+
+@pytest.mark.parametrize("kind", connectors.kinds())
+def test_what_it_owns_is_named_after_it(settings: Settings, kind: str) -> None:
+    connector = connectors.load(settings, kind)
+    name = "mine" if kind == "outbox" else f"mine_{kind}"
+    assert connector.name == connector.config["slot.name"] == connector.config["topic.prefix"] == name
+    assert connector.offsets_topic == f"{name}.offsets"
+    assert connector.publication == ("outbox" if kind == "outbox" else name)
+    assert not any("${settings:" in value for value in connector.config.values())
+
+
+def test_no_two_share_what_must_be_their_own(settings: Settings) -> None:
+    configs = [connectors.load(settings, kind).config for kind in connectors.kinds()]
+    for name in OWN:
+        assert len({config[name] for config in configs}) == len(configs), name
+
+
+def test_they_differ_in_nothing_that_makes_the_relay_lose_or_repeat(settings: Settings) -> None:
+    """What was chosen with care for the one holds for the other; only names, table and form of the records differ."""
+    form = ("transforms", "key.", "value.", "header.", "decimal.", "time.", "binary.")
+    left = [
+        {name: value for name, value in one.config.items() if name not in OWN and not name.startswith(form)}
+        for one in (connectors.load(settings, kind) for kind in connectors.kinds())
+    ]
+    assert left[0] == left[1]
+
+
+def test_topics_and_tables(settings: Settings) -> None:
+    outbox, changes = (connectors.load(settings, kind) for kind in connectors.kinds())
+    assert (outbox.topic, outbox.table, outbox.is_outbox) == ("events", ("public", "outbox"), True)
+    assert (changes.topic, changes.table) == ("mine_changes.public.accounts", ("public", "accounts"))
+    assert (outbox.command("apply"), changes.command("apply")) == (
+        "outbox connect apply",
+        "outbox connect apply changes",
+    )
+
+
+def test_another_file_is_another_connector(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = json.loads((connectors.FOLDER / "changes.json").read_text())
+    for kind, table in (("outbox", "outbox"), ("orders", "orders")):
+        (tmp_path / f"{kind}.json").write_text(json.dumps({**written, "table.include.list": f"public.{table}"}))
+    monkeypatch.setattr(connectors, "FOLDER", tmp_path)
+    assert [other.table for other in connectors.others(settings)] == [("public", "orders")]
+
+
+def rendered(tmp_path: Path, **settings: Any) -> connectors.Config:
+    return connectors.load(load(tmp_path, environment=False, **settings)).config
+
+
+def test_a_line_without_a_value_is_left_out(tmp_path: Path) -> None:
+    assert "database.sslrootcert" not in rendered(tmp_path)
+    assert "None" not in rendered(tmp_path).values()
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [("host", "database.hostname"), ("sslrootcert", "database.sslrootcert")],
+)
+def test_connect_sees_the_ledger_as_we_do_unless_told_otherwise(tmp_path: Path, setting: str, line: str) -> None:
+    ours = tmp_path / "ours"
+    ours.touch()
+    assert rendered(tmp_path, **{f"ledger_{setting}": str(ours)})[line] == str(ours)
+    both = {f"ledger_{setting}": str(ours), f"connect_ledger_{setting}": "theirs"}
+    assert rendered(tmp_path, **both)[line] == "theirs"
