@@ -28,7 +28,8 @@ def connect(settings: Settings, role: LedgerRole | BalancesRole) -> connection:
         )
     except psycopg2.OperationalError as error:
         where = f"database {parameters['dbname']} at {parameters['host']}:{parameters['port']} as {role.value}"
-        reason, remedy = _refusal(settings, role, str(error).strip().splitlines())
+        lines = [line for line in str(error).strip().splitlines() if not line.startswith("\t")]  # libpq's own advice
+        reason, remedy = _refusal(settings, role, lines)
         raise Failure(f"{where}: {reason}", remedy) from error
 
 
