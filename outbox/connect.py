@@ -319,6 +319,7 @@ def _first_line(trace: str | None) -> str:
 
 def _message(response: requests.Response) -> str:
     try:
-        return str(response.json().get("message", response.text)).strip()
+        told = str(response.json().get("message", response.text))
     except ValueError:
-        return response.text[:500].strip()
+        told = response.text[:500]
+    return " ".join(told.split())

@@ -28,7 +28,7 @@ def connect(settings: Settings, role: LedgerRole | BalancesRole) -> connection:
         )
     except psycopg2.OperationalError as error:
         where = f"database {parameters['dbname']} at {parameters['host']}:{parameters['port']} as {role.value}"
-        lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # what is indented is a hint
+        lines = [line for line in str(error).strip().splitlines() if not line.startswith("\t")]  # libpq's own advice
         reason, remedy = _refusal(settings, role, lines)
         raise Failure(f"{where}: {reason}", remedy) from error
 
