@@ -20,7 +20,8 @@ MODULE = "sinks.job"  # by name: the machinery does not import the sample
 @dataclass(frozen=True)
 class Job:
     """``decode`` turns Kafka's records into the columns of the staged table, and leaves in a column ``record`` those
-    that are not surely valid; ``judge`` says what is wrong with them.
+    that are not surely valid; ``judge`` says what is wrong with them. A column ``traceparent`` is not staged: the log
+    tells of the events that have one.
     """
 
     topic: str
