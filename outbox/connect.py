@@ -26,6 +26,7 @@ START_TIMEOUT_S = 60.0
 # Connect's words; a test would notice others.
 NOT_ENABLED = "does not have exactly-once source support enabled"
 REBALANCING = "because a rebalance is expected"
+EXISTS = "already exists"
 
 Config = dict[str, str]
 
@@ -93,7 +94,7 @@ def apply(settings: Settings) -> str:
     wanted, current = render(settings), rest.config()
     if current is None:
         # Connect keeps the offsets of a connector that was removed, and tells them only of one that is there.
-        rest.create_stopped(wanted)
+        current = rest.create_stopped(wanted)
     slot.require_continuity(settings, rest.offset_lsn)
     if current is None:
         done = "created"
@@ -175,9 +176,14 @@ class Rest:
         answer = self._call("GET", f"/connectors/{self._name}/config", missing_is_none=True)
         return None if answer is None else dict(answer)
 
-    def create_stopped(self, config: Config) -> None:
-        """Create the connector without letting it run yet."""
-        self._call("POST", "/connectors", json={"name": self._name, "config": config, "initial_state": "STOPPED"})
+    def create_stopped(self, config: Config) -> Config | None:
+        """Create the connector without letting it run yet. If somebody else has done so meanwhile, what they made of
+        it is returned, and left as it is.
+        """
+        body = {"name": self._name, "config": config, "initial_state": "STOPPED"}
+        if self._call("POST", "/connectors", json=body, existing_is_none=True) is not None:
+            return None
+        return wait_for("the connector that another has created", self.config, timeout_s=START_TIMEOUT_S)
 
     def put_config(self, config: Config) -> None:
         """Replace the connector's configuration."""
@@ -231,7 +237,9 @@ class Rest:
         ]
         return not any(NOT_ENABLED in error for error in errors)
 
-    def _call(self, method: str, path: str, *, json: Any = None, missing_is_none: bool = False) -> Any:
+    def _call(
+        self, method: str, path: str, *, json: Any = None, missing_is_none: bool = False, existing_is_none: bool = False
+    ) -> Any:
         def answer() -> tuple[requests.Response] | None:  # a tuple, as a response that is an error counts as false
             response = self._session.request(method, self._url + path, json=json, timeout=REQUEST_TIMEOUT_S)
             return None if is_rebalancing(response) else (response,)
@@ -251,6 +259,8 @@ class Rest:
         response = answered[0]
         if missing_is_none and response.status_code == requests.codes.not_found:
             return None
+        if existing_is_none and already_exists(response):
+            return None
         if not response.ok:
             raise Failure(f"Connect answered {response.status_code} to {method} {path}: {_message(response)}")
         try:
@@ -261,8 +271,14 @@ class Rest:
 
 def is_rebalancing(response: requests.Response) -> bool:
     """Whether Connect answers that its group is rebalancing: 409 as a rule, 500 to some questions. Ask again later."""
-    code = response.status_code
-    return code == requests.codes.conflict or (code == requests.codes.server_error and REBALANCING in response.text)
+    if response.status_code == requests.codes.server_error:
+        return REBALANCING in response.text
+    return response.status_code == requests.codes.conflict and not already_exists(response)
+
+
+def already_exists(response: requests.Response) -> bool:
+    """Whether Connect refuses to create a connector that is there."""
+    return response.status_code == requests.codes.conflict and EXISTS in _message(response)
 
 
 def _wait_running(settings: Settings, rest: Rest) -> None:
