@@ -19,7 +19,8 @@ from outbox.database import connect as connect_database
 from outbox.errors import Failure
 from outbox.migrate import is_current, owner_engine
 from outbox.settings import BalancesRole, LedgerRole, Settings
-from outbox.sink import fence
+from outbox.sink import fence, local_checkpoint
+from outbox.sink.positions import Offsets
 
 CLOCK_LIMIT_S = 5.0
 # What a role must not have, and the one that needs it.
@@ -217,11 +218,21 @@ def _connector(settings: Settings) -> Iterator[Finding]:
 
 def _sinks(settings: Settings) -> Iterator[Finding]:
     topic, marks = topics.describe(settings, settings.topic), topics.watermarks(settings, settings.topic)
-    names = [name for (name,) in _rows(settings, BalancesRole.AUDITOR, "SELECT name FROM sinks ORDER BY name")]
-    if not names:
+    sinks = _rows(settings, BalancesRole.AUDITOR, "SELECT name, generation FROM sinks ORDER BY name")
+    if not sinks:
         yield _well("none has ever run")
-    for name in names:
+    for name, generation in sinks:
+        # Before the positions are read, which a running sink moves first.
+        checkpoint = local_checkpoint.uri(settings, name, generation)
+        folder = local_checkpoint.folder(checkpoint)
+        committed = None if folder is None else local_checkpoint.committed(folder, settings.topic)
         yield from _sink(settings, name, topic.id, marks)
+        if folder is None:
+            yield _well(f"sink {name} keeps its checkpoint at {checkpoint}, where nobody has looked")
+        elif committed is None:
+            yield _well(f"sink {name} has no checkpoint in {folder}: without one it begins at its positions")
+        else:
+            yield from _checkpoint(settings, name, committed)
 
 
 def _sink(settings: Settings, name: str, topic_id: str, marks: dict[int, tuple[int, int]]) -> Iterator[Finding]:
@@ -254,6 +265,20 @@ def _sink(settings: Settings, name: str, topic_id: str, marks: dict[int, tuple[i
     ((parked,),) = _rows(settings, BalancesRole.AUDITOR, query, name)
     if parked:
         yield _wrong(f"sink {name} has set {parked} events aside", f"`outbox dead-letters list --sink {name}`")
+
+
+def _checkpoint(settings: Settings, name: str, committed: Offsets) -> Iterator[Finding]:
+    query = "SELECT partition, next_offset FROM positions WHERE sink = %s AND topic = %s"
+    stored = dict(_rows(settings, BalancesRole.AUDITOR, query, name, settings.topic))
+    ahead = {partition: offset for partition, offset in committed.items() if offset > stored.get(partition, 0)}
+    for partition, offset in sorted(ahead.items()):
+        yield _wrong(
+            f"sink {name} would go on at offset {offset} of partition {partition} by its checkpoint, and its database "
+            f"is at {stored.get(partition, 0)}: it is older than the checkpoint",
+            f"`outbox rewind --sink {name} --to-positions`",
+        )
+    if not ahead:
+        yield _well(f"the checkpoint of sink {name} is not ahead of its database")
 
 
 def _clocks(settings: Settings) -> Iterator[Finding]:

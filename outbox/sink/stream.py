@@ -31,7 +31,7 @@ from outbox import log, topics, trace
 from outbox.database import connect
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, Settings
-from outbox.sink import positions, strategy
+from outbox.sink import local_checkpoint, positions, strategy
 from outbox.sink import spark as spark_session
 from outbox.sink.apply import Sink
 from outbox.sink.batch import Batch
@@ -162,8 +162,8 @@ class Stream:
         self._wake = wake
         self._log = log.get(__name__).bind(sink=sink.name)
         self._rewound = sink.beginning(job.topic)
-        folder = f"{sink.name}.{self._rewound.generation}" if self._rewound.generation else sink.name
-        self._checkpoint = Checkpoint(spark, f"{settings.checkpoints.rstrip('/')}/{folder}", job.topic)
+        uri = local_checkpoint.uri(settings, sink.name, self._rewound.generation)
+        self._checkpoint = Checkpoint(spark, uri, job.topic)
         self._query: StreamingQuery | None = None
         self._applying = threading.Lock()
         self._stopping = False

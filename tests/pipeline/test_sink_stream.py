@@ -15,6 +15,7 @@ from confluent_kafka.cimpl import NewPartitions
 
 from outbox import topics
 from outbox.database import connect
+from outbox.doctor import examine
 from outbox.settings import BalancesRole, Settings
 from outbox.sink import fence, rewind
 from outbox.sink.lag import LagLookup
@@ -31,6 +32,7 @@ from tests.stream import (
     the_failure,
     told,
     wait_applied,
+    waits,
 )
 
 
@@ -124,7 +126,7 @@ def test_killed_between_its_commit_and_sparks(topic: Settings, publisher: Publis
         with closing(connect(topic, BalancesRole.SINK)) as repair, repair, repair.cursor() as cursor:
             fence.lock(cursor, name)  # as a repair command would: the apply waits
             publisher.send(some[50:])
-            wait_for("the apply to wait", lambda: _waits(topic, name), timeout_s=TIMEOUT_S)
+            wait_for("the apply to wait", lambda: waits(topic, name), timeout_s=TIMEOUT_S)
             jvm = next(process for process in sink.processes() if process.name() == "java")
             jvm.suspend()
         wait_applied(sink, database, 51)
@@ -141,16 +143,6 @@ def test_killed_between_its_commit_and_sparks(topic: Settings, publisher: Publis
         assert first["duplicates"] > 0, "Spark delivered the batch again"  # type: ignore[operator]
     else:
         assert sum(database.balances().values()) == sum(sums(some).values()) + twice, "the naive sink drifts by it"
-
-
-def _waits(settings: Settings, sink: str) -> bool:
-    with closing(connect(settings, BalancesRole.SINK)) as connection, connection.cursor() as cursor:
-        cursor.execute(
-            f"SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "
-            f"AND (classid::bigint << 32 | objid::bigint) = {fence.APPLY_KEY}",
-            {"sink": sink},
-        )
-        return cursor.rowcount > 0
 
 
 def test_kill_9_of_the_driver_ends_its_jvm_and_loses_nothing(
@@ -226,6 +218,7 @@ def test_events_that_are_gone_stop_it_with_their_range(
     publisher.send(some[:20])
     assert catch_up(topic).returncode == 0
     positions = database.positions()
+    assert "the checkpoint of sink dedup is not ahead of its database" in {one.text for one in examine(topic)}
 
     # The database is restored from a backup that is older than the checkpoint.
     execute(topic, BalancesRole.OWNER, "UPDATE positions SET next_offset = 0")
@@ -236,7 +229,9 @@ def test_events_that_are_gone_stop_it_with_their_range(
         f"offsets 0 to {offset - 1} of topic {topic.topic}, partition {partition}," in failure
         for partition, offset in positions.items()
     )
-    assert "`outbox rewind --sink dedup --to-positions`" in failure
+    way_out = "`outbox rewind --sink dedup --to-positions`"
+    assert way_out in failure
+    assert {one.remedy for one in examine(topic) if "by its checkpoint" in one.text} == {way_out}
 
     # The way out.
     rewind.rewind(topic, "dedup", rewind.to_positions(topic, "dedup"))
