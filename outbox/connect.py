@@ -25,6 +25,7 @@ START_TIMEOUT_S = 60.0
 # Connect's words; a test would notice others.
 NOT_ENABLED = "does not have exactly-once source support enabled"
 REBALANCING = "because a rebalance is expected"
+EXISTS = "already exists"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def apply(settings: Settings, connector: Connector | None = None) -> str:
     wanted, current = connector.config, rest.config()
     if current is None:
         # Connect keeps the offsets of a connector that was removed, and tells them only of one that is there.
-        rest.create_stopped(wanted)
+        current = rest.create_stopped(wanted)
     slot.require_continuity(settings, rest.offset_lsn, connector)
     if current is None:
         done = "created"
@@ -169,9 +170,14 @@ class Rest:
         answer = self._call("GET", f"/connectors/{self._name}/config", missing_is_none=True)
         return None if answer is None else dict(answer)
 
-    def create_stopped(self, config: Config) -> None:
-        """Create the connector without letting it run yet."""
-        self._call("POST", "/connectors", json={"name": self._name, "config": config, "initial_state": "STOPPED"})
+    def create_stopped(self, config: Config) -> Config | None:
+        """Create the connector without letting it run yet. If somebody else has done so meanwhile, what they made of
+        it is returned, and left as it is.
+        """
+        body = {"name": self._name, "config": config, "initial_state": "STOPPED"}
+        if self._call("POST", "/connectors", json=body, existing_is_none=True) is not None:
+            return None
+        return wait_for("the connector that another has created", self.config, timeout_s=START_TIMEOUT_S)
 
     def put_config(self, config: Config) -> None:
         """Replace the connector's configuration."""
@@ -232,7 +238,9 @@ class Rest:
         ]
         return not any(NOT_ENABLED in error for error in errors)
 
-    def _call(self, method: str, path: str, *, json: Any = None, missing_is_none: bool = False) -> Any:
+    def _call(
+        self, method: str, path: str, *, json: Any = None, missing_is_none: bool = False, existing_is_none: bool = False
+    ) -> Any:
         def answer() -> tuple[requests.Response] | None:  # a tuple, as a response that is an error counts as false
             response = self._session.request(
                 method, self._url + path, json=json, timeout=REQUEST_TIMEOUT_S, verify=self._cafile
@@ -256,6 +264,8 @@ class Rest:
             )
         if missing_is_none and response.status_code == requests.codes.not_found:
             return None
+        if existing_is_none and already_exists(response):
+            return None
         if not response.ok:
             raise Failure(f"Connect answered {response.status_code} to {method} {path}: {_message(response)}")
         try:
@@ -270,8 +280,14 @@ def _position(offset: Mapping[str, Any]) -> int | None:
 
 def is_rebalancing(response: requests.Response) -> bool:
     """Whether Connect answers that its group is rebalancing: 409 as a rule, 500 to some questions. Ask again later."""
-    code = response.status_code
-    return code == requests.codes.conflict or (code == requests.codes.server_error and REBALANCING in response.text)
+    if response.status_code == requests.codes.server_error:
+        return REBALANCING in response.text
+    return response.status_code == requests.codes.conflict and not already_exists(response)
+
+
+def already_exists(response: requests.Response) -> bool:
+    """Whether Connect refuses to create a connector that is there."""
+    return response.status_code == requests.codes.conflict and EXISTS in _message(response)
 
 
 def _unreachable(settings: Settings, error: requests.RequestException) -> Failure:

@@ -21,7 +21,8 @@ from outbox.database import connect as connect_database
 from outbox.errors import Failure
 from outbox.migrate import is_current, owner_engine
 from outbox.settings import BalancesRole, LedgerRole, Settings
-from outbox.sink import fence, job, rebuild
+from outbox.sink import fence, job, local_checkpoint, rebuild
+from outbox.sink.positions import Offsets
 from outbox.sink.retention import day_of
 from outbox.topics import Topic
 
@@ -247,13 +248,23 @@ def _connector_of(settings: Settings, connector: Connector, it: str) -> Iterator
 
 def _sinks(settings: Settings) -> Iterator[Finding]:
     topics.describe(settings, settings.topic)  # Kafka is there, whatever sinks there are
-    names = [name for (name,) in _rows(settings, BalancesRole.AUDITOR, "SELECT name FROM sinks ORDER BY name")]
-    if not names:
+    sinks = dict(_rows(settings, BalancesRole.AUDITOR, "SELECT name, generation FROM sinks ORDER BY name"))
+    if not sinks:
         yield _well("none has ever run")
-    of = {name: job.topic_of(settings, name) for name in names}
+    of = {name: job.topic_of(settings, name) for name in sinks}
     marks = {topic: topics.watermarks(settings, topic) for topic in {*of.values()}}
     for name, topic in of.items():
+        # Before the positions are read, which a running sink moves first.
+        checkpoint = local_checkpoint.uri(settings, name, sinks[name])
+        folder = local_checkpoint.folder(checkpoint)
+        committed = None if folder is None else local_checkpoint.committed(folder, topic)
         yield from _sink(settings, name, topics.describe(settings, topic), marks[topic])
+        if folder is None:
+            yield _well(f"sink {name} keeps its checkpoint at {checkpoint}, where nobody has looked")
+        elif committed is None:
+            yield _well(f"sink {name} has no checkpoint in {folder}: without one it begins at its positions")
+        else:
+            yield from _checkpoint(settings, name, topic, committed)
 
 
 def _sink(settings: Settings, name: str, topic: Topic, marks: dict[int, tuple[int, int]]) -> Iterator[Finding]:
@@ -291,6 +302,20 @@ def _sink(settings: Settings, name: str, topic: Topic, marks: dict[int, tuple[in
     ((parked,),) = _rows(settings, BalancesRole.AUDITOR, query, name)
     if parked:
         yield _wrong(f"sink {name} has set {parked} events aside", f"`outbox dead-letters list --sink {name}`")
+
+
+def _checkpoint(settings: Settings, name: str, topic: str, committed: Offsets) -> Iterator[Finding]:
+    query = "SELECT partition, next_offset FROM positions WHERE sink = %s AND topic = %s"
+    stored = dict(_rows(settings, BalancesRole.AUDITOR, query, name, topic))
+    ahead = {partition: offset for partition, offset in committed.items() if offset > stored.get(partition, 0)}
+    for partition, offset in sorted(ahead.items()):
+        yield _wrong(
+            f"sink {name} would go on at offset {offset} of partition {partition} by its checkpoint, and its database "
+            f"is at {stored.get(partition, 0)}: it is older than the checkpoint",
+            f"`outbox rewind --sink {name} --to-positions`",
+        )
+    if not ahead:
+        yield _well(f"the checkpoint of sink {name} is not ahead of its database")
 
 
 def _retention(settings: Settings) -> Iterator[Finding]:

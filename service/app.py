@@ -12,7 +12,7 @@ from werkzeug.exceptions import BadRequest, UnsupportedMediaType
 
 from outbox import settings as configuration
 from outbox.settings import Settings
-from service import auth, problems
+from service import auth, problems, trace
 from service.database import make_engine
 from service.health import health_api
 from service.metrics import Metrics
@@ -44,6 +44,7 @@ def create_app(settings: Settings | None = None) -> Flask:
     )
     app.config["MAX_CONTENT_LENGTH"] = BODY_MAX_BYTES
     metrics.register(app)  # first, so that refused requests are counted too
+    trace.register(app)
     auth.register(app, settings, public=PUBLIC)
     problems.register(app)
     app.before_request(_require_json)

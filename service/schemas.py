@@ -69,7 +69,8 @@ class TransferHeaders(BaseModel):
         " for OUTBOX_IDEMPOTENCY_TTL_HOURS, a day if not set.",
     )
     traceparent: str | None = Field(
-        None, description="W3C trace context; a valid one goes into the events, any other is ignored"
+        None,
+        description="W3C trace context; a valid one goes into the events, any other is ignored, and none is made up",
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
+
+from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 
 from outbox import log
 from outbox import settings as configuration
@@ -22,12 +23,14 @@ graceful_timeout = 20  # longer than the longest transaction: SIGTERM lets every
 control_socket_disable = True
 
 
-def on_starting(_: object) -> None:
-    """gunicorn's own records go where ours go; Alembic's, a few for each look at the schema, nowhere."""
-    records = logging.getLogger("gunicorn.error")
-    records.handlers.clear()
-    records.propagate = True
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+class logger_class(Logger):  # type: ignore[misc]  # noqa: N801 - gunicorn's name of the setting
+    """gunicorn's own records go where ours go, from the first one on."""
+
+    def setup(self, cfg: object) -> None:
+        """Let the handlers of the root logger have them."""
+        super().setup(cfg)
+        self.error_log.handlers.clear()
+        self.error_log.propagate = True
 
 
 def post_worker_init(_: object) -> None:

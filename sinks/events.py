@@ -16,8 +16,10 @@ COLUMNS = ("account_id", "amount", "currency", "balance_after", "version", "occu
 
 
 def events(records: DataFrame) -> DataFrame:
-    """Decode ledger events: valid ones with the columns of sinks/staged.sql, others with their ``record``."""
+    """Decode ledger events: valid ones with the columns of sinks/staged.sql, others with their ``record``. Without
+    ``traceparent`` the log would not tell of traced events.
+    """
     from outbox.sink.decode import decode  # it loads Spark, which a replay of dead letters does without
 
     decoded = decode(records, Contract().schema, KEY)
-    return decoded.select("event_id", "partition", "offset", *COLUMNS, "record")
+    return decoded.select("event_id", "partition", "offset", *COLUMNS, "traceparent", "record")

@@ -23,7 +23,7 @@ from psycopg2 import extensions, sql
 from pyarrow import csv
 
 from outbox.database import told
-from outbox.sink import dead_letters, fence, positions, rewind
+from outbox.sink import dead_letters, fence, positions, rewind, traces
 from outbox.sink.batch import Batch
 from outbox.sink.effect import Effect
 from outbox.sink.rewind import Beginning
@@ -77,7 +77,7 @@ class Sink:
             positions.write(cursor, self.name, topic, topic_id, start)
 
     def apply(self, batch: Batch) -> Counts:
-        """Apply a batch and commit. An empty one costs no transaction.
+        """Apply a batch, commit, and tell of its traced events. An empty one costs no transaction.
 
         Raises Failure, with nothing changed, if events before the batch are lost, if another driver took over, or if
         the database refused the batch; and if the connection broke, when the outcome is unknown and the fence is gone.
@@ -87,7 +87,10 @@ class Sink:
             return Counts()
         refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}, all of them"
         with self._told(refused), self._connection, self._connection.cursor() as cursor:
-            return self._apply(cursor, batch)
+            counts = self._apply(cursor, batch)
+            told_of = traces.outcomes(cursor, batch.traced, batch.dead)
+        traces.tell(self.name, told_of, batch.traced_left_out)
+        return counts
 
     def _apply(self, cursor: extensions.cursor, batch: Batch) -> Counts:
         self._enter(cursor)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from outbox.sink.dead_letters import DeadLetter
+from outbox.sink.traces import Traced
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Batch:
 
     ``start`` and ``end`` are by partition the first offset and the one after the last. They come from the reader, not
     from the rows: transaction markers and aborted records take offsets too. ``rows`` has the columns of the staged
-    table, in any order; ``dead`` is what could not be decoded.
+    table, in any order; ``dead`` is what could not be decoded. ``traced`` are those records, of either, whose way is to
+    be told, and ``traced_left_out`` says how many more there were.
     """
 
     topic: str
@@ -25,6 +27,8 @@ class Batch:
     end: Mapping[int, int]
     rows: pa.Table
     dead: Sequence[DeadLetter] = ()
+    traced: Sequence[Traced] = ()
+    traced_left_out: int = 0
 
     @property
     def is_empty(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from outbox import trace
 from outbox.errors import Failure
 from outbox.sink.verdict import FUTURE_LIMIT_MS
 
@@ -39,8 +40,9 @@ def decode(records: DataFrame, schema: Schema, key: str) -> DataFrame:
     """Decode records of Kafka's source (with headers) whose value is JSON as ``schema`` says, and whose key is the
     property ``key``.
 
-    Returns ``event_id``, ``partition``, ``offset``, a column a property of the schema, and ``record`` (struct of key,
-    headers, value, timestamp), which is null for valid records; of the others only that and the place are to be used.
+    Returns ``event_id``, ``partition``, ``offset``, a column a property of the schema, ``traceparent``, which is null
+    but for sampled ones, and ``record`` (struct of key, headers, value, timestamp), which is null for valid records; of
+    the others only that, the trace and the place are to be used. What is not selected of it costs nothing.
     Raises Failure if the schema uses a keyword that is not understood here: no constraint is skipped silently.
     """
     required = schema.get("required", ())
@@ -74,6 +76,7 @@ def decode(records: DataFrame, schema: Schema, key: str) -> DataFrame:
         "partition",
         "offset",
         *(field.column().alias(field.name) for field in properties),
+        F.when(_is_sampled(), _header("traceparent")).alias("traceparent"),
         F.when(~F.coalesce(valid, F.lit(False)), F.struct("key", "headers", "value", "timestamp")).alias("record"),
     )
 
@@ -140,11 +143,17 @@ class _Property:
 
 
 def _names(headers: Schema) -> list[str]:
-    return list(dict.fromkeys(["id", *headers["properties"]]))
+    return list(dict.fromkeys(["id", "traceparent", *headers["properties"]]))
 
 
 def _header(name: str) -> Column:
     return F.col(f"_header_{name}")
+
+
+def _is_sampled() -> Column:
+    """Whether a traceparent looks as if it were sampled: few are, so it is not here that they are read with care."""
+    traceparent = _header("traceparent")
+    return (F.octet_length(traceparent) == trace.LENGTH) & F.substring(traceparent, -1, 1).isin(*trace.SAMPLED_ENDINGS)
 
 
 def _latest_id() -> Column:

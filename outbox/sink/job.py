@@ -29,6 +29,7 @@ class Job:
     ``rebuild`` is the SQL that sets the projection's tables to what the ledger says (`outbox.sink.rebuild`); without
     it, they cannot be taken from there.
     ``carries`` tells `outbox check` what to compare: each event, or the state that a key has come to.
+    A column ``traceparent`` of what is decoded is not staged: the log tells of the events that have one.
     """
 
     topic: str

@@ -21,16 +21,17 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any, Literal
 from uuid import UUID
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from outbox import log, topics
+from outbox import log, topics, trace
 from outbox.database import connect
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, Settings
-from outbox.sink import positions
+from outbox.sink import local_checkpoint, positions
 from outbox.sink import spark as spark_session
 from outbox.sink.apply import Sink
 from outbox.sink.batch import Batch
@@ -38,11 +39,14 @@ from outbox.sink.checkpoint import Checkpoint, Offsets
 from outbox.sink.dead_letters import DeadLetter
 from outbox.sink.job import Declared, Job
 from outbox.sink.metrics import Metrics, served
+from outbox.sink.traces import LIMIT as TRACED_LIMIT
+from outbox.sink.traces import Traced
 from outbox.sink.verdict import UUID as UUID_FORM
 from outbox.wait import wait_for
 
 POLL_S = 0.2
 COMMIT_TIMEOUT_S = 30
+NOT_STAGED = ("record", "traceparent")
 
 
 class Stopping(Exception):
@@ -150,8 +154,8 @@ class Stream:
         self._wake = wake
         self._log = log.get(__name__).bind(sink=sink.name)
         self._rewound = sink.beginning(job.topic)
-        folder = f"{sink.name}.{self._rewound.generation}" if self._rewound.generation else sink.name
-        self._checkpoint = Checkpoint(spark, f"{settings.checkpoints.rstrip('/')}/{folder}", job.topic)
+        uri = local_checkpoint.uri(settings, sink.name, self._rewound.generation)
+        self._checkpoint = Checkpoint(spark, uri, job.topic)
         self._query: StreamingQuery | None = None
         self._applying = threading.Lock()
         self._stopping = False
@@ -249,13 +253,16 @@ class Stream:
         table = frame.toArrow()
         read = time.monotonic()
         valid = pc.is_null(table["record"])
+        traced, left_out = _traced(table)
         batch = Batch(
             topic=self.topic,
             topic_id=self._topic_id,
             start={partition: start[partition] for partition in end},
             end=end,
-            rows=table.filter(valid).drop_columns("record"),
+            rows=table.filter(valid).drop_columns([name for name in NOT_STAGED if name in table.column_names]),
             dead=[self._dead_letter(row) for row in table.filter(pc.invert(valid)).to_pylist()],
+            traced=traced,
+            traced_left_out=left_out,
         )
         with self._applying:
             if self._stopping:
@@ -276,7 +283,7 @@ class Stream:
         )
 
     def _dead_letter(self, row: dict[str, Any]) -> DeadLetter:
-        record, event_id = row["record"], row["event_id"]
+        record, event_id = row["record"], _uuid(row["event_id"])
         key, value, recorded_ms = record["key"], record["value"], round(record["timestamp"].timestamp() * 1000)
         headers = [(header["key"], header["value"]) for header in record["headers"] or ()]
         verdict = self._job.judge.verdict(key, headers, value, recorded_ms)
@@ -288,7 +295,7 @@ class Stream:
             headers=headers,
             value=value,
             recorded_ms=recorded_ms,
-            event_id=UUID(event_id) if event_id is not None and UUID_FORM.fullmatch(event_id) else None,
+            event_id=None if event_id is None else UUID(event_id),
             reason=verdict.reason,
             detail=verdict.detail,
         )
@@ -308,3 +315,22 @@ class Stream:
             return None
         told = re.search(r"terminated with exception: (.*)", str(error))
         return (told[1] if told else str(error)).strip().partition("\n")[0]
+
+
+def _traced(table: pa.Table) -> tuple[list[Traced], int]:
+    """The first records of sampled traces, as many as are told, and how many more there are."""
+    if "traceparent" not in table.column_names:
+        return [], 0
+    places = table.select(["traceparent", "event_id", "partition", "offset"])
+    sampled = places.filter(pc.is_valid(places["traceparent"]))
+    told = [
+        Traced(trace_id, _uuid(row["event_id"]), row["partition"], row["offset"])
+        for row in sampled.slice(0, TRACED_LIMIT).to_pylist()
+        if (trace_id := trace.trace_id(row["traceparent"])) is not None
+    ]
+    return told, max(0, sampled.num_rows - TRACED_LIMIT)
+
+
+def _uuid(text: str | None) -> str | None:
+    """A record's id if it is a UUID: those that are set aside may have anything."""
+    return text if text is not None and UUID_FORM.fullmatch(text) else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -241,6 +244,62 @@ def test_a_service_without_a_token_ends_with_one_line(tmp_path: Path) -> None:
     assert done.stderr == (
         "outbox: OUTBOX_SERVICE_TOKEN is not set — `outbox up` generates one, or set one of your own\n"
     )
+
+
+def test_its_log_is_json_from_the_first_line_to_the_last(private: Stack) -> None:
+    process = service(private.settings)
+    process.log_file.unlink(missing_ok=True)
+    process.start()
+    process.stop()
+    told = [json.loads(line)["event"] for line in process.log_file.read_text().splitlines()]
+    assert told[0].startswith("Starting gunicorn")
+    assert told[-1].startswith("Shutting down")
+
+
+def test_the_counts_of_a_killed_service_are_removed_by_the_next_and_those_of_a_living_one_are_not(
+    private: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = service(private.settings)
+    try:
+        process.start()
+        (killed,) = tmp_path.iterdir()
+        process.kill()
+        assert list(killed.glob("*.db")), "it could not remove them"
+        process.start()
+        (living,) = tmp_path.iterdir()
+        assert living != killed
+        begin = "from outbox.commands import serve; print(serve._metrics_folder())"
+        another = subprocess.run([sys.executable, "-c", begin], check=True, capture_output=True, text=True, timeout=60)
+        assert {*tmp_path.iterdir()} == {living, Path(another.stdout.strip())}
+    finally:
+        process.stop()
+    assert living not in tmp_path.iterdir()
+
+
+def test_each_line_of_a_request_in_a_trace_carries_its_id_and_no_other_line(private: Stack, served: Command) -> None:
+    settings, (traced, unsampled) = private.settings, (uuid.uuid4().hex, uuid.uuid4().hex)
+    account = f"http://{settings.service_host}:{settings.service_port}/accounts/{uuid.uuid4()}"
+
+    def ask(traceparent: str | None) -> int:
+        authorization = f"Bearer {settings.service_token.get_secret_value()}"
+        headers = {"Authorization": authorization, "traceparent": traceparent}
+        return requests.get(account, headers=headers, timeout=60).status_code
+
+    before = len(lines(served))
+    assert ask(f"00-{traced}-00f067aa0ba902b7-01") == 404
+    private.part("postgres").stop()
+    try:
+        assert ask(f"00-{unsampled}-00f067aa0ba902b7-00") == 503
+        assert [ask(None) for _ in range(32)] == [503] * 32, "more than there are threads"
+    finally:
+        private.part("postgres").start()
+    told = [(line["event"], line.get("trace_id")) for line in lines(served)[before:]]
+    assert told == [("request answered", traced), ("database away", unsampled), *[("database away", None)] * 32]
+
+
+def lines(process: Command) -> list[dict[str, object]]:
+    return [json.loads(line) for line in process.log_file.read_text().splitlines()]
 
 
 def metrics(settings: Settings) -> str:

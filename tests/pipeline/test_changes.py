@@ -22,9 +22,9 @@ from outbox.wait import wait_for
 from service.app import create_app
 from tests.command import outbox
 from tests.ledger import Client, chosen_seed, query
-from tests.pipeline.test_sink_stream import catch_up, the_failure, told
 from tests.relay import Log, Record
 from tests.sink import Database
+from tests.stream import catch_up, the_failure, told
 
 NAMES = ("ledger_dbname", "balances_dbname", "topic", "connector")
 

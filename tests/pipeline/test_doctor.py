@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -21,7 +22,7 @@ from outbox import connect, topics
 from outbox.database import connect as connect_database
 from outbox.doctor import HOPS, Finding, examine
 from outbox.settings import BalancesRole, Settings
-from outbox.sink import rebuild, retention
+from outbox.sink import rebuild, retention, rewind
 from outbox.stack.postgres import Postgres
 from outbox.wait import wait_for
 from tests.command import outbox
@@ -163,6 +164,48 @@ def test_a_topic_that_keeps_everything_and_an_outbox_below_the_floor(topic: Sett
     admin.incremental_alter_configs([resource])[resource].result(10)
     wait_for("the topic to keep all", lambda: len(wrong(topic)["retention"]) == 2, timeout_s=10)
     assert "processed_events can never shrink" in wrong(topic)["retention"][1].text
+
+
+def test_a_checkpoint_is_compared_with_the_positions_if_it_is_here(topic: Settings, tmp_path: Path) -> None:
+    topic = topic.model_copy(update={"sink_checkpoints": f"file://{tmp_path}/check points"})
+    with closing(connect_database(topic, BalancesRole.SINK)) as connection:
+        sink_on(connection).begin_at(topic.topic, topics.describe(topic, topic.topic).id, {0: 2, 1: 0})
+
+    def commit(batch: int, offset: int, ending: str = '{"nextBatchWatermarkMs":0}') -> None:
+        planned = json.dumps({topic.topic: {"1": 0, "0": offset}})
+        for log, text in (("offsets", f'v1\n{{"batchWatermarkMs":0}}\n{planned}'), ("commits", f"v1\n{ending}")):
+            file = tmp_path / "check points" / "dedup" / log / str(batch)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+
+    def told(settings: Settings = topic) -> list[Finding]:
+        return [finding for finding in examine(settings) if "checkpoint" in finding.text]
+
+    elsewhere = "s3a://bucket/checkpoints"
+    (finding,) = told(topic.model_copy(update={"sink_checkpoints": elsewhere}))
+    assert finding.is_well
+    assert f"{elsewhere}/dedup, where nobody has looked" in finding.text
+
+    (finding,) = told()
+    assert finding.is_well
+    assert "has no checkpoint in" in finding.text
+
+    for batch, offset in ((8, 0), (9, 1), (10, 2)):
+        commit(batch, offset)
+        (finding,) = told()
+        assert (finding.is_well, finding.text) == (True, "the checkpoint of sink dedup is not ahead of its database")
+    commit(11, 3, ending="")
+    assert told() == [finding], "cut off: the sink removes it"
+
+    commit(11, 3)
+    (finding,) = told()
+    assert finding.remedy == "`outbox rewind --sink dedup --to-positions`"
+    assert "at offset 3 of partition 0 by its checkpoint, and its database is at 2" in finding.text
+
+    rewind.rewind(topic, "dedup", rewind.to_positions(topic, "dedup"))
+    (finding,) = told()
+    assert finding.is_well
+    assert "has no checkpoint in" in finding.text
 
 
 def test_the_command_tells_it_all_and_ends_with_1(topic: Settings) -> None:

@@ -9,6 +9,7 @@ import re
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -372,3 +373,35 @@ def test_a_request_during_a_rebalance_is_repeated_until_it_is_through(
         disturbing.join()
     insert(chain, row())
     assert [record.id for record in relayed(chain)] == ids(chain)
+
+
+def test_an_apply_that_comes_too_late_to_create_the_connector_finds_that_of_another(
+    topic: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, config = threading.current_thread(), connect.Rest.config
+    has_looked, is_created = threading.Event(), threading.Event()
+    looks: list[connectors.Config | None] = []
+
+    def looked(rest: connect.Rest) -> connectors.Config | None:
+        found = config(rest)
+        if threading.current_thread() is not ours and not looks:
+            looks.append(found)
+            has_looked.set()
+            is_created.wait(300)
+        return found
+
+    monkeypatch.setattr(connect.Rest, "config", looked)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(connect.apply, topic)
+            try:
+                assert has_looked.wait(300)
+                assert connect.apply(topic) == "created"
+            finally:
+                is_created.set()
+            assert late.result() == "unchanged"
+        assert looks == [None]
+        insert(topic, row())
+        assert [record.id for record in relayed(topic)] == ids(topic)
+    finally:
+        connect.remove(topic, forget=True)

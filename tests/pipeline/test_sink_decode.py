@@ -82,6 +82,16 @@ def test_valid_events_carry_columns_and_others_their_bytes(spark: SparkSession) 
     assert {header["key"]: bytes(header["value"]).decode() for header in bad["record"]["headers"]} == HEADERS
 
 
+def test_a_sampled_trace_is_told_and_no_trace_makes_an_event_invalid(spark: SparkSession) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-"
+    texts = [f"{trace}01", f"{trace}03", f"{trace}00", f"{trace}02", "nonsense 1", "", None]
+    records = [record(headers=HEADERS | {"traceparent": text}) for text in texts]
+    bad = record(b"{", HEADERS | {"traceparent": f"{trace}01"})
+    found = events(spark.createDataFrame([record(), *records, bad], COLUMNS)).collect()
+    assert [row["traceparent"] for row in found] == [None, *texts[:2], *[None] * 5, f"{trace}01"]
+    assert [row["record"] is None for row in found] == [*[True] * 8, False]
+
+
 class TestOtherSchemas:
     """What adopters may write in theirs."""
 

@@ -2,96 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from pathlib import Path
-from random import Random
-from urllib.parse import unquote, urlparse
+from contextlib import closing
 
 import psutil
 import pytest
 import requests
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from outbox import topics
 from outbox.database import connect
+from outbox.doctor import examine
 from outbox.settings import BalancesRole, Settings
 from outbox.sink import fence, rewind
 from outbox.sink.lag import LagLookup
 from outbox.stack import ports
-from outbox.stack.command import Command
 from outbox.wait import wait_for
-from tests.sink import STRATEGIES, Database, Event, account, sums, uuid7
-
-RANDOM = Random(11)  # noqa: S311
-TIMEOUT_S = 120
-
-
-class Publisher:
-    """Writes events to the topic as the connector does: in transactions, some of which are aborted."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._topic = settings.topic
-        config = {"transactional.id": f"test-{settings.topic}", "linger.ms": 5, "log_level": 0}
-        self._producer = Producer({**topics.client_config(settings), **config})
-        self._producer.init_transactions()
-        self._versions: dict[str, int] = {}
-
-    def events(self, count: int, accounts: int = 5) -> list[Event]:
-        """Fresh events, in the order of their accounts' versions, all amounts different."""
-        return [self._event(account(number % accounts), 1 + RANDOM.randrange(1_000_000)) for number in range(count)]
-
-    def send(self, events: Sequence[Event], *, abort: bool = False) -> None:
-        """Publish events in one transaction."""
-        self._producer.begin_transaction()
-        for event in events:
-            self._produce(event.account_id, _value(event), event.event_id)
-        self._end(abort)
-
-    def send_raw(self, key: str | None, value: bytes | None, event_id: str | None) -> None:
-        """Publish whatever this is."""
-        self._producer.begin_transaction()
-        self._produce(key, value, event_id)
-        self._end(abort=False)
-
-    def _event(self, of_account: str, amount: int) -> Event:
-        version = self._versions.get(of_account, 0) + 1
-        self._versions[of_account] = version
-        return Event(uuid7(RANDOM), of_account, amount, version)
-
-    def _produce(self, key: str | None, value: bytes | None, event_id: str | None) -> None:
-        headers: dict[str, str | bytes | None] = {"eventType": "transfer.credited", "schemaVersion": "1"}
-        if event_id is not None:
-            headers["id"] = event_id
-        self._producer.produce(self._topic, key=key, value=value, headers=headers)
-
-    def _end(self, abort: bool) -> None:
-        self._producer.flush(10)
-        if abort:
-            self._producer.abort_transaction(10)
-        else:
-            self._producer.commit_transaction(10)
-
-
-def _value(event: Event) -> bytes:
-    return json.dumps(
-        {
-            "transfer_id": event.event_id,
-            "account_id": event.account_id,
-            "amount": event.amount,
-            "currency": event.currency,
-            "balance_after": event.balance_after,
-            "version": event.version,
-            "occurred_at": "2026-11-21T05:00:00Z",
-        }
-    ).encode()
+from tests.sink import STRATEGIES, Database, account, sums, uuid7
+from tests.stream import (
+    RANDOM,
+    TIMEOUT_S,
+    Publisher,
+    catch_up,
+    checkpoint,
+    running,
+    the_failure,
+    told,
+    wait_applied,
+    waits,
+)
 
 
 @pytest.fixture
@@ -102,64 +44,6 @@ def publisher(topic: Settings) -> Publisher:
 @pytest.fixture
 def database(topic: Settings) -> Database:
     return Database(topic)
-
-
-def catch_up(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
-    """Run `outbox sink --until-caught-up` to its end."""
-    strategies = [word for name in names or ("dedup",) for word in ("--strategy", name)]
-    return subprocess.run(
-        [sys.executable, "-m", "outbox", "sink", *strategies, "--until-caught-up"],
-        env=settings.as_env(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-    )
-
-
-def told(done: subprocess.CompletedProcess[str], event: str) -> list[dict[str, object]]:
-    """The log lines of one kind."""
-    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
-    return [line for line in lines if line["event"] == event]
-
-
-def the_failure(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line that told the failure."""
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("outbox: ")]
-    return line
-
-
-def checkpoint(settings: Settings, sink: str = "dedup") -> Path:
-    return Path(unquote(urlparse(settings.checkpoints).path), sink)
-
-
-@contextmanager
-def running(settings: Settings, *names: str) -> Iterator[Command]:
-    """Sinks that run until told otherwise, and surely no longer than the block."""
-    strategies = [word for name in names or ("dedup",) for word in ("--strategy", name)]
-    sink = Command(f"sink-{settings.topic}", settings, ["sink", *strategies])
-    sink.start_timeout_s = TIMEOUT_S
-    sink.spawn()
-    try:
-        yield sink
-    except BaseException:
-        print(sink.tail(30))  # noqa: T201
-        raise
-    finally:
-        sink.kill()
-
-
-def wait_applied(sink: Command, database: Database, count: int) -> None:
-    """Wait until the sink has applied so many events."""
-
-    def applied() -> bool:
-        assert sink.is_running(), sink.tail()
-        ((events,),) = database.query("SELECT coalesce(sum(events), 0) FROM balances WHERE sink = %s", database.sink)
-        return int(str(events)) >= count
-
-    wait_for(f"{count} events applied", applied, timeout_s=TIMEOUT_S)
 
 
 def execute(settings: Settings, role: BalancesRole, sql: str) -> None:
@@ -242,7 +126,7 @@ def test_killed_between_its_commit_and_sparks(topic: Settings, publisher: Publis
         with closing(connect(topic, BalancesRole.SINK)) as repair, repair, repair.cursor() as cursor:
             fence.lock(cursor, name)  # as a repair command would: the apply waits
             publisher.send(some[50:])
-            wait_for("the apply to wait", lambda: _waits(topic, name), timeout_s=TIMEOUT_S)
+            wait_for("the apply to wait", lambda: waits(topic, name), timeout_s=TIMEOUT_S)
             jvm = next(process for process in sink.processes() if process.name() == "java")
             jvm.suspend()
         wait_applied(sink, database, 51)
@@ -259,16 +143,6 @@ def test_killed_between_its_commit_and_sparks(topic: Settings, publisher: Publis
         assert first["duplicates"] > 0, "Spark delivered the batch again"  # type: ignore[operator]
     else:
         assert sum(database.balances().values()) == sum(sums(some).values()) + twice, "the naive sink drifts by it"
-
-
-def _waits(settings: Settings, sink: str) -> bool:
-    with closing(connect(settings, BalancesRole.SINK)) as connection, connection.cursor() as cursor:
-        cursor.execute(
-            f"SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "
-            f"AND (classid::bigint << 32 | objid::bigint) = {fence.APPLY_KEY}",
-            {"sink": sink},
-        )
-        return cursor.rowcount > 0
 
 
 def test_kill_9_of_the_driver_ends_its_jvm_and_loses_nothing(
@@ -344,6 +218,7 @@ def test_events_that_are_gone_stop_it_with_their_range(
     publisher.send(some[:20])
     assert catch_up(topic).returncode == 0
     positions = database.positions()
+    assert "the checkpoint of sink dedup is not ahead of its database" in {one.text for one in examine(topic)}
 
     # The database is restored from a backup that is older than the checkpoint.
     execute(topic, BalancesRole.OWNER, "UPDATE positions SET next_offset = 0")
@@ -354,7 +229,9 @@ def test_events_that_are_gone_stop_it_with_their_range(
         f"offsets 0 to {offset - 1} of topic {topic.topic}, partition {partition}," in failure
         for partition, offset in positions.items()
     )
-    assert "`outbox rewind --sink dedup --to-positions`" in failure
+    way_out = "`outbox rewind --sink dedup --to-positions`"
+    assert way_out in failure
+    assert {one.remedy for one in examine(topic) if "by its checkpoint" in one.text} == {way_out}
 
     # The way out.
     rewind.rewind(topic, "dedup", rewind.to_positions(topic, "dedup"))

@@ -14,7 +14,6 @@ from werkzeug.test import TestResponse
 from outbox.errors import Failure
 from outbox.settings import Settings, load
 from outbox.stack import ports
-from service import trace
 from service.app import BODY_MAX_BYTES, create_app
 
 TOKEN = "secret"
@@ -196,27 +195,3 @@ def test_openapi_names_every_status_with_its_form_and_where_the_token_is_asked(a
             for status, response in operation["responses"].items():
                 form = "application/json" if status < "400" else "application/problem+json"
                 assert set(response["content"]) == {form}, (path, status)
-
-
-PARENT = "0123456789abcdef"
-TRACE = PARENT * 2
-
-
-@pytest.mark.parametrize(
-    ("traceparent", "valid"),
-    [
-        (f"00-{TRACE}-{PARENT}-01", True),
-        (f"00-{TRACE}-{PARENT}-00", True),
-        (f"cc-{TRACE}-{PARENT}-01", True),
-        (f"ff-{TRACE}-{PARENT}-01", False),
-        (f"00-{'0' * 32}-{PARENT}-01", False),
-        (f"00-{TRACE}-{'0' * 16}-01", False),
-        (f"00-{TRACE.upper()}-{PARENT}-01", False),
-        (f"00-{TRACE}-{PARENT}-01\n", False),
-        (f"00-{TRACE}-{PARENT}", False),
-        ("", False),
-        (None, False),
-    ],
-)
-def test_a_traceparent_is_taken_only_if_it_is_valid(traceparent: str | None, valid: bool) -> None:
-    assert trace.valid(traceparent) == (traceparent if valid else None)
