@@ -1,11 +1,12 @@
-"""The sample's sink job: ledger events in, balances out.
+"""The sample's sink jobs: ledger events in, balances out; in Postgres, or as a table of a lakehouse.
 
 To make it yours: the columns in staged.sql, how they are decoded in events.py, what becomes of them in projections/.
-What is new and what is a duplicate, strategies/ decides.
+What is new and what is a duplicate, strategies/ decides. lakehouse/ is optional: without it, delete the second job.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from outbox.event import Contract
@@ -27,4 +28,10 @@ def jobs(settings: Settings) -> list[Job]:
         strategies=HERE / "strategies",
         projection=HERE / "projections" / "balances.sql",
     )
-    return [ledger_events]
+    lakehouse = replace(
+        ledger_events,
+        strategies=HERE / "lakehouse" / "strategies",
+        projection=HERE / "lakehouse" / "balances.sql",
+        table=HERE / "lakehouse" / "table.sql",
+    )
+    return [ledger_events, lakehouse]

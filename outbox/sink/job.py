@@ -26,6 +26,9 @@ MODULE = "sinks.job"  # by name: the machinery does not import the sample
 class Job:
     """``decode`` turns Kafka's records into the columns of the staged table, and leaves in a column ``record`` those
     that are not surely valid; ``judge`` says what is wrong with them. ``strategies`` is a folder, each file a sink.
+
+    With a ``table``, the SQL that makes a Delta table, its sinks write events there: the strategy is a MERGE in Spark's
+    SQL, and ``projection`` a query over the table, by key its total and version, that nothing but `outbox check` runs.
     """
 
     topic: str
@@ -34,6 +37,7 @@ class Job:
     staged: Path
     strategies: Path
     projection: Path
+    table: Path | None = None
 
 
 class Declared(NamedTuple):
