@@ -25,7 +25,7 @@ import psycopg2
 from outbox.database import connect
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, LedgerRole, Settings
-from outbox.sink import job
+from outbox.sink import job, lakehouse_table
 from outbox.topic_log import Event, Place, Surplus, TopicLog, read_topic
 from outbox.wait import wait_for
 
@@ -43,6 +43,7 @@ class SinkState:
     bases: dict[str, int]  # by key, the version up to which the total was taken from the ledger
     parked: frozenset[bytes]  # event ids that wait among its dead letters
     skipped: int
+    unread: str = ""  # why its totals are not known, if they are not
 
     def has_seen(self, place: Place | None) -> bool:
         """Whether the sink had dealt with this place of the topic."""
@@ -62,6 +63,7 @@ class SinkReport:
     in_flight: int = 0  # events of the ledger that it has not dealt with yet; of states, versions that it is behind
     parked: int = 0  # events that it has set aside
     skipped: int = 0  # duplicates that it has skipped, ever
+    unread: str = ""  # why its drift is not known, if it is not
 
     @property
     def drift_total(self) -> int:
@@ -173,7 +175,11 @@ def unrelayed(settings: Settings) -> frozenset[str]:
 
 
 def read_sinks(settings: Settings) -> list[SinkState]:
-    """Every sink of this project, in one snapshot; those of other topics than it knows are left out."""
+    """Every sink of this project, in one snapshot; one that is a table of a lakehouse in that table's own.
+
+    Those of other topics than it knows are left out.
+    """
+    tables = lakehouse_table.read(settings)  # before the letters
     positions: dict[str, dict[int, int]] = defaultdict(dict)
     totals: dict[str, dict[str, Decimal]] = defaultdict(dict)
     versions: dict[str, dict[str, int]] = defaultdict(dict)
@@ -198,9 +204,28 @@ def read_sinks(settings: Settings) -> list[SinkState]:
         cursor.execute("SELECT sink, event_id FROM dead_letters WHERE status = 'open' AND event_id IS NOT NULL")
         for sink, event_id in cursor:
             parked[sink].add(uuid.UUID(event_id).bytes)
+        for sink, table in tables.items():
+            if table is not None:
+                cursor.execute(
+                    "SELECT event_id FROM dead_letters"
+                    " WHERE sink = %s AND status <> 'discarded' AND event_id IS NOT NULL",
+                    [sink],
+                )
+                parked[sink] = set(table.lacks([event_id for (event_id,) in cursor]))
+                totals[sink], versions[sink] = dict(table.totals), dict(table.versions)
+                if table.topic == settings.topic:
+                    positions[sink] = dict(table.positions)
+    unread = {sink for sink, table in tables.items() if table is None}
     return [
         SinkState(
-            name, positions[name], totals[name], versions[name], bases[name], frozenset(parked[name]), skipped[name]
+            name,
+            positions[name],
+            totals[name],
+            versions[name],
+            bases[name],
+            frozenset(parked[name]),
+            skipped[name],
+            lakehouse_table.UNREAD if name in unread else "",
         )
         for name in sorted({*skipped} - (others - {*positions}))
     ]
@@ -211,7 +236,7 @@ def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Repor
 
     An event that a sink still has to apply and that was pruned from the outbox is counted as the topic has it.
     """
-    reports = [SinkReport(state.name, skipped=state.skipped) for state in states]
+    reports = [SinkReport(state.name, skipped=state.skipped, unread=state.unread) for state in states]
     pending: list[dict[str, int]] = [defaultdict(int) for _ in states]  # by sink and key: not yet, or never, applied
     applied: dict[str, int] = defaultdict(int)  # by key, the highest version that any sink has
     for state in states:
@@ -241,7 +266,7 @@ def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Repor
         for identity, event in pruned.items():
             if report.set_apart(state, identity, event, log.first[identity]):
                 unapplied[event.key] += event.amount
-        for key in {*totals, *state.totals}:
+        for key in () if state.unread else {*totals, *state.totals}:
             difference = int(state.totals.get(key, 0)) - (totals.get(key, 0) - unapplied[key])
             if difference:
                 report.drift[key] = difference

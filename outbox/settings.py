@@ -119,6 +119,7 @@ class Settings(BaseSettings):
     idempotency_ttl_hours: int = Field(24, ge=1, description="how long an Idempotency-Key is remembered")
 
     sink_checkpoints: str | None = Field(None, description="URI of the Spark checkpoints; default: in the home folder")
+    sink_lakehouse: str | None = Field(None, description="URI of the Delta tables; default: in the home folder")
     sink_max_offsets_per_trigger: int = Field(200_000, ge=1, description="events in one micro-batch at the most")
     sink_driver_memory: str = Field("768m", description="heap of the Spark driver")
     sink_metrics_host: str = "127.0.0.1"
@@ -200,6 +201,11 @@ class Settings(BaseSettings):
         As Hadoop reads it: nothing is percent-encoded, a space in a path is a space.
         """
         return self.sink_checkpoints or f"file://{self.home}/checkpoints"
+
+    @property
+    def lakehouse(self) -> str:
+        """The folder or URI under which each sink that is a Delta table has it; written as that of the checkpoints."""
+        return self.sink_lakehouse or f"file://{self.home}/lakehouse"
 
 
 def database_passwords() -> list[str]:

@@ -1,11 +1,14 @@
-"""The sample's sink jobs: ledger events in, balances out; and in changes/ the other way: rows in, balances out.
+"""The sample's sink jobs: ledger events in, balances out; in Postgres, or as a table of a lakehouse. And in changes/
+the other way: rows in, balances out.
 
 To make it yours: the columns in staged.sql, how they are decoded in events.py, what becomes of them in projections/.
-What is new and what is a duplicate, strategies/ decides. changes/ can go, with connect/changes.json.
+What is new and what is a duplicate, strategies/ decides. Optional are changes/, with connect/changes.json, and
+lakehouse/: without them, delete their jobs.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from outbox import connectors
@@ -40,4 +43,10 @@ def jobs(settings: Settings) -> list[Job]:
         projection=HERE / "changes" / "projection.sql",
         carries="states",
     )
-    return [ledger_events, account_changes]
+    lakehouse = replace(
+        ledger_events,
+        strategies=HERE / "lakehouse" / "strategies",
+        projection=HERE / "lakehouse" / "balances.sql",
+        table=HERE / "lakehouse" / "table.sql",
+    )
+    return [ledger_events, account_changes, lakehouse]

@@ -45,6 +45,7 @@ def topic_of(databases: Settings, stack: Stack) -> Iterator[Settings]:
             "topic": f"ledger.events.{suffix}",
             "connector": f"outbox_{suffix}",
             "sink_checkpoints": f"file://{stack.home}/checkpoints/{suffix}",
+            "sink_lakehouse": f"file://{stack.home}/lakehouse/{suffix}",
         }
     )
     topics.create(settings)

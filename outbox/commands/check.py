@@ -41,12 +41,12 @@ def describe(report: Report) -> str:
     if report.unknown:
         lines.append(f"             {report.unknown} events are not in the outbox (pruned there, or foreign)")
     for sink in report.sinks:
-        verdict = (
+        verdict = sink.unread or (
             "agrees with the ledger"
             if not sink.drift
             else f"DRIFTS by {sink.drift_total} in {len(sink.drift)} accounts"
         )
-        lines.append(f"sink {sink.name:<8}{verdict}; {sink.in_flight} in flight, {sink.parked} parked")
+        lines.append(f"sink {sink.name:<7} {verdict}; {sink.in_flight} in flight, {sink.parked} parked")
         worst = sorted(sink.drift.items(), key=lambda entry: -abs(entry[1]))[:WORST_SHOWN]
         lines += [f"             {key}  {amount:+d}" for key, amount in worst]
     return "\n".join(lines)

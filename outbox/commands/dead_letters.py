@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -19,6 +20,8 @@ from outbox.errors import Failure
 from outbox.settings import BalancesRole, Settings
 from outbox.sink import job, repair
 from outbox.sink.dead_letters import BELOW_FLOOR
+from outbox.sink.effect import Effect
+from outbox.sink.job import Declared
 from outbox.sink.selection import Chosen, Selection
 
 SHOWN = 100  # in a table, unless --limit says otherwise
@@ -117,7 +120,10 @@ def replay(*, is_all: bool, below_floor: bool, dry_run: bool, as_json: bool, **c
     """
     settings = configuration.load()
     with _to_repair(settings, chosen, is_all, with_parked=True) as (connection, letters):
-        done = repair.replay(connection, job.sinks(settings), letters, below_floor=below_floor, dry_run=dry_run)
+        effect_of = functools.partial(_effect, settings, dry_run)
+        done = repair.replay(
+            connection, job.sinks(settings), letters, below_floor=below_floor, dry_run=dry_run, effect_of=effect_of
+        )
     if as_json:
         click.echo(json.dumps({"dry_run": dry_run, "sinks": {sink: one._asdict() for sink, one in done.items()}}))
     would = "would replay" if dry_run else "replayed"
@@ -157,6 +163,16 @@ def discard(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
 def _selection(settings: Settings, chosen: dict[str, Any]) -> Selection:
     identities = [identity.lower() for identity in chosen.pop("identities")]
     return Selection(key_property=job.load(settings)[0].judge.key, identities=identities, **chosen)
+
+
+def _effect(settings: Settings, dry_run: bool, declared: Declared) -> Effect:
+    if declared.job.table is None:
+        return repair.effect_of(declared)
+    # It takes Spark to write to its table.
+    from outbox.sink import lakehouse, lakehouse_table, spark
+
+    uri = lakehouse_table.location(settings, declared.strategy.name)
+    return lakehouse.TableEffect(spark.session(settings, with_delta=True), declared, uri, dry_run=dry_run)
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""The apply: one batch, one Postgres transaction.
+"""The apply: one batch, one Postgres transaction. (A sink that is no table of this database applies otherwise, and has
+the rest from here: `outbox.sink.lakehouse`.)
 
 In this order, and all or nothing: the sink's lock and epoch; the positions it must continue from; dead letters of what
 could not be read; the rows, staged by COPY, but for those whose dead letter has settled what becomes of them; the
@@ -14,6 +15,7 @@ Nothing here knows Spark, so that tests and benchmarks drive it as it is.
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
@@ -43,22 +45,15 @@ class Counts(NamedTuple):
     dead: int = 0
 
 
-class Sink:
+class Driver(ABC):
     """A sink with the connection that it applies with, fenced off against any other driver while that lives."""
 
-    def __init__(self, connection: extensions.connection, strategy: Strategy, staged: Path, projection: Path) -> None:
-        """Take the fence and prepare the session. ``staged`` is the file that lists the columns of an event,
-        ``projection`` the SQL that applies what is in ``fresh``.
-
-        Raises Failure if the sink has a driver already.
-        """
-        self.name = strategy.name
+    def __init__(self, connection: extensions.connection, name: str) -> None:
+        """Take the fence. Raises Failure if the sink has a driver already."""
+        self.name = name
         self._connection = connection
-        self._effect = Effect(strategy, staged, projection)
         with self._told("does not let the sink begin"):
-            self._epoch = fence.take(connection, self.name)
-            with connection, connection.cursor() as cursor:
-                self._effect.prepare(cursor)
+            self._epoch = fence.take(connection, name)
 
     def positions(self, topic: str, topic_id: str) -> dict[int, int]:
         """By partition the next offset to read. Raises Failure if they belong to an earlier topic of that name."""
@@ -76,6 +71,7 @@ class Sink:
             self._enter(cursor)
             positions.write(cursor, self.name, topic, topic_id, start)
 
+    @abstractmethod
     def apply(self, batch: Batch) -> Counts:
         """Apply a batch, commit, and tell of its traced events. An empty one costs no transaction.
 
@@ -83,6 +79,30 @@ class Sink:
         the database refused the batch; and if the connection broke, when the outcome is unknown and the fence is gone.
         Either way the sink is of no more use: end the process, and let it be started again.
         """
+
+    def _told(self, what: str) -> AbstractContextManager[None]:
+        return told(self._connection, f"sink {self.name}", what, "start the sink again")
+
+    def _enter(self, cursor: extensions.cursor) -> None:
+        fence.lock(cursor, self.name)
+        fence.require_epoch(cursor, self.name, self._epoch)
+
+
+class Sink(Driver):
+    """A sink whose result is in the database that it is fenced in."""
+
+    def __init__(self, connection: extensions.connection, strategy: Strategy, staged: Path, projection: Path) -> None:
+        """Take the fence and prepare the session. ``staged`` is the file that lists the columns of an event,
+        ``projection`` the SQL that applies what is in ``fresh``.
+
+        Raises Failure if the sink has a driver already.
+        """
+        super().__init__(connection, strategy.name)
+        self._effect = Effect(strategy, staged, projection)
+        with self._told("does not let the sink begin"), connection, connection.cursor() as cursor:
+            self._effect.prepare(cursor)
+
+    def apply(self, batch: Batch) -> Counts:
         if batch.is_empty:
             return Counts()
         refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}, all of them"
@@ -100,7 +120,7 @@ class Sink:
         dead = dead_letters.keep(cursor, self.name, batch.topic_id, batch.dead)
         rows, fresh, refused = batch.rows.num_rows, 0, 0
         if rows:
-            _stage(cursor, batch.rows)
+            stage(cursor, batch.rows)
             dead_letters.recall(cursor, self.name)
             applied, refused = self._effect.take(cursor, batch.topic, batch.topic_id)
             fresh = applied + refused
@@ -108,15 +128,9 @@ class Sink:
         self._effect.count(cursor, applied=fresh - refused, duplicates=rows - fresh)
         return Counts(rows=rows, fresh=fresh, duplicates=rows - fresh, dead=dead + refused)
 
-    def _told(self, what: str) -> AbstractContextManager[None]:
-        return told(self._connection, f"sink {self.name}", what, "start the sink again")
 
-    def _enter(self, cursor: extensions.cursor) -> None:
-        fence.lock(cursor, self.name)
-        fence.require_epoch(cursor, self.name, self._epoch)
-
-
-def _stage(cursor: extensions.cursor, rows: pa.Table) -> None:
+def stage(cursor: extensions.cursor, rows: pa.Table) -> None:
+    """Copy rows into the temporary table ``staged``, by the names of their columns."""
     buffer = io.BytesIO()
     csv.write_csv(rows, buffer, csv.WriteOptions(include_header=False))
     buffer.seek(0)

@@ -47,6 +47,7 @@ WITH known AS (
 )
 UPDATE dead_letters SET last_seen_at = now()
  WHERE sink = %(sink)s AND identity IN (SELECT identity FROM known)
+RETURNING identity
 """
 CLOSE = """
 UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
@@ -107,11 +108,12 @@ def keep(cursor: extensions.cursor, sink: str, topic_id: str, letters: Iterable[
     return count
 
 
-def recall(cursor: extensions.cursor, sink: str) -> None:
-    """Take out of ``staged`` what a dead letter has settled, in the caller's transaction: events that were discarded or
-    replayed, and those that wait, readable, for a replay.
+def recall(cursor: extensions.cursor, sink: str) -> list[str]:
+    """Take out of ``staged`` what a dead letter has settled, in the caller's transaction, and return the events' ids:
+    those that were discarded or replayed, and those that wait, readable, for a replay.
     """
     cursor.execute(RECALL, {"sink": sink})
+    return [identity for (identity,) in cursor]
 
 
 def close(cursor: extensions.cursor, sink: str) -> None:

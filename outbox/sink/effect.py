@@ -51,6 +51,11 @@ UPDATE sinks SET applied = applied + %(applied)s, duplicates = duplicates + %(du
 Rejected = tuple[str, str, str]  # event id, reason, detail
 
 
+def count(cursor: extensions.cursor, sink: str, applied: int, duplicates: int) -> None:
+    """Add to a sink's counts of all time, in the caller's transaction."""
+    cursor.execute(COUNT, {"sink": sink, "applied": applied, "duplicates": duplicates})
+
+
 class Outcome(NamedTuple):
     """What became of staged rows: so many were applied, so many events were refused; the rest were duplicates."""
 
@@ -115,7 +120,7 @@ class Effect:
 
     def count(self, cursor: extensions.cursor, applied: int, duplicates: int) -> None:
         """Add to the sink's counts of all time, in the caller's transaction."""
-        cursor.execute(COUNT, {"sink": self.name, "applied": applied, "duplicates": duplicates})
+        count(cursor, self.name, applied, duplicates)
 
     def _park(self, cursor: extensions.cursor) -> list[Rejected]:
         if self._projection.order is None:

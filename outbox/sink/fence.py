@@ -10,6 +10,9 @@ Session locks need a connection of the driver's own: connect directly, or throug
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import psycopg2
 from psycopg2 import extensions
 
@@ -80,6 +83,19 @@ def lock(cursor: extensions.cursor, sink: str) -> None:
     Whatever writes for a sink, its driver or a repair command, takes this lock first.
     """
     cursor.execute(f"SELECT pg_advisory_xact_lock({APPLY_KEY})", {"sink": sink})
+
+
+@contextmanager
+def held(connection: extensions.connection, sink: str) -> Iterator[None]:
+    """The same for a block of several transactions, and for what is between them, which is no idle transaction.
+
+    After an error the lock stays until the connection ends, as nobody knows what has been done.
+    """
+    with connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT pg_advisory_lock({APPLY_KEY})", {"sink": sink})
+    yield
+    with connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT pg_advisory_unlock({APPLY_KEY})", {"sink": sink})
 
 
 def require_epoch(cursor: extensions.cursor, sink: str, epoch: int) -> None:

@@ -30,6 +30,9 @@ class Job:
     it, they cannot be taken from there.
     ``carries`` tells `outbox check` what to compare: each event, or the state that a key has come to.
     A column ``traceparent`` of what is decoded is not staged: the log tells of the events that have one.
+
+    With a ``table``, the SQL that makes a Delta table, its sinks write events there: the strategy is a MERGE in Spark's
+    SQL, and ``projection`` a query over the table, by key its total and version, that nothing but `outbox check` runs.
     """
 
     topic: str
@@ -40,6 +43,7 @@ class Job:
     projection: Path
     rebuild: Path | None = None
     carries: Literal["events", "states"] = "events"
+    table: Path | None = None
 
 
 class Declared(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from psycopg2 import extensions
@@ -70,6 +70,12 @@ class Replayed(NamedTuple):
         return Replayed(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
+def effect_of(declared: Declared) -> Effect:
+    """What applies the events of a sink whose result is in its database."""
+    job, strategy = declared
+    return Effect(strategy, job.staged, job.projection)
+
+
 def replay(
     connection: extensions.connection,
     known: Mapping[str, Declared],
@@ -77,6 +83,7 @@ def replay(
     *,
     below_floor: bool = False,
     dry_run: bool = False,
+    effect_of: Callable[[Declared], Effect] = effect_of,
 ) -> dict[str, Replayed]:
     """Judge letters by today's contract and apply those that stand it now, by the strategy and projection of their
     sink, which is among ``known``. Returns by sink what became of them. With ``dry_run`` all of it is rolled back.
@@ -90,8 +97,7 @@ def replay(
     _require({letter.sink for letter in chosen}, known)
     done: dict[str, Replayed] = {}
     for sink, letters in itertools.groupby(chosen, key=lambda letter: letter.sink):
-        job, strategy = known[sink]
-        effect = Effect(strategy, job.staged, job.projection)
+        effect = effect_of(known[sink])
         done[sink] = Replayed()
         with told(connection, f"sink {sink}", "refused the replay", AGAIN):
             with connection, connection.cursor() as cursor:
@@ -99,7 +105,8 @@ def replay(
                 effect.prepare(cursor)
             for chunk in _chunks(letters):
                 with connection:
-                    done[sink] = done[sink].plus(_replay(connection, effect, job.judge, chunk, below_floor))
+                    reading = known[sink].job.judge
+                    done[sink] = done[sink].plus(_replay(connection, effect, reading, chunk, below_floor))
                     if dry_run:
                         connection.rollback()
             with connection, connection.cursor() as cursor:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
-from outbox import topics
+from outbox import log, topics
 from outbox.settings import Settings
 from outbox.stack.jars import jars
 from outbox.stack.java import java
@@ -22,20 +22,35 @@ GARBAGE_COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
 MAX_POLL_RECORDS, MAX_PARTITION_FETCH_BYTES = 2_000, 4 << 20
 
 
-def session(settings: Settings) -> SparkSession:
-    """Start Spark in this process's JVM child, which ends when this process does, however that comes about."""
+# For the sinks that are Delta tables. A commit looks at the table's log by a job of so many tasks; the default is 50.
+DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
+
+
+def session(settings: Settings, *, with_delta: bool = False) -> SparkSession:
+    """Start Spark in this process's JVM child, which ends when this process does, however that comes about.
+
+    ``with_delta``: able to write Delta tables; its jars are downloaded if they are not there. Raises Failure if they
+    cannot be had.
+    """
     # PySpark's launcher looks around by itself; it is to find the Java that we have checked and its own jars.
     os.environ["JAVA_HOME"] = str(java().resolve().parent.parent)
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     for elsewhere in ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "PYSPARK_SUBMIT_ARGS"):
         os.environ.pop(elsewhere, None)
+    found = jars("spark")
+    if with_delta:
+        found += jars("lakehouse", log.get(__name__).info)
     scratch = settings.home / "spark"
     scratch.mkdir(parents=True, exist_ok=True)
     java_options = f"-Dlog4j2.configurationFile=file://{quote(str(LOG_CONFIG))} {GARBAGE_COLLECTOR}"
     config = {
         "spark.master": "local[2]",
         "spark.app.name": "outbox sink",
-        "spark.jars": ",".join(map(str, jars("spark"))),
+        "spark.jars": ",".join(map(str, found)),
         "spark.driver.memory": settings.sink_driver_memory,
         "spark.driver.extraJavaOptions": java_options,
         "spark.driver.host": "127.0.0.1",
@@ -56,6 +71,7 @@ def session(settings: Settings) -> SparkSession:
             "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
         ),
         "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+        **(DELTA if with_delta else {}),
     }
     builder = SparkSession.builder
     for name, value in config.items():

@@ -23,6 +23,7 @@ from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from psycopg2 import extensions
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -31,13 +32,14 @@ from outbox import log, topics, trace
 from outbox.database import connect
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, Settings
-from outbox.sink import local_checkpoint, positions
+from outbox.sink import lakehouse_table, local_checkpoint, positions
 from outbox.sink import spark as spark_session
-from outbox.sink.apply import Sink
+from outbox.sink.apply import Driver, Sink
 from outbox.sink.batch import Batch
 from outbox.sink.checkpoint import Checkpoint, Offsets
 from outbox.sink.dead_letters import DeadLetter
 from outbox.sink.job import Declared, Job
+from outbox.sink.lakehouse import LakehouseSink
 from outbox.sink.metrics import Metrics, served
 from outbox.sink.traces import LIMIT as TRACED_LIMIT
 from outbox.sink.traces import Traced
@@ -62,9 +64,9 @@ def run(settings: Settings, declared: Sequence[Declared], until_caught_up: bool 
     with ExitStack() as resources:
         # The fences first: a second driver is turned away before it touches anything, Spark included.
         sinks = []
-        for job, one in declared:
+        for one in declared:
             connection = resources.enter_context(closing(connect(settings, BalancesRole.SINK)))
-            sinks.append(Sink(connection, one, job.staged, job.projection))
+            sinks.append(_fenced(settings, connection, one))
         names = {job.topic for job, _ in declared}
         metrics = Metrics()
         resources.enter_context(served(settings, metrics, names))
@@ -72,7 +74,7 @@ def run(settings: Settings, declared: Sequence[Declared], until_caught_up: bool 
         targets = {name: topics.last_stable_offsets(settings, name) for name in names}
         # What we raise through py4j we tell ourselves.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
-        spark = spark_session.session(settings)
+        spark = spark_session.session(settings, with_delta=any(job.table for job, _ in declared))
         resources.callback(spark.stop)
         wake = resources.enter_context(_signals())  # after Spark's start, which puts a handler of its own in place
         streams = [
@@ -99,6 +101,13 @@ def run(settings: Settings, declared: Sequence[Declared], until_caught_up: bool 
             stream.raise_failure()
             if until_caught_up:
                 stream.require(targets[stream.topic])
+
+
+def _fenced(settings: Settings, connection: extensions.connection, declared: Declared) -> Driver:
+    job, one = declared
+    if job.table is None:
+        return Sink(connection, one, job.staged, job.projection)
+    return LakehouseSink(connection, one, job.table, lakehouse_table.location(settings, one.name))
 
 
 @contextmanager
@@ -139,7 +148,7 @@ class Stream:
         job: Job,
         topic_id: str,
         start_at: Literal["positions", "earliest"],
-        sink: Sink,
+        sink: Driver,
         metrics: Metrics,
         wake: queue.SimpleQueue[None],
     ) -> None:

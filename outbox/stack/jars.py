@@ -23,14 +23,19 @@ from outbox.errors import Failure
 from outbox.stack.java import java
 
 IVY_FILE = Path(__file__).with_name("ivy.xml")
+# What is resolved together, and how it is told. What is optional is a set of its own, for those who choose it.
+SETS = {
+    ("kafka", "plugin", "spark"): "the JVM parts (Kafka, Connect, Debezium, Spark's Kafka source): about 100 MB",
+    ("lakehouse",): "Delta Lake for Spark: about 8 MB",
+}
 CONFIGURATION = re.compile(r'<conf name="(\w+)"')
 IVY_SETTINGS = """<ivysettings><settings defaultResolver="maven"/>
 <resolvers><ibiblio name="maven" m2compatible="true" {root}/></resolvers></ivysettings>"""
 
 
-def jars(configuration: str) -> list[Path]:
-    """The jars of a configuration of ivy.xml: kafka, plugin or spark."""
-    return sorted(resolve(configuration).glob("lib/*.jar"))
+def jars(configuration: str, report: Callable[[str], None] = lambda _: None) -> list[Path]:
+    """The jars of a configuration of ivy.xml: kafka, plugin, spark or lakehouse."""
+    return sorted(resolve(configuration, report).glob("lib/*.jar"))
 
 
 def class_path(configuration: str, ivy_file: Path = IVY_FILE) -> str:
@@ -41,16 +46,25 @@ def class_path(configuration: str, ivy_file: Path = IVY_FILE) -> str:
 def resolve(configuration: str, report: Callable[[str], None] = lambda _: None, ivy_file: Path = IVY_FILE) -> Path:
     """The folder of a configuration; its jars are in ``lib`` in there, which makes it a plugin path of Connect.
 
-    Downloads all of them the first time (about 100 MB); a folder that is there is complete, as it was put there by one
-    rename. Raises Failure if they cannot be had.
+    Downloads it the first time, together with the others of its set; a folder that is there is complete, as it was put
+    there by one rename. Raises Failure if they cannot be had.
     """
-    folder = _cache() / hashlib.sha256(ivy_file.read_bytes()).hexdigest()[:12]
+    together = _set(configuration, ivy_file)
+    version = hashlib.sha256(ivy_file.read_bytes()).hexdigest()[:12]
+    folder = _cache() / f"{version}-{together[0]}"
     if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with (folder.parent / "lock").open("w") as lock:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            lock = (folder.parent / "lock").open("w")
+        except OSError as error:
+            raise Failure(
+                f"the jars of {configuration} are not there, and cannot be kept in {folder.parent}: {error.strerror}",
+                f"as a user who may write there: python -m outbox.stack.jars {configuration}",
+            ) from None
+        with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # of two first starts at once, the second waits and finds them
             if not folder.exists():
-                _download(ivy_file, folder, report)
+                _download(ivy_file, together, folder, report)
     return folder / configuration
 
 
@@ -58,8 +72,15 @@ def _cache() -> Path:
     return platformdirs.user_cache_path("outbox") / "jars"
 
 
-def _download(ivy_file: Path, folder: Path, report: Callable[[str], None]) -> None:
-    report("downloading the JVM parts (Kafka, Connect, Debezium, Spark's Kafka source): about 100 MB, once a user")
+def _set(configuration: str, ivy_file: Path) -> tuple[str, ...]:
+    if ivy_file == IVY_FILE:
+        [together] = [together for together in SETS if configuration in together]
+        return together
+    return tuple(CONFIGURATION.findall(ivy_file.read_text()))
+
+
+def _download(ivy_file: Path, together: tuple[str, ...], folder: Path, report: Callable[[str], None]) -> None:
+    report(f"downloading {SETS.get(together, ivy_file.name)}, once a user")
     ivy_cache = folder.parent / "ivy"  # kept until all is there, so that an interrupted download goes on
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         ivy_settings = Path(temporary, "ivysettings.xml")
@@ -67,7 +88,7 @@ def _download(ivy_file: Path, folder: Path, report: Callable[[str], None]) -> No
         ivy_settings.write_text(IVY_SETTINGS.format(root=f'root="{mirror}"' if mirror else ""))
         made = Path(temporary, "jars")
         files: list[str | Path] = ["-settings", ivy_settings, "-ivy", ivy_file, "-cache", ivy_cache]
-        what = ["-confs", *CONFIGURATION.findall(ivy_file.read_text()), "-types", "jar", "bundle"]
+        what = ["-confs", *together, "-types", "jar", "bundle"]
         where = ["-retrieve", f"{made}/[conf]/lib/[artifact]-[revision](-[classifier]).[ext]"]
         argv: list[str | Path] = [java(), "-cp", _ivy_jar(), "org.apache.ivy.Main", *files, *what, *where]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:

@@ -17,11 +17,11 @@ from outbox import topics
 from outbox.database import connect
 from outbox.doctor import examine
 from outbox.settings import BalancesRole, Settings
-from outbox.sink import fence, rewind
+from outbox.sink import fence, job, rewind
 from outbox.sink.lag import LagLookup
 from outbox.stack import ports
 from outbox.wait import wait_for
-from tests.sink import STRATEGIES, Database, account, sums, uuid7
+from tests.sink import Database, account, sums, uuid7
 from tests.stream import (
     RANDOM,
     TIMEOUT_S,
@@ -153,6 +153,7 @@ def test_kill_9_of_the_driver_ends_its_jvm_and_loses_nothing(
     with running(topic) as sink:
         wait_applied(sink, database, 100)
         processes = sink.processes()
+        assert not any("delta" in word for process in processes for word in process.cmdline()), "nobody asked for it"
         publisher.send(some[100:])
         processes[0].kill()
         assert psutil.wait_procs(processes, timeout=30)[1] == [], "the JVM outlives its driver"
@@ -332,4 +333,6 @@ def test_a_rewind_reads_again_and_the_strategy_decides_what_that_does(
 
 
 def test_an_unknown_strategy_is_told_before_anything_starts(topic: Settings) -> None:
-    assert f"no strategy is called best — there are {', '.join(STRATEGIES)}" in the_failure(catch_up(topic, "best"))
+    assert f"no strategy is called best — there are {', '.join(job.sinks(topic))}" in the_failure(
+        catch_up(topic, "best")
+    )

@@ -24,7 +24,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tests": {"outbox", "service", "sinks"},
 }
 # The streaming side of the sinks' engine; its apply knows no Spark, so that tests and benchmarks drive it as it is.
-STREAM = {Path("outbox/sink", f"{module}.py") for module in ("stream", "spark", "checkpoint", "decode", "job")}
+STREAM = {
+    Path("outbox/sink", f"{module}.py") for module in ("stream", "spark", "checkpoint", "decode", "job", "lakehouse")
+}
 FILES = [
     file.relative_to(PROJECT_ROOT)
     for package in MAY_IMPORT
