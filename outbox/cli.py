@@ -46,7 +46,9 @@ COMMANDS = {
         "outbox.commands.dead_letters:dead_letters",
         "events that a sink has set aside: list, show, replay, discard",
     ),
-    "prune": Entry("Repair", "outbox.commands.prune:prune", "remove relayed events from the outbox"),
+    "prune": Entry(
+        "Repair", "outbox.commands.prune:prune", "forget relayed events, and ids that nothing can bring again"
+    ),
 }
 GROUPS = ("Run", "Check", "Repair")
 

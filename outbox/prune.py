@@ -96,6 +96,12 @@ def count_old(settings: Settings, keep_hours: int) -> int:
     return int(count)
 
 
+def mark(settings: Settings) -> None:
+    """Send markers through the relay: a commit that moves the slot, and no event to anybody."""
+    with _ledger(settings) as connection:
+        _mark(settings, connection)
+
+
 def prune(
     settings: Settings, *, keep_hours: int, trust_marker: bool = False, timeout_s: float = PASS_TIMEOUT_S
 ) -> Pruned:

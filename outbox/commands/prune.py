@@ -1,4 +1,4 @@
-"""outbox prune: remove from the outbox what is surely relayed."""
+"""outbox prune: forget what can never come again, of the outbox and of processed_events."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from outbox import settings as configuration
 from outbox.errors import Failure
 from outbox.prune import Pruned
 from outbox.settings import Settings
+from outbox.sink import retention
 
 
 @click.command()
 @click.option("--keep-hours", type=click.IntRange(min=0), help="Leave younger events alone (OUTBOX_PRUNE_KEEP_HOURS).")
 @click.option("--trust-marker", is_flag=True, help="Delete also what is too old to be looked up on the topic.")
-@click.option("--dry-run", is_flag=True, help="Only tell how many events are old enough.")
+@click.option("--dry-run", is_flag=True, help="Only tell what would be deleted, or looked up for that.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -28,21 +29,31 @@ from outbox.settings import Settings
 )
 @click.option("--json", "as_json", is_flag=True, help="For a script.")
 def prune(*, keep_hours: int | None, trust_marker: bool, dry_run: bool, timeout_s: float, as_json: bool) -> None:
-    """Delete the events of the outbox that are surely relayed. Status 1 if it finds one that is lost.
+    """Forget what can never come again, with the evidence. Status 1 if it finds an event that is lost.
 
-    Sends a marker through the relay, waits until it has passed, and looks each event up on the topic. Works beside
-    writers, relay and sinks. Run on a schedule it also keeps the slot of an idle outbox moving.
+    Of the outbox, the events that are surely relayed: it sends markers through the relay, waits until they have passed,
+    and looks each event up on the topic. Of processed_events, the days of which neither outbox, log, topic nor an open
+    dead letter can bring an event again. Works beside writers, relay and sinks. Run on a schedule it also keeps the
+    slot of an idle outbox moving. A dry run sends its markers, too, and deletes nothing.
     """
     settings = configuration.load()
     hours = settings.prune_keep_hours if keep_hours is None else keep_hours
+    tell = (lambda _: None) if as_json else click.echo
+    done = None
     if dry_run:
         old = pruning.count_old(settings, hours)
-        text = f"{old} events are older than {hours} h and would be looked up on {settings.topic}; nothing was changed"
-        click.echo(json.dumps({"old": old}) if as_json else text)
-        return
-    done = pruning.prune(settings, keep_hours=hours, trust_marker=trust_marker, timeout_s=timeout_s)
-    click.echo(json.dumps(done.as_dict(), indent=2) if as_json else describe(done, settings))
-    if done.lost.count:
+        tell(f"outbox       {old} events are older than {hours} h and would be looked up on {settings.topic}")
+    else:
+        done = pruning.prune(settings, keep_hours=hours, trust_marker=trust_marker, timeout_s=timeout_s)
+        tell(describe(done, settings))
+    retired = retention.retire(
+        settings, dry_run=dry_run, report=lambda line: tell(f"processed    {line}"), stir=lambda: pruning.mark(settings)
+    )
+    tell(f"processed    everything from {retired.upto} on is kept")
+    if as_json:
+        outbox = {"old": old} if done is None else done.as_dict()
+        click.echo(json.dumps({"dry_run": dry_run, "outbox": outbox, "processed_events": retired.as_dict()}, indent=2))
+    if done is not None and done.lost.count:
         raise Failure(
             f"{done.lost.count} events are lost: relayed past, and not on the topic ({done.lost.first} …)",
             connectors.load(settings).start_again,

@@ -116,6 +116,14 @@ class Retired:
         """What it has to be kept for."""
         return [found for found in self.evidence if found.oldest == self._lowest]
 
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "evidence": [str(found) for found in self.evidence],
+            "kept_from": str(self.upto),
+            "dropped": [day.name for day in self.dropped],
+        }
+
     @property
     def _lowest(self) -> UUID:
         return min(found.oldest for found in self.evidence if found.oldest is not None)
