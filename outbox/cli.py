@@ -46,9 +46,7 @@ COMMANDS = {
         "outbox.commands.dead_letters:dead_letters",
         "events that a sink has set aside: list, show, replay, discard",
     ),
-    "prune": Entry(
-        "Repair", "outbox.commands.prune:prune", "forget relayed events, and ids that nothing can bring again"
-    ),
+    "prune": Entry("Repair", "outbox.commands.prune:prune", "forget relayed events, and ids that cannot come again"),
 }
 GROUPS = ("Run", "Check", "Repair")
 
