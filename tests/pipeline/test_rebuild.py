@@ -38,7 +38,7 @@ class Payments(threading.Thread):
         accounts = [self._client.open() for _ in range(6)]
         for account in accounts:
             self._client.fund(account, 1_000_000)
-        while not self._halt.wait(0.02):  # a load, not a flood
+        while not self._halt.wait(0.05):  # a load, not a flood
             payer, payee = self._random.sample(accounts, 2)
             assert self._client.transfer(payer, payee, 1 + self._random.randrange(100)).status_code == 201
             self.made += 1
