@@ -26,6 +26,7 @@ The table refuses no event: what a projection would reject, like another currenc
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -123,13 +124,18 @@ class LakehouseSink(Driver):
 
 
 class Table:
-    """The Delta table of a sink, in a Spark session of its own."""
+    """The Delta table of a sink, in a Spark session of its own, and a name space of its own: the names of tables are
+    shared by all sessions of a process, and one that is taken would mean the table of another sink.
+    """
+
+    _numbers = itertools.count()
 
     def __init__(self, spark: SparkSession, sink: str, merge: str, schema: str, uri: str) -> None:
         """``merge`` and ``schema`` are the SQL of the strategy and of the table; ``uri`` is where it lies."""
         self._spark = spark.newSession()
         for name, value in SESSION.items():
             self._spark.conf.set(name, value)
+        self._names = f"lakehouse_{next(self._numbers)}"
         self._sink, self._merge, self._schema, self._uri = sink, merge, schema, uri
         self._jvm: Any = self._spark._jvm
 
@@ -150,6 +156,8 @@ class Table:
     def make(self) -> None:
         """Make the table, or compare the one that is there with its schema. Raises Failure if they differ."""
         with self._told("is not as its SQL declares it"), self._alone():
+            self._spark.sql(f"CREATE DATABASE IF NOT EXISTS {self._names}")
+            self._spark.sql(f"USE {self._names}")
             self._spark.sql(self._schema % {"location": _literal(self._uri)})
 
     def merge(self, rows: pa.Table, metadata: Mapping[str, Any] | None = None) -> int:
@@ -209,7 +217,7 @@ class Table:
         try:
             yield
         except (PySparkException, Py4JError) as error:
-            reason = str(error).strip().partition("\n")[0]
+            reason = str(getattr(error, "java_exception", error)).strip().partition("\n")[0]
             raise Failure(
                 f"sink {self._sink}: the table at {self._uri} {what}: {reason}", "correct that and start the sink again"
             ) from error

@@ -54,6 +54,13 @@ class TestStrategyFiles:
         assert [one.name for one in made.STRATEGIES.values() if one.knows == "positions"] == ["offsets"]
 
 
+def test_the_lakehouse_has_the_columns_of_an_event_and_its_day() -> None:
+    column = re.compile(r'^ *"?(\w+)"? +[A-Za-z]+ +NOT NULL', re.MULTILINE)
+    staged, table = (column.findall((made.SINKS / file).read_text()) for file in ("staged.sql", "lakehouse/table.sql"))
+    assert len(staged) == 9
+    assert [name for name in table if name != "event_day"] == staged
+
+
 class TestIdentity:
     def test_is_the_event_id_where_there_is_one(self) -> None:
         assert letter(event_id=UUID(int=7)).identity == str(UUID(int=7))
