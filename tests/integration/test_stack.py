@@ -211,7 +211,7 @@ def test_killing_the_command_while_it_starts_a_part_leaves_nothing_that_down_doe
         finally:
             starting.kill()
     assert starting.returncode == -signal.SIGKILL
-    assert part.processes() != []  # what is to be ended: it outlived the command
+    # Mostly something outlives the command here; not always, as a tool like initdb ends when nobody reads what it says.
     Stack(load(home)).down()
     assert leftovers(home) == []
 
