@@ -90,6 +90,30 @@ def test_rows_written_while_the_connector_starts_arrive_once_each(relay: Setting
     assert out_of_order(records) == []
 
 
+def test_a_snapshot_that_is_taken_again_may_repeat_an_event_with_exactly_once_on(chain: Settings) -> None:
+    # Until its first event is relayed a connector has no offset stored: started again, it takes its snapshot again,
+    # beside a slot that is there. What commits after it has looked at the log and before it reads the table is in both.
+    rest = connect.Rest(chain)
+    rest.stop()
+    waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'outbox'::regclass AND NOT granted"
+    with closing(connect_database(chain, LedgerRole.OWNER)) as owner, owner.cursor() as cursor:
+        cursor.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+
+        def is_blocked() -> bool:
+            cursor.execute(waiting)
+            return bool(cursor.fetchall() != [(0,)])
+
+        rest.resume()
+        wait_for("the snapshot to wait for the table", is_blocked, timeout_s=30)
+        execute_values(cursor, INSERT, [row()])
+        owner.commit()
+    assert connect.status(chain).mode.startswith("exactly-once (")
+    wait_for("the event to come twice", lambda: duplicates(read(chain)) == 1, timeout_s=30)
+    insert(chain, row())
+    assert sorted({record.id for record in relayed(chain)}) == ids(chain)
+    assert duplicates(read(chain)) == 1
+
+
 def test_registering_before_migrating_is_refused_and_loses_nothing(relay: Settings, postgres: Postgres) -> None:
     empty = relay.model_copy(update={"ledger_dbname": f"{relay.ledger_dbname}_empty"})
     postgres.psql(f"CREATE DATABASE {empty.ledger_dbname} OWNER ledger_owner")
@@ -141,13 +165,15 @@ def test_applying_a_changed_file_updates_the_connector_and_it_goes_on(
 
 
 def test_a_stopped_connector_is_resumed(chain: Settings) -> None:
+    insert(chain, row())
+    relayed(chain)
     url = f"{chain.connect_url}/connectors/{chain.connector}/stop"
     assert requests.put(url, timeout=10).ok
     wait_for("it to stop", lambda: connect.status(chain).tasks == [], timeout_s=30)
     assert not connect.status(chain).is_running
     connect.apply(chain)
     insert(chain, row())
-    assert [record.id for record in relayed(chain)] == ids(chain)
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
 
 def test_a_transaction_boundary_that_debezium_does_not_have_is_refused_and_nothing_changes(
@@ -163,7 +189,7 @@ def test_a_transaction_boundary_that_debezium_does_not_have_is_refused_and_nothi
 
 
 def test_render_is_what_connect_has_and_holds_no_secret(chain: Settings) -> None:
-    rendered = connect.render(chain)
+    rendered = connectors.load(chain).config
     assert {**rendered, "name": chain.connector} == connect.Rest(chain).config()
     assert rendered["database.password"] == "${env:OUTBOX_LEDGER_CDC_PASSWORD}"
     answers = requests.get(f"{chain.connect_url}/connectors?expand=info&expand=status", timeout=10).text
@@ -211,7 +237,7 @@ def test_the_commands_say_what_was_done_and_what_is_in_force(relay: Settings) ->
     assert (found["connector"], found["tasks"], found["error"]) == ("RUNNING", ["RUNNING"], None)
     assert found["worker_exactly_once"] is True
     assert found["connector_exactly_once"] == "required"
-    assert json.loads(run("render").stdout) == connect.render(relay)
+    assert json.loads(run("render").stdout) == connectors.load(relay).config
     assert run("remove", "--yes").stdout == f"connector {relay.connector}: removed\n"
     assert run("remove", "--yes", "--forget").stdout == f"connector {relay.connector}: was not there\n"
 
@@ -318,6 +344,8 @@ def test_a_failed_task_is_reported_with_its_reason_and_restarted_by_apply(chain:
     # Somebody else takes the task's transactional id, as a second Connect cluster of the same group would.
     group = re.findall(r"^group.id=(.*)$", WORKER_FILE.read_text(), re.MULTILINE)[0]
     rival = Producer({**topics.client_config(chain), "transactional.id": f"{group}-{chain.connector}-0"})
+    insert(chain, row())
+    relayed(chain)  # else Connect has no offset yet, and the task begins with a snapshot
     rival.init_transactions(30)
     insert(chain, row())
     error = wait_for("the task to fail", lambda: connect.status(chain).error, timeout_s=30)
@@ -350,7 +378,7 @@ def test_a_request_during_a_rebalance_is_repeated_until_it_is_through(
     current = rest.config()
     over = threading.Event()
     url, other = f"{chain.connect_url}/connectors", f"{chain.connector}_other"
-    config = {**connect.render(chain), "topic.prefix": other, "slot.name": other}
+    config = {**connectors.load(chain).config, "topic.prefix": other, "slot.name": other}
 
     def disturb() -> None:
         # A connector that comes or goes makes the group rebalance.
@@ -372,7 +400,7 @@ def test_a_request_during_a_rebalance_is_repeated_until_it_is_through(
         over.set()
         disturbing.join()
     insert(chain, row())
-    assert [record.id for record in relayed(chain)] == ids(chain)
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
 
 def test_an_apply_that_comes_too_late_to_create_the_connector_finds_that_of_another(
