@@ -18,6 +18,7 @@ from outbox.database import connect
 from outbox.settings import BalancesRole, LedgerRole, Settings
 from outbox.wait import wait_for
 
+POLL_S = 0.005  # often enough, and seldom enough to leave the processor to what is measured
 PAUSE_S = 0.02  # between the arrival of an event and the next: a quiet stack, and no rhythm to fall in with
 
 
@@ -48,9 +49,9 @@ def measure(settings: Settings, sink: str, events: int) -> Latencies:
                     row = reader.fetchone()
                     return row is not None and row[0] >= version
 
-                wait_for("the balance", applied, timeout_s=30, poll_s=0.001)
+                wait_for("the balance", applied, timeout_s=30, poll_s=POLL_S)
                 found.balance_s.append(time.monotonic() - committed_at)
-                seen_at = wait_for("the record", partial(arrived.get, identity), timeout_s=30, poll_s=0.001)
+                seen_at = wait_for("the record", partial(arrived.get, identity), timeout_s=30, poll_s=POLL_S)
                 found.topic_s.append(seen_at - committed_at)
                 time.sleep(PAUSE_S)
     finally:
