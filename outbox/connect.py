@@ -61,11 +61,6 @@ class Status:
         return {**asdict(self), "mode": self.mode}
 
 
-def render(settings: Settings) -> Config:
-    """The configuration of the outbox's connector, as Connect is given it."""
-    return connectors.load(settings).config
-
-
 def apply(settings: Settings, connector: Connector | None = None) -> str:
     """Make the connector run as its file says, and return what was done: created, updated, restarted or unchanged.
 

@@ -7,7 +7,7 @@ sees what was looked at. That nothing is lost or doubled is another question: `o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -34,6 +34,9 @@ WIDE = {
     "rolbypassrls": ("is not bound by row security", None),
     "rolreplication": ("may replicate", LedgerRole.CDC),
 }
+POSITIONS = """
+SELECT partition, next_offset, topic_id FROM positions WHERE sink = %s AND topic = %s ORDER BY partition
+"""
 OUTBOX_IS_WRITE_ONLY = ("SELECT", "UPDATE", "DELETE", "TRUNCATE")
 
 
@@ -258,20 +261,21 @@ def _sinks(settings: Settings) -> Iterator[Finding]:
         checkpoint = local_checkpoint.uri(settings, name, sinks[name])
         folder = local_checkpoint.folder(checkpoint)
         committed = None if folder is None else local_checkpoint.committed(folder, topic)
-        yield from _sink(settings, name, topics.describe(settings, topic), marks[topic])
+        stored = _rows(settings, BalancesRole.AUDITOR, POSITIONS, name, topic)
+        yield from _sink(settings, name, topics.describe(settings, topic), marks[topic], stored)
         if folder is None:
             yield _well(f"sink {name} keeps its checkpoint at {checkpoint}, where nobody has looked")
         elif committed is None:
             yield _well(f"sink {name} has no checkpoint in {folder}: without one it begins at its positions")
         else:
-            yield from _checkpoint(settings, name, topic, committed)
+            yield from _checkpoint(name, {partition: offset for partition, offset, _ in stored}, committed)
 
 
-def _sink(settings: Settings, name: str, topic: Topic, marks: dict[int, tuple[int, int]]) -> Iterator[Finding]:
+def _sink(
+    settings: Settings, name: str, topic: Topic, marks: Mapping[int, tuple[int, int]], stored: Sequence[tuple[Any, ...]]
+) -> Iterator[Finding]:
     lag = 0
-    query = "SELECT topic_id, partition, next_offset FROM positions WHERE sink = %s AND topic = %s ORDER BY partition"
-    stored = _rows(settings, BalancesRole.AUDITOR, query, name, topic.name)
-    for of_topic, partition, next_offset in stored:
+    for partition, next_offset, of_topic in stored:
         first, last = marks.get(partition, (0, 0))
         if of_topic != topic.id or next_offset > last:
             yield _wrong(
@@ -304,9 +308,7 @@ def _sink(settings: Settings, name: str, topic: Topic, marks: dict[int, tuple[in
         yield _wrong(f"sink {name} has set {parked} events aside", f"`outbox dead-letters list --sink {name}`")
 
 
-def _checkpoint(settings: Settings, name: str, topic: str, committed: Offsets) -> Iterator[Finding]:
-    query = "SELECT partition, next_offset FROM positions WHERE sink = %s AND topic = %s"
-    stored = dict(_rows(settings, BalancesRole.AUDITOR, query, name, topic))
+def _checkpoint(name: str, stored: Offsets, committed: Offsets) -> Iterator[Finding]:
     ahead = {partition: offset for partition, offset in committed.items() if offset > stored.get(partition, 0)}
     for partition, offset in sorted(ahead.items()):
         yield _wrong(

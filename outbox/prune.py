@@ -20,15 +20,15 @@ Deleted is in small transactions, each of events that were found. Cut off anywhe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from psycopg2 import extensions
 
-from outbox import slot, topics
-from outbox.connect import Rest, render
+from outbox import connectors, slot, topics
+from outbox.connect import Rest
 from outbox.database import connect, told
 from outbox.errors import Failure
 from outbox.settings import LedgerRole, Settings
@@ -132,7 +132,7 @@ def prune(
 def _require_route(settings: Settings, rest: Rest) -> None:
     """A marker for which there is no route or no topic would be an event to every sink, or stop the relay."""
     config = rest.config()
-    if config is None or config.get(ROUTE) != render(settings)[ROUTE]:
+    if config is None or config.get(ROUTE) != connectors.load(settings).config[ROUTE]:
         raise Failure(
             f"connector {settings.connector} {'is not there' if config is None else 'has no route for markers'}",
             "`outbox connect apply`",
@@ -245,9 +245,5 @@ def _delete(connection: extensions.connection, ids: Sequence[str]) -> int:
 
 @contextmanager
 def _ledger(settings: Settings) -> Iterator[extensions.connection]:
-    connection = connect(settings, LedgerRole.PRUNER)
-    try:
-        with told(connection, "prune", "refused", AGAIN):
-            yield connection
-    finally:
-        connection.close()
+    with closing(connect(settings, LedgerRole.PRUNER)) as connection, told(connection, "prune", "refused", AGAIN):
+        yield connection

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not said in its stubs
@@ -18,11 +19,13 @@ from outbox import connectors
 from outbox.connectors import Connector
 from outbox.errors import Failure
 from outbox.settings import Settings
+from outbox.wait import wait_for
 
 TIMEOUT_S = 10.0
 FETCH_RECORDS = 10_000
 POLL_S = 0.1  # consume() waits so long for a full list
 SILENCE_TIMEOUT_S = 30.0
+IsolationLevel = Literal["read_committed", "read_uncommitted"]
 MARKERS_RETENTION_MS = 24 * 3_600_000
 HOPELESS = {KafkaError._AUTHENTICATION, KafkaError._SSL}
 MISSED = object()
@@ -95,6 +98,8 @@ def create(settings: Settings, connector: Connector | None = None) -> list[str]:
     for name, future in asked.items():
         if admin.answer(future, but=KafkaError.TOPIC_ALREADY_EXISTS) is not MISSED:
             made.append(name)
+    for name in asked:  # the controller has answered; brokers hear of it a moment later
+        wait_for(f"the brokers to know topic {name}", partial(exists, settings, name), timeout_s=TIMEOUT_S)
     found = describe(settings, connector.topic)
     if found.partitions < settings.topic_partitions:
         raise Failure(
@@ -166,12 +171,7 @@ def offsets_since(settings: Settings, name: str, moment: datetime) -> dict[int, 
 
 def high_watermarks(settings: Settings, name: str) -> dict[int, int]:
     """By partition, the offset behind the last record that the brokers hold, in a transaction still open or not."""
-    partitions = range(describe(settings, name).partitions)
-    with _consumer(settings, "read_uncommitted") as consumer:
-        return {
-            number: consumer.get_watermark_offsets(TopicPartition(name, number), timeout=TIMEOUT_S)[1]
-            for number in partitions
-        }
+    return {partition: last for partition, (_, last) in watermarks(settings, name, "read_uncommitted").items()}
 
 
 def dropped_until(settings: Settings) -> datetime | None:
@@ -187,10 +187,14 @@ def dropped_until(settings: Settings) -> datetime | None:
     return max(min(expired, _time(first)) if first else expired for first in firsts)
 
 
-def watermarks(settings: Settings, name: str) -> dict[int, tuple[int, int]]:
-    """By partition, the first offset and the last stable one."""
+def watermarks(
+    settings: Settings, name: str, isolation_level: IsolationLevel = "read_committed"
+) -> dict[int, tuple[int, int]]:
+    """By partition, the first offset and the last one that a reader of this isolation level sees: the last stable one,
+    or else the end.
+    """
     partitions = range(describe(settings, name).partitions)
-    with _consumer(settings) as consumer:
+    with _consumer(settings, isolation_level) as consumer:
         return {
             number: consumer.get_watermark_offsets(TopicPartition(name, number), timeout=TIMEOUT_S)
             for number in partitions
@@ -240,7 +244,7 @@ def _maker(settings: Settings, name: str) -> str:
 
 
 @contextmanager
-def _consumer(settings: Settings, isolation_level: str = "read_committed") -> Iterator[Consumer]:
+def _consumer(settings: Settings, isolation_level: IsolationLevel = "read_committed") -> Iterator[Consumer]:
     consumer = Consumer(
         {
             **client_config(settings),

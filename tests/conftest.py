@@ -2,4 +2,11 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.fix_stack", "tests.fix_databases", "tests.fix_chain", "tests.fix_service", "tests.fix_secured"]
+pytest_plugins = [
+    "tests.fix_stack",
+    "tests.fix_databases",
+    "tests.fix_chain",
+    "tests.fix_service",
+    "tests.fix_secured",
+    "tests.fix_spark",
+]

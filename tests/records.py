@@ -6,8 +6,10 @@ import json
 import uuid
 from random import Random
 from typing import Any
+from uuid import UUID
 
-from tests.sink import NOW_MS, uuid7
+from outbox.sink.dead_letters import DeadLetter
+from tests.sink import NOW_MS, TOPIC, Event, uuid7
 
 ID = uuid7(Random(1))  # noqa: S311
 ACCOUNT = str(uuid.UUID(int=1))
@@ -35,6 +37,25 @@ def without(name: str) -> bytes:
 def raw(name: str, text: str) -> bytes:
     """A value with one property written in a way that Python's json would not."""
     return json.dumps(GOOD | {name: "@"}).replace('"@"', text).encode()
+
+
+def unread(event: Event, offset: int, *, version: str = "1", reason: str = "unknown schema version") -> DeadLetter:
+    """A letter of the event's record, from a time when the contract did not know such records."""
+    names = ("account_id", "amount", "currency", "balance_after", "version")
+    properties = {name: getattr(event, name) for name in names}
+    headers = HEADERS | {"id": event.event_id, "schemaVersion": version}
+    return DeadLetter(
+        topic=TOPIC,
+        partition=0,
+        offset=offset,
+        key=event.account_id.encode(),
+        headers=[(name, text.encode()) for name, text in headers.items()],
+        value=changed(**properties),
+        recorded_ms=NOW_MS,
+        event_id=UUID(event.event_id),
+        reason=reason,
+        detail="of another time",
+    )
 
 
 # By name: a value, and the reason why it cannot be applied, if it cannot.

@@ -19,7 +19,7 @@ from outbox.settings import BalancesRole, Settings
 from outbox.sink import fence
 from outbox.stack.command import Command
 from outbox.wait import timeout_scale, wait_for
-from tests.sink import Database, Event, account, uuid7
+from tests.sink import Database, Event, account, sink_on, uuid7
 
 RANDOM = Random(11)  # noqa: S311
 TIMEOUT_S = 120
@@ -86,6 +86,16 @@ def _value(event: Event) -> bytes:
             "occurred_at": "2026-11-21T05:00:00Z",
         }
     ).encode()
+
+
+def applied_until(topic: Settings, offset: int) -> None:
+    """Five records in partition 0, of which the sink `dedup`, whose driver has ended, has applied those before one."""
+    producer = Producer(topics.client_config(topic))
+    for _ in range(5):
+        producer.produce(topic.topic, b"{}", partition=0)
+    producer.flush(30)
+    with closing(connect(topic, BalancesRole.SINK)) as connection:
+        sink_on(connection).begin_at(topic.topic, topics.describe(topic, topic.topic).id, {0: offset, 1: 0})
 
 
 def catch_up(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:

@@ -27,7 +27,7 @@ from pyarrow import csv
 from outbox.database import told
 from outbox.sink import dead_letters, fence, positions, rewind, traces
 from outbox.sink.batch import Batch
-from outbox.sink.effect import Effect
+from outbox.sink.effect import Effect, count
 from outbox.sink.rewind import Beginning
 from outbox.sink.strategy import Strategy
 
@@ -125,7 +125,7 @@ class Sink(Driver):
             applied, refused = self._effect.take(cursor, batch.topic, batch.topic_id)
             fresh = applied + refused
         positions.write(cursor, self.name, batch.topic, batch.topic_id, batch.end)
-        self._effect.count(cursor, applied=fresh - refused, duplicates=rows - fresh)
+        count(cursor, self.name, applied=fresh - refused, duplicates=rows - fresh)
         return Counts(rows=rows, fresh=fresh, duplicates=rows - fresh, dead=dead + refused)
 
 

@@ -33,6 +33,7 @@ TYPES = {
     "integer": ("bigint", r"^(BIGINT|DECIMAL\(\d+,0\))$"),
     "boolean": ("boolean", "^BOOLEAN$"),
 }
+KEPT = ("key", "headers", "value", "timestamp")  # of a record that is not valid, for its dead letter
 ANNOTATIONS = {"type", "description", "title", "examples", "default", "$comment"}
 
 
@@ -53,10 +54,7 @@ def decode(records: DataFrame, schema: Schema, key: str) -> DataFrame:
     entries = F.map_from_entries("headers")  # of two of a name the last one: `spark.session` sets it so
     # Two steps and no more, as each copies its rows: the first takes out once what the second looks at many times.
     taken = records.select(
-        "key",
-        "value",
-        "headers",
-        "timestamp",
+        *KEPT,
         "partition",
         "offset",
         *(F.try_element_at(entries, F.lit(name)).cast("string").alias(f"_header_{name}") for name in _names(headers)),
@@ -77,8 +75,13 @@ def decode(records: DataFrame, schema: Schema, key: str) -> DataFrame:
         "offset",
         *(field.column().alias(field.name) for field in properties),
         F.when(_is_sampled(), _header("traceparent")).alias("traceparent"),
-        F.when(~F.coalesce(valid, F.lit(False)), F.struct("key", "headers", "value", "timestamp")).alias("record"),
+        kept_unless(valid),
     )
+
+
+def kept_unless(valid: Column) -> Column:
+    """The column ``record``: what is kept of a record, null if it is valid."""
+    return F.when(~F.coalesce(valid, F.lit(False)), F.struct(*KEPT)).alias("record")
 
 
 def parsed(column: str, type_: str) -> tuple[Column, Column]:

@@ -118,10 +118,6 @@ class Effect:
         dead_letters.close(cursor, self.name)
         return Outcome(applied, dead_letters.keep_refused(cursor, self.name, topic, topic_id))
 
-    def count(self, cursor: extensions.cursor, applied: int, duplicates: int) -> None:
-        """Add to the sink's counts of all time, in the caller's transaction."""
-        count(cursor, self.name, applied, duplicates)
-
     def _park(self, cursor: extensions.cursor) -> list[Rejected]:
         if self._projection.order is None:
             return []

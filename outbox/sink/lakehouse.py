@@ -43,13 +43,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from outbox.errors import Failure
-from outbox.sink import dead_letters, effect, fence, positions
+from outbox.sink import dead_letters, fence, positions
 from outbox.sink.apply import Counts, Driver, stage
 from outbox.sink.batch import Batch
-from outbox.sink.effect import Effect, Outcome
+from outbox.sink.effect import Effect, Outcome, count
 from outbox.sink.job import Declared
 from outbox.sink.positions import Offsets
 from outbox.sink.strategy import Strategy
+from outbox.sink.verdict import made_at_ms
 from outbox.wait import WaitTimeoutError, wait_for
 
 LOCK_TIMEOUT_S = 60
@@ -118,7 +119,7 @@ class LakehouseSink(Driver):
         with self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
             dead_letters.close(cursor, self.name)
-            effect.count(cursor, self.name, applied=fresh, duplicates=duplicates)
+            count(cursor, self.name, applied=fresh, duplicates=duplicates)
             positions.write(cursor, self.name, batch.topic, batch.topic_id, batch.end)
         return Counts(rows=batch.rows.num_rows, fresh=fresh, duplicates=duplicates, dead=dead)
 
@@ -259,7 +260,7 @@ class TableEffect(Effect):
 
 def _day(event_id: str) -> str:
     """The day in UTC of the time in a UUIDv7, in ISO 8601."""
-    return datetime.fromtimestamp(int(event_id[:8] + event_id[9:13], 16) / 1000, UTC).date().isoformat()
+    return datetime.fromtimestamp(made_at_ms(event_id) / 1000, UTC).date().isoformat()
 
 
 def _literal(text: str) -> str:

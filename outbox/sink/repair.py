@@ -17,7 +17,7 @@ from psycopg2 import extensions
 from outbox.database import told
 from outbox.errors import Failure
 from outbox.sink import dead_letters, fence
-from outbox.sink.effect import Effect
+from outbox.sink.effect import Effect, count
 from outbox.sink.job import Declared
 from outbox.sink.selection import Chosen
 from outbox.sink.verdict import Judging, Verdict
@@ -97,7 +97,7 @@ def replay(
     _require({letter.sink for letter in chosen}, known)
     done: dict[str, Replayed] = {}
     for sink, letters in itertools.groupby(chosen, key=lambda letter: letter.sink):
-        effect = effect_of(known[sink])
+        effect, judge = effect_of(known[sink]), known[sink].job.judge
         done[sink] = Replayed()
         with told(connection, f"sink {sink}", "refused the replay", AGAIN):
             with connection, connection.cursor() as cursor:
@@ -105,8 +105,7 @@ def replay(
                 effect.prepare(cursor)
             for chunk in _chunks(letters):
                 with connection:
-                    reading = known[sink].job.judge
-                    done[sink] = done[sink].plus(_replay(connection, effect, reading, chunk, below_floor))
+                    done[sink] = done[sink].plus(_replay(connection, effect, judge, chunk, below_floor))
                     if dry_run:
                         connection.rollback()
             with connection, connection.cursor() as cursor:
@@ -153,7 +152,7 @@ def _replay(
             cursor, chunk[0].topic, chunk[0].topic_id, is_replay=True, is_below_floor=below_floor
         )
         duplicates = len(rows) - applied - refused
-        effect.count(cursor, applied=applied, duplicates=duplicates)
+        count(cursor, effect.name, applied=applied, duplicates=duplicates)
         return Replayed(applied, duplicates, refused + len(verdicts))
 
 

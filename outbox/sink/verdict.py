@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jsonschema import Draft202012Validator
 
@@ -36,13 +37,14 @@ class Verdict(NamedTuple):
 UNREADABLE = Verdict("unreadable", "as the schema wants it, but written as the stream does not read it, like 5.0 for 5")
 
 
-class Judging(Protocol):
+class Judging(ABC):
     """Judges records: the one below, or one of your own where records look otherwise. ``key`` is the staged column that
     the record's key tells.
     """
 
     key: str
 
+    @abstractmethod
     def judge(
         self, key: bytes | None, headers: Sequence[Header], value: bytes | None, recorded_ms: int
     ) -> Verdict | dict[str, Any]:
@@ -50,9 +52,11 @@ class Judging(Protocol):
 
     def verdict(self, key: bytes | None, headers: Sequence[Header], value: bytes | None, recorded_ms: int) -> Verdict:
         """What is wrong with a record that the stream did not let pass. There is always an answer."""
+        found = self.judge(key, headers, value, recorded_ms)
+        return found if isinstance(found, Verdict) else UNREADABLE
 
 
-class Judge:
+class Judge(Judging):
     """Judges records by a JSON Schema of the value, with that of the headers under ``$defs``."""
 
     def __init__(self, schema: Mapping[str, Any], key: str) -> None:
@@ -80,11 +84,6 @@ class Judge:
             or self._event(event)
         )
 
-    def verdict(self, key: bytes | None, headers: Sequence[Header], value: bytes | None, recorded_ms: int) -> Verdict:
-        """What is wrong with a record that `outbox.sink.decode` did not let pass. There is always an answer."""
-        found = self.judge(key, headers, value, recorded_ms)
-        return found if isinstance(found, Verdict) else UNREADABLE
-
     def _event(self, event: Mapping[str, Any]) -> Verdict | dict[str, Any]:
         named = {name: event[name] for name in self._properties if name in event}
         # No property may have a fraction, so a float is an integer that was rounded on the way.
@@ -98,8 +97,9 @@ class Judge:
         return None
 
     def _value_fault(self, event: Any) -> Verdict | None:
-        for error in self._value.iter_errors(event):
-            return Verdict("schema violation", f"{error.json_path}: {shortened(error.message)}")
+        fault = violation(self._value, event)
+        if fault:
+            return fault
         for name, rule in self._properties.items():
             if rule.get("format") == "date-time" and not _is_moment(event.get(name)):
                 return Verdict("schema violation", f"$.{name}: there is no such date and time")
@@ -111,6 +111,18 @@ class Judge:
         if key == str(event[self.key]).encode():
             return None
         return Verdict("key mismatch", f"the record's key is not its {self.key}")
+
+
+def violation(schema: Draft202012Validator, value: Any) -> Verdict | None:
+    """Where a value is not as a schema wants it."""
+    for error in schema.iter_errors(value):
+        return Verdict("schema violation", f"{error.json_path}: {shortened(error.message)}")
+    return None
+
+
+def made_at_ms(event_id: str) -> int:
+    """The time inside a UUIDv7, in milliseconds since 1970."""
+    return int(event_id[:8] + event_id[9:13], 16)
 
 
 def parse(value: bytes | None) -> tuple[Any, Verdict | None]:
@@ -149,8 +161,7 @@ def _id_fault(event_id: str | None, recorded_ms: int) -> Verdict | None:
         return Verdict("malformed id", f"header id: {shortened(repr(event_id))} is no UUID")
     if not UUID_V7.fullmatch(event_id):
         return Verdict("malformed id", f"header id: {event_id} is no UUIDv7")
-    made_at_ms = int(event_id[:8] + event_id[9:13], 16)
-    if made_at_ms > recorded_ms + FUTURE_LIMIT_MS:
+    if made_at_ms(event_id) > recorded_ms + FUTURE_LIMIT_MS:
         return Verdict("id from the future", f"header id: {event_id} is more than a day ahead of its record")
     return None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jsonschema import Draft202012Validator
 
 from outbox.settings import PROJECT_ROOT
-from outbox.sink.verdict import UNREADABLE, Header, Verdict, parse, shortened
+from outbox.sink.verdict import Header, Judging, Verdict, parse, violation
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -33,15 +33,12 @@ def changes(records: DataFrame) -> DataFrame:
     """
     from pyspark.sql import functions as F  # noqa: N812 - Spark, which a replay of dead letters does without
 
-    from outbox.sink.decode import FAST_UUID, UUID_LENGTH, all_of, parsed
+    from outbox.sink.decode import FAST_UUID, KEPT, UUID_LENGTH, all_of, kept_unless, parsed
 
     change, is_whole = parsed("value", ENVELOPE)
     key, is_whole_key = parsed("key", "struct<id string>")
     taken = records.select(
-        "key",
-        "value",
-        "headers",
-        "timestamp",
+        *KEPT,
         "partition",
         "offset",
         change.alias("_change"),
@@ -80,11 +77,11 @@ def changes(records: DataFrame) -> DataFrame:
         currency.alias("currency"),
         row("balance_minor").alias("balance_minor"),
         row("version").alias("version"),
-        F.when(~F.coalesce(valid, F.lit(False)), F.struct("key", "headers", "value", "timestamp")).alias("record"),
+        kept_unless(valid),
     )
 
 
-class Judge:
+class Judge(Judging):
     """Says what is wrong with a record of a change, by JSON Schema, and that its key is the row's."""
 
     key = KEY
@@ -98,10 +95,9 @@ class Judge:
         """What is wrong with a record, or, if nothing is, the columns of its change."""
         del headers, recorded_ms  # a change has none, and its place in the log is no time
         change, fault = parse(value)
+        fault = fault or violation(self._schema, change)
         if fault:
             return fault
-        for error in self._schema.iter_errors(change):
-            return Verdict("schema violation", f"{error.json_path}: {shortened(error.message)}")
         row = change["before" if change["op"] == "d" else "after"]
         told, fault = parse(key)
         if fault or not isinstance(told, dict) or told.get("id") != row["id"]:
@@ -114,11 +110,6 @@ class Judge:
             "lsn": change["source"]["lsn"],
             **{name: None if change["op"] == "d" else row[name] for name in state},
         }
-
-    def verdict(self, key: bytes | None, headers: Sequence[Header], value: bytes | None, recorded_ms: int) -> Verdict:
-        """What is wrong with a record that ``changes`` did not let pass. There is always an answer."""
-        found = self.judge(key, headers, value, recorded_ms)
-        return found if isinstance(found, Verdict) else UNREADABLE
 
 
 def _id(*parts: Column) -> Column:

@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from uuid import UUID
 
 import pytest
 
@@ -19,14 +18,13 @@ from outbox.settings import BalancesRole, Settings
 from outbox.sink import fence, repair
 from outbox.sink import job as jobs
 from outbox.sink.apply import Counts
-from outbox.sink.dead_letters import DeadLetter
 from outbox.sink.job import Declared
 from outbox.sink.repair import Replayed
 from outbox.sink.selection import Chosen, Selection
 from outbox.wait import wait_for
-from tests import command, records
+from tests import command
+from tests.records import unread
 from tests.sink import (
-    NOW_MS,
     PROJECTION,
     STRATEGIES,
     SURVIVES_RE_SENDS,
@@ -53,24 +51,6 @@ def euro(amount: int = 7, version: int = 1, number: int = 1) -> Event:
 def dollar(event: Event) -> Event:
     """The event in another currency, which the projection refuses once the account has the first."""
     return replace(event, currency="USD")
-
-
-def unread(event: Event, offset: int, *, version: str = "1", reason: str = "unknown schema version") -> DeadLetter:
-    """A letter of the event's record, from a time when the contract did not know such records."""
-    properties = {name: getattr(event, name) for name in (KEY, "amount", "currency", "balance_after", "version")}
-    headers = records.HEADERS | {"id": event.event_id, "schemaVersion": version}
-    return DeadLetter(
-        topic=TOPIC,
-        partition=0,
-        offset=offset,
-        key=event.account_id.encode(),
-        headers=[(name, text.encode()) for name, text in headers.items()],
-        value=records.changed(**properties),
-        recorded_ms=NOW_MS,
-        event_id=UUID(event.event_id),
-        reason=reason,
-        detail="of another time",
-    )
 
 
 def set_aside(settings: Settings, *events: Event, name: str = "dedup") -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -20,12 +19,11 @@ from outbox.settings import BalancesRole, Settings
 from outbox.sink import job as jobs
 from outbox.sink import repair
 from outbox.sink.apply import Counts, Sink
-from outbox.sink.dead_letters import DeadLetter
 from outbox.sink.job import Declared
 from outbox.sink.repair import Replayed
 from outbox.sink.selection import Selection
-from tests import records
-from tests.sink import NOW_MS, STRATEGIES, TOPIC, Database, Event, account, batch, sink_on, uuid7
+from tests.records import unread
+from tests.sink import STRATEGIES, Database, Event, account, batch, sink_on, uuid7
 
 ORDERED = "-- ordered by: account_id, version\n"
 # Each event is a line of its account's statement; which may not be told before the one that it follows.
@@ -94,23 +92,6 @@ class Statement:
     def _change(self, statement: str, *parameters: str) -> None:
         with closing(connect(self.settings, BalancesRole.SINK)) as changing, changing, changing.cursor() as cursor:
             cursor.execute(statement, parameters or None)
-
-
-def unread(event: Event, offset: int) -> DeadLetter:
-    """The event's record, from a time when the contract did not know such records."""
-    properties = {name: getattr(event, name) for name in ("account_id", "amount", "currency", "version")}
-    return DeadLetter(
-        topic=TOPIC,
-        partition=0,
-        offset=offset,
-        key=event.account_id.encode(),
-        headers=[(name, text.encode()) for name, text in (records.HEADERS | {"id": event.event_id}).items()],
-        value=records.changed(**properties),
-        recorded_ms=NOW_MS,
-        event_id=UUID(event.event_id),
-        reason="unknown schema version",
-        detail="of another time",
-    )
 
 
 @pytest.fixture(params=SURVIVES)

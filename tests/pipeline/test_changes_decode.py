@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import UTC, datetime
-
-import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from outbox.settings import load
-from outbox.sink import spark as spark_session
 from sinks.changes.events import changes
 from tests.changes import CASES, DELETED, TYPES, UPDATED, Change
-from tests.sink import NOW_MS, account
+from tests.fix_spark import RECORD, RECORDED_AT, leaves_sockets
+from tests.sink import account
 
-# PySpark leaves the socket that it fetches results over to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
-)
-COLUMNS = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
-    "headers array<struct<key string, value binary>>"
-)
-RECORDED_AT = datetime.fromtimestamp(NOW_MS / 1000, UTC)
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    session = spark_session.session(load(tmp_path_factory.mktemp("spark")))
-    yield session
-    session.stop()
+pytestmark = leaves_sockets
 
 
 def records(spark: SparkSession, *pairs: tuple[bytes | None, bytes | None]) -> DataFrame:
     cells = [(key, value, "t", 0, offset, RECORDED_AT, None) for offset, (key, value) in enumerate(pairs)]
-    return spark.createDataFrame(cells, COLUMNS)
+    return spark.createDataFrame(cells, RECORD)
 
 
 def test_records_pass_if_nothing_is_wrong_with_them(spark: SparkSession) -> None:

@@ -34,14 +34,12 @@ from outbox.sink.repair import Replayed
 from outbox.sink.selection import Chosen
 from outbox.topic_log import TopicLog
 from outbox.wait import wait_for
-from tests.integration.test_dead_letters import unread
+from tests.fix_spark import leaves_sockets
+from tests.records import unread
 from tests.sink import NOW_MS, TOPIC, TOPIC_ID, Database, Event, account, batch, sums, uuid7
 from tests.stream import Publisher, catch_up, running, told
 
-# PySpark leaves the socket that it fetches results over to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = leaves_sockets
 NAME = "lakehouse"
 DECLARED = job.sinks(load(environment=False))[NAME]
 RANDOM = Random(31)  # noqa: S311

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from outbox import check, topics
@@ -19,7 +19,7 @@ from outbox.stack import command
 from outbox.stack.command import Command
 from outbox.wait import timeout_scale, wait_for
 from tests.ledger import Client, chosen_seed
-from tests.sink import sink_on
+from tests.stream import applied_until
 
 TIMEOUT_S = 180
 
@@ -143,12 +143,7 @@ def wait_applied(settings: Settings, accounts: int = 6) -> None:
 
 
 def test_a_topic_that_has_dropped_events_is_refused_and_the_ledger_is_the_way_out(topic: Settings) -> None:
-    producer = Producer(topics.client_config(topic))
-    for _ in range(5):
-        producer.produce(topic.topic, b"{}", partition=0)
-    producer.flush(30)
-    with closing(connect(topic, BalancesRole.SINK)) as connection:
-        sink_on(connection).begin_at(topic.topic, topics.describe(topic, topic.topic).id, {0: 1, 1: 0})
+    applied_until(topic, 1)
     admin = AdminClient(topics.client_config(topic))
     for future in admin.delete_records([TopicPartition(topic.topic, 0, 4)]).values():
         future.result(10)

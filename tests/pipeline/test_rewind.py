@@ -6,7 +6,6 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from confluent_kafka import Producer
 
 from outbox import topics
 from outbox.database import connect
@@ -16,17 +15,13 @@ from outbox.sink import rewind
 from outbox.sink.rewind import Beginning, Move
 from tests.command import outbox
 from tests.sink import sink_on
+from tests.stream import applied_until
 
 
 @pytest.fixture
 def applied(topic: Settings) -> Settings:
     """A topic with five records in partition 0, of which a sink, whose driver has ended, has applied four."""
-    producer = Producer(topics.client_config(topic))
-    for _ in range(5):
-        producer.produce(topic.topic, b"{}", partition=0)
-    producer.flush(30)
-    with closing(connect(topic, BalancesRole.SINK)) as connection:
-        sink_on(connection).begin_at(topic.topic, topics.describe(topic, topic.topic).id, {0: 4, 1: 0})
+    applied_until(topic, 4)
     return topic
 
 

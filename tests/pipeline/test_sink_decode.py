@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +12,13 @@ from pyspark.sql import SparkSession
 
 from outbox.errors import Failure
 from outbox.event import Contract
-from outbox.settings import load
-from outbox.sink import spark as spark_session
 from outbox.sink.decode import decode
 from sinks.events import events
+from tests.fix_spark import RECORD, RECORDED_AT, leaves_sockets
 from tests.records import ACCOUNT, HEADERS, HEADERS_OF, ID, VALUES, changed
-from tests.sink import NOW_MS
 
-# PySpark leaves the socket that it fetches results over to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
-)
-COLUMNS = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
-    "headers array<struct<key string, value binary>>"
-)
+pytestmark = leaves_sockets
 Cells = tuple[bytes | None, bytes | None, str, int, int, datetime, list[tuple[str, bytes | None]] | None]
-RECORDED_AT = datetime.fromtimestamp(NOW_MS / 1000, UTC)
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    session = spark_session.session(load(tmp_path_factory.mktemp("spark")))
-    yield session
-    session.stop()
 
 
 def record(
@@ -48,7 +30,7 @@ def record(
 
 def passed(spark: SparkSession, records: list[Cells]) -> list[bool]:
     """Whether each of the records is let pass."""
-    return [row["record"] is None for row in events(spark.createDataFrame(records, COLUMNS)).collect()]
+    return [row["record"] is None for row in events(spark.createDataFrame(records, RECORD)).collect()]
 
 
 def test_values_pass_if_nothing_is_wrong_with_them(spark: SparkSession) -> None:
@@ -75,7 +57,7 @@ def test_odd_headers_are_no_crash(spark: SparkSession) -> None:
 
 
 def test_valid_events_carry_columns_and_others_their_bytes(spark: SparkSession) -> None:
-    good, bad = events(spark.createDataFrame([record(), record(b"\xff")], COLUMNS)).collect()
+    good, bad = events(spark.createDataFrame([record(), record(b"\xff")], RECORD)).collect()
     assert (good["event_id"], good["amount"], good["currency"], good["offset"]) == (ID, -5, "EUR", 7)
     assert good["occurred_at"].microsecond == 123456
     assert bytes(bad["record"]["value"]) == b"\xff"
@@ -87,7 +69,7 @@ def test_a_sampled_trace_is_told_and_no_trace_makes_an_event_invalid(spark: Spar
     texts = [f"{trace}01", f"{trace}03", f"{trace}00", f"{trace}02", "nonsense 1", "", None]
     records = [record(headers=HEADERS | {"traceparent": text}) for text in texts]
     bad = record(b"{", HEADERS | {"traceparent": f"{trace}01"})
-    found = events(spark.createDataFrame([record(), *records, bad], COLUMNS)).collect()
+    found = events(spark.createDataFrame([record(), *records, bad], RECORD)).collect()
     assert [row["traceparent"] for row in found] == [None, *texts[:2], *[None] * 5, f"{trace}01"]
     assert [row["record"] is None for row in found] == [*[True] * 8, False]
 
@@ -102,7 +84,7 @@ class TestOtherSchemas:
         schema["properties"]["extra"] = rule
         schema["required"] += ["extra"] if required else []
         written = [changed()[:-1] + (f', "extra": {value}}}' if value else "}").encode() for value in values]
-        frame = spark.createDataFrame([record(value) for value in written], COLUMNS)
+        frame = spark.createDataFrame([record(value) for value in written], RECORD)
         return [row["record"] is None for row in decode(frame, schema, key="account_id").collect()]
 
     def test_a_text_is_no_number(self, spark: SparkSession) -> None:
