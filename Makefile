@@ -10,8 +10,9 @@ export PYTHONDONTWRITEBYTECODE = 1
 demo: install
 	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
 
+# In two processes, each with a stack of its own, as most of a test's time is waiting. ARGS="-n 0 …" for one.
 test: install
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: install
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .

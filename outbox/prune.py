@@ -19,7 +19,7 @@ Deleted is in small transactions, each of events that were found. Cut off anywhe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -103,11 +103,17 @@ def mark(settings: Settings) -> None:
 
 
 def prune(
-    settings: Settings, *, keep_hours: int, trust_marker: bool = False, timeout_s: float = PASS_TIMEOUT_S
+    settings: Settings,
+    *,
+    keep_hours: int,
+    trust_marker: bool = False,
+    timeout_s: float = PASS_TIMEOUT_S,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Pruned:
     """Delete the relayed events that are older than ``keep_hours``, beside whoever writes.
 
-    ``trust_marker`` deletes also what is too old to be looked up; what is lost is never deleted.
+    ``trust_marker`` deletes also what is too old to be looked up; what is lost is never deleted. ``report`` is given a
+    line for each step that may take long.
     Raises Failure, with nothing deleted, if the connector does not pass the marker in time, if it or its slot cannot be
     trusted, or if another prune is at work.
     """
@@ -118,10 +124,12 @@ def prune(
         snapshot.set_session(isolation_level="REPEATABLE READ", readonly=True)
         marker_lsn = _begin(snapshot)
         _mark(settings, connection)
+        report(f"marker sent; the relay is given {timeout_s:.0f} s to pass it")
         evidence = _wait_passed(settings, rest, marker_lsn, timeout_s)
         end = _wait_decided(settings, timeout_s)
         done = Pruned(evidence, 0, 0, Kept(), Kept())
         for events in _old_events(snapshot, keep_hours):
+            report(f"looking {len(events)} events up on {settings.topic}; {done.deleted} are deleted so far")
             missing = _missing(settings, events, end)
             done.found += len(events) - len(missing)
             staying = _sort_out(settings, missing, done, trust_marker=trust_marker) if missing else set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from outbox.stack.postgres import Postgres
 from outbox.stack.stack import Stack
 
 TEST_HOMES = PROJECT_ROOT / ".outbox" / "tests"
+STARTED_AT = pytest.StashKey[float]()
 
 
 def private_stack(home: Path) -> Stack:
@@ -31,6 +33,17 @@ def private_stack(home: Path) -> Stack:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STARTED_AT] = time.time()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Where the logs are, if a test failed. Here, as what a fixture prints in one of several processes is lost."""
+    for logs in TEST_HOMES.glob("*/logs"):
+        if logs.stat().st_mtime >= config.stash[STARTED_AT]:
+            terminalreporter.write_line(f"logs of the stack: {logs}")
+
+
 @pytest.fixture(scope="session")
 def stack_home(request: pytest.FixtureRequest) -> Iterator[Path]:
     """The folder of the session's stack; its logs are kept if a test failed."""
@@ -40,8 +53,8 @@ def stack_home(request: pytest.FixtureRequest) -> Iterator[Path]:
     private_stack(home).down()
     for entry in home.iterdir():
         if entry.name == "logs" and request.session.testsfailed:
-            print(f"\nlogs of the stack: {entry}")  # noqa: T201
-        elif entry.is_dir():
+            continue
+        if entry.is_dir():
             shutil.rmtree(entry)
         else:
             entry.unlink()

@@ -44,7 +44,13 @@ def prune(*, keep_hours: int | None, trust_marker: bool, dry_run: bool, timeout_
         old = pruning.count_old(settings, hours)
         tell(f"outbox       {old} events are older than {hours} h and would be looked up on {settings.topic}")
     else:
-        done = pruning.prune(settings, keep_hours=hours, trust_marker=trust_marker, timeout_s=timeout_s)
+        done = pruning.prune(
+            settings,
+            keep_hours=hours,
+            trust_marker=trust_marker,
+            timeout_s=timeout_s,
+            report=lambda line: tell(f"outbox       {line}"),
+        )
         tell(describe(done, settings))
     retired = retention.retire(
         settings, dry_run=dry_run, report=lambda line: tell(f"processed    {line}"), stir=lambda: pruning.mark(settings)

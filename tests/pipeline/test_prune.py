@@ -226,6 +226,7 @@ def test_the_command_forgets_days_that_nothing_can_bring_again(shared_chain: Set
     assert Database(shared_chain).processed() == 1
     told = outbox("prune", home=shared_chain.home, **variables(shared_chain))
     assert told.returncode == 0, told.stderr
+    assert "outbox       marker sent; the relay is given 150 s to pass it" in told.stdout
     assert f"dropped {would['dropped'][0]}" in told.stdout
     assert f"everything from {would['kept_from']} on is kept" in told.stdout
     assert Database(shared_chain).processed() == 0
