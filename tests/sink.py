@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -21,6 +21,7 @@ from outbox.sink.apply import Sink
 from outbox.sink.batch import Batch
 from outbox.sink.dead_letters import DeadLetter
 from outbox.sink.strategy import Strategy
+from outbox.sink.traces import Traced
 
 SINKS = PROJECT_ROOT / "sinks"
 STRATEGIES = strategy.load(SINKS / "strategies")
@@ -29,6 +30,7 @@ PROJECTION = SINKS / "projections" / "balances.sql"
 TOPIC = "ledger.events"
 TOPIC_ID = "topic-1"
 NOW_MS = int(time.time() * 1000)
+TRACE = "0123456789abcdef" * 2
 
 
 def uuid7(random: Random, at_ms: int = NOW_MS) -> str:
@@ -82,6 +84,13 @@ def batch(
     """A batch of one partition; it ends behind its last event, unless said otherwise."""
     until = start + len(events) + len(dead) if end is None else end
     return Batch(TOPIC, topic_id, {partition: start}, {partition: until}, rows(events, start, partition), dead)
+
+
+def traced(events: Sequence[Event], start: int = 0, dead: Sequence[DeadLetter] = ()) -> Batch:
+    """A batch each of whose records is in the trace."""
+    good = [Traced(TRACE, event.event_id, 0, start + number) for number, event in enumerate(events)]
+    bad = [Traced(TRACE, None, 0, letter.offset) for letter in dead]
+    return replace(batch(events, start, dead=dead), traced=good + bad)
 
 
 @contextmanager

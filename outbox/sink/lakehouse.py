@@ -43,13 +43,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from outbox.errors import Failure
-from outbox.sink import dead_letters, fence, positions
+from outbox.sink import dead_letters, fence, positions, traces
 from outbox.sink.apply import Counts, Driver, stage
 from outbox.sink.batch import Batch
 from outbox.sink.effect import Effect, Outcome, count
 from outbox.sink.job import Declared
 from outbox.sink.positions import Offsets
 from outbox.sink.strategy import Strategy
+from outbox.sink.traces import Traced
 from outbox.sink.verdict import made_at_ms
 from outbox.wait import WaitTimeoutError, wait_for
 
@@ -94,8 +95,12 @@ class LakehouseSink(Driver):
             rows = batch.rows
             if settled:
                 rows = rows.filter(pc.invert(pc.is_in(rows["event_id"], pa.array(settled, pa.string()))))
+            told_of = pa.array([one.event_id for one in batch.traced], pa.string())
+            missing = self._table.missing(rows["event_id"].filter(pc.is_in(rows["event_id"], told_of)).to_pylist())
             fresh = self._table.merge(rows, {"topic": batch.topic, "topic_id": batch.topic_id, "next_offsets": end})
-            return self._conclude(batch, fresh, dead)
+            counts = self._conclude(batch, fresh, dead)
+        traces.tell(self.name, _outcomes(batch, {*missing}), batch.traced_left_out)
+        return counts
 
     @cached_property
     def _table(self) -> Table:
@@ -180,14 +185,14 @@ class Table:
                 [counted] = self._spark.sql(self._merge % parameters).collect()
             return int(counted["num_inserted_rows"])
 
-    def missing(self, rows: pa.Table) -> int:
-        """How many of these events are not in the table."""
+    def missing(self, event_ids: Collection[str]) -> set[str]:
+        """Those of these events that are not in the table."""
+        if not event_ids:
+            return set()
         with self._told("does not tell its events"):
-            self._stage(rows)
+            wanted = self._spark.createDataFrame(pa.table({"event_id": [*event_ids]}))
             known = self._spark.read.format("delta").load(self._uri)
-            return (
-                self._spark.table("staged").join(known, "event_id", "left_anti").select("event_id").distinct().count()
-            )
+            return {event_id for (event_id,) in wanted.join(known, "event_id", "left_anti").collect()}
 
     def _stage(self, rows: pa.Table) -> None:
         self._spark.createDataFrame(rows).createOrReplaceTempView("staged")
@@ -253,9 +258,27 @@ class TableEffect(Effect):
         rows = pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in cursor])
         if not rows.num_rows:
             return Outcome(0, 0)
-        applied = self._table.missing(rows) if self._dry_run else self._table.merge(rows)
+        ids = {*rows["event_id"].to_pylist()}
+        applied = len(self._table.missing(ids)) if self._dry_run else self._table.merge(rows)
         dead_letters.close(cursor, self.name)
         return Outcome(applied, 0)
+
+
+def _outcomes(batch: Batch, missing: set[str | None]) -> list[tuple[Traced, traces.Outcome]]:
+    """What became of a batch's traced records, given the events of theirs that the table did not have before. Of two
+    records of one event MERGE takes the first.
+    """
+    dead = {(letter.partition, letter.offset) for letter in batch.dead}
+    told: list[tuple[Traced, traces.Outcome]] = []
+    for one in sorted(batch.traced, key=lambda one: (one.partition, one.offset)):
+        if (one.partition, one.offset) in dead:
+            told.append((one, "set aside"))
+        elif one.event_id in missing:
+            missing = missing - {one.event_id}
+            told.append((one, "applied"))
+        else:
+            told.append((one, "duplicate"))
+    return told
 
 
 def _day(event_id: str) -> str:

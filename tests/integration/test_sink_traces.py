@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,19 +18,11 @@ from outbox.sink.batch import Batch
 from outbox.sink.dead_letters import DeadLetter
 from outbox.sink.stream import _traced
 from outbox.sink.traces import LIMIT, Traced
-from tests.sink import NOW_MS, STRATEGIES, TOPIC, Event, account, batch, open_sink, sink_on, uuid7
+from tests.sink import NOW_MS, STRATEGIES, TOPIC, TRACE, Event, account, batch, open_sink, sink_on, traced, uuid7
 
 RANDOM = Random(12)  # noqa: S311
-TRACE = "0123456789abcdef" * 2
 PARENT = "00-{}-0123456789abcdef-01"
 EVENTS = [Event(uuid7(RANDOM), account(number), 10 + number, 1, balance_after=10 + number) for number in range(4)]
-
-
-def traced(events: Sequence[Event], start: int = 0, dead: Sequence[DeadLetter] = ()) -> Batch:
-    """A batch each of whose records is in the trace."""
-    good = [Traced(TRACE, event.event_id, 0, start + number) for number, event in enumerate(events)]
-    bad = [Traced(TRACE, None, 0, letter.offset) for letter in dead]
-    return replace(batch(events, start, dead=dead), traced=good + bad)
 
 
 def told(settings: Settings, name: str, *batches: Batch) -> list[tuple[object, ...]]:

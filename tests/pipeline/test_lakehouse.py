@@ -20,6 +20,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
 
 from outbox import check
 from outbox.commands.check import describe
@@ -36,7 +37,7 @@ from outbox.topic_log import TopicLog
 from outbox.wait import wait_for
 from tests.fix_spark import leaves_sockets
 from tests.records import unread
-from tests.sink import NOW_MS, TOPIC, TOPIC_ID, Database, Event, account, batch, sums, uuid7
+from tests.sink import NOW_MS, TOPIC, TOPIC_ID, TRACE, Database, Event, account, batch, sums, traced, uuid7
 from tests.stream import Publisher, catch_up, running, told
 
 pytestmark = leaves_sockets
@@ -225,6 +226,20 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings, spark: Sp
     assert {row["event_id"]: (row["amount"], row["version"]) for row in stored if row["event_id"] == one.event_id} == {
         one.event_id: (one.amount, one.version)
     }
+
+
+def test_traced_events_are_told_with_what_became_of_them(lake: Settings) -> None:
+    old, new = events(2)
+    with driving(lake) as sink, capture_logs() as lines:
+        sink.apply(batch([old]))
+        sink.apply(traced([new, old, new], start=1, dead=[unread(events(1)[0], 4)]))
+    assert [(line["event_id"], line["offset"], line["outcome"]) for line in lines] == [
+        (new.event_id, 1, "applied"),
+        (old.event_id, 2, "duplicate"),
+        (new.event_id, 3, "duplicate"),
+        (None, 4, "set aside"),
+    ]
+    assert {(line["event"], line["sink"], line["trace_id"]) for line in lines[:1]} == {("event applied", NAME, TRACE)}
 
 
 def test_a_table_that_is_gone_or_another_is_told(lake: Settings, tmp_path: Path) -> None:
