@@ -10,7 +10,9 @@ export PYTHONDONTWRITEBYTECODE = 1
 demo: install
 	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
 
-# In two processes, each with a stack of its own, as most of a test's time is waiting. ARGS="-n 0 …" for one.
+# In two processes, each with a stack of its own; ARGS="-n 0 …" for one. Most of the work is that of JVMs which have just
+# begun: the first compiler is the one that pays.
+test: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
 test: install
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from outbox.settings import PREFIX, PROJECT_ROOT
+from outbox.wait import timeout_scale
 
 TIMEOUT_S = 300
 
@@ -27,5 +28,5 @@ def outbox(*arguments: str, home: Path, **variables: str) -> subprocess.Complete
         capture_output=True,
         text=True,
         check=False,
-        timeout=TIMEOUT_S,
+        timeout=TIMEOUT_S * timeout_scale(),
     )

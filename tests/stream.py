@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,7 +17,8 @@ from outbox.database import connect
 from outbox.settings import BalancesRole, Settings
 from outbox.sink import fence
 from outbox.stack.command import Command
-from outbox.wait import timeout_scale, wait_for
+from outbox.wait import wait_for
+from tests.command import outbox
 from tests.sink import Database, Event, account, sink_on, uuid7
 
 RANDOM = Random(11)  # noqa: S311
@@ -101,14 +101,7 @@ def applied_until(topic: Settings, offset: int) -> None:
 def catch_up(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
     """Run `outbox sink --until-caught-up` to its end."""
     strategies = [word for name in names or ("dedup",) for word in ("--strategy", name)]
-    return subprocess.run(
-        [sys.executable, "-m", "outbox", "sink", *strategies, "--until-caught-up"],
-        env=settings.as_env(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S * timeout_scale(),
-    )
+    return outbox("sink", *strategies, "--until-caught-up", home=settings.home, **settings.as_env())
 
 
 def told(done: subprocess.CompletedProcess[str], event: str) -> list[dict[str, object]]:

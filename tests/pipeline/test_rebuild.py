@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -17,7 +16,8 @@ from outbox.database import connect
 from outbox.settings import BalancesRole, Settings
 from outbox.stack import command
 from outbox.stack.command import Command
-from outbox.wait import timeout_scale, wait_for
+from outbox.wait import wait_for
+from tests.command import outbox
 from tests.ledger import Client, chosen_seed
 from tests.stream import applied_until
 
@@ -78,14 +78,7 @@ def running(settings: Settings) -> Iterator[Command]:
 
 
 def rebuild(settings: Settings, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "outbox", "rebuild", "--sink", "dedup", *words],
-        env=settings.as_env(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S * timeout_scale(),
-    )
+    return outbox("rebuild", "--sink", "dedup", *words, home=settings.home, **settings.as_env())
 
 
 def spoil(settings: Settings) -> None:

@@ -120,6 +120,9 @@ def test_partitions_added_while_sinks_run_are_read_from_their_beginning_once(top
         wait_caught_up(sinks, topic, ALL)
         admin = AdminClient(topics.client_config(topic))
         admin.create_partitions([NewPartitions(topic.topic, 7)])[topic.topic].result(10)
+        wait_for(
+            "brokers to know the partitions", lambda: topics.describe(topic, topic.topic).partitions == 7, timeout_s=30
+        )
         after = Publisher(topic, continued=before)  # one that knows of the new partitions
         more = after.events(120, accounts=40)
         after.send(more)
