@@ -25,7 +25,7 @@ import psycopg2
 from outbox.database import connect
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, LedgerRole, Settings
-from outbox.sink import job, lakehouse_table
+from outbox.sink import job, lakehouse_table, rebuild
 from outbox.topic_log import Event, Place, Surplus, TopicLog, read_topic
 from outbox.wait import wait_for
 
@@ -44,6 +44,7 @@ class SinkState:
     parked: frozenset[bytes]  # event ids that wait among its dead letters
     skipped: int
     unread: str = ""  # why its totals are not known, if they are not
+    takes_states: bool = False  # of an event: so the newest applied makes up for those before it
 
     def has_seen(self, place: Place | None) -> bool:
         """Whether the sink had dealt with this place of the topic."""
@@ -61,6 +62,7 @@ class SinkReport:
     name: str
     drift: dict[str, int] = field(default_factory=dict)  # by key, where it is not zero
     in_flight: int = 0  # events of the ledger that it has not dealt with yet; of states, versions that it is behind
+    lost: int = 0  # events of the ledger that will not come to it
     parked: int = 0  # events that it has set aside
     skipped: int = 0  # duplicates that it has skipped, ever
     unread: str = ""  # why its drift is not known, if it is not
@@ -71,18 +73,27 @@ class SinkReport:
         return sum(abs(amount) for amount in self.drift.values())
 
     def set_apart(
-        self, state: SinkState, event_id: bytes, event: Event, place: Place | None, *, aged_out: bool = False
+        self,
+        state: SinkState,
+        event_id: bytes,
+        event: Event,
+        place: Place | None,
+        *,
+        aged_out: bool = False,
+        is_lost: bool = False,
     ) -> bool:
-        """Count an event as parked or in flight, if it is not in the sink's totals; False if it is."""
+        """Count an event as parked, lost or in flight, if the sink has not applied it; False if its totals have it."""
         if event.version <= state.bases.get(event.key, 0):
             return False
         if event_id in state.parked:
             self.parked += 1
         elif state.has_seen(place) or aged_out:
             return False
+        elif is_lost:
+            self.lost += 1
         else:
             self.in_flight += 1
-        return True
+        return not (state.takes_states and event.version <= state.versions.get(event.key, 0))
 
 
 @dataclass
@@ -186,7 +197,9 @@ def read_sinks(settings: Settings) -> list[SinkState]:
     bases: dict[str, dict[str, int]] = defaultdict(dict)
     parked: dict[str, set[bytes]] = defaultdict(set)
     others: set[str] = set()  # sinks of other topics
-    read_by = {name: declared.job.topic for name, declared in job.sinks(settings).items()}
+    declared = job.sinks(settings)
+    read_by = {name: one.job.topic for name, one in declared.items()}
+    of_states = {name for name, one in declared.items() if one.strategy.takes == "states"}
     with _snapshot(settings, BalancesRole.AUDITOR) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT name, duplicates FROM sinks")
         skipped = dict(cursor.fetchall())
@@ -226,6 +239,7 @@ def read_sinks(settings: Settings) -> list[SinkState]:
             frozenset(parked[name]),
             skipped[name],
             lakehouse_table.UNREAD if name in unread else "",
+            name.removesuffix(rebuild.SUFFIX) in of_states,
         )
         for name in sorted({*skipped} - (others - {*positions}))
     ]
@@ -254,12 +268,14 @@ def compare(settings: Settings, states: list[SinkState], log: TopicLog) -> Repor
             event, place = Event(key, int(amount), version), log.first.get(identity)
             known = log.versions.get(key)
             aged_out = not log.is_whole and (version < known.lowest if known else version <= applied[key])
-            if place is None and known is not None and known.lowest <= version < known.highest:
-                lost.append(event_id)  # the relay keeps the order of a key, so it will not come any more
+            # The relay keeps the order of a key, so it will not come any more.
+            is_lost = place is None and known is not None and known.lowest <= version < known.highest
+            if is_lost:
+                lost.append(event_id)
             elif place is None and not aged_out:
                 in_flight += 1
             for state, report, unapplied in zip(states, reports, pending, strict=True):
-                if report.set_apart(state, identity, event, place, aged_out=aged_out):
+                if report.set_apart(state, identity, event, place, aged_out=aged_out, is_lost=is_lost):
                     unapplied[key] += event.amount
         totals = {key: int(total) for key, total in _rows(connection, "SELECT key, total FROM audit_accounts")}
     for state, report, unapplied in zip(states, reports, pending, strict=True):

@@ -266,7 +266,7 @@ def _sinks(settings: Settings) -> Iterator[Finding]:
         if folder is None:
             yield _well(f"sink {name} keeps its checkpoint at {checkpoint}, where nobody has looked")
         elif committed is None:
-            yield _well(f"sink {name} has no checkpoint in {folder}: without one it begins at its positions")
+            yield _well(f"sink {name} has no checkpoint in {folder}: without one it begins as its strategy does")
         else:
             yield from _checkpoint(name, {partition: offset for partition, offset, _ in stored}, committed)
 

@@ -47,6 +47,7 @@ def jobs(settings: Settings) -> list[Job]:
         ledger_events,
         strategies=HERE / "lakehouse" / "strategies",
         projection=HERE / "lakehouse" / "balances.sql",
+        rebuild=None,
         table=HERE / "lakehouse" / "table.sql",
     )
     return [ledger_events, account_changes, lakehouse]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
 pytest_plugins = [
     "tests.fix_stack",
     "tests.fix_databases",
@@ -10,3 +15,15 @@ pytest_plugins = [
     "tests.fix_secured",
     "tests.fix_spark",
 ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test an id of its own. Several processes tell them apart by that, and would run one of those that share
+    one: schemathesis puts the operation into a test's name and not into its id.
+    """
+    for item in items:
+        if not item.nodeid.endswith(item.name):
+            item._id = replace(item.id, names=(*item.id.names[:-1], item.name))
+    shared = [name for name, count in Counter(item.nodeid for item in items).items() if count > 1]
+    if shared:
+        raise pytest.UsageError(f"several tests have the id {shared[0]}")

@@ -25,7 +25,6 @@ from outbox.sink.traces import Traced
 
 SINKS = PROJECT_ROOT / "sinks"
 STRATEGIES = strategy.load(SINKS / "strategies")
-SURVIVES_RE_SENDS = ("dedup", "merge", "upsert")
 PROJECTION = SINKS / "projections" / "balances.sql"
 TOPIC = "ledger.events"
 TOPIC_ID = "topic-1"

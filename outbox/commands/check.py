@@ -46,7 +46,8 @@ def describe(report: Report) -> str:
             if not sink.drift
             else f"DRIFTS by {sink.drift_total} in {len(sink.drift)} accounts"
         )
-        lines.append(f"sink {sink.name:<7} {verdict}; {sink.in_flight} in flight, {sink.parked} parked")
+        apart = f"{sink.in_flight} in flight, {sink.parked} parked" + (f", {sink.lost} lost" if sink.lost else "")
+        lines.append(f"sink {sink.name:<7} {verdict}; {apart}")
         worst = sorted(sink.drift.items(), key=lambda entry: -abs(entry[1]))[:WORST_SHOWN]
         lines += [f"             {key}  {amount:+d}" for key, amount in worst]
     return "\n".join(lines)

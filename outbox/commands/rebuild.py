@@ -10,6 +10,7 @@ import click
 
 from outbox import log, topics
 from outbox import settings as configuration
+from outbox.errors import Failure
 from outbox.settings import Settings
 from outbox.sink import job
 from outbox.sink import rebuild as rebuilding
@@ -44,6 +45,12 @@ def rebuild(
     if source == "ledger" and (restart or forget):
         raise click.UsageError("--restart and --forget are for --from topic")
     (declared,) = job.choose(settings, [sink])
+    if declared.job.table is not None:
+        raise Failure(
+            f"sink {sink} is a table of events, whose balances are a query: there is nothing to recompute",
+            f"`outbox rewind --sink {sink} --to-earliest` brings it what the topic still has; what it has already, it "
+            "knows",
+        )
     if source == "ledger":
         _from_ledger(settings, declared, dry_run, yes)
     elif forget:

@@ -21,6 +21,7 @@ from outbox.sink import rewind as rewinding
     "--to-timestamp", type=Moment(), metavar="TIME", help="What has arrived since, in ISO 8601; UTC unless it says."
 )
 @click.option("--to-offset", "to_offsets", multiple=True, metavar="PARTITION:OFFSET", help="Once a partition.")
+@click.option("--skip-dropped", is_flag=True, help="Give up what the topic has dropped before it was applied.")
 @click.option("--dry-run", is_flag=True, help="Only tell what would be read again.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def rewind(
@@ -30,6 +31,7 @@ def rewind(
     to_earliest: bool,
     to_timestamp: datetime | None,
     to_offsets: tuple[str, ...],
+    skip_dropped: bool,
     dry_run: bool,
     yes: bool,
 ) -> None:
@@ -48,10 +50,14 @@ def rewind(
         moves = rewinding.to_earliest(settings, sink)
     else:
         moves = rewinding.to_positions(settings, sink)
+    if skip_dropped:
+        moves = rewinding.skip_dropped(settings, sink, moves)
     for partition, move in moves.items():
-        click.echo(f"partition {partition}: from offset {move.begin}, {move.position - move.begin} again")
-    again = sum(move.position - move.begin for move in moves.values())
-    if not again and not to_positions:
+        gives_up = move.begin > move.position
+        what = f"giving up {move.position} to {move.begin - 1}" if gives_up else f"{move.position - move.begin} again"
+        click.echo(f"partition {partition}: from offset {move.begin}, {what}")
+    again = sum(max(0, move.position - move.begin) for move in moves.values())
+    if not again and not to_positions and not skip_dropped:
         raise Failure(f"sink {sink} would read nothing again", "choose an earlier place")
     if dry_run:
         click.echo("nothing was changed (--dry-run)")

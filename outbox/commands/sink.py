@@ -14,7 +14,7 @@ class SinkCommand(click.Command):
     """A command whose help tells the strategies apart."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        known = job.sinks(configuration.load())
+        known = job.sinks(configuration.load(environment=False))  # help is there also beside a wrong setting
         with formatter.section("Strategies"):
             formatter.write_dl([(name, _told(one.strategy)) for name, one in known.items()])
 

@@ -100,7 +100,10 @@ def from_ledger(
     Raises Failure if the job has no SQL for it, or if a database refuses.
     """
     if job.rebuild is None:
-        raise Failure("this job does not say how to rebuild from the ledger", "declare Job.rebuild: docs/adopting.md")
+        raise Failure(
+            f"sink {sink} cannot be taken from the ledger: its job has no SQL for that (docs/adopting.md: Job.rebuild)",
+            f"`outbox rewind --sink {sink} --to-earliest --skip-dropped` gives up what the topic has dropped",
+        )
     with closing(connect(settings, BalancesRole.SINK)) as connection, _told(connection, sink):
         with connection, connection.cursor() as cursor:
             cursor.execute(fence.SESSION)

@@ -24,7 +24,9 @@ from outbox.sink.positions import Offsets
 
 
 class Move(NamedTuple):
-    """One partition: where the sink is, and where it will read from."""
+    """One partition: where the sink is, and where it will read from. What lies between is read again; or, if the sink
+    is to begin beyond where it is, given up.
+    """
 
     position: int
     begin: int
@@ -75,16 +77,25 @@ def to_offsets(settings: Settings, sink: str, offsets: Offsets) -> dict[int, Mov
     return moves
 
 
+def skip_dropped(settings: Settings, sink: str, moves: Mapping[int, Move]) -> dict[int, Move]:
+    """The same, but for events that the topic has dropped before the sink has applied them: those are given up."""
+    first = topics.first_offsets(settings, topic_of(settings, sink))
+    return {key: move._replace(begin=max(move.begin, first.get(key, 0))) for key, move in moves.items()}
+
+
 def rewind(settings: Settings, sink: str, moves: Mapping[int, Move]) -> int:
     """Let the sink begin there at its next start, and return the generation that begins.
 
     One transaction, under the sink's fence. Raises Failure if a driver runs.
     """
+    topic = topics.describe(settings, topic_of(settings, sink))
+    begin = {partition: move.begin for partition, move in moves.items()}
     with closing(connect(settings, BalancesRole.SINK)) as connection:
         fence.take(connection, sink)
         with connection, connection.cursor() as cursor:
             fence.lock(cursor, sink)
-            return begin_anew(cursor, sink, topic_of(settings, sink), {key: move.begin for key, move in moves.items()})
+            positions.write(cursor, sink, topic.name, topic.id, begin)  # forward only: past what is given up
+            return begin_anew(cursor, sink, topic.name, begin)
 
 
 def begin_anew(cursor: extensions.cursor, sink: str, topic: str, offsets: Offsets) -> int:

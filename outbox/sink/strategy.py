@@ -32,6 +32,8 @@ class Strategy:
     sql: str
     start: Literal["positions", "earliest"] = "positions"
     """Where a sink without checkpoint begins: at its positions, or, like a plain consumer, at the earliest event."""
+    takes: Literal["amounts", "states"] = "amounts"
+    """What it takes of an event: what that adds, or the state that it brings, which makes up for any before it."""
     knows: Literal["events", "positions"] = "events"
     """What it knows an event by: itself or its place, or only how far the sink has read. One of the latter would take
     the replay of a dead letter for a re-read, so it is not asked about one: the letter alone says that it is new."""
@@ -50,4 +52,7 @@ def _read(file: Path) -> Strategy:
         raise Failure(f"{file}: its first comments do not say: {', '.join(missing)}", "write them as `-- idea: …`")
     start: Literal["positions", "earliest"] = "earliest" if header.get("start") == "earliest" else "positions"
     knows: Literal["events", "positions"] = "positions" if header.get("knows") == "positions" else "events"
-    return Strategy(name=file.stem, sql=sql, start=start, knows=knows, **{word: header[word] for word in REQUIRED})
+    takes: Literal["amounts", "states"] = "states" if header.get("takes") == "states" else "amounts"
+    return Strategy(
+        name=file.stem, sql=sql, start=start, knows=knows, takes=takes, **{word: header[word] for word in REQUIRED}
+    )

@@ -1,6 +1,7 @@
 -- idea: the event says the balance after it; new is what has a higher version than the account
 -- survives: every duplicate, and lost events too, once a later one comes; keeps no history
 -- costs: nothing; but each event must carry the whole state, and a version that only grows
+-- takes: states
 -- choose: when events carry state: then this is the simplest, and nothing has to be remembered or dropped
 --
 -- The guard is the version. The last event's id would not do: of several older events that come again, all but

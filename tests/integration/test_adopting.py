@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from textwrap import dedent
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from outbox.database import connect
 from outbox.settings import PROJECT_ROOT, BalancesRole, Settings
@@ -45,3 +50,8 @@ def test_the_strategy_is_one_file(databases: Settings, tmp_path: Path) -> None:
     with closing(connect(databases, BalancesRole.SINK)) as connection:
         sink = sink_on(connection, young)
         assert sink.apply(batch(EVENTS)) == Counts(rows=6, fresh=6)
+        old = batch(EVENTS[:1], start=6)
+        place = old.rows.column_names.index("occurred_at")
+        two_hours_ago = pc.subtract(old.rows["occurred_at"], pa.scalar(timedelta(hours=2)))
+        old = replace(old, rows=old.rows.set_column(place, "occurred_at", two_hours_ago))
+        assert sink.apply(old) == Counts(rows=1, duplicates=1)

@@ -23,11 +23,11 @@ from outbox.sink.repair import Replayed
 from outbox.sink.selection import Chosen, Selection
 from outbox.wait import wait_for
 from tests import command
+from tests.deliveries import SURVIVES_RE_SENDS
 from tests.records import unread
 from tests.sink import (
     PROJECTION,
     STRATEGIES,
-    SURVIVES_RE_SENDS,
     TOPIC,
     Database,
     Event,

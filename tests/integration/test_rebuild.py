@@ -27,11 +27,10 @@ from outbox.sink.selection import Selection
 from outbox.topics import Topic
 from outbox.wait import wait_for
 from tests.command import outbox
-from tests.integration.test_sink_model import EVENTS, POOL, Delivery, Run, checked, deliveries
+from tests.deliveries import EVENTS, POOL, SURVIVES_RE_SENDS, Delivery, Run, checked, deliveries
 from tests.sink import (
     PROJECTION,
     STRATEGIES,
-    SURVIVES_RE_SENDS,
     TOPIC,
     TOPIC_ID,
     Database,
@@ -118,7 +117,17 @@ def job(databases: Settings) -> Job:
 @pytest.fixture
 def run(databases: Settings, request: pytest.FixtureRequest) -> Iterator[Run]:
     with open_sink(databases, request.param) as sink:
-        yield Run(sink, Database(databases, request.param))
+        yield Run(sink, Database(databases, request.param).balances)
+
+
+@pytest.mark.parametrize("source", ["topic", "ledger"])
+def test_a_table_of_events_is_not_rebuilt(databases: Settings, source: str) -> None:
+    done = outbox(
+        "rebuild", "--sink", "lakehouse", "--from", source, "--yes", home=databases.home, **databases.as_env()
+    )
+    assert done.returncode == 1
+    assert "there is nothing to recompute — `outbox rewind --sink lakehouse --to-earliest`" in done.stderr
+    assert Database(databases, "lakehouse").balances() == {}
 
 
 class TestFromLedger:
@@ -268,7 +277,7 @@ class TestFromLedger:
         assert everything(databases) == before
 
     def test_a_job_that_does_not_say_how_is_told(self, databases: Settings, job: Job) -> None:
-        with pytest.raises(Failure, match=r"declare Job\.rebuild"):
+        with pytest.raises(Failure, match=r"Job\.rebuild\) — `outbox rewind --sink dedup --to-earliest"):
             rebuild.from_ledger(databases, replace(job, rebuild=None), "dedup", HERE, WHOLE)
 
 

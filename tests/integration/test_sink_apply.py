@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from uuid import UUID
@@ -16,9 +17,11 @@ import pytest
 from outbox.database import connect
 from outbox.errors import Failure
 from outbox.settings import BalancesRole, Settings
+from outbox.sink import fence
 from outbox.sink.apply import Counts
 from outbox.sink.batch import Batch
 from outbox.sink.dead_letters import DeadLetter
+from outbox.sink.strategy import Strategy
 from outbox.wait import wait_for
 from tests.sink import (
     NOW_MS,
@@ -112,23 +115,28 @@ class TestDedup:
 
 
 def test_sinks_that_write_the_same_ids_and_accounts_at_once_do_not_deadlock(databases: Settings) -> None:
-    """Every strategy, on ids of a day that none has used before; every second one in the opposite order."""
+    """No two sinks share a row. What they share is the partitions of days that none has used before: so two of each
+    strategy, one of which goes through the days in the opposite order.
+    """
     some = [
-        Event(uuid7(RANDOM, NOW_MS - 90 * DAY_MS), account(n), amount=1, version=1, balance_after=1)
+        Event(uuid7(RANDOM, NOW_MS - (90 + n // 100) * DAY_MS), account(n), amount=1, version=1, balance_after=1)
         for n in range(2000)
     ]
     errors: list[BaseException] = []
 
-    def run(name: str, mine: list[Event]) -> None:
+    def run(strategy: Strategy, mine: list[Event]) -> None:
         try:
-            with open_sink(databases, name) as sink:
+            with closing(connect(databases, BalancesRole.SINK)) as connection:
+                sink = sink_on(connection, strategy)
                 for start in range(0, 2000, 200):
                     sink.apply(batch(mine[start : start + 200], start))
         except BaseException as error:
             errors.append(error)
 
     threads = [
-        threading.Thread(target=run, args=(name, some[:: (-1) ** number])) for number, name in enumerate(STRATEGIES)
+        threading.Thread(target=run, args=(replace(strategy, name=name), mine))
+        for strategy in STRATEGIES.values()
+        for name, mine in ((strategy.name, some), (f"{strategy.name} too", some[::-1]))
     ]
     for thread in threads:
         thread.start()
@@ -136,7 +144,8 @@ def test_sinks_that_write_the_same_ids_and_accounts_at_once_do_not_deadlock(data
         thread.join()
     assert errors == []
     for name in STRATEGIES:
-        assert Database(databases, name).balances() == sums(some)
+        for sink in (name, f"{name} too"):
+            assert Database(databases, sink).balances() == sums(some), sink
 
 
 def test_naive_drifts_by_exactly_what_comes_twice(databases: Settings) -> None:
@@ -227,6 +236,20 @@ class TestFence:
                 with pytest.raises(Failure, match="lost its database connection"):
                     lost.apply(batch(some))
         assert database.balances() == sums(some)
+
+    def test_the_server_is_told_to_notice_a_dead_host(self, databases: Settings) -> None:
+        # That it then does is the kernel's promise: a host that goes silent is not made here.
+        limits = {
+            "tcp_keepalives_idle": fence.DEAD_HOST_S // 2,
+            "tcp_keepalives_interval": 5,
+            "tcp_keepalives_count": 3,
+            "tcp_user_timeout": fence.DEAD_HOST_S * 1000,
+            "lock_timeout": fence.LOCK_TIMEOUT_S * 1000,
+        }
+        with closing(connect(databases, BalancesRole.SINK)) as connection, connection.cursor() as cursor:
+            sink_on(connection)
+            cursor.execute("SELECT name, setting::int FROM pg_settings WHERE name = ANY(%s)", [[*limits]])
+            assert {str(name): int(setting) for name, setting in cursor} == limits
 
     def test_a_superseded_driver_changes_nothing(self, databases: Settings, database: Database) -> None:
         """Behind a pooler the session lock may have gone elsewhere: the epoch tells."""

@@ -12,6 +12,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from outbox import check, topics
+from outbox.commands.check import describe
 from outbox.database import connect
 from outbox.settings import BalancesRole, LedgerRole, Settings
 from outbox.wait import WaitTimeoutError
@@ -31,6 +32,9 @@ class Event:
 
 class History:
     """Writes ledger, topic and sink directly, each as the test wants it."""
+
+    name = SINK
+    version = 1  # of each account of the sink
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -85,18 +89,18 @@ class History:
         if next_offset is not None:
             end[0] = next_offset
         with self._balances, self._balances.cursor() as cursor:
-            cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1)", [SINK])
+            cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1)", [self.name])
             for partition, offset in end.items():
                 cursor.execute(
                     "INSERT INTO positions (sink, topic, partition, topic_id, next_offset)"
                     " VALUES (%s, %s, %s, 'x', %s)",
-                    [SINK, self._settings.topic, partition, offset],
+                    [self.name, self._settings.topic, partition, offset],
                 )
             for account, balance in balances.items():
                 cursor.execute(
                     "INSERT INTO balances (sink, account_id, currency, balance_minor, version, events)"
-                    " VALUES (%s, %s, 'EUR', %s, 1, 1)",
-                    [SINK, account, balance],
+                    " VALUES (%s, %s, 'EUR', %s, %s, 1)",
+                    [self.name, account, balance, self.version],
                 )
 
     def set_aside(self, event: Event) -> None:
@@ -106,7 +110,7 @@ class History:
                 "INSERT INTO dead_letters"
                 ' (sink, identity, topic, topic_id, partition, "offset", event_id, reason, detail)'
                 " VALUES (%s, %s, %s, 'x', 0, 0, %s, 'test', '')",
-                [SINK, event.id, self._settings.topic, event.id],
+                [self.name, event.id, self._settings.topic, event.id],
             )
 
     def rebuilt(self, version: int) -> None:
@@ -172,13 +176,35 @@ def test_duplicates_on_the_topic_are_counted_and_are_no_finding(topic: Settings,
 def test_an_event_that_the_topic_has_jumped_over_is_lost(topic: Settings, history: History) -> None:
     events = history.account(5, 6, 7)
     history.publish(events[0], events[2])
+    history.sink(**{events[0].account: 5 + 7})
     report = check.check(topic)
     assert report.lost == [events[1].id]
     assert report.gaps == 1
     assert "1 events are lost" in report.findings[0]
+    sink = report.sink(SINK)
+    assert (sink.lost, sink.in_flight, sink.drift) == (1, 0, {}), "what never came to it is no drift of its own"
+    assert report.settled
+    assert "agrees with the ledger; 0 in flight, 0 parked, 1 lost" in describe(report)
 
 
-def test_what_the_topic_does_not_have_yet_is_in_flight_and_not_lost(topic: Settings, history: History) -> None:
+@pytest.mark.parametrize("name", ["dedup", "upsert"])
+def test_an_event_that_carries_the_state_makes_up_for_those_before_it(
+    topic: Settings, history: History, name: str
+) -> None:
+    parked, lost = history.account(5, 6, 7), history.account(1, 2, 3)
+    history.publish(*parked, lost[0], lost[2])
+    history.name, history.version = name, 3
+    history.set_aside(parked[1])
+    history.sink(**{parked[0].account: 5 + 6 + 7, lost[0].account: 1 + 2 + 3})
+    sink = check.check(topic).sink(name)
+    assert (sink.parked, sink.lost) == (1, 1), "told all the same"
+    # Under dedup, who has these amounts has applied what was set aside, and what never came.
+    assert sink.drift == ({} if name == "upsert" else {parked[0].account: 6, lost[0].account: 2})
+
+
+def test_what_the_topic_does_not_have_is_in_flight_until_a_later_event_of_its_account_is_there(
+    topic: Settings, history: History
+) -> None:
     events = history.account(5, 6, 7)
     history.publish(events[0])
     history.sink(**{events[0].account: 5})

@@ -14,10 +14,12 @@ from decimal import Decimal
 from pathlib import Path
 from random import Random
 
+import duckdb
 import psutil
 import psycopg2
 import pytest
 from deltalake import DeltaTable
+from hypothesis import example, given, settings
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
@@ -35,6 +37,7 @@ from outbox.sink.repair import Replayed
 from outbox.sink.selection import Chosen
 from outbox.topic_log import TopicLog
 from outbox.wait import wait_for
+from tests.deliveries import Delivery, Run, checked, deliveries, each_event_once
 from tests.fix_spark import leaves_sockets
 from tests.records import unread
 from tests.sink import NOW_MS, TOPIC, TOPIC_ID, TRACE, Database, Event, account, batch, sums, traced, uuid7
@@ -129,6 +132,36 @@ def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) 
     }
     # All that the last commit says, although it has nothing new: how far the table is.
     assert (table(lake).topic, table(lake).positions) == (TOPIC, {0: 17}) == (TOPIC, database(lake).positions())
+
+
+@pytest.fixture
+def run(lake: Settings) -> Iterator[Run]:
+    with driving(lake) as sink:
+        yield Run(sink, lambda: {key: int(total) for key, total in table(lake).totals.items()})
+
+
+@settings(checked, max_examples=5)  # a batch takes about a second
+@given(deliveries)
+@example([Delivery([0, 0, 1]), Delivery([1, 2], back=1), Delivery([0, 2])])
+def test_the_table_has_each_event_once_however_events_come(run: Run, batches: list[Delivery]) -> None:
+    came = run.deliver(batches)
+    assert run.balances() == each_event_once(came)
+
+
+def test_spark_and_duckdb_read_the_balances_and_so_can_whoever_reads_delta(lake: Settings, spark: SparkSession) -> None:
+    some = events(9)
+    with driving(lake) as sink:
+        sink.apply(batch([*some, *some]))
+    balances = DECLARED.job.projection.read_text()
+    delta = DeltaTable(folder(lake))
+    protocol = delta.protocol()
+    assert (protocol.min_reader_version, protocol.reader_features) == (1, None), "nothing that a reader must know of"
+    spark.read.format("delta").load(lakehouse_table.location(lake, NAME)).createOrReplaceTempView("events")
+    assert {row["key"]: int(row["total"]) for row in spark.sql(balances).collect()} == sums(some)
+    with duckdb.connect() as connection:
+        connection.register("events", delta.to_pyarrow_dataset())
+        found = connection.sql(balances).fetchall()
+    assert {key: int(total) for key, _, total, *_ in found} == sums(some)
 
 
 def test_a_batch_is_looked_for_among_its_own_days_only(lake: Settings) -> None:
@@ -310,7 +343,7 @@ def test_killed_between_the_tables_commit_and_its_positions(topic: Settings) -> 
             # The second transaction writes the counts here; the first only reads.
             cursor.execute("SELECT FROM sinks WHERE name = %s FOR UPDATE", [NAME])
             publisher.send([*some[30:], *some[:5]])
-            wait_for("the table's commit", lambda: rows() > 30, timeout_s=TIMEOUT_S)
+            wait_for("the table's commit", lambda: rows() > 30, timeout_s=TIMEOUT_S, poll_s=0.5)  # a look is work
             merged = rows()
             processes = sink.processes()
             assert any("delta" in word for process in processes for word in process.cmdline())

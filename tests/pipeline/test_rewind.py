@@ -6,6 +6,8 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from outbox import topics
 from outbox.database import connect
@@ -13,9 +15,10 @@ from outbox.errors import Failure
 from outbox.settings import BalancesRole, Settings
 from outbox.sink import rewind
 from outbox.sink.rewind import Beginning, Move
+from outbox.wait import wait_for
 from tests.command import outbox
-from tests.sink import sink_on
-from tests.stream import applied_until
+from tests.sink import Database, sink_on, sums
+from tests.stream import Publisher, applied_until, catch_up, told
 
 
 @pytest.fixture
@@ -62,6 +65,47 @@ def test_a_running_sink_is_not_rewound(applied: Settings) -> None:
         with pytest.raises(Failure, match="sink dedup has a driver already"):
             rewind.rewind(applied, "dedup", moves)
     assert beginning(applied) == Beginning(0, {})
+
+
+def test_a_sink_reads_from_a_moment_and_from_an_offset_in_the_middle(topic: Settings) -> None:
+    publisher = Publisher(topic)
+    early, late = publisher.events(30), publisher.events(20)
+    publisher.send(early)
+    between = datetime.now(UTC)
+    wait_for("the clock to go on", lambda: datetime.now(UTC) > between + timedelta(milliseconds=5), timeout_s=5)
+    publisher.send(late)
+    assert catch_up(topic).returncode == 0
+    ends = topics.last_stable_offsets(topic, topic.topic)
+    middle = [word for partition, end in ends.items() for word in ("--to-offset", f"{partition}:{min(end, 1)}")]
+    skipped = sum(min(end, 1) for end in ends.values())  # the first record of each partition that has any
+    for words, again in ((["--to-timestamp", between.isoformat()], 20), (middle, 50 - skipped)):
+        told_of = outbox("rewind", "--sink", "dedup", *words, "--yes", home=topic.home, **topic.as_env())
+        assert told_of.returncode == 0, told_of.stderr
+        done = catch_up(topic)
+        assert done.returncode == 0, done.stderr
+        lines = told(done, "applied")
+        assert sum(int(str(line["rows"])) for line in lines) == again
+        assert sum(int(str(line["duplicates"])) for line in lines) == again
+    assert Database(topic).balances() == sums([*early, *late])
+
+
+def test_what_the_topic_has_dropped_is_given_up_only_if_told_so(applied: Settings) -> None:
+    admin = AdminClient(topics.client_config(applied))
+    for future in admin.delete_records([TopicPartition(applied.topic, 0, 5)]).values():
+        future.result(10)
+    position = {0: 4, 1: 0}
+
+    def run(*words: str) -> str:
+        done = outbox("rewind", "--sink", "dedup", "--yes", *words, home=applied.home, **applied.as_env())
+        return done.stdout + done.stderr
+
+    assert "would read nothing again" in run("--to-earliest")
+    assert Database(applied).positions() == position
+    assert "partition 0: from offset 5, giving up 4 to 4" in run("--to-earliest", "--skip-dropped", "--dry-run")
+    assert Database(applied).positions() == position
+    assert "begins there at its next start" in run("--to-earliest", "--skip-dropped")
+    assert Database(applied).positions() == {0: 5, 1: 0}
+    assert catch_up(applied).returncode == 0
 
 
 def test_the_command(applied: Settings) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections import Counter
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
 import psutil
 import pytest
 import requests
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
@@ -17,11 +20,11 @@ from outbox import topics
 from outbox.database import connect
 from outbox.doctor import examine
 from outbox.settings import BalancesRole, Settings
-from outbox.sink import fence, job, rewind
+from outbox.sink import dead_letters, fence, job, rewind
 from outbox.sink.lag import LagLookup
 from outbox.stack import ports
 from outbox.wait import wait_for
-from tests.sink import Database, account, sums, uuid7
+from tests.sink import STRATEGIES, Database, account, sums, uuid7
 from tests.stream import (
     RANDOM,
     TIMEOUT_S,
@@ -185,12 +188,46 @@ def test_a_second_driver_and_a_lost_connection_end_with_one_clear_line(
     assert database.balances() == sums(some)
 
 
+def test_a_bad_record_is_kept_whole_with_its_coordinates(topic: Settings, database: Database) -> None:
+    megabyte = b'{"amount": "' + b"x" * 10**6 + b'"}'
+    ids = [uuid7(RANDOM), uuid7(RANDOM), None]
+    bad: list[tuple[bytes | None, bytes, list[tuple[str, str | bytes | None]], str]] = [
+        (account(1).encode(), megabyte, [("id", str(ids[0]).encode()), ("odd", b"x")], "unknown event type"),
+        (None, b"\xff\x00{", [("id", str(ids[1]).encode()), ("odd", None), ("odd", b"\xfe"), ("", b"")], "not UTF-8"),
+        (b"\xfe", b"{}", [], "missing id"),
+    ]
+    producer, refused = Producer({**topics.client_config(topic), "message.max.bytes": 2 << 20}), list[object]()
+    began_at = datetime.now(UTC) - timedelta(minutes=1)
+    for number, (key, value, headers, _) in enumerate(bad):
+        producer.produce(
+            topic.topic,
+            value,
+            key,
+            partition=number,
+            headers=headers,
+            on_delivery=lambda error, _: refused.extend([error] if error else []),
+        )
+    assert (producer.flush(30), refused) == (0, [])
+    done = catch_up(topic)
+    assert done.returncode == 0, done.stderr
+    columns = 'topic, partition, "offset", event_id::text, key, value, headers, reason, recorded_at'
+    kept = database.query(f"SELECT {columns} FROM dead_letters ORDER BY partition")
+    for number, (row, (key, value, headers, reason)) in enumerate(zip(kept, bad, strict=True)):
+        assert row[:4] == (topic.topic, number, 0, ids[number])
+        kept_key, kept_value, kept_headers, kept_reason, recorded_at = cast("Any", row[4:])
+        assert (kept_key if kept_key is None else bytes(kept_key)) == key
+        assert bytes(kept_value) == value
+        assert dead_letters.headers(kept_headers) == headers
+        assert kept_reason == reason
+        assert began_at < recorded_at < datetime.now(UTC) + timedelta(minutes=1)
+
+
 def test_a_lost_checkpoint_and_one_cut_off_lose_nothing(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     some = publisher.events(90)
     publisher.send(some[:30])
-    assert catch_up(topic, "dedup", "naive").returncode == 0
+    assert catch_up(topic, *STRATEGIES).returncode == 0
 
     # The host lost power: the newest logs are empty.
     for log in ("offsets", "commits"):
@@ -201,15 +238,18 @@ def test_a_lost_checkpoint_and_one_cut_off_lose_nothing(
     assert len(told(cut, "removed a log file that a crash has cut off")) == 2
     assert database.balances() == sums(some[:60])
 
-    # The checkpoints are gone: dedup knows its positions, naive begins at the beginning.
-    for name in ("dedup", "naive"):
+    # The checkpoints are gone: each begins at its positions, naive at the beginning.
+    for name in STRATEGIES:
         shutil.rmtree(checkpoint(topic, name))
     publisher.send(some[60:])
-    lost = catch_up(topic, "dedup", "naive")
+    lost = catch_up(topic, *STRATEGIES)
     assert lost.returncode == 0, lost.stderr
-    assert database.balances() == sums(some)
-    assert sum(int(str(line["rows"])) for line in told(lost, "applied") if line["sink"] == "dedup") == 30
-    assert Database(topic, "naive").balances() == sums([*some[:30], *some])
+    rows: Counter[str] = Counter()
+    for line in told(lost, "applied"):
+        rows[str(line["sink"])] += int(str(line["rows"]))
+    assert rows == {**dict.fromkeys(STRATEGIES, 60), "dedup": 30, "naive": 90}, "dedup alone had come further"
+    for name in STRATEGIES:
+        assert Database(topic, name).balances() == sums([*some[:30], *some] if name == "naive" else some), name
 
 
 def test_events_that_are_gone_stop_it_with_their_range(

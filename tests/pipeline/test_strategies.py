@@ -15,9 +15,10 @@ from outbox import check, connect, topics
 from outbox.settings import Settings
 from outbox.stack.command import sink as sink_command
 from outbox.wait import wait_for
+from tests.deliveries import SURVIVES_RE_SENDS
 from tests.ledger import Client, chosen_seed, seeded
 from tests.relay import Record, duplicates, read, relayed
-from tests.sink import STRATEGIES, SURVIVES_RE_SENDS, Database, sums
+from tests.sink import STRATEGIES, Database, sums
 from tests.stream import (
     TIMEOUT_S,
     Publisher,

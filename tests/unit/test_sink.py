@@ -7,8 +7,10 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from click.testing import CliRunner
 
 from outbox import settings
+from outbox.commands.sink import sink
 from outbox.errors import Failure
 from outbox.settings import PROJECT_ROOT
 from outbox.sink import dead_letters, job, positions, strategy
@@ -41,6 +43,13 @@ class TestStrategyFiles:
         known = job.sinks(settings.load(environment=False))
         assert sorted(re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE)) == sorted(known)
 
+    def test_the_help_tells_each_with_its_survives_costs_and_choose(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "200")
+        told = " ".join(CliRunner().invoke(sink, ["--help"]).output.split())
+        for name, (_, one) in job.sinks(settings.load(environment=False)).items():
+            words = f"{name} {one.idea}. Survives {one.survives}. Costs {one.costs}. Choose it {one.choose}."
+            assert " ".join(words.split()) in told, name
+
     def test_one_that_does_not_say_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "mine.sql").write_text(HEADER.replace("-- costs: little\n", "") + "SELECT 1")
         with pytest.raises(Failure, match=r"mine\.sql.*costs"):
@@ -52,6 +61,9 @@ class TestStrategyFiles:
 
     def test_one_that_knows_no_event_says_so(self) -> None:
         assert [one.name for one in made.STRATEGIES.values() if one.knows == "positions"] == ["offsets"]
+
+    def test_one_that_takes_states_says_so(self) -> None:
+        assert [one.name for one in made.STRATEGIES.values() if one.takes == "states"] == ["upsert"]
 
 
 def test_the_lakehouse_has_the_columns_of_an_event_and_its_day() -> None:
