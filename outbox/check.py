@@ -199,7 +199,7 @@ def read_sinks(settings: Settings) -> list[SinkState]:
     others: set[str] = set()  # sinks of other topics
     declared = job.sinks(settings)
     read_by = {name: one.job.topic for name, one in declared.items()}
-    of_states = {name for name, one in declared.items() if one.strategy.takes == "states"}
+    takes_states = {name for name, one in declared.items() if one.strategy.takes == "states"}
     with _snapshot(settings, BalancesRole.AUDITOR) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT name, duplicates FROM sinks")
         skipped = dict(cursor.fetchall())
@@ -239,7 +239,7 @@ def read_sinks(settings: Settings) -> list[SinkState]:
             frozenset(parked[name]),
             skipped[name],
             lakehouse_table.UNREAD if name in unread else "",
-            name.removesuffix(rebuild.SUFFIX) in of_states,
+            name.removesuffix(rebuild.SUFFIX) in takes_states,
         )
         for name in sorted({*skipped} - (others - {*positions}))
     ]

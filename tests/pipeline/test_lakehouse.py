@@ -37,6 +37,7 @@ from outbox.sink.repair import Replayed
 from outbox.sink.selection import Chosen
 from outbox.topic_log import TopicLog
 from outbox.wait import wait_for
+from tests.command import outbox
 from tests.deliveries import Delivery, Run, checked, deliveries, each_event_once
 from tests.fix_spark import leaves_sockets
 from tests.records import unread
@@ -259,6 +260,17 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings, spark: Sp
     assert {row["event_id"]: (row["amount"], row["version"]) for row in stored if row["event_id"] == one.event_id} == {
         one.event_id: (one.amount, one.version)
     }
+
+
+def test_the_command_replays_a_letter_into_the_table(lake: Settings) -> None:
+    (one,) = events(1)
+    with driving(lake) as sink:
+        sink.apply(batch([], dead=[unread(one, 0)]))
+    for applied in (1, 0):
+        done = outbox("dead-letters", "replay", "--sink", NAME, home=lake.home, **lake.as_env())
+        assert done.returncode == 0, done.stderr
+        assert ("1 applied" in done.stdout) is bool(applied), done.stdout
+    assert ids(lake) == [one.event_id]
 
 
 def test_traced_events_are_told_with_what_became_of_them(lake: Settings) -> None:
