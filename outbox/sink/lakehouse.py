@@ -99,7 +99,7 @@ class LakehouseSink(Driver):
             missing = self._table.missing(rows["event_id"].filter(pc.is_in(rows["event_id"], told_of)).to_pylist())
             fresh = self._table.merge(rows, {"topic": batch.topic, "topic_id": batch.topic_id, "next_offsets": end})
             counts = self._conclude(batch, fresh, dead)
-        traces.tell(self.name, _outcomes(batch, {*missing}), batch.traced_left_out)
+        traces.tell(self.name, _outcomes(batch, missing), batch.traced_left_out)
         return counts
 
     @cached_property
@@ -258,23 +258,23 @@ class TableEffect(Effect):
         rows = pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in cursor])
         if not rows.num_rows:
             return Outcome(0, 0)
-        ids = {*rows["event_id"].to_pylist()}
-        applied = len(self._table.missing(ids)) if self._dry_run else self._table.merge(rows)
+        applied = len(self._table.missing(rows["event_id"].to_pylist())) if self._dry_run else self._table.merge(rows)
         dead_letters.close(cursor, self.name)
         return Outcome(applied, 0)
 
 
-def _outcomes(batch: Batch, missing: set[str | None]) -> list[tuple[Traced, traces.Outcome]]:
+def _outcomes(batch: Batch, missing: set[str]) -> list[tuple[Traced, traces.Outcome]]:
     """What became of a batch's traced records, given the events of theirs that the table did not have before. Of two
     records of one event MERGE takes the first.
     """
     dead = {(letter.partition, letter.offset) for letter in batch.dead}
+    missing = {*missing}
     told: list[tuple[Traced, traces.Outcome]] = []
     for one in sorted(batch.traced, key=lambda one: (one.partition, one.offset)):
         if (one.partition, one.offset) in dead:
             told.append((one, "set aside"))
         elif one.event_id in missing:
-            missing = missing - {one.event_id}
+            missing.remove(one.event_id)
             told.append((one, "applied"))
         else:
             told.append((one, "duplicate"))

@@ -13,11 +13,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from outbox.errors import Failure
 
 REQUIRED = ("idea", "survives", "costs", "choose")
+OTHERWISE = {"start": "earliest", "knows": "positions", "takes": "states"}  # what a header may say, against the default
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,6 @@ def _read(file: Path) -> Strategy:
     missing = [word for word in REQUIRED if word not in header]
     if missing:
         raise Failure(f"{file}: its first comments do not say: {', '.join(missing)}", "write them as `-- idea: …`")
-    start: Literal["positions", "earliest"] = "earliest" if header.get("start") == "earliest" else "positions"
-    knows: Literal["events", "positions"] = "positions" if header.get("knows") == "positions" else "events"
-    takes: Literal["amounts", "states"] = "states" if header.get("takes") == "states" else "amounts"
-    return Strategy(
-        name=file.stem, sql=sql, start=start, knows=knows, takes=takes, **{word: header[word] for word in REQUIRED}
-    )
+    told: dict[str, Any] = {word: header[word] for word in REQUIRED}
+    told |= {word: other for word, other in OTHERWISE.items() if header.get(word) == other}
+    return Strategy(name=file.stem, sql=sql, **told)

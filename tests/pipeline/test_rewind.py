@@ -67,6 +67,12 @@ def test_a_running_sink_is_not_rewound(applied: Settings) -> None:
     assert beginning(applied) == Beginning(0, {})
 
 
+def rewound(settings: Settings, *words: str) -> tuple[int, str, str]:
+    """`outbox rewind` of the sink: its status, and what it said on both streams."""
+    done = outbox("rewind", "--sink", "dedup", *words, home=settings.home, **settings.as_env())
+    return done.returncode, done.stdout, done.stderr
+
+
 def test_a_sink_reads_from_a_moment_and_from_an_offset_in_the_middle(topic: Settings) -> None:
     publisher = Publisher(topic)
     early, late = publisher.events(30), publisher.events(20)
@@ -79,8 +85,8 @@ def test_a_sink_reads_from_a_moment_and_from_an_offset_in_the_middle(topic: Sett
     middle = [word for partition, end in ends.items() for word in ("--to-offset", f"{partition}:{min(end, 1)}")]
     skipped = sum(min(end, 1) for end in ends.values())  # the first record of each partition that has any
     for words, again in ((["--to-timestamp", between.isoformat()], 20), (middle, 50 - skipped)):
-        told_of = outbox("rewind", "--sink", "dedup", *words, "--yes", home=topic.home, **topic.as_env())
-        assert told_of.returncode == 0, told_of.stderr
+        status, _, complaint = rewound(topic, "--yes", *words)
+        assert status == 0, complaint
         done = catch_up(topic)
         assert done.returncode == 0, done.stderr
         lines = told(done, "applied")
@@ -96,8 +102,7 @@ def test_what_the_topic_has_dropped_is_given_up_only_if_told_so(applied: Setting
     position = {0: 4, 1: 0}
 
     def run(*words: str) -> str:
-        done = outbox("rewind", "--sink", "dedup", "--yes", *words, home=applied.home, **applied.as_env())
-        return done.stdout + done.stderr
+        return "".join(rewound(applied, "--yes", *words)[1:])
 
     assert "would read nothing again" in run("--to-earliest")
     assert Database(applied).positions() == position
