@@ -14,9 +14,10 @@ RUN pip install --no-cache-dir --require-hashes --requirement requirements.txt
 # The JVM parts, from the few files that say which: a change elsewhere downloads nothing.
 FROM python AS jars
 ARG OUTBOX_MAVEN_MIRROR
-COPY outbox/__init__.py outbox/errors.py outbox/settings.py outbox/
-COPY outbox/stack/__init__.py outbox/stack/ivy.xml outbox/stack/jars.py outbox/stack/java.py outbox/stack/
-RUN cp --recursive "$(python -m outbox.stack.jars plugin)" /opt/plugin
+COPY outbox/__init__.py outbox/
+COPY outbox/base outbox/base
+COPY outbox/jvm outbox/jvm
+RUN cp --recursive "$(python -m outbox.jvm.jars plugin)" /opt/plugin
 
 
 FROM apache/kafka:4.3.1 AS connect

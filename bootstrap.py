@@ -28,7 +28,7 @@ def main():
     pip("install", "--use-pep517", "--require-hashes", "-r", str(ROOT / "requirements.txt"))
     pip("install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
     if subprocess.run(
-        [str(VENV / "bin" / "python"), "-m", "outbox.stack.jars", "kafka"], stdout=subprocess.DEVNULL
+        [str(VENV / "bin" / "python"), "-m", "outbox.jvm.jars", "kafka"], stdout=subprocess.DEVNULL
     ).returncode:
         sys.exit(1)
     MARK.touch()
@@ -48,7 +48,7 @@ def require_python():
 
 
 def require_java():
-    """The same rule as outbox/stack/java.py, which needs the packages that are not there yet."""
+    """The same rule as outbox/jvm/java.py, which needs the packages that are not there yet."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     remedy = (

@@ -13,14 +13,16 @@ import click
 from bench import backlog as drain
 from bench import latency as arrival
 from bench import strategies as apply
-from outbox import connect, topics
-from outbox.database import connect as connect_database
-from outbox.migrate import migrate
-from outbox.settings import PROJECT_ROOT, BalancesRole, Settings, load
+from outbox.base import project
+from outbox.base.database import connect as connect_database
+from outbox.base.settings import Settings, SinkRole, load
+from outbox.kafka import topics
+from outbox.migrations.migrate import migrate
+from outbox.relay import connect
 from outbox.stack.command import sink
 from outbox.stack.stack import PARTS, Stack
 
-HOME = PROJECT_ROOT / ".outbox" / "bench"
+HOME = project.current().root / ".outbox" / "bench"
 WARM_UP_EVENTS = 400  # one by one; then the JVMs have compiled what they run for each
 BATCH_EVENTS = 100_000
 
@@ -118,7 +120,7 @@ def _stack(parts: Sequence[str] = PARTS) -> Iterator[Settings]:
 
 def _empty(settings: Settings) -> None:
     """Both sides start with the same empty tables."""
-    connection = connect_database(settings, BalancesRole.OWNER)
+    connection = connect_database(settings, SinkRole.OWNER)
     try:
         with connection, connection.cursor() as cursor:
             cursor.execute("TRUNCATE processed_events, balances")

@@ -14,16 +14,17 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from bench.event import event_id, payload, uuid7
-from outbox import topics
-from outbox.database import connect
-from outbox.settings import PROJECT_ROOT, BalancesRole, Settings
+from outbox.base import project
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
 from outbox.stack.command import sink
-from outbox.wait import wait_for
 
 ACCOUNTS = 1_000
 DRAIN_TIMEOUT_S = 600.0
 FETCH_MESSAGES = 10_000  # what librdkafka hands out in one call
-SINKS = PROJECT_ROOT / "sinks"
+SINKS = project.current().root / "sinks"
 
 
 def produce(settings: Settings, events: int, report: Callable[[str], None]) -> None:
@@ -97,7 +98,7 @@ def drain_by_hand(settings: Settings, strategy: str, batch_events: int) -> Rates
         }
     )
     consumer.assign([TopicPartition(settings.topic, partition, 0) for partition in end])
-    connection = connect(settings, BalancesRole.SINK)
+    connection = connect(settings, SinkRole.WRITER)
     statements = [
         (SINKS / "strategies" / f"{strategy}.sql").read_text(),
         (SINKS / "projections" / "balances.sql").read_text(),
@@ -144,7 +145,7 @@ def _csv(messages: list[Message]) -> io.StringIO:
 
 def _watch(settings: Settings, name: str, events: int) -> Rates:
     seen: list[tuple[float, int]] = []
-    connection = connect(settings, BalancesRole.SINK)
+    connection = connect(settings, SinkRole.WRITER)
     connection.autocommit = True
     try:
         with connection.cursor() as cursor:

@@ -13,10 +13,10 @@ from functools import partial
 from confluent_kafka import Consumer, TopicPartition
 
 from bench.event import event_id, payload, uuid7
-from outbox import topics
-from outbox.database import connect
-from outbox.settings import BalancesRole, LedgerRole, Settings
-from outbox.wait import wait_for
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
 
 POLL_S = 0.005  # often enough, and seldom enough to leave the processor to what is measured
 PAUSE_S = 0.02  # between the arrival of an event and the next: a quiet stack, and no rhythm to fall in with
@@ -34,7 +34,7 @@ def measure(settings: Settings, sink: str, events: int) -> Latencies:
     """Write events one by one, each once the last has reached the balance, and time their arrival."""
     account = str(uuid.uuid4())
     found = Latencies()
-    ledger, balances = connect(settings, LedgerRole.APP), connect(settings, BalancesRole.SINK)
+    ledger, balances = connect(settings, SourceRole.APP), connect(settings, SinkRole.WRITER)
     balances.autocommit = True
     try:
         with _arrivals(settings) as arrived, ledger.cursor() as writer, balances.cursor() as reader:

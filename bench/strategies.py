@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from bench.event import uuid7
-from outbox.database import connect
-from outbox.settings import BalancesRole, Settings
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
 from outbox.sink import job, strategy
 from outbox.sink.apply import Sink
 from outbox.sink.batch import Batch
@@ -43,7 +43,7 @@ def growth(settings: Settings, batches: int, batch_events: int, days: int) -> Se
 
 @contextmanager
 def _open(settings: Settings, name: str) -> Iterator[Sink]:
-    with closing(connect(settings, BalancesRole.SINK)) as connection:
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
         declared, chosen = job.sinks(settings)[name]
         yield Sink(connection, chosen, declared.staged, declared.projection)
 

@@ -10,11 +10,12 @@ import click
 
 from demo.screen import Screen
 from demo.story import Story
-from outbox.errors import Failure
-from outbox.settings import PROJECT_ROOT, load
+from outbox.base import project
+from outbox.base.errors import Failure
+from outbox.base.settings import load
 from outbox.stack.stack import Stack
 
-HOME = PROJECT_ROOT / ".outbox" / "demo"
+HOME = project.current().root / ".outbox" / "demo"
 TO_TRY = """\
 Everything still runs, until Ctrl-C. In another terminal, in this folder:
   export OUTBOX_HOME=.outbox/demo PATH=$PWD/.venv/bin:$PATH

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from psycopg2.extensions import connection as Connection  # noqa: N812
 
-from outbox.database import connect
-from outbox.settings import BalancesRole, Settings
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
 from outbox.sink import fence
 from outbox.stack.process import Process
-from outbox.wait import wait_for
 
 TIMEOUT_S = 120.0
 
@@ -44,7 +44,7 @@ def kill_before_offsets(process: Process, names: Sequence[str], settings: Settin
     That is after the next database commit of each and before Spark's. Returns the evidence by sink.
     """
     checkpoints = {name: _checkpoint(settings, name) for name in names}
-    holder, watcher = connect(settings, BalancesRole.AUDITOR), connect(settings, BalancesRole.AUDITOR)
+    holder, watcher = connect(settings, SinkRole.AUDITOR), connect(settings, SinkRole.AUDITOR)
     watcher.autocommit = True
     try:
         position = {name: _position(watcher, name) for name in names}

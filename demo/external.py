@@ -12,10 +12,10 @@ import click
 import requests
 
 from demo.traffic import Traffic
-from outbox import check
+from outbox.audit import check
+from outbox.base.errors import Failure
+from outbox.base.settings import load
 from outbox.commands.check import describe
-from outbox.errors import Failure
-from outbox.settings import load
 
 ACCOUNTS = 100
 REQUESTS = 2000

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from demo.crash import kill_before_offsets, wait_replayed
 from demo.screen import Screen
 from demo.traffic import Traffic
-from outbox import check, connect, topics
-from outbox.check import Report
-from outbox.migrate import migrate
-from outbox.settings import Settings
+from outbox.audit import check
+from outbox.audit.check import Report
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.migrations.migrate import migrate
+from outbox.relay import connect
 from outbox.stack.command import service, sink
 from outbox.stack.stack import Stack
-from outbox.wait import wait_for
 
 ACCOUNTS = 100
 REQUESTS_QUIET = 600

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import requests
 
-from outbox.errors import Failure
-from outbox.settings import Settings
-from outbox.wait import wait_for
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
 
 CLIENTS = 4
 TIMEOUT_S = 30.0

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import click
 
-from outbox.errors import Failure
+from outbox.base.errors import Failure
 
 
 class Entry(NamedTuple):

@@ -10,8 +10,8 @@ from flask_openapi3.models.info import Info
 from flask_openapi3.openapi import OpenAPI
 from werkzeug.exceptions import BadRequest, UnsupportedMediaType
 
-from outbox import settings as configuration
-from outbox.settings import Settings
+from outbox.base import settings as configuration
+from outbox.base.settings import Settings
 from service import auth, problems, trace
 from service.database import make_engine
 from service.health import health_api

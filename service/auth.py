@@ -10,8 +10,8 @@ from flask_openapi3.types import SecuritySchemesDict
 from werkzeug.datastructures import WWWAuthenticate
 from werkzeug.exceptions import Unauthorized
 
-from outbox.errors import Failure
-from outbox.settings import Settings
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
 
 SCHEME = "bearer"
 # For /openapi.json: the scheme, and that a route asks for it.

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from outbox.settings import LedgerRole, Settings
+from outbox.base.settings import Settings, SourceRole
 
 CONNECT_TIMEOUT_S = 3
 POOL_TIMEOUT_S = 3
@@ -29,7 +29,7 @@ def make_engine(settings: Settings) -> Engine:
     engine = create_engine(
         "postgresql+psycopg2://",
         connect_args={
-            **settings.dsn(LedgerRole.APP),
+            **settings.dsn(SourceRole.APP),
             "application_name": "ledger",
             "connect_timeout": CONNECT_TIMEOUT_S,
             "options": f"-c lock_timeout={LOCK_TIMEOUT_S}s -c statement_timeout={STATEMENT_TIMEOUT_S}s"

@@ -9,7 +9,7 @@ from flask_openapi3.blueprint import APIBlueprint
 from sqlalchemy import Engine
 from werkzeug.exceptions import ServiceUnavailable
 
-from outbox.migrate import is_current
+from outbox.migrations.migrate import is_current
 from service.metrics import Metrics
 from service.problems import RETRY_AFTER_S, responses
 from service.schemas import Health
@@ -28,7 +28,7 @@ def health_api(engine: Engine, metrics: Metrics) -> APIBlueprint:
     def readyz() -> Response:
         """Whether the database answers and has the schema of this version."""
         with engine.connect() as connection:
-            if not is_current(connection, "ledger"):
+            if not is_current(connection, "source"):
                 raise ServiceUnavailable("the schema lacks migrations: `outbox migrate`", retry_after=RETRY_AFTER_S)
         return _ok()
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.exceptions import HTTPException, InternalServerError, ServiceUnavailable
 
-from outbox import log
+from outbox.base import log
 from service.database import is_unavailable
 from service.idempotency import KeyReused
 from service.ledger import BalanceOutOfRange, CurrencyMismatch, InsufficientFunds, Refusal, UnknownAccount

@@ -11,8 +11,8 @@ from flask_openapi3.blueprint import APIBlueprint
 from sqlalchemy import Engine, Row, insert, select
 from werkzeug.exceptions import NotFound
 
-from outbox import trace
-from outbox.settings import Settings
+from outbox.base import trace
+from outbox.base.settings import Settings
 from service import problems, tables
 from service.auth import SECURITY
 from service.idempotency import Key

@@ -7,8 +7,8 @@ import shutil
 
 from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 
-from outbox import log
-from outbox import settings as configuration
+from outbox.base import log
+from outbox.base import settings as configuration
 from service.database import bound_waits
 from service.metrics import FOLDER_VARIABLE
 

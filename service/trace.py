@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 from flask import Flask, Response, request
 
-from outbox import log, trace
+from outbox.base import log, trace
 
 HEADER = "traceparent"
 

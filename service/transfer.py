@@ -14,7 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, case, insert, select, update
 
-from outbox.append import Event, append
+from outbox.writing.append import Event, append
 from service import idempotency, ledger, problems
 from service.idempotency import Answer, Key
 from service.ledger import Account, Refusal, UnknownAccount

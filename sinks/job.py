@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from outbox import connectors
-from outbox.event import Contract
-from outbox.settings import Settings
+from outbox.base.settings import Settings
+from outbox.relay import connectors
 from outbox.sink.job import Job
 from outbox.sink.verdict import Judge
+from outbox.writing.contract import Contract
 from sinks.changes.events import Judge as ChangeJudge
 from sinks.changes.events import changes
-from sinks.events import KEY, events
+from sinks.events import KEY, events, schema_file
 
 HERE = Path(__file__).parent
 
@@ -28,7 +28,7 @@ def jobs(settings: Settings) -> list[Job]:
     ledger_events = Job(
         topic=settings.topic,
         decode=events,
-        judge=Judge(Contract().schema, KEY),
+        judge=Judge(Contract(schema_file()).schema, KEY),
         staged=HERE / "staged.sql",
         strategies=HERE / "strategies",
         projection=HERE / "projections" / "balances.sql",

@@ -12,16 +12,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from outbox.database import connect
-from outbox.settings import PROJECT_ROOT, BalancesRole, Settings
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
 from outbox.sink import strategy
 from outbox.sink.apply import Sink
 from outbox.sink.batch import Batch
 from outbox.sink.dead_letters import DeadLetter
 from outbox.sink.strategy import Strategy
+from tests.paths import ROOT
 from tests.sink import account
 
-FOLDER = PROJECT_ROOT / "sinks" / "changes"
+FOLDER = ROOT / "sinks" / "changes"
 STRATEGY = strategy.load(FOLDER / "strategies")["changes"]
 PROJECTION = FOLDER / "projection.sql"
 TOPIC = "outbox_changes.public.accounts"
@@ -165,7 +166,7 @@ def batch(changes: Sequence[Change], start: int = 0, dead: Sequence[DeadLetter] 
 @contextmanager
 def open_sink(settings: Settings, one: Strategy = STRATEGY, projection: str | None = None) -> Iterator[Sink]:
     """The sink, with the fence, until the end of the block; ``projection`` is SQL in place of its own."""
-    with closing(connect(settings, BalancesRole.SINK)) as connection:
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
         if projection is None:
             yield Sink(connection, one, FOLDER / "staged.sql", PROJECTION)
             return

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from outbox.settings import PREFIX, PROJECT_ROOT
-from outbox.wait import timeout_scale
+from outbox.base.settings import PREFIX
+from outbox.base.wait import timeout_scale
+from tests.paths import ROOT
 
 TIMEOUT_S = 300
 
@@ -24,7 +25,7 @@ def outbox(*arguments: str, home: Path, **variables: str) -> subprocess.Complete
     return subprocess.run(
         [sys.executable, "-m", "outbox", *arguments],
         env=environment(home, **variables),
-        cwd=PROJECT_ROOT,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from outbox import connect, topics
-from outbox.settings import Settings
+from outbox.base.settings import Settings
+from outbox.kafka import topics
+from outbox.relay import connect
 from outbox.stack.stack import Stack
 
 
@@ -37,11 +38,11 @@ def shared_chain(shared_databases: Settings, stack: Stack) -> Iterator[Settings]
 @contextmanager
 def topic_of(databases: Settings, stack: Stack) -> Iterator[Settings]:
     """A topic for a pair of databases, deleted at the end."""
-    suffix = databases.ledger_dbname.rpartition("_")[2]
+    suffix = databases.source_db_name.rpartition("_")[2]
     settings = stack.settings.model_copy(
         update={
-            "ledger_dbname": databases.ledger_dbname,
-            "balances_dbname": databases.balances_dbname,
+            "source_db_name": databases.source_db_name,
+            "sink_db_name": databases.sink_db_name,
             "topic": f"ledger.events.{suffix}",
             "connector": f"outbox_{suffix}",
             "sink_checkpoints": f"file://{stack.home}/checkpoints/{suffix}",

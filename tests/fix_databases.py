@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from outbox.migrate import migrate
-from outbox.settings import Settings
+from outbox.base.settings import Settings
+from outbox.migrations.migrate import migrate
 from outbox.stack.postgres import Postgres
 from outbox.stack.stack import Stack
 
@@ -41,12 +41,12 @@ def clone(template: Settings, postgres: Postgres) -> Iterator[Settings]:
     """A copy of the template, which is dropped at the end."""
     suffix = uuid.uuid4().hex[:8]
     ledger, balances = f"ledger_{suffix}", f"balances_{suffix}"
-    for name, source in ((ledger, template.ledger_dbname), (balances, template.balances_dbname)):
+    for name, source in ((ledger, template.source_db_name), (balances, template.sink_db_name)):
         postgres.psql(f"CREATE DATABASE {name} TEMPLATE {source} OWNER {source}_owner")
         postgres.psql(f"REVOKE ALL ON DATABASE {name} FROM PUBLIC")
     postgres.psql(f"GRANT CONNECT ON DATABASE {ledger} TO ledger_app, ledger_cdc, ledger_pruner, ledger_auditor")
-    postgres.psql(f"GRANT CONNECT, TEMPORARY ON DATABASE {balances} TO balances_sink")
+    postgres.psql(f"GRANT CONNECT, TEMPORARY ON DATABASE {balances} TO balances_writer")
     postgres.psql(f"GRANT CONNECT ON DATABASE {balances} TO balances_auditor")
-    yield template.model_copy(update={"ledger_dbname": ledger, "balances_dbname": balances})
+    yield template.model_copy(update={"source_db_name": ledger, "sink_db_name": balances})
     for name in (ledger, balances):
         postgres.psql(f"DROP DATABASE {name} WITH (FORCE)")

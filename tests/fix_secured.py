@@ -26,13 +26,14 @@ import trustme
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, load_pem_private_key, pkcs12
 from cryptography.x509 import load_pem_x509_certificate
 
-from outbox.settings import PREFIX, PROJECT_ROOT, Settings, load
+from outbox.base.settings import PREFIX, Settings, load
+from outbox.jvm.jars import class_path, resolve
 from outbox.stack import envfile, ports
-from outbox.stack.connect import WORKER_FILE, Connect
-from outbox.stack.jars import class_path, resolve
+from outbox.stack.connect import Connect, worker_file
 from outbox.stack.kafka import Kafka
 from outbox.stack.postgres import UNPRIVILEGED, Postgres
 from tests.fix_stack import TEST_HOMES
+from tests.paths import ROOT
 
 SYSTEM = {"linux": "linux", "darwin": "darwin"}.get(sys.platform)
 MACHINE = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}.get(platform.machine())
@@ -51,7 +52,7 @@ IVY = f"""\
   </dependencies>
 </ivy-module>
 """
-PAGE = (PROJECT_ROOT / "docs" / "bring-your-own.md").read_text()
+PAGE = (ROOT / "docs" / "bring-your-own.md").read_text()
 CLIENTS = ("", "producer.", "consumer.", "admin.")
 
 
@@ -173,7 +174,7 @@ class SecuredConnect(Connect):
         super().prepare()
         provider, *client = shown("config.providers.env.param.allowlist")
         lines = [provider, *(prefix + line for prefix in CLIENTS for line in client), *shown("listeners.https.ssl")]
-        self._worker.write_text(WORKER_FILE.read_text() + "\n".join(lines) + "\n")
+        self._worker.write_text(worker_file().read_text() + "\n".join(lines) + "\n")
         module = "org.apache.kafka.connect.rest.basic.auth.extension.PropertyFileLoginModule"
         self._jaas.write_text(f'KafkaConnect {{ {module} required file="{self._users}"; }};\n')
         self._users.write_text("{}={}\n".format(*self._login))
@@ -296,10 +297,10 @@ def _server() -> Path:
 def plain_login(settings: Settings) -> psycopg2.extensions.connection:
     """A login that knows no TLS."""
     return psycopg2.connect(
-        host=settings.ledger_host,
-        port=settings.ledger_port,
-        dbname=settings.ledger_dbname,
+        host=settings.source_db_host,
+        port=settings.source_db_port,
+        dbname=settings.source_db_name,
         user="ledger_app",
-        password=settings.ledger_app_password.get_secret_value(),
+        password=settings.source_db_app_password.get_secret_value(),
         sslmode="disable",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from flask import Flask
 
-from outbox.settings import Settings
+from outbox.base.settings import Settings
 from service.app import create_app
 from tests.ledger import Client
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outbox.settings import load
+from outbox.base.settings import load
 from tests.sink import NOW_MS
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ RECORDED_AT = datetime.fromtimestamp(NOW_MS / 1000, UTC)
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session of the module."""
-    from outbox.sink.spark import session as start  # most tests do without Spark
+    from outbox.sink.spark.session import session as start  # most tests do without Spark
 
     session = start(load(tmp_path_factory.mktemp("spark")))
     yield session

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from outbox.settings import PROJECT_ROOT, Settings, load
+from outbox.base.settings import Settings, load
 from outbox.stack.postgres import Postgres
 from outbox.stack.stack import Stack
+from tests.paths import ROOT
 
-TEST_HOMES = PROJECT_ROOT / ".outbox" / "tests"
+TEST_HOMES = ROOT / ".outbox" / "tests"
 STARTED_AT = pytest.StashKey[float]()
 
 

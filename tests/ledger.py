@@ -10,8 +10,8 @@ from typing import Any
 from flask import Flask
 from werkzeug.test import TestResponse
 
-from outbox.database import connect
-from outbox.settings import LedgerRole, Settings
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SourceRole
 
 
 class Client:
@@ -107,7 +107,7 @@ def audit(settings: Settings) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def query(
-    settings: Settings, sql: str, role: LedgerRole = LedgerRole.OWNER, parameters: object = None
+    settings: Settings, sql: str, role: SourceRole = SourceRole.OWNER, parameters: object = None
 ) -> list[tuple[Any, ...]]:
     """Run one statement as a role, commit, and return its rows if it has any."""
     with closing(connect(settings, role)) as connection, connection, connection.cursor() as cursor:

@@ -15,11 +15,11 @@ import psycopg2
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from psycopg2.extras import execute_values
 
-from outbox import topics
-from outbox.database import connect
-from outbox.errors import Failure
-from outbox.settings import LedgerRole, Settings
-from outbox.wait import wait_for
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SourceRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
 
 INSERT = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload, traceparent) VALUES %s"
 
@@ -68,7 +68,7 @@ def row(account: str | None = None, version: int = 1, amount: int = 5, tracepare
 
 def insert(settings: Settings, *rows: Row) -> None:
     """Each row in a transaction of its own, as the service's role."""
-    with closing(connect(settings, LedgerRole.APP)) as connection:
+    with closing(connect(settings, SourceRole.APP)) as connection:
         connection.autocommit = True
         with connection.cursor() as cursor:
             for each in rows:
@@ -77,7 +77,7 @@ def insert(settings: Settings, *rows: Row) -> None:
 
 def ids(settings: Settings) -> list[str]:
     """The events in the outbox table, the oldest first."""
-    with closing(connect(settings, LedgerRole.CDC)) as connection, connection.cursor() as cursor:
+    with closing(connect(settings, SourceRole.CDC)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT id FROM outbox ORDER BY id")
         return [found for (found,) in cursor]
 
@@ -206,7 +206,7 @@ class Writer(threading.Thread):
         assert not self.is_alive()
 
     def _write(self) -> None:
-        with closing(connect(self._settings, LedgerRole.APP)) as connection, connection.cursor() as cursor:
+        with closing(connect(self._settings, SourceRole.APP)) as connection, connection.cursor() as cursor:
             while not self._halt.is_set():
                 rows = []
                 for _ in range(self._random.randint(1, 20)):

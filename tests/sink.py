@@ -14,16 +14,17 @@ from random import Random
 import pyarrow as pa
 from psycopg2 import extensions
 
-from outbox.database import connect
-from outbox.settings import PROJECT_ROOT, BalancesRole, Settings
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
 from outbox.sink import strategy
 from outbox.sink.apply import Sink
 from outbox.sink.batch import Batch
 from outbox.sink.dead_letters import DeadLetter
 from outbox.sink.strategy import Strategy
 from outbox.sink.traces import Traced
+from tests.paths import ROOT
 
-SINKS = PROJECT_ROOT / "sinks"
+SINKS = ROOT / "sinks"
 STRATEGIES = strategy.load(SINKS / "strategies")
 PROJECTION = SINKS / "projections" / "balances.sql"
 TOPIC = "ledger.events"
@@ -95,7 +96,7 @@ def traced(events: Sequence[Event], start: int = 0, dead: Sequence[DeadLetter] =
 @contextmanager
 def open_sink(settings: Settings, name: str = "dedup") -> Iterator[Sink]:
     """The sink of a strategy, with the fence, until the end of the block."""
-    with closing(connect(settings, BalancesRole.SINK)) as connection:
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
         yield sink_on(connection, STRATEGIES[name])
 
 
@@ -115,7 +116,7 @@ class Database:
 
     def query(self, sql: str, *parameters: object) -> list[tuple[object, ...]]:
         """The rows of a query."""
-        with closing(connect(self.settings, BalancesRole.SINK)) as connection, connection.cursor() as cursor:
+        with closing(connect(self.settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
             cursor.execute(sql, parameters or None)
             return list(cursor.fetchall())
 

@@ -12,12 +12,12 @@ from urllib.parse import unquote, urlparse
 
 from confluent_kafka import Producer
 
-from outbox import topics
-from outbox.database import connect
-from outbox.settings import BalancesRole, Settings
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
 from outbox.sink import fence
 from outbox.stack.command import Command
-from outbox.wait import wait_for
 from tests.command import outbox
 from tests.sink import Database, Event, account, sink_on, uuid7
 
@@ -94,7 +94,7 @@ def applied_until(topic: Settings, offset: int) -> None:
     for _ in range(5):
         producer.produce(topic.topic, b"{}", partition=0)
     producer.flush(30)
-    with closing(connect(topic, BalancesRole.SINK)) as connection:
+    with closing(connect(topic, SinkRole.WRITER)) as connection:
         sink_on(connection).begin_at(topic.topic, topics.describe(topic, topic.topic).id, {0: offset, 1: 0})
 
 
@@ -163,7 +163,7 @@ def wait_caught_up(sink: Command, settings: Settings, names: Sequence[str]) -> N
 
 def waits(settings: Settings, sink: str) -> bool:
     """Whether a batch of the sink waits for its lock."""
-    with closing(connect(settings, BalancesRole.SINK)) as connection, connection.cursor() as cursor:
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
         cursor.execute(
             f"SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "
             f"AND (classid::bigint << 32 | objid::bigint) = {fence.APPLY_KEY}",
@@ -180,7 +180,7 @@ def kill_between_commits(
     ``bring`` brings them something to apply. Returns the batch by sink.
     """
     before = {name: Database(settings, name).positions() for name in names}
-    with closing(connect(settings, BalancesRole.SINK)) as repair, repair, repair.cursor() as cursor:
+    with closing(connect(settings, SinkRole.WRITER)) as repair, repair, repair.cursor() as cursor:
         for name in names:
             fence.lock(cursor, name)  # as a repair command would: the apply waits
         bring()

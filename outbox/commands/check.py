@@ -6,10 +6,10 @@ import json
 
 import click
 
-from outbox import check as checker
-from outbox import settings as configuration
-from outbox.check import Report
-from outbox.errors import Failure
+from outbox.audit import check as checker
+from outbox.audit.check import Report
+from outbox.base import settings as configuration
+from outbox.base.errors import Failure
 
 WORST_SHOWN = 5
 

@@ -6,10 +6,10 @@ import json
 
 import click
 
-from outbox import connect as connecting
-from outbox import connectors
-from outbox import settings as configuration
-from outbox.errors import Failure
+from outbox.base import settings as configuration
+from outbox.base.errors import Failure
+from outbox.relay import connect as connecting
+from outbox.relay import connectors
 
 which = click.argument(
     "kind",

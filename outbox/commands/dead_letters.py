@@ -13,16 +13,17 @@ from typing import Any, TypeVar
 import click
 from psycopg2 import extensions
 
-from outbox import settings as configuration
+from outbox.base import settings as configuration
+from outbox.base.database import connect, told
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole
 from outbox.commands.moment import Moment
-from outbox.database import connect, told
-from outbox.errors import Failure
-from outbox.settings import BalancesRole, Settings
-from outbox.sink import job, repair
+from outbox.sink import job
+from outbox.sink.applier import Effect
 from outbox.sink.dead_letters import BELOW_FLOOR
-from outbox.sink.effect import Effect
 from outbox.sink.job import Declared
-from outbox.sink.selection import Chosen, Selection
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.selection import Chosen, Selection
 
 SHOWN = 100  # in a table, unless --limit says otherwise
 WIDEST = 40
@@ -169,7 +170,9 @@ def _effect(settings: Settings, dry_run: bool, declared: Declared) -> Effect:
     if declared.job.table is None:
         return repair.effect_of(declared)
     # It takes Spark to write to its table.
-    from outbox.sink import lakehouse, lakehouse_table, spark
+    from outbox.sink.lakehouse import table as lakehouse_table
+    from outbox.sink.lakehouse import writer as lakehouse
+    from outbox.sink.spark import session as spark
 
     uri = lakehouse_table.location(settings, declared.strategy.name)
     return lakehouse.TableEffect(spark.session(settings, with_delta=True), declared, uri, dry_run=dry_run)
@@ -177,7 +180,7 @@ def _effect(settings: Settings, dry_run: bool, declared: Declared) -> Effect:
 
 @contextmanager
 def _reading(settings: Settings) -> Iterator[extensions.connection]:
-    with closing(connect(settings, BalancesRole.AUDITOR)) as connection, _told(connection):
+    with closing(connect(settings, SinkRole.AUDITOR)) as connection, _told(connection):
         yield connection
 
 
@@ -189,7 +192,7 @@ def _to_repair(
     selection = _selection(settings, chosen)
     if not (is_all or selection.is_narrow):
         raise click.UsageError("Choose letters by an option, or give --all.")
-    with closing(connect(settings, BalancesRole.SINK)) as connection:
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
         with _told(connection), connection, connection.cursor() as cursor:
             letters = selection.choose(cursor, with_parked=with_parked)
         yield connection, letters

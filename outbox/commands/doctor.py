@@ -6,9 +6,9 @@ import json
 
 import click
 
-from outbox import doctor as physician
-from outbox import settings as configuration
-from outbox.errors import Failure
+from outbox.audit import doctor as physician
+from outbox.base import settings as configuration
+from outbox.base.errors import Failure
 
 
 @click.command()

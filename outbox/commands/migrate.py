@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from outbox import migrate as migrations
-from outbox import settings as configuration
+from outbox.base import settings as configuration
+from outbox.migrations import migrate as migrations
 
 
 @click.command()

@@ -6,13 +6,13 @@ import json
 
 import click
 
-from outbox import connectors, slot
-from outbox import prune as pruning
-from outbox import settings as configuration
-from outbox.errors import Failure
-from outbox.prune import Pruned
-from outbox.settings import Settings
-from outbox.sink import retention
+from outbox.base import settings as configuration
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.maintenance import prune as pruning
+from outbox.maintenance import retention
+from outbox.maintenance.prune import Pruned
+from outbox.relay import connectors, slot
 
 
 @click.command()

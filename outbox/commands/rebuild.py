@@ -8,13 +8,14 @@ from typing import Literal
 
 import click
 
-from outbox import log, topics
-from outbox import settings as configuration
-from outbox.errors import Failure
-from outbox.settings import Settings
+from outbox.base import log
+from outbox.base import settings as configuration
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.kafka import topics
 from outbox.sink import job
-from outbox.sink import rebuild as rebuilding
 from outbox.sink.job import Declared
+from outbox.sink.repair import rebuild as rebuilding
 
 WORST_SHOWN = 5
 UNCHANGED = "nothing was changed (--dry-run)"
@@ -80,7 +81,7 @@ def _from_ledger(settings: Settings, declared: Declared, dry_run: bool, yes: boo
 
 
 def _from_topic(settings: Settings, declared: Declared, restart: bool, dry_run: bool, yes: bool) -> None:
-    from outbox.sink import stream
+    from outbox.sink.spark import stream
 
     log.configure(settings)
     sink = declared.strategy.name

@@ -7,10 +7,10 @@ from datetime import datetime
 
 import click
 
-from outbox import settings as configuration
+from outbox.base import settings as configuration
+from outbox.base.errors import Failure
 from outbox.commands.moment import Moment
-from outbox.errors import Failure
-from outbox.sink import rewind as rewinding
+from outbox.sink.repair import rewind as rewinding
 
 
 @click.command()

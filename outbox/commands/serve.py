@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from outbox import settings as configuration
+from outbox.base import settings as configuration
 
 # The sample is known by name only: it imports the machinery, never the reverse.
 APP_MODULE = "service.app"

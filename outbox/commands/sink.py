@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from outbox import log
-from outbox import settings as configuration
+from outbox.base import log
+from outbox.base import settings as configuration
 from outbox.sink import job
 from outbox.sink.strategy import Strategy
 
@@ -36,7 +36,7 @@ def _told(one: Strategy) -> str:
 @click.option("--until-caught-up", is_flag=True, help="End when all that the topic has committed now is applied.")
 def sink(names: tuple[str, ...], until_caught_up: bool) -> None:
     """Apply the topic's events to the balances database, until stopped by SIGTERM or Ctrl-C."""
-    from outbox.sink import stream
+    from outbox.sink.spark import stream
 
     settings = configuration.load()
     log.configure(settings)

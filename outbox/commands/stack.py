@@ -8,8 +8,8 @@ import time
 
 import click
 
-from outbox import settings as configuration
-from outbox.errors import Failure
+from outbox.base import settings as configuration
+from outbox.base.errors import Failure
 from outbox.stack.stack import PARTS, Stack
 
 part_argument = click.argument("name", type=click.Choice(PARTS))

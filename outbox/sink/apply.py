@@ -1,5 +1,5 @@
 """The apply: one batch, one Postgres transaction. (A sink that is no table of this database applies otherwise, and has
-the rest from here: `outbox.sink.lakehouse`.)
+the rest from here: `outbox.sink.lakehouse.writer`.)
 
 In this order, and all or nothing: the sink's lock and epoch; the positions it must continue from; dead letters of what
 could not be read; the rows, staged by COPY, but for those whose dead letter has settled what becomes of them; the
@@ -24,11 +24,12 @@ import pyarrow as pa
 from psycopg2 import extensions, sql
 from pyarrow import csv
 
-from outbox.database import told
-from outbox.sink import dead_letters, fence, positions, rewind, traces
+from outbox.base.database import told
+from outbox.sink import dead_letters, fence, positions, traces
+from outbox.sink.applier import Effect, count
 from outbox.sink.batch import Batch
-from outbox.sink.effect import Effect, count
-from outbox.sink.rewind import Beginning
+from outbox.sink.repair import rewind
+from outbox.sink.repair.rewind import Beginning
 from outbox.sink.strategy import Strategy
 
 COPY_BUFFER_BYTES = 1 << 20

@@ -16,7 +16,7 @@ from psycopg2.extras import execute_values
 
 from outbox.sink.verdict import Header, Verdict
 
-# The reason of an event of which the strategy cannot tell any more whether it was applied (outbox/sink/retention.py).
+# The reason of an event of which the strategy cannot tell any more whether it was applied (outbox/maintenance/retention.py).
 BELOW_FLOOR = "below the retention floor"
 UPSERT = """
 INSERT INTO dead_letters

@@ -15,8 +15,8 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from outbox import trace
-from outbox.errors import Failure
+from outbox.base import trace
+from outbox.base.errors import Failure
 from outbox.sink.verdict import FUTURE_LIMIT_MS
 
 Schema = Mapping[str, Any]

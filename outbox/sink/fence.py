@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import psycopg2
 from psycopg2 import extensions
 
-from outbox.errors import Failure
+from outbox.base.errors import Failure
 
 DEAD_HOST_S = 30
 LOCK_TIMEOUT_S = 60

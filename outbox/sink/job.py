@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from outbox.errors import Failure
-from outbox.settings import Settings
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
 from outbox.sink import strategy
 from outbox.sink.strategy import Strategy
 from outbox.sink.verdict import Judging
@@ -26,7 +26,7 @@ MODULE = "sinks.job"  # by name: the machinery does not import the sample
 class Job:
     """``decode`` turns Kafka's records into the columns of the staged table, and leaves in a column ``record`` those
     that are not surely valid; ``judge`` says what is wrong with them. ``strategies`` is a folder, each file a sink.
-    ``rebuild`` is the SQL that sets the projection's tables to what the ledger says (`outbox.sink.rebuild`); without
+    ``rebuild`` is the SQL that sets the projection's tables to what the ledger says (`outbox.sink.repair.rebuild`); without
     it, they cannot be taken from there.
     ``carries`` tells `outbox check` what to compare: each event, or the state that a key has come to.
     A column ``traceparent`` of what is decoded is not staged: the log tells of the events that have one.

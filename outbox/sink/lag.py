@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from outbox import topics
-from outbox.settings import Settings
+from outbox.base.settings import Settings
+from outbox.kafka import topics
 from outbox.sink.positions import Offsets
 
 TIMEOUT_S = 2.0  # of one look-up, all of it; Prometheus waits 10 s for a scrape

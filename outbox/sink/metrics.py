@@ -26,8 +26,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from outbox.errors import Failure
-from outbox.settings import Settings
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
 from outbox.sink.apply import Counts
 from outbox.sink.lag import Lag, LagLookup
 from outbox.sink.positions import Offsets

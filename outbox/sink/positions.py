@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
 
-from outbox.errors import Failure
+from outbox.base.errors import Failure
 
 Offsets = Mapping[int, int]  # by partition
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from outbox.errors import Failure
+from outbox.base.errors import Failure
 
 REQUIRED = ("idea", "survives", "costs", "choose")
 OTHERWISE = {"start": "earliest", "knows": "positions", "takes": "states"}  # what a header may say, against the default

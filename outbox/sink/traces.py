@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from psycopg2 import extensions
 
-from outbox import log
+from outbox.base import log
 from outbox.sink.dead_letters import DeadLetter
 
 LIMIT = 100  # of a batch: a log of every event of a backlog is no log

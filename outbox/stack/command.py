@@ -9,8 +9,8 @@ from pathlib import Path
 
 import requests
 
-from outbox.check import read_sinks
-from outbox.settings import DOTENV, Settings
+from outbox.audit.check import read_sinks
+from outbox.base.settings import DOTENV, Settings
 from outbox.stack.process import Process
 
 

@@ -8,12 +8,16 @@ from urllib.parse import urlsplit
 
 import requests
 
-from outbox.settings import PROJECT_ROOT, Settings
+from outbox.base import project
+from outbox.base.settings import Settings
+from outbox.jvm.jars import resolve
 from outbox.stack import ports
-from outbox.stack.jars import resolve
 from outbox.stack.jvm import Jvm
 
-WORKER_FILE = PROJECT_ROOT / "connect" / "worker.properties"
+
+def worker_file() -> Path:
+    """The worker's configuration."""
+    return project.current().connect / "worker.properties"
 
 
 class Connect(Jvm):
@@ -27,7 +31,7 @@ class Connect(Jvm):
         self._settings = settings
 
     def arguments(self) -> Sequence[str | Path]:
-        return [WORKER_FILE]
+        return [worker_file()]
 
     def env(self) -> Mapping[str, str]:
         settings = self._settings
@@ -36,7 +40,7 @@ class Connect(Jvm):
             "OUTBOX_KAFKA_BOOTSTRAP": settings.kafka_bootstrap,
             "OUTBOX_CONNECT_LISTENER": settings.connect_url,
             "OUTBOX_CONNECT_EXACTLY_ONCE": "enabled" if settings.exactly_once else "disabled",
-            "OUTBOX_LEDGER_CDC_PASSWORD": settings.ledger_cdc_password.get_secret_value(),
+            "OUTBOX_SOURCE_DB_CDC_PASSWORD": settings.source_db_cdc_password.get_secret_value(),
         }
 
     def is_as_wished(self) -> bool:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from outbox.settings import PREFIX, database_passwords
+from outbox.base.settings import PREFIX, database_passwords
 
 
 def read(file: Path) -> dict[str, str]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from outbox.settings import PROJECT_ROOT
-from outbox.stack.jars import class_path
-from outbox.stack.java import java
+from outbox.base import project
+from outbox.jvm.jars import class_path
+from outbox.jvm.java import java
 from outbox.stack.process import Process
-
-LOG_CONFIG = PROJECT_ROOT / "connect" / "log4j2.properties"
 
 
 class Jvm(Process):
@@ -35,7 +33,13 @@ class Jvm(Process):
             "-XX:+ExitOnOutOfMemoryError",
             "-Djava.awt.headless=true",
         ]
-        return [java(), *options, f"-Dlog4j2.configurationFile={LOG_CONFIG.as_uri()}", "-cp", class_path("kafka")]
+        return [
+            java(),
+            *options,
+            f"-Dlog4j2.configurationFile={(project.current().connect / 'log4j2.properties').as_uri()}",
+            "-cp",
+            class_path("kafka"),
+        ]
 
     def env(self) -> Mapping[str, str]:
         return {}

@@ -9,13 +9,12 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from outbox import topics
-from outbox.errors import Failure
-from outbox.settings import PROJECT_ROOT, Settings
+from outbox.base import project
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.kafka import topics
 from outbox.stack import ports
 from outbox.stack.jvm import Jvm
-
-BROKER_FILE = PROJECT_ROOT / "connect" / "broker.properties"
 
 
 class Kafka(Jvm):
@@ -40,7 +39,7 @@ class Kafka(Jvm):
         ports.require_free(self._port, "kafka")
         ports.require_free(self.controller_port, "kafka's controller")
         added = "".join(f"{name}={value}\n" for name, value in self.properties().items())
-        self._config.write_text(BROKER_FILE.read_text() + added)
+        self._config.write_text((project.current().connect / "broker.properties").read_text() + added)
         self._format()
 
     def properties(self) -> Mapping[str, str]:

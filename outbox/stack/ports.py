@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from outbox.errors import Failure
-from outbox.wait import WaitTimeoutError, wait_for
+from outbox.base.errors import Failure
+from outbox.base.wait import WaitTimeoutError, wait_for
 
 LOOPBACK = "127.0.0.1"
 RELEASE_TIMEOUT_S = 5.0

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import psutil
 
-from outbox.errors import Failure
-from outbox.settings import PREFIX, PROJECT_ROOT, Settings, database_passwords
+from outbox.base.errors import Failure
+from outbox.base.settings import PREFIX, Settings, database_passwords
 from outbox.stack import ports
 from outbox.stack.process import Process
 
 MAJOR = 18
-CONFIG_FILE = PROJECT_ROOT / "migrations" / "postgres.conf"
-ROLES_FILE = PROJECT_ROOT / "migrations" / "roles.sql"
+CONFIG_FILE = Path(__file__).with_name("postgres.conf")
+ROLES_FILE = Path(__file__).parent.parent / "migrations" / "roles.sql"
 INITDB_OPTIONS = ("-U", "postgres", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-instructions")
 # Postgres refuses to run as root: then it runs as this user.
 UNPRIVILEGED = "nobody"
@@ -35,7 +35,7 @@ class Postgres(Process):
     def __init__(self, settings: Settings) -> None:
         super().__init__("postgres", settings.home)
         self._settings = settings
-        self.port = settings.ledger_port
+        self.port = settings.source_db_port
         self.data = self.folder / "data"
         self.psql_host = ports.LOOPBACK
 
@@ -99,7 +99,7 @@ class Postgres(Process):
                 "PGUSER": "postgres",
                 "PGPASSWORD": self._settings.stack_postgres_password.get_secret_value(),
                 "PGCONNECT_TIMEOUT": "5",
-                **_role_passwords(self._settings),
+                **_roles_environment(self._settings),
             },
             capture_output=True,
             text=True,
@@ -139,8 +139,14 @@ def _binaries() -> Path:
     return Path(wheel.origin).parent / f"pginstall{MAJOR}" / "bin"
 
 
-def _role_passwords(settings: Settings) -> Mapping[str, str]:
-    return {f"{PREFIX}{name.upper()}": getattr(settings, name).get_secret_value() for name in database_passwords()}
+def _roles_environment(settings: Settings) -> Mapping[str, str]:
+    passwords = {name: getattr(settings, name).get_secret_value() for name in database_passwords()}
+    names = {
+        f"{database}_{name}": getattr(settings, f"{database}_{name}")
+        for database in ("source_db", "sink_db")
+        for name in ("name", "role_prefix")
+    }
+    return {f"{PREFIX}{name.upper()}": value for name, value in {**passwords, **names}.items()}
 
 
 def _unprivileged(argv: Sequence[str | Path]) -> Sequence[str | Path]:

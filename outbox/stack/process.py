@@ -16,12 +16,13 @@ from pathlib import Path
 
 import psutil
 
-from outbox.errors import Failure
-from outbox.settings import PREFIX
-from outbox.wait import wait_for
+from outbox.base import project
+from outbox.base.errors import Failure
+from outbox.base.settings import PREFIX
+from outbox.base.wait import wait_for
 
 MARK = "OUTBOX_PROCESS"
-KEPT = {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL"}
+KEPT = {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL", project.VARIABLE}
 
 
 class Controller(ABC):

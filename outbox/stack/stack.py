@@ -14,13 +14,13 @@ from pathlib import Path
 
 import psutil
 
-from outbox import settings as configuration
-from outbox.connect import relax
-from outbox.errors import Failure
-from outbox.settings import PREFIX, Settings
+from outbox.base import settings as configuration
+from outbox.base.errors import Failure
+from outbox.base.settings import PREFIX, Settings
+from outbox.jvm.jars import resolve
+from outbox.relay.connect import relax
 from outbox.stack import envfile, ports
 from outbox.stack.connect import Connect
-from outbox.stack.jars import resolve
 from outbox.stack.kafka import Kafka
 from outbox.stack.postgres import Postgres
 from outbox.stack.process import MARK, Process, environment
@@ -131,8 +131,8 @@ class Stack:
             given.service_port,
         )
         values = {
-            "ledger_port": postgres,
-            "balances_port": postgres,
+            "source_db_port": postgres,
+            "sink_db_port": postgres,
             "kafka_bootstrap": f"{ports.LOOPBACK}:{kafka}",
             "stack_controller_port": controller,
             "connect_url": f"http://{ports.LOOPBACK}:{connect}",

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from jsonschema import Draft202012Validator
 
-from outbox.settings import PROJECT_ROOT
+from outbox.base import project
 from outbox.sink.verdict import Header, Judging, Verdict, parse, violation
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-SCHEMA_FILE = PROJECT_ROOT / "connect" / "events" / "account-change.v1.schema.json"
+SCHEMA_FILE = project.current().connect / "events" / "account-change.v1.schema.json"
 KEY = "account_id"
 ROW = "struct<id string, currency string, balance_minor bigint, version bigint>"
 ENVELOPE = f"struct<op string, before struct<id string>, after {ROW}, source struct<table string, lsn bigint>>"

@@ -5,11 +5,11 @@
 --
 -- Below the floor ids are forgotten: whether such an event was applied, nobody can tell, so it is set aside.
 WITH forgotten AS (
-    DELETE FROM staged WHERE event_id < (SELECT floor FROM processed_floor) RETURNING event_id
+    DELETE FROM staged WHERE event_id < (SELECT horizon FROM dedup_horizon) RETURNING event_id
 )
 INSERT INTO rejected (event_id, reason, detail)
-SELECT event_id, 'below the retention floor', format('ids below %%s are forgotten', floor)
-  FROM forgotten, processed_floor;
+SELECT event_id, 'below the retention floor', format('ids below %%s are forgotten', horizon)
+  FROM forgotten, dedup_horizon;
 
 SELECT ensure_processed_events(array_agg(DISTINCT (uuid_extract_timestamp(event_id) AT TIME ZONE 'UTC')::date))
   FROM staged;

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from outbox import connect
-from outbox.migrate import migrate
-from outbox.settings import Settings
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.migrations.migrate import migrate
+from outbox.relay import connect
 from outbox.stack.postgres import Postgres
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
-from outbox.wait import wait_for
 from tests.fix_stack import private_stack
 from tests.relay import Log, Record, Writer, duplicates, ids, insert, out_of_order, relayed, row, writing
 

@@ -13,13 +13,14 @@ from textwrap import dedent
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.database import connect
-from outbox.settings import PROJECT_ROOT, BalancesRole, Settings
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
 from outbox.sink import strategy
 from outbox.sink.apply import Counts
+from tests.paths import ROOT
 from tests.sink import NOW_MS, Database, Event, account, batch, sink_on, uuid7
 
-PAGE = (PROJECT_ROOT / "docs" / "adopting.md").read_text()
+PAGE = (ROOT / "docs" / "adopting.md").read_text()
 BLOCKS = [dedent(block) for block in re.findall(r"(?:^ {4}.*\n)+", PAGE, re.MULTILINE)]
 RANDOM = Random(6)  # noqa: S311
 EVENTS = [Event(uuid7(RANDOM, NOW_MS + number), account(number % 2), 1, number // 2 + 1) for number in range(6)]
@@ -34,9 +35,9 @@ def shown(beginning: str) -> str:
 def test_the_projection_counts_each_event_once(databases: Settings, tmp_path: Path) -> None:
     projection = tmp_path / "events_a_day.sql"
     projection.write_text(shown("INSERT INTO events_a_day"))
-    with closing(connect(databases, BalancesRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
         cursor.execute(shown("CREATE TABLE events_a_day"))
-    with closing(connect(databases, BalancesRole.SINK)) as connection:
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
         sink = sink_on(connection, projection=projection)
         sink.apply(batch(EVENTS[:4]))
         sink.apply(batch(EVENTS[2:], start=4))
@@ -47,7 +48,7 @@ def test_the_projection_counts_each_event_once(databases: Settings, tmp_path: Pa
 def test_the_strategy_is_one_file(databases: Settings, tmp_path: Path) -> None:
     (tmp_path / "young.sql").write_text(shown("-- idea: new is what is younger"))
     young = strategy.load(tmp_path)["young"]
-    with closing(connect(databases, BalancesRole.SINK)) as connection:
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
         sink = sink_on(connection, young)
         assert sink.apply(batch(EVENTS)) == Counts(rows=6, fresh=6)
         old = batch(EVENTS[:1], start=6)

@@ -14,16 +14,18 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from outbox import check, slot
-from outbox.connectors import load
-from outbox.database import connect
-from outbox.errors import Failure
-from outbox.settings import BalancesRole, LedgerRole, Settings
-from outbox.sink import job, repair
+from outbox.audit import check
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.relay import slot
+from outbox.relay.connectors import load
+from outbox.sink import job
 from outbox.sink.apply import Counts, Sink
 from outbox.sink.dead_letters import DeadLetter
-from outbox.sink.repair import Replayed
-from outbox.sink.selection import Selection
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Selection
 from outbox.stack.postgres import Postgres
 from sinks.changes.events import KEY
 from tests.changes import PROJECTION, STRATEGY, TOPIC, TOPIC_ID, Change, Ledger, batch, open_sink, under_another_lsn
@@ -236,7 +238,7 @@ def test_a_key_without_one_of_its_parts_takes_changes_for_duplicates(databases: 
 
 def test_a_change_may_begin_where_a_snapshot_is_taken(databases: Settings, postgres: Postgres) -> None:
     """By a real server: the LSN of a new slot is that of the next change, so the two can be one row's."""
-    database = databases.ledger_dbname
+    database = databases.source_db_name
     query(databases, "INSERT INTO accounts (kind, currency) VALUES ('user', 'EUR')")
     query(databases, "CREATE PUBLICATION changes FOR TABLE accounts")
     name = f"lsn_{database}"
@@ -281,7 +283,7 @@ def test_a_dead_letter_is_replayed_and_does_not_undo_what_came_since(databases: 
     first, second, old, new, last = ledger.log
     with open_sink(databases) as sink:
         assert sink.apply(batch([first, second, new], dead=[letter(old), letter(last)])) == Counts(3, 3, 0, 2)
-    with closing(connect(databases, BalancesRole.SINK)) as connection:
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             chosen = Selection(KEY, sink="changes").choose(cursor)
         assert repair.replay(connection, job.sinks(databases), chosen) == {"changes": Replayed(applied=2)}
@@ -295,7 +297,7 @@ def test_a_letter_that_is_still_wrong_stays_open(databases: Settings, database: 
     change = Change(account(1), "c", 8, 0, 0)
     with open_sink(databases) as sink:
         sink.apply(batch([], dead=[letter(change, version=None)]))
-    with closing(connect(databases, BalancesRole.SINK)) as connection:
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             chosen = Selection(KEY, sink="changes").choose(cursor)
         assert repair.replay(connection, job.sinks(databases), chosen) == {"changes": Replayed(refused=1)}
@@ -342,7 +344,7 @@ def may_read(settings: Settings) -> bool:
 
 
 def test_what_capturing_needs_is_made_on_demand_and_taken_back(databases: Settings) -> None:
-    settings = databases.model_copy(update={"connector": f"outbox_{databases.ledger_dbname}"})
+    settings = databases.model_copy(update={"connector": f"outbox_{databases.source_db_name}"})
     changes, other = load(settings, "changes"), load(databases, "changes")
     assert not may_read(databases)
     with pytest.raises(Failure, match=r"has no publication .* of the accounts table — `outbox connect remove changes"):
@@ -370,6 +372,6 @@ def test_a_publication_that_does_not_let_every_change_pass_is_refused(databases:
 
 
 def test_without_the_table_there_is_nothing_to_capture(databases: Settings) -> None:
-    query(databases, "DROP VIEW audit_accounts; DROP TABLE transfers, accounts", LedgerRole.OWNER)
+    query(databases, "DROP VIEW audit_accounts; DROP TABLE transfers, accounts", SourceRole.OWNER)
     with pytest.raises(Failure, match=r"does not let public.accounts be captured.*outbox migrate"):
         slot.publish(databases, load(databases, "changes"))

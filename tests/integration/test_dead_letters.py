@@ -12,16 +12,17 @@ from random import Random
 
 import pytest
 
-from outbox.database import connect
-from outbox.errors import Failure
-from outbox.settings import BalancesRole, Settings
-from outbox.sink import fence, repair
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.sink import fence
 from outbox.sink import job as jobs
 from outbox.sink.apply import Counts
 from outbox.sink.job import Declared
-from outbox.sink.repair import Replayed
-from outbox.sink.selection import Chosen, Selection
-from outbox.wait import wait_for
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Chosen, Selection
 from tests import command
 from tests.deliveries import SURVIVES_RE_SENDS
 from tests.records import unread
@@ -70,7 +71,7 @@ def known(databases: Settings) -> Known:
 
 
 def choose(settings: Settings, selection: Selection) -> list[Chosen]:
-    with closing(connect(settings, BalancesRole.SINK)) as connection, connection.cursor() as cursor:
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
         return selection.choose(cursor)
 
 
@@ -81,13 +82,13 @@ def with_projection(known: Known, projection: Path) -> Known:
 def replay(settings: Settings, known: Known, sink: str = "dedup", *, dry_run: bool = False) -> Replayed:
     """Replay all open letters of a sink."""
     chosen = choose(settings, Selection(KEY, sink=sink))
-    with closing(connect(settings, BalancesRole.SINK)) as connection:
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
         return repair.replay(connection, known, chosen, dry_run=dry_run).get(sink, Replayed())
 
 
 def discard(settings: Settings, sink: str = "dedup", *, dry_run: bool = False) -> int:
     chosen = choose(settings, Selection(KEY, sink=sink))
-    with closing(connect(settings, BalancesRole.SINK)) as connection:
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
         return repair.discard(connection, chosen, dry_run=dry_run).get(sink, 0)
 
 
@@ -104,7 +105,7 @@ def everything(database: Database) -> list[object]:
 
 def correct_currency(settings: Settings, currency: str = "USD") -> None:
     """What an operator might do about a currency mismatch."""
-    with closing(connect(settings, BalancesRole.SINK)) as connection, connection, connection.cursor() as cursor:
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
         cursor.execute("UPDATE balances SET currency = %s", (currency,))
 
 
@@ -260,7 +261,7 @@ class TestReplay:
         set_aside(databases, late, name=name)
         chosen = choose(databases, Selection(KEY, sink=name))
         assert replay(databases, known, name) == Replayed(applied=1)
-        with closing(connect(databases, BalancesRole.SINK)) as connection:
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
             assert repair.replay(connection, known, chosen) == {name: Replayed()}
             assert repair.discard(connection, chosen) == {name: 0}
         assert Database(databases, name).balances() == sums([late])
@@ -268,7 +269,7 @@ class TestReplay:
 
     def test_letters_of_a_strategy_that_is_gone_are_told(self, databases: Settings, known: Known) -> None:
         set_aside(databases, euro())
-        with closing(connect(databases, BalancesRole.SINK)) as connection, connection, connection.cursor() as cursor:
+        with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
             cursor.execute("UPDATE dead_letters SET sink = 'gone'")
         with pytest.raises(Failure, match="no strategy called gone"):
             replay(databases, known, "gone")
@@ -278,7 +279,7 @@ class TestReplay:
         for name in ("dedup", "naive"):
             set_aside(databases, late, name=name)
         chosen = choose(databases, Selection(KEY, identities=[late.event_id]))
-        with closing(connect(databases, BalancesRole.SINK)) as connection:
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
             done = repair.replay(connection, known, chosen)
         assert done == {"dedup": Replayed(applied=1), "naive": Replayed(applied=1)}
         assert all(Database(databases, name).balances() == sums([late]) for name in ("dedup", "naive"))
@@ -295,7 +296,7 @@ class TestBesideASink:
         waits = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (" + (
             "SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-        with closing(connect(databases, BalancesRole.SINK)) as driver, driver, driver.cursor() as cursor:
+        with closing(connect(databases, SinkRole.WRITER)) as driver, driver, driver.cursor() as cursor:
             fence.lock(cursor, "dedup")
             thread.start()
             wait_for("the replay to wait", lambda: bool(database.query(waits)), timeout_s=20)

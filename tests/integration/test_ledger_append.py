@@ -11,8 +11,8 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import IntegrityError, StatementError
 from sqlalchemy.orm import Session
 
-from outbox.append import Event, append
-from outbox.settings import Settings
+from outbox.base.settings import Settings
+from outbox.writing.append import Event, append
 from service.database import make_engine
 from tests.ledger import query
 

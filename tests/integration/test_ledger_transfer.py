@@ -14,15 +14,16 @@ from flask import Flask
 from sqlalchemy import Engine, event
 from werkzeug.test import TestResponse
 
-from outbox.event import Contract
-from outbox.settings import LedgerRole, Settings
-from outbox.wait import wait_for
+from outbox.base.settings import Settings, SourceRole
+from outbox.base.wait import wait_for
+from outbox.writing.contract import Contract
 from service.database import make_engine
 from service.idempotency import Answer, Key, first_answer
 from service.ledger import BALANCE_MAX_MINOR
 from service.schemas import NewTransfer
 from service.transfer import transfer
 from tests.ledger import Client, audit, chosen_seed, query, seeded
+from tests.paths import SCHEMA_FILE
 
 T = TypeVar("T")
 CLIENTS = 8
@@ -113,7 +114,7 @@ def test_every_event_keeps_the_contract(client: Client, databases: Settings) -> 
     user = client.open()
     bank = client.fund(user, BALANCE_MAX_MINOR)
     client.transfer(user, bank, 1, traceparent=TRACEPARENT)
-    contract = Contract()
+    contract = Contract(SCHEMA_FILE)
     found = events(databases)
     assert len(found) == 4
     for one in found:
@@ -304,7 +305,7 @@ def test_a_request_waits_for_another_with_its_key_and_takes_the_key_if_that_one_
         assert first_answer(first, key, Answer(201, "first")) == Answer(201, "first")
         second = pool.submit(ask)
         waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        wait_for("the second to wait", lambda: query(databases, waiting, LedgerRole.APP), timeout_s=10)
+        wait_for("the second to wait", lambda: query(databases, waiting, SourceRole.APP), timeout_s=10)
         first.rollback()
         assert second.result(10) == Answer(201, "second")
 

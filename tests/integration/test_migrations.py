@@ -16,14 +16,14 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 
-from outbox import migrate as migrations
-from outbox.append import OUTBOX
-from outbox.database import connect
-from outbox.errors import Failure
-from outbox.migrate import migrate
-from outbox.settings import LedgerRole, Settings
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SourceRole
+from outbox.migrations import migrate as migrations
+from outbox.migrations.migrate import Database, migrate
 from outbox.stack import ports
 from outbox.stack.postgres import Postgres
+from outbox.writing.append import OUTBOX
 from service import tables
 from tests.ledger import query
 
@@ -33,7 +33,7 @@ APPEND = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES 
 @pytest.fixture
 def empty(databases: Settings, postgres: Postgres) -> Settings:
     """Settings of two databases that nothing has been migrated in."""
-    for name, owner in ((databases.ledger_dbname, "ledger_owner"), (databases.balances_dbname, "balances_owner")):
+    for name, owner in ((databases.source_db_name, "ledger_owner"), (databases.sink_db_name, "balances_owner")):
         postgres.psql("DROP PUBLICATION IF EXISTS outbox", dbname=name)
         postgres.psql(f"DROP SCHEMA public CASCADE; CREATE SCHEMA public AUTHORIZATION {owner}", dbname=name)
         postgres.psql("GRANT USAGE ON SCHEMA public TO PUBLIC", dbname=name)
@@ -41,7 +41,7 @@ def empty(databases: Settings, postgres: Postgres) -> Settings:
 
 
 @contextmanager
-def owner_of(settings: Settings, database: str) -> Iterator[Connection]:
+def owner_of(settings: Settings, database: Database) -> Iterator[Connection]:
     """A connection as the owner of a database; nothing is committed."""
     engine = create_engine(
         "postgresql+psycopg2://", creator=lambda: connect(settings, migrations.OWNERS[database]), poolclass=NullPool
@@ -53,45 +53,45 @@ def owner_of(settings: Settings, database: str) -> Iterator[Connection]:
 def test_a_first_run_applies_all_branches_and_a_second_one_nothing(empty: Settings) -> None:
     first = migrate(empty)
     assert {database: {revision.rpartition("_")[0] for revision in first[database]} for database in first} == {
-        "ledger": {"ledger_machinery", "ledger_domain"},
-        "balances": {"balances_machinery", "balances_domain"},
+        "source": {"source_machinery", "source_domain"},
+        "sink": {"sink_machinery", "sink_domain"},
     }
-    assert migrate(empty) == {"ledger": [], "balances": []}
+    assert migrate(empty) == {"source": [], "sink": []}
 
 
 def test_two_runs_at_once_wait_for_each_other(empty: Settings) -> None:
     # In two processes, as in life: Alembic's context is the whole process's.
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         both = list(pool.map(migrate, [empty, empty]))
-    for database in ("ledger", "balances"):
+    for database in ("source", "sink"):
         assert sorted(bool(applied[database]) for applied in both) == [False, True], both
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(empty: Settings) -> None:
     query(empty, "CREATE VIEW transfers AS SELECT 1")  # in the way of the second migration
-    with pytest.raises(Failure, match='migrating database ledger: relation "transfers" already exists'):
+    with pytest.raises(Failure, match='migrating database ledger relation "transfers" already exists'):
         migrate(empty)
     assert query(empty, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
     assert query(empty, "SELECT pubname FROM pg_publication") == []
 
 
 def test_a_database_out_of_reach_is_named(databases: Settings) -> None:
-    nowhere = databases.model_copy(update={"balances_port": ports.choose(0)[0]})
-    with pytest.raises(Failure, match=rf"database {databases.balances_dbname} at 127.0.0.1:{nowhere.balances_port}"):
+    nowhere = databases.model_copy(update={"sink_db_port": ports.choose(0)[0]})
+    with pytest.raises(Failure, match=rf"database {databases.sink_db_name} at 127.0.0.1:{nowhere.sink_db_port}"):
         migrate(nowhere)
 
 
 def test_a_schema_of_newer_code_is_refused_by_migrate_and_good_enough_to_serve(databases: Settings) -> None:
-    newer = "UPDATE alembic_version SET version_num = 'ledger_domain_9999' WHERE version_num LIKE 'ledger_domain_%'"
+    newer = "UPDATE alembic_version SET version_num = 'source_domain_9999' WHERE version_num LIKE 'source_domain_%'"
     query(databases, newer)
-    with pytest.raises(Failure, match="ledger_domain_9999"):
+    with pytest.raises(Failure, match="source_domain_9999"):
         migrate(databases)
-    with owner_of(databases, "ledger") as connection:
-        assert migrations.is_current(connection, "ledger")
+    with owner_of(databases, "source") as connection:
+        assert migrations.is_current(connection, "source")
 
 
-@pytest.mark.parametrize("database", ["ledger", "balances"])
-def test_a_schema_that_lacks_a_migration_is_not_current(shared_databases: Settings, database: str) -> None:
+@pytest.mark.parametrize("database", ["source", "sink"])
+def test_a_schema_that_lacks_a_migration_is_not_current(shared_databases: Settings, database: Database) -> None:
     with owner_of(shared_databases, database) as connection:
         assert migrations.is_current(connection, database)
         connection.execute(text("DELETE FROM alembic_version"))
@@ -101,8 +101,8 @@ def test_a_schema_that_lacks_a_migration_is_not_current(shared_databases: Settin
 
 
 def test_the_outbox_and_its_publication_are_never_dropped(databases: Settings) -> None:
-    wanted = migrations.config("ledger")
-    with owner_of(databases, "ledger") as connection:
+    wanted = migrations.config("source")
+    with owner_of(databases, "source") as connection:
         wanted.attributes["connection"] = connection
         wanted.attributes["on_version_apply"] = lambda **_: None
         with pytest.raises(Failure, match="not dropped by a migration"):
@@ -113,7 +113,7 @@ def test_the_outbox_and_its_publication_are_never_dropped(databases: Settings) -
 
 
 def test_declared_and_migrated_tables_are_the_same(shared_databases: Settings) -> None:
-    with owner_of(shared_databases, "ledger") as connection:
+    with owner_of(shared_databases, "source") as connection:
         assert differences(connection) == []
 
 
@@ -130,7 +130,7 @@ def test_declared_and_migrated_tables_are_the_same(shared_databases: Settings) -
     ],
 )
 def test_a_difference_between_declared_and_migrated_tables_is_found(shared_databases: Settings, change: str) -> None:
-    with owner_of(shared_databases, "ledger") as connection:
+    with owner_of(shared_databases, "source") as connection:
         connection.execute(text(change))
         assert len(differences(connection)) == 1
 
@@ -146,20 +146,20 @@ def differences(connection: Connection) -> list[Any]:
 
 TABLES = ("accounts", "transfers", "idempotency_keys", "outbox", "audit_accounts", "audit_events")
 MAY = {
-    LedgerRole.APP: {
+    SourceRole.APP: {
         "accounts": {"SELECT", "INSERT"},  # and UPDATE of two columns
         "transfers": {"SELECT", "INSERT"},
         "idempotency_keys": {"SELECT", "INSERT", "UPDATE", "DELETE"},
         "outbox": {"INSERT"},
     },
-    LedgerRole.CDC: {"outbox": {"SELECT"}},
-    LedgerRole.PRUNER: {"outbox": {"SELECT", "INSERT", "DELETE"}},
-    LedgerRole.AUDITOR: {"audit_accounts": {"SELECT"}, "audit_events": {"SELECT"}},
+    SourceRole.CDC: {"outbox": {"SELECT"}},
+    SourceRole.PRUNER: {"outbox": {"SELECT", "INSERT", "DELETE"}},
+    SourceRole.AUDITOR: {"audit_accounts": {"SELECT"}, "audit_events": {"SELECT"}},
 }
 
 
 @pytest.mark.parametrize("role", MAY)
-def test_a_role_may_do_what_it_has_to_and_no_more(shared_databases: Settings, role: LedgerRole) -> None:
+def test_a_role_may_do_what_it_has_to_and_no_more(shared_databases: Settings, role: SourceRole) -> None:
     privileges = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER")
     found = query(
         shared_databases,
@@ -176,25 +176,25 @@ def test_a_role_may_do_what_it_has_to_and_no_more(shared_databases: Settings, ro
 @pytest.mark.parametrize(
     ("role", "statement"),
     [
-        (LedgerRole.APP, "SELECT FROM outbox"),
-        (LedgerRole.APP, f"{APPEND} RETURNING id"),
-        (LedgerRole.APP, "UPDATE outbox SET type = 'x'"),
-        (LedgerRole.APP, "DELETE FROM outbox"),
-        (LedgerRole.APP, "TRUNCATE outbox"),
-        (LedgerRole.APP, "UPDATE accounts SET kind = 'system'"),
-        (LedgerRole.APP, "DELETE FROM transfers"),
-        (LedgerRole.APP, "SELECT FROM audit_events"),
-        (LedgerRole.CDC, APPEND),
-        (LedgerRole.CDC, "DELETE FROM outbox"),
-        (LedgerRole.CDC, "SELECT FROM accounts"),
-        (LedgerRole.PRUNER, "UPDATE outbox SET type = 'x'"),
-        (LedgerRole.AUDITOR, "SELECT FROM outbox"),
-        (LedgerRole.AUDITOR, "SELECT FROM accounts"),
-        (LedgerRole.APP, "DROP PUBLICATION outbox"),
-        (LedgerRole.APP, "CREATE TABLE mine (id int)"),
+        (SourceRole.APP, "SELECT FROM outbox"),
+        (SourceRole.APP, f"{APPEND} RETURNING id"),
+        (SourceRole.APP, "UPDATE outbox SET type = 'x'"),
+        (SourceRole.APP, "DELETE FROM outbox"),
+        (SourceRole.APP, "TRUNCATE outbox"),
+        (SourceRole.APP, "UPDATE accounts SET kind = 'system'"),
+        (SourceRole.APP, "DELETE FROM transfers"),
+        (SourceRole.APP, "SELECT FROM audit_events"),
+        (SourceRole.CDC, APPEND),
+        (SourceRole.CDC, "DELETE FROM outbox"),
+        (SourceRole.CDC, "SELECT FROM accounts"),
+        (SourceRole.PRUNER, "UPDATE outbox SET type = 'x'"),
+        (SourceRole.AUDITOR, "SELECT FROM outbox"),
+        (SourceRole.AUDITOR, "SELECT FROM accounts"),
+        (SourceRole.APP, "DROP PUBLICATION outbox"),
+        (SourceRole.APP, "CREATE TABLE mine (id int)"),
     ],
 )
-def test_what_a_role_may_not_do_is_refused(shared_databases: Settings, role: LedgerRole, statement: str) -> None:
+def test_what_a_role_may_not_do_is_refused(shared_databases: Settings, role: SourceRole, statement: str) -> None:
     with pytest.raises(psycopg2.errors.InsufficientPrivilege):
         query(shared_databases, statement, role)
 
@@ -202,16 +202,16 @@ def test_what_a_role_may_not_do_is_refused(shared_databases: Settings, role: Led
 @pytest.mark.parametrize(
     ("role", "statement"),
     [
-        (LedgerRole.APP, APPEND),
-        (LedgerRole.APP, "UPDATE accounts SET balance_minor = 0, version = 0"),
-        (LedgerRole.CDC, "SELECT FROM outbox"),
-        (LedgerRole.PRUNER, f"{APPEND} RETURNING id"),
-        (LedgerRole.PRUNER, "DELETE FROM outbox"),
-        (LedgerRole.AUDITOR, "SELECT key, total, version FROM audit_accounts"),
-        (LedgerRole.AUDITOR, "SELECT event_id, key, amount, version, occurred_at FROM audit_events"),
+        (SourceRole.APP, APPEND),
+        (SourceRole.APP, "UPDATE accounts SET balance_minor = 0, version = 0"),
+        (SourceRole.CDC, "SELECT FROM outbox"),
+        (SourceRole.PRUNER, f"{APPEND} RETURNING id"),
+        (SourceRole.PRUNER, "DELETE FROM outbox"),
+        (SourceRole.AUDITOR, "SELECT key, total, version FROM audit_accounts"),
+        (SourceRole.AUDITOR, "SELECT event_id, key, amount, version, occurred_at FROM audit_events"),
     ],
 )
-def test_what_a_role_has_to_do_it_can(shared_databases: Settings, role: LedgerRole, statement: str) -> None:
+def test_what_a_role_has_to_do_it_can(shared_databases: Settings, role: SourceRole, statement: str) -> None:
     query(shared_databases, statement, role)
 
 
@@ -235,4 +235,4 @@ def test_no_role_is_a_superuser_and_only_the_relay_may_replicate(shared_database
 )
 def test_the_database_itself_refuses_an_account_that_cannot_be(shared_databases: Settings, statement: str) -> None:
     with pytest.raises(psycopg2.errors.CheckViolation):
-        query(shared_databases, statement, LedgerRole.APP)
+        query(shared_databases, statement, SourceRole.APP)

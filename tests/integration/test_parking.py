@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from outbox.database import connect
-from outbox.settings import BalancesRole, Settings
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
 from outbox.sink import job as jobs
-from outbox.sink import repair
 from outbox.sink.apply import Counts, Sink
 from outbox.sink.job import Declared
-from outbox.sink.repair import Replayed
-from outbox.sink.selection import Selection
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Selection
 from tests.records import unread
 from tests.sink import STRATEGIES, Database, Event, account, batch, sink_on, uuid7
 
@@ -38,8 +38,8 @@ SELECT event_id, 'unwelcome', 'as yet' FROM fresh WHERE event_id IN (SELECT even
 TABLES = """
 CREATE TABLE statement (line bigserial, sink text, account_id uuid, version bigint);
 CREATE TABLE unwelcome (event_id uuid);
-GRANT SELECT, INSERT, DELETE ON statement, unwelcome TO balances_sink;
-GRANT USAGE ON SEQUENCE statement_line_seq TO balances_sink;
+GRANT SELECT, INSERT, DELETE ON statement, unwelcome TO balances_writer;
+GRANT USAGE ON SEQUENCE statement_line_seq TO balances_writer;
 """
 RANDOM = Random(11)  # noqa: S311
 EVENTS = [Event(uuid7(RANDOM), account(number % 2), 1, number // 2 + 1) for number in range(12)]
@@ -65,7 +65,7 @@ class Statement:
         """Replay letters, as the command does."""
         declared, one = jobs.sinks(self.settings)[self.name]
         known = {self.name: Declared(replace(declared, projection=self.projection), one)}
-        with closing(connect(self.settings, BalancesRole.SINK)) as connection:
+        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
             with connection, connection.cursor() as cursor:
                 chosen = Selection("account_id", sink=self.name, **filters).choose(cursor, with_parked=True)  # type: ignore[arg-type]
             return repair.replay(connection, known, chosen).get(self.name, Replayed())
@@ -86,21 +86,21 @@ class Statement:
     def forget(self) -> None:
         """As if nothing had been."""
         for table in ("statement", "unwelcome", "dead_letters", "processed_events", "landed_events", "positions"):
-            with closing(connect(self.settings, BalancesRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+            with closing(connect(self.settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
                 cursor.execute(f"DELETE FROM {table}")
 
     def _change(self, statement: str, *parameters: str) -> None:
-        with closing(connect(self.settings, BalancesRole.SINK)) as changing, changing, changing.cursor() as cursor:
+        with closing(connect(self.settings, SinkRole.WRITER)) as changing, changing, changing.cursor() as cursor:
             cursor.execute(statement, parameters or None)
 
 
 @pytest.fixture(params=SURVIVES)
 def statement(databases: Settings, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Statement]:
-    with closing(connect(databases, BalancesRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
         cursor.execute(TABLES)
     projection = tmp_path / "statement.sql"
     projection.write_text(ORDERED + STATEMENT)
-    with closing(connect(databases, BalancesRole.SINK)) as connection:
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
         sink = sink_on(connection, STRATEGIES[request.param], projection)
         yield Statement(databases, projection, request.param, sink)
 
@@ -145,7 +145,7 @@ def test_when_the_bad_one_is_given_up_they_follow_on_demand(statement: Statement
     one = of_account(0)
     statement.set(unwelcome=[one[0]])
     statement.sink.apply(batch(one[:3]))
-    with closing(connect(statement.settings, BalancesRole.SINK)) as connection:
+    with closing(connect(statement.settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             chosen = Selection("account_id", reason="unwelcome").choose(cursor)
         repair.discard(connection, chosen)
@@ -159,7 +159,7 @@ def test_a_projection_that_does_not_say_so_goes_on(statement: Statement) -> None
     """The mistake that the line in its header is there for."""
     statement.projection.write_text(STATEMENT)
     one = of_account(0)
-    with closing(connect(statement.settings, BalancesRole.SINK)) as connection:
+    with closing(connect(statement.settings, SinkRole.WRITER)) as connection:
         statement.set(unwelcome=[one[1]])
         hasty = sink_on(connection, replace(STRATEGIES[statement.name], name="hasty"), statement.projection)
         hasty.apply(batch(one[:3]))

@@ -13,19 +13,21 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outbox.database import connect
-from outbox.errors import Failure
-from outbox.settings import BalancesRole, LedgerRole, Settings
-from outbox.sink import fence, rebuild, repair
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.wait import wait_for
+from outbox.kafka.topics import Topic
+from outbox.sink import fence
 from outbox.sink import job as jobs
 from outbox.sink.apply import Counts, Sink
 from outbox.sink.job import Job
-from outbox.sink.rebuild import Taken
-from outbox.sink.repair import Replayed
-from outbox.sink.rewind import Beginning
-from outbox.sink.selection import Selection
-from outbox.topics import Topic
-from outbox.wait import wait_for
+from outbox.sink.repair import rebuild
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.rebuild import Taken
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.rewind import Beginning
+from outbox.sink.repair.selection import Selection
 from tests.command import outbox
 from tests.deliveries import EVENTS, POOL, SURVIVES_RE_SENDS, Delivery, Run, checked, deliveries
 from tests.sink import (
@@ -60,7 +62,7 @@ def history(count: int, number: int = 1) -> list[Event]:
 def book(settings: Settings, *events: Event, currency: str = "EUR") -> None:
     """Let the ledger's accounts be as after these events; each account's come in order."""
     last = {event.account_id: event for event in events}
-    with closing(connect(settings, LedgerRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+    with closing(connect(settings, SourceRole.OWNER)) as connection, connection, connection.cursor() as cursor:
         for event in last.values():
             cursor.execute(
                 "INSERT INTO accounts (id, kind, currency, balance_minor, version) VALUES (%s, 'system', %s, %s, %s)"
@@ -75,13 +77,13 @@ def from_ledger(settings: Settings, sink: str = "dedup", *, dry_run: bool = Fals
 
 def execute(settings: Settings, sql: str) -> None:
     """As the owner."""
-    with closing(connect(settings, BalancesRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+    with closing(connect(settings, SinkRole.OWNER)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(sql)
 
 
 def everything(settings: Settings) -> Mapping[str, list[tuple[object, ...]]]:
     """All rows of all tables."""
-    with closing(connect(settings, BalancesRole.OWNER)) as connection, connection.cursor() as cursor:
+    with closing(connect(settings, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'")
         found = {}
         for (table,) in cursor.fetchall():
@@ -95,7 +97,7 @@ def copying(settings: Settings, name: str = "dedup") -> Iterator[Sink]:
     """The copy of a sink, prepared, with the fence until the end of the block."""
     with rebuild.reserved(settings, name) as owner:
         rebuild.begin(owner, name, HERE, WHOLE)
-    with closing(connect(settings, BalancesRole.SINK)) as connection:
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
         yield sink_on(connection, replace(STRATEGIES[name], name=rebuild.copy_of(name)))
 
 
@@ -153,7 +155,7 @@ class TestFromLedger:
         assert found
         careless = tmp_path / "careless.sql"
         careless.write_text(guard + rest.partition(";")[2])
-        with closing(connect(databases, BalancesRole.SINK)) as connection:
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
             sink = sink_on(connection, projection=careless)
             sink.apply(batch(mine[:1]))
             book(databases, *mine)
@@ -211,7 +213,7 @@ class TestFromLedger:
             # In the base it is no concern of anybody's which currency it is in; above it is.
             also, newer = replace(mine[2], currency="USD"), replace(mine[3], currency="USD")
             assert sink.apply(batch([also, newer], start=2)) == Counts(2, 1, 1, dead=1)
-        with closing(connect(databases, BalancesRole.SINK)) as connection:
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
             with connection, connection.cursor() as cursor:
                 chosen = Selection("account_id", sink=name, identities=[refused.event_id]).choose(cursor)
             assert repair.replay(connection, jobs.sinks(databases), chosen) == {name: Replayed(duplicates=1)}
@@ -239,7 +241,7 @@ class TestFromLedger:
             " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
         thread = threading.Thread(target=from_ledger, args=(databases,))
-        with closing(connect(databases, BalancesRole.SINK)) as sink, sink, sink.cursor() as cursor:
+        with closing(connect(databases, SinkRole.WRITER)) as sink, sink, sink.cursor() as cursor:
             fence.lock(cursor, "dedup")
             thread.start()
             wait_for("the rebuild to wait", lambda: bool(database.query(waits)), timeout_s=20)
@@ -282,7 +284,7 @@ class TestFromLedger:
 
 
 MINE = (
-    "CREATE TABLE mine (sink text, note text); GRANT SELECT, INSERT ON mine TO balances_sink;"
+    "CREATE TABLE mine (sink text, note text); GRANT SELECT, INSERT ON mine TO balances_writer;"
     "INSERT INTO mine VALUES ('dedup', 'old'), ('dedup.rebuild', 'new'), ('naive', 'other')"
 )
 
@@ -422,7 +424,7 @@ class TestFromTopic:
 
 def discard(settings: Settings, event: Event) -> None:
     """Give the live sink's letter of an event up."""
-    with closing(connect(settings, BalancesRole.SINK)) as connection:
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             chosen = Selection("account_id", sink="dedup", identities=[event.event_id]).choose(cursor)
         assert repair.discard(connection, chosen) == {"dedup": 1}

@@ -13,15 +13,17 @@ from uuid import UUID
 import psycopg2
 import pytest
 
-from outbox.database import connect
-from outbox.errors import Failure
-from outbox.settings import BalancesRole, Settings
-from outbox.sink import fence, repair, retention
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.maintenance import retention
+from outbox.sink import fence
 from outbox.sink import job as jobs
 from outbox.sink.apply import Counts
-from outbox.sink.repair import Replayed
-from outbox.sink.selection import Selection
-from outbox.wait import wait_for
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Selection
 from tests import command
 from tests.sink import NOW_MS, STRATEGIES, Database, Event, account, batch, open_sink, sums, uuid7
 
@@ -74,7 +76,7 @@ def forgotten(settings: Settings, upto: int, *events: Event) -> None:
 
 def replay(settings: Settings, *, below_floor: bool, reason: str | None = None) -> Replayed:
     """Replay the open letters of `dedup`."""
-    with closing(connect(settings, BalancesRole.SINK)) as connection:
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             chosen = Selection("account_id", sink="dedup", reason=reason).choose(cursor)
         done = repair.replay(connection, jobs.sinks(settings), chosen, below_floor=below_floor)
@@ -132,7 +134,7 @@ class TestFloor:
         with pytest.raises(psycopg2.errors.InsufficientPrivilege):
             database.query("UPDATE processed_floor SET floor = floor")
         with (
-            closing(connect(databases, BalancesRole.AUDITOR)) as connection,
+            closing(connect(databases, SinkRole.AUDITOR)) as connection,
             connection.cursor() as cursor,
             pytest.raises(psycopg2.errors.InsufficientPrivilege),
         ):
@@ -161,7 +163,7 @@ class TestBesideASink:
             "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = "
             "(SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-        with closing(connect(databases, BalancesRole.SINK)) as driver, driver, driver.cursor() as cursor:
+        with closing(connect(databases, SinkRole.WRITER)) as driver, driver, driver.cursor() as cursor:
             fence.lock(cursor, "dedup")
             thread.start()
             wait_for("the drop to wait", lambda: bool(database.query(waits)), timeout_s=20)
@@ -187,7 +189,7 @@ class TestBesideASink:
         monkeypatch.setattr(retention, "LOCK_TIMEOUT_S", 0.2)
         monkeypatch.setattr(retention, "DROP_TIMEOUT_S", 1)
         apply(databases, aged(6))
-        with closing(connect(databases, BalancesRole.SINK)) as other, other, other.cursor() as cursor:
+        with closing(connect(databases, SinkRole.WRITER)) as other, other, other.cursor() as cursor:
             does(cursor)
             with pytest.raises(Failure, match=f"no day was dropped: {told}"):
                 retention.drop(databases, ago(5))
@@ -312,7 +314,7 @@ class TestWayOut:
         late = aged(6)
         retention.drop(databases, ago(5))
         apply(databases, late)
-        with closing(connect(databases, BalancesRole.SINK)) as connection:
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
             with connection, connection.cursor() as cursor:
                 chosen = Selection("account_id", sink="dedup").choose(cursor)
             assert repair.discard(connection, chosen) == {"dedup": 1}

@@ -14,7 +14,7 @@ from schemathesis import Case as AnyCase
 from schemathesis.config import SchemathesisConfig
 from schemathesis.openapi.loaders import from_wsgi
 
-from outbox.settings import Settings, load
+from outbox.base.settings import Settings, load
 from service.app import create_app
 from service.schemas import NewTransfer
 from tests.ledger import Client, audit, chosen_seed

@@ -18,11 +18,11 @@ import pytest
 import requests
 from requests.exceptions import ChunkedEncodingError
 
-from outbox.migrate import migrate
-from outbox.settings import Settings
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.migrations.migrate import migrate
 from outbox.stack.command import Command, service
 from outbox.stack.stack import Stack
-from outbox.wait import wait_for
 from tests.command import outbox
 from tests.fix_stack import private_stack
 from tests.ledger import audit, chosen_seed, query, seeded

@@ -14,15 +14,15 @@ import psycopg2
 import pyarrow as pa
 import pytest
 
-from outbox.database import connect
-from outbox.errors import Failure
-from outbox.settings import BalancesRole, Settings
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
 from outbox.sink import fence
 from outbox.sink.apply import Counts
 from outbox.sink.batch import Batch
 from outbox.sink.dead_letters import DeadLetter
 from outbox.sink.strategy import Strategy
-from outbox.wait import wait_for
 from tests.sink import (
     NOW_MS,
     PROJECTION,
@@ -126,7 +126,7 @@ def test_sinks_that_write_the_same_ids_and_accounts_at_once_do_not_deadlock(data
 
     def run(strategy: Strategy, mine: list[Event]) -> None:
         try:
-            with closing(connect(databases, BalancesRole.SINK)) as connection:
+            with closing(connect(databases, SinkRole.WRITER)) as connection:
                 sink = sink_on(connection, strategy)
                 for start in range(0, 2000, 200):
                     sink.apply(batch(mine[start : start + 200], start))
@@ -194,7 +194,7 @@ class TestPositions:
         assert database.positions() == {0: 4}
 
     def test_an_empty_batch_costs_no_transaction(self, databases: Settings) -> None:
-        with closing(connect(databases, BalancesRole.SINK)) as connection:
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
             sink = sink_on(connection)
             connection.close()
             assert sink.apply(batch([], start=7, end=7)) == Counts()
@@ -226,7 +226,7 @@ class TestFence:
 
     def test_the_fence_falls_with_the_connection(self, databases: Settings, database: Database) -> None:
         some = events(2)
-        with closing(connect(databases, BalancesRole.SINK)) as connection:
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
             lost = sink_on(connection)
             pid = connection.info.backend_pid
             database.query("SELECT pg_terminate_backend(%s)", pid)
@@ -246,7 +246,7 @@ class TestFence:
             "tcp_user_timeout": fence.DEAD_HOST_S * 1000,
             "lock_timeout": fence.LOCK_TIMEOUT_S * 1000,
         }
-        with closing(connect(databases, BalancesRole.SINK)) as connection, connection.cursor() as cursor:
+        with closing(connect(databases, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
             sink_on(connection)
             cursor.execute("SELECT name, setting::int FROM pg_settings WHERE name = ANY(%s)", [[*limits]])
             assert {str(name): int(setting) for name, setting in cursor} == limits
@@ -255,7 +255,7 @@ class TestFence:
         """Behind a pooler the session lock may have gone elsewhere: the epoch tells."""
         with open_sink(databases) as sink:
             with (
-                closing(connect(databases, BalancesRole.SINK)) as connection,
+                closing(connect(databases, SinkRole.WRITER)) as connection,
                 connection,
                 connection.cursor() as cursor,
             ):
@@ -288,7 +288,7 @@ class TestDeadLetters:
         with open_sink(databases) as sink:
             sink.apply(batch([], dead=[dead_letter(0, event_id), dead_letter(1, event_id, b"worse")]))
             with (
-                closing(connect(databases, BalancesRole.SINK)) as connection,
+                closing(connect(databases, SinkRole.WRITER)) as connection,
                 connection,
                 connection.cursor() as cursor,
             ):
@@ -337,7 +337,7 @@ class TestAllOrNothing:
         broken = tmp_path / "broken.sql"
         broken.write_text(PROJECTION.read_text() + "\nSELECT 1 / 0;")
         some = events(2)
-        with closing(connect(databases, BalancesRole.SINK)) as connection:
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
             sink = sink_on(connection, projection=broken)
             with pytest.raises(Failure, match=r"refused offsets \{0: 0\} to \{0: 3\}.*division by zero"):
                 sink.apply(batch(some, dead=[dead_letter(2)]))
@@ -376,7 +376,7 @@ def test_rows_come_from_several_partitions(databases: Settings, database: Databa
 def test_the_role_of_the_sinks_cannot_change_tables_or_forget_events(databases: Settings) -> None:
     for statement in ("DROP TABLE balances", "CREATE TABLE mine (id int)", "DELETE FROM processed_events"):
         with (
-            closing(connect(databases, BalancesRole.SINK)) as connection,
+            closing(connect(databases, SinkRole.WRITER)) as connection,
             connection.cursor() as cursor,
             pytest.raises(psycopg2.errors.InsufficientPrivilege),
         ):

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given
 
-from outbox.database import connect
-from outbox.settings import BalancesRole, Settings
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
 from tests.deliveries import POOL, PROMISES, Delivery, Run, checked, deliveries, each_event_once, newest_state
 from tests.sink import STRATEGIES, Database, batch, open_sink, sink_on
 
@@ -67,7 +67,7 @@ def test_a_guard_on_the_last_event_alone_goes_backwards(databases: Settings) -> 
     weak = replace(good, name="weak", sql=good.sql.replace(guard, "version IS DISTINCT FROM stored_version"))
     found = {}
     for one in (good, weak):
-        with closing(connect(databases, BalancesRole.SINK)) as connection:
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
             run = Run(sink_on(connection, one), Database(databases, one.name).balances)
             came = run.deliver([Delivery([0, 4, 8]), Delivery([0, 4], back=3)])
             found[one.name] = run.balances() == newest_state(came)

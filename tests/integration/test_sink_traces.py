@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
-from outbox.database import connect
-from outbox.errors import Failure
-from outbox.settings import BalancesRole, Settings
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole
 from outbox.sink.batch import Batch
 from outbox.sink.dead_letters import DeadLetter
-from outbox.sink.stream import _traced
+from outbox.sink.spark.stream import _traced
 from outbox.sink.traces import LIMIT, Traced
 from tests.sink import NOW_MS, STRATEGIES, TOPIC, TRACE, Event, account, batch, open_sink, sink_on, traced, uuid7
 
@@ -73,7 +73,7 @@ def test_an_untraced_event_is_not_told(databases: Settings) -> None:
 def test_nothing_is_told_of_a_batch_that_is_not_committed(databases: Settings, tmp_path: Path) -> None:
     failing = tmp_path / "failing.sql"
     failing.write_text("INSERT INTO rejected (event_id) SELECT event_id FROM fresh")
-    with closing(connect(databases, BalancesRole.SINK)) as connection, capture_logs() as lines:
+    with closing(connect(databases, SinkRole.WRITER)) as connection, capture_logs() as lines:
         sink = sink_on(connection, projection=failing)
         with pytest.raises(Failure):
             sink.apply(traced(EVENTS))
@@ -82,7 +82,7 @@ def test_nothing_is_told_of_a_batch_that_is_not_committed(databases: Settings, t
 
 def test_a_commit_that_fails_tells_nothing(databases: Settings) -> None:
     """The constraint is looked at when all else is done: by the commit itself."""
-    with closing(connect(databases, BalancesRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
         cursor.execute("ALTER TABLE balances ADD UNIQUE (sink, currency) DEFERRABLE INITIALLY DEFERRED")
     with open_sink(databases) as sink, capture_logs() as lines, pytest.raises(Failure, match="refused offsets"):
         sink.apply(traced(EVENTS))

@@ -21,16 +21,17 @@ import psycopg2
 import pytest
 from confluent_kafka import Producer
 
-from outbox import topics
-from outbox.errors import Failure
-from outbox.settings import PROJECT_ROOT, BalancesRole, LedgerRole, Settings, database_passwords, load
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole, SourceRole, database_passwords, load
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
 from outbox.stack import ports
 from outbox.stack.postgres import Postgres
 from outbox.stack.process import Process
 from outbox.stack.stack import PARTS, Stack
-from outbox.wait import wait_for
 from tests.command import environment, outbox
 from tests.fix_stack import private_stack
+from tests.paths import ROOT
 
 FREE_PORTS = {f"OUTBOX_{name}_PORT": "0" for name in ("STACK_POSTGRES", "STACK_KAFKA", "STACK_CONNECT", "SERVICE")}
 
@@ -68,7 +69,7 @@ def passwords(settings: Settings) -> list[str]:
     return [getattr(settings, name).get_secret_value() for name in [*database_passwords(), "service_token"]]
 
 
-def log_in(settings: Settings, role: LedgerRole | BalancesRole, **changed: str) -> None:
+def log_in(settings: Settings, role: SourceRole | SinkRole, **changed: str) -> None:
     """Connect as a role, with something changed, and leave again."""
     parameters: dict[str, Any] = {**settings.dsn(role), **changed}
     psycopg2.connect(**parameters).close()
@@ -204,7 +205,7 @@ def test_killing_the_command_while_it_starts_a_part_leaves_nothing_that_down_doe
     home.mkdir(exist_ok=True)
     part = Process(seen, home)
     command = [sys.executable, "-m", "outbox", "up"]
-    with subprocess.Popen(command, env=environment(home, **FREE_PORTS), cwd=PROJECT_ROOT) as starting:
+    with subprocess.Popen(command, env=environment(home, **FREE_PORTS), cwd=ROOT) as starting:
         try:
             wait_for(f"something of {seen}", part.processes, timeout_s=60, poll_s=0.01)
             assert starting.poll() is None
@@ -226,11 +227,11 @@ def test_two_commands_at_once_on_one_home_are_told_so(small: Stack) -> None:
 
 def test_two_stacks_stand_side_by_side(small: Stack, tmp_path: Path) -> None:
     # Both prefer the same ports; the second takes others.
-    taken = small.settings.ledger_port
+    taken = small.settings.source_db_port
     other = Stack(load(tmp_path / "other", stack_postgres_port=taken, stack_kafka_port=0, stack_connect_port=0))
     try:
         other.up(only=["postgres"])
-        assert other.settings.ledger_port != taken
+        assert other.settings.source_db_port != taken
         assert set(passwords(other.settings)).isdisjoint(passwords(small.settings))
         Postgres(small.settings).psql("CREATE TABLE only_here ()", "ledger")
         with pytest.raises(Failure, match="only_here"):
@@ -246,7 +247,7 @@ def test_two_stacks_stand_side_by_side(small: Stack, tmp_path: Path) -> None:
 
 def test_a_port_that_somebody_took_meanwhile_is_named(small: Stack) -> None:
     small.down()
-    port = small.settings.ledger_port
+    port = small.settings.source_db_port
     with (
         socket.create_server((ports.LOOPBACK, port)),
         pytest.raises(Failure, match=f"port {port} of postgres is taken"),
@@ -329,7 +330,7 @@ def test_everybody_is_asked_for_a_scram_password(postgres: Postgres, postgres_st
     assert methods == ["scram-sha-256"]
     stored = postgres.psql("SELECT DISTINCT left(rolpassword, 14) FROM pg_authid WHERE rolcanlogin").stdout.split()
     assert stored == ["SCRAM-SHA-256$"]
-    for role in (*LedgerRole, *BalancesRole):
+    for role in (*SourceRole, *SinkRole):
         log_in(postgres_stack.settings, role)
         for wrong in ("", "wrong"):
             with pytest.raises(psycopg2.OperationalError, match="password"):
@@ -341,14 +342,14 @@ def test_no_role_is_wider_than_it_must_be(postgres: Postgres) -> None:
         "SELECT rolname, rolsuper, rolcreatedb, rolcreaterole, rolbypassrls, rolreplication FROM pg_roles"
         " WHERE rolcanlogin AND rolname <> 'postgres'"
     ).stdout.split()
-    narrow = {role.value: f"{role.value}|f|f|f|f|f" for role in (*LedgerRole, *BalancesRole)}
+    narrow = {role.value: f"{role.value}|f|f|f|f|f" for role in (*SourceRole, *SinkRole)}
     assert sorted(listed) == sorted({**narrow, "ledger_cdc": "ledger_cdc|f|f|f|f|t"}.values())
 
 
-@pytest.mark.parametrize("role", [*LedgerRole, *BalancesRole])
-def test_a_role_cannot_enter_the_other_database(role: LedgerRole | BalancesRole, postgres_stack: Stack) -> None:
+@pytest.mark.parametrize("role", [*SourceRole, *SinkRole])
+def test_a_role_cannot_enter_the_other_database(role: SourceRole | SinkRole, postgres_stack: Stack) -> None:
     settings = postgres_stack.settings
-    other = settings.balances_dbname if isinstance(role, LedgerRole) else settings.ledger_dbname
+    other = settings.sink_db_name if isinstance(role, SourceRole) else settings.source_db_name
     with pytest.raises(psycopg2.OperationalError, match="permission denied for database"):
         log_in(settings, role, dbname=other)
 

@@ -14,11 +14,11 @@ import psycopg2
 import pytest
 import requests
 
-from outbox.connectors import FOLDER
 from outbox.stack.command import service
 from tests.command import outbox
 from tests.fix_secured import Secured, plain_login
 from tests.ledger import audit
+from tests.paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -107,16 +107,16 @@ def test_the_whole_chain_by_settings_alone(relaying: Secured) -> None:
 @pytest.mark.parametrize(
     ("arguments", "changed", "reason", "remedy"),
     [
-        ("migrate", {"LEDGER_SSLROOTCERT": "OTHER"}, "certificate verify failed", "OUTBOX_LEDGER_SSLROOTCERT"),
-        ("migrate", {"LEDGER_HOST": "localhost"}, "does not match host name", "OUTBOX_LEDGER_HOST"),
-        ("migrate", {"LEDGER_SSLMODE": "disable"}, "no encryption", "set OUTBOX_LEDGER_SSLMODE"),
-        ("migrate", {"LEDGER_OWNER_PASSWORD": "not-it"}, "password authentication", "OUTBOX_LEDGER_OWNER_PASSWORD"),
+        ("migrate", {"LEDGER_SSLROOTCERT": "OTHER"}, "certificate verify failed", "OUTBOX_SOURCE_DB_SSLROOTCERT"),
+        ("migrate", {"LEDGER_HOST": "localhost"}, "does not match host name", "OUTBOX_SOURCE_DB_HOST"),
+        ("migrate", {"LEDGER_SSLMODE": "disable"}, "no encryption", "set OUTBOX_SOURCE_DB_SSLMODE"),
+        ("migrate", {"LEDGER_OWNER_PASSWORD": "not-it"}, "password authentication", "OUTBOX_SOURCE_DB_OWNER_PASSWORD"),
         # With "prefer", libpq tries again without TLS, and that is refused for another reason.
         (
             "migrate",
             {"BALANCES_OWNER_PASSWORD": "not-it", "BALANCES_SSLMODE": "prefer"},
             "password authentication",
-            "OUTBOX_BALANCES_OWNER_PASSWORD",
+            "OUTBOX_SINK_DB_OWNER_PASSWORD",
         ),
         ("check", {"KAFKA_PASSWORD": "not-it"}, "invalid credentials", "OUTBOX_KAFKA_PASSWORD"),
         ("check", {"KAFKA_SASL_MECHANISM": "PLAIN"}, "Unsupported SASL mechanism", "OUTBOX_KAFKA_SASL_MECHANISM"),
@@ -168,6 +168,6 @@ def test_checkpoints_that_cannot_be_are_one_line(relaying: Secured) -> None:
 
 def test_the_connector_takes_its_password_from_the_provider_that_one_has(relaying: Secured) -> None:
     reference = "${secrets:payments/ledger-cdc:password}"
-    done = run(relaying, "connect", "render", OUTBOX_CONNECT_LEDGER_PASSWORD_REFERENCE=reference)
+    done = run(relaying, "connect", "render", OUTBOX_CONNECT_SOURCE_DB_PASSWORD_REFERENCE=reference)
     assert json.loads(done.stdout)["database.password"] == reference
-    assert set(json.loads(done.stdout)) == set(json.loads((FOLDER / "outbox.json").read_text()))
+    assert set(json.loads(done.stdout)) == set(json.loads((ROOT / "connect" / "outbox.json").read_text()))

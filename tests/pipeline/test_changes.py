@@ -12,13 +12,15 @@ import pytest
 from confluent_kafka import Producer
 from flask import Flask
 
-from outbox import check, connect, connectors, slot, topics
-from outbox.connectors import Connector
-from outbox.doctor import examine
-from outbox.settings import Settings
-from outbox.sink import rewind
+from outbox.audit import check
+from outbox.audit.doctor import examine
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.relay import connect, connectors, slot
+from outbox.relay.connectors import Connector
+from outbox.sink.repair import rewind
 from outbox.stack.postgres import Postgres
-from outbox.wait import wait_for
 from service.app import create_app
 from tests.command import outbox
 from tests.ledger import Client, chosen_seed, query
@@ -26,7 +28,7 @@ from tests.relay import Log, Record
 from tests.sink import Database
 from tests.stream import catch_up, the_failure, told
 
-NAMES = ("ledger_dbname", "balances_dbname", "topic", "connector")
+NAMES = ("source_db_name", "sink_db_name", "topic", "connector")
 
 
 @pytest.fixture
@@ -162,7 +164,7 @@ def test_what_comes_twice_and_what_is_forgotten(
     bank.transfers(10)
     wait_for("the slot to be let go of", lambda: not _active(chain, changes), timeout_s=30)
     move = f"SELECT pg_replication_slot_advance('{changes.name}', pg_current_wal_insert_lsn())"
-    postgres.psql(move, chain.ledger_dbname)
+    postgres.psql(move, chain.source_db_name)
     refused = outbox(
         "connect",
         "apply",

@@ -11,11 +11,12 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from outbox import check, topics
+from outbox.audit import check
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.wait import WaitTimeoutError
 from outbox.commands.check import describe
-from outbox.database import connect
-from outbox.settings import BalancesRole, LedgerRole, Settings
-from outbox.wait import WaitTimeoutError
+from outbox.kafka import topics
 
 SINK = "dedup"
 
@@ -38,8 +39,8 @@ class History:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._ledger = connect(settings, LedgerRole.OWNER)
-        self._balances = connect(settings, BalancesRole.OWNER)
+        self._ledger = connect(settings, SourceRole.OWNER)
+        self._balances = connect(settings, SinkRole.OWNER)
         self._producer = Producer({**topics.client_config(settings), "transactional.id": f"history-{uuid.uuid4()}"})
         self._producer.init_transactions(30)
 

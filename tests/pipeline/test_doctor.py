@@ -18,13 +18,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not said in
     ConfigResource,
 )
 
-from outbox import connect, topics
-from outbox.database import connect as connect_database
-from outbox.doctor import HOPS, Finding, examine
-from outbox.settings import BalancesRole, Settings
-from outbox.sink import rebuild, retention, rewind
+from outbox.audit.doctor import HOPS, Finding, examine
+from outbox.base.database import connect as connect_database
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.maintenance import retention
+from outbox.relay import connect
+from outbox.sink.repair import rebuild, rewind
 from outbox.stack.postgres import Postgres
-from outbox.wait import wait_for
 from tests.command import outbox
 from tests.relay import insert, relayed, row
 from tests.sink import NOW_MS, sink_on, uuid7
@@ -66,11 +68,11 @@ def test_a_chain_that_is_well_is_told_so_and_each_thing_that_is_not(chain: Setti
     assert "ledger_app may SELECT, UPDATE, DELETE, TRUNCATE events" in told
 
     grant, revoke = "GRANT SELECT ON outbox TO ledger_app", "REVOKE SELECT ON outbox FROM ledger_app"
-    with changed(postgres, grant, revoke, chain.ledger_dbname):
+    with changed(postgres, grant, revoke, chain.source_db_name):
         assert the_one(chain, "ledger") == "ledger_app may SELECT events — REVOKE SELECT ON outbox FROM ledger_app"
 
-    with changed(postgres, "ALTER ROLE balances_sink NOLOGIN", "ALTER ROLE balances_sink LOGIN"):
-        assert "balances_sink" in the_one(chain, "balances")
+    with changed(postgres, "ALTER ROLE balances_writer NOLOGIN", "ALTER ROLE balances_writer LOGIN"):
+        assert "balances_writer" in the_one(chain, "balances")
 
     behind = chain.model_copy(update={"topic_retention_hours": 1})
     assert f"topic {chain.topic} has retention.ms=604800000, not 3600000" in the_one(behind, "kafka")
@@ -80,7 +82,7 @@ def test_a_chain_that_is_well_is_told_so_and_each_thing_that_is_not(chain: Setti
 
 
 def test_a_schema_that_is_behind(topic: Settings, postgres: Postgres) -> None:
-    postgres.psql("DELETE FROM alembic_version WHERE version_num LIKE '%domain%'", topic.balances_dbname)
+    postgres.psql("DELETE FROM alembic_version WHERE version_num LIKE '%domain%'", topic.sink_db_name)
     (finding,) = wrong(topic)["balances"]
     assert (finding.text, finding.remedy) == ("the schema is behind this code", "`outbox migrate`")
 
@@ -94,7 +96,7 @@ def test_a_slot_that_nobody_reads_and_one_that_is_gone(chain: Settings) -> None:
 
 
 def test_a_publication_that_is_gone(topic: Settings, postgres: Postgres) -> None:
-    postgres.psql("DROP PUBLICATION outbox", topic.ledger_dbname)
+    postgres.psql("DROP PUBLICATION outbox", topic.source_db_name)
     (finding,) = wrong(topic)["slot"]
     assert "has no publication" in finding.text
     assert finding.remedy == "`outbox migrate`"
@@ -105,8 +107,8 @@ def test_a_publication_that_is_gone(topic: Settings, postgres: Postgres) -> None
     [
         ("kafka_bootstrap", "127.0.0.1:1", {"kafka", "sinks", "retention"}),
         ("connect_url", "http://127.0.0.1:1", {"connector"}),
-        ("balances_port", 1, {"balances", "sinks", "retention", "clocks"}),
-        ("ledger_port", 1, {"ledger", "slot", "retention", "clocks"}),
+        ("sink_db_port", 1, {"balances", "sinks", "retention", "clocks"}),
+        ("source_db_port", 1, {"ledger", "slot", "retention", "clocks"}),
     ],
 )
 def test_what_cannot_be_reached_does_not_hide_the_rest(
@@ -127,19 +129,19 @@ def test_sinks_without_driver_behind_and_beyond_the_topic(topic: Settings) -> No
         (finding,) = wrong(topic)["sinks"]
         return finding.text
 
-    with closing(connect_database(topic, BalancesRole.SINK)) as connection:
+    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
         sink_on(connection).begin_at(topic.topic, of_topic, {0: 1})
         assert "sinks" not in wrong(topic), "it has a driver"
     wait_for("the driver to be gone", lambda: "sinks" in wrong(topic), timeout_s=10)
     assert told() == "sink dedup has no driver; it is 2 offsets behind"
-    with closing(connect_database(topic, BalancesRole.SINK)) as connection:
+    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
         sink_on(connection).begin_at(topic.topic, of_topic, {0: 9})
         assert "offset 9 of partition 0, which the topic does not have" in told()
 
 
 def test_a_copy_that_was_never_swapped_in(topic: Settings) -> None:
     described = topics.describe(topic, topic.topic)
-    with closing(connect_database(topic, BalancesRole.SINK)) as connection:
+    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
         sink_on(connection).begin_at(topic.topic, described.id, {0: 0})
         with rebuild.reserved(topic, "dedup") as owner:
             rebuild.begin(owner, "dedup", described, topics.first_offsets(topic, topic.topic))
@@ -152,7 +154,7 @@ def test_a_topic_that_keeps_everything_and_an_outbox_below_the_floor(topic: Sett
     old = uuid7(Random(1), NOW_MS - 9 * 24 * 60 * 60 * 1000)  # noqa: S311
     postgres.psql(
         f"INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES ('{old}', 'a', 'b', 'c', '{{}}')",
-        topic.ledger_dbname,
+        topic.source_db_name,
     )
     assert "retention" not in wrong(topic)
     retention.drop(topic, datetime.now(UTC).date() - timedelta(days=5))
@@ -168,7 +170,7 @@ def test_a_topic_that_keeps_everything_and_an_outbox_below_the_floor(topic: Sett
 
 def test_a_checkpoint_is_compared_with_the_positions_if_it_is_here(topic: Settings, tmp_path: Path) -> None:
     topic = topic.model_copy(update={"sink_checkpoints": f"file://{tmp_path}/check points"})
-    with closing(connect_database(topic, BalancesRole.SINK)) as connection:
+    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
         sink_on(connection).begin_at(topic.topic, topics.describe(topic, topic.topic).id, {0: 2, 1: 0})
 
     def commit(batch: int, offset: int, ending: str = '{"nextBatchWatermarkMs":0}') -> None:
@@ -210,8 +212,8 @@ def test_a_checkpoint_is_compared_with_the_positions_if_it_is_here(topic: Settin
 
 def test_the_command_tells_it_all_and_ends_with_1(topic: Settings) -> None:
     names = {
-        "OUTBOX_LEDGER_DBNAME": topic.ledger_dbname,
-        "OUTBOX_BALANCES_DBNAME": topic.balances_dbname,
+        "OUTBOX_SOURCE_DB_NAME": topic.source_db_name,
+        "OUTBOX_SINK_DB_NAME": topic.sink_db_name,
         "OUTBOX_TOPIC": topic.topic,
         "OUTBOX_CONNECTOR": topic.connector,
     }

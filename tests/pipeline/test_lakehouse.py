@@ -24,19 +24,22 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
-from outbox import check
+from outbox.audit import check
+from outbox.audit.topic_log import TopicLog
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole, SourceRole, load
+from outbox.base.wait import wait_for
 from outbox.commands.check import describe
-from outbox.database import connect
-from outbox.errors import Failure
-from outbox.settings import BalancesRole, LedgerRole, Settings, load
-from outbox.sink import fence, job, lakehouse, lakehouse_table, repair
-from outbox.sink import spark as spark_session
+from outbox.sink import fence, job
 from outbox.sink.apply import Counts
-from outbox.sink.lakehouse import LakehouseSink, TableEffect
-from outbox.sink.repair import Replayed
-from outbox.sink.selection import Chosen
-from outbox.topic_log import TopicLog
-from outbox.wait import wait_for
+from outbox.sink.lakehouse import table as lakehouse_table
+from outbox.sink.lakehouse import writer as lakehouse
+from outbox.sink.lakehouse.writer import LakehouseSink, TableEffect
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Chosen
+from outbox.sink.spark import session as spark_session
 from tests.command import outbox
 from tests.deliveries import Delivery, Run, checked, deliveries, each_event_once
 from tests.fix_spark import leaves_sockets
@@ -88,7 +91,7 @@ def lake(databases: Settings, spark: SparkSession, tmp_path: Path) -> Settings:
 @contextmanager
 def driving(settings: Settings) -> Iterator[LakehouseSink]:
     """The sink, opened as its stream opens it, until the end of the block."""
-    with closing(connect(settings, BalancesRole.SINK)) as connection:
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
         assert DECLARED.job.table is not None
         uri = lakehouse_table.location(settings, NAME)
         sink = LakehouseSink(connection, DECLARED.strategy, DECLARED.job.table, uri)
@@ -189,7 +192,7 @@ def test_letters_come_before_the_table_and_positions_after_and_repairs_and_write
             apply.start()
             wait_for("the letter", lambda: database(lake).dead_letters(), timeout_s=TIMEOUT_S)
             assert database(lake).positions() == {}
-            with closing(connect(lake, BalancesRole.SINK)) as repairing, repairing.cursor() as cursor:
+            with closing(connect(lake, SinkRole.WRITER)) as repairing, repairing.cursor() as cursor:
                 cursor.execute("SET lock_timeout = '200ms'")
                 with pytest.raises(psycopg2.errors.LockNotAvailable):
                     fence.lock(cursor, NAME)
@@ -216,7 +219,7 @@ def test_a_letter_decides_about_its_event_and_one_that_comes_well_closes_its_own
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
         chosen = [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)]
-        with closing(connect(lake, BalancesRole.SINK)) as connection:
+        with closing(connect(lake, SinkRole.WRITER)) as connection:
             repair.discard(connection, chosen)
         assert sink.apply(batch([well, given_up], start=2)) == Counts(rows=2, fresh=1, duplicates=1)
     assert ids(lake) == [well.event_id]
@@ -233,7 +236,7 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings, spark: Sp
         def replay(*some: Event, dry_run: bool = False) -> dict[str, Replayed]:
             chosen = [Chosen(NAME, TOPIC, TOPIC_ID, event.event_id) for event in some]
             uri = lakehouse_table.location(lake, NAME)
-            with closing(connect(lake, BalancesRole.SINK)) as connection:
+            with closing(connect(lake, SinkRole.WRITER)) as connection:
                 return repair.replay(
                     connection,
                     {NAME: DECLARED},
@@ -248,7 +251,7 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings, spark: Sp
         assert replay(one, other) == {NAME: Replayed(applied=1)}
         assert replay(one, other) == {NAME: Replayed()}
         # As after a crash between the MERGE and the letter's commit.
-        with closing(connect(lake, BalancesRole.SINK)) as connection, connection, connection.cursor() as cursor:
+        with closing(connect(lake, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
             cursor.execute("UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
         assert before.lacks([one.event_id]), "the version that was read then"
         assert not table(lake).lacks([one.event_id, other.event_id])
@@ -299,7 +302,7 @@ def test_a_table_that_is_gone_or_another_is_told(lake: Settings, tmp_path: Path)
     wider = tmp_path / "table.sql"
     assert DECLARED.job.table is not None
     wider.write_text(DECLARED.job.table.read_text().replace("currency      STRING", "note STRING, currency STRING"))
-    with closing(connect(lake, BalancesRole.SINK)) as connection:
+    with closing(connect(lake, SinkRole.WRITER)) as connection:
         sink = LakehouseSink(connection, DECLARED.strategy, wider, lakehouse_table.location(lake, NAME))
         with pytest.raises(Failure, match=r"is not as its SQL declares it: .*schema does not match"):
             sink.positions(TOPIC, TOPIC_ID)
@@ -308,7 +311,7 @@ def test_a_table_that_is_gone_or_another_is_told(lake: Settings, tmp_path: Path)
 def test_without_the_package_check_says_that_it_does_not_compare(
     databases: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(connect(databases, BalancesRole.SINK)) as connection, connection, connection.cursor() as cursor:
+    with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
         cursor.execute("INSERT INTO sinks (name, epoch) VALUES ('lakehouse', 1), ('dedup', 1)")
     assert {state.name: state.unread for state in check.read_sinks(databases)} == {NAME: "", "dedup": ""}
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
@@ -323,7 +326,7 @@ def test_without_the_package_check_says_that_it_does_not_compare(
 
 def write_ledger(settings: Settings, some: Sequence[Event]) -> None:
     """Make the ledger one that has written these events."""
-    with closing(connect(settings, LedgerRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+    with closing(connect(settings, SourceRole.OWNER)) as connection, connection, connection.cursor() as cursor:
         for event in some:
             cursor.execute(
                 "INSERT INTO accounts (id, kind, currency, balance_minor, version) VALUES (%s, 'system', 'EUR', %s, %s)"
@@ -351,7 +354,7 @@ def test_killed_between_the_tables_commit_and_its_positions(topic: Settings) -> 
     with running(topic, NAME) as sink:
         wait_for("the first events", lambda: sum(sink_database.positions().values()) >= 30, timeout_s=TIMEOUT_S)
         before = sink_database.positions()
-        with closing(connect(topic, BalancesRole.SINK)) as blocking, blocking.cursor() as cursor:
+        with closing(connect(topic, SinkRole.WRITER)) as blocking, blocking.cursor() as cursor:
             # The second transaction writes the counts here; the first only reads.
             cursor.execute("SELECT FROM sinks WHERE name = %s FOR UPDATE", [NAME])
             publisher.send([*some[30:], *some[:5]])

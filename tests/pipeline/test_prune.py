@@ -19,16 +19,18 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from psycopg2.extras import execute_values
 
-from outbox import connect, connectors, slot, topics
-from outbox import prune as pruning
-from outbox.check import check
-from outbox.database import connect as connect_database
-from outbox.errors import Failure
-from outbox.prune import prune
-from outbox.settings import BalancesRole, LedgerRole, Settings
+from outbox.audit.check import check
+from outbox.base.database import connect as connect_database
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.maintenance import prune as pruning
+from outbox.maintenance.prune import prune
+from outbox.relay import connect, connectors, slot
 from outbox.stack.postgres import Postgres
-from outbox.wait import wait_for
 from tests.command import environment, outbox
+from tests.paths import ROOT
 from tests.relay import INSERT, Row, ids, insert, out_of_order, read, relayed, row, writing
 from tests.sink import NOW_MS, Database, Event, account, batch, open_sink, uuid7
 
@@ -37,13 +39,13 @@ MIB = 2**20
 
 def variables(settings: Settings) -> dict[str, str]:
     """What a command needs to know of a chain."""
-    names = ("ledger_dbname", "balances_dbname", "topic", "connector")
+    names = ("source_db_name", "sink_db_name", "topic", "connector")
     return {f"OUTBOX_{name.upper()}": str(getattr(settings, name)) for name in names}
 
 
 def insert_at_once(settings: Settings, *rows: Row) -> None:
     """The rows in one transaction."""
-    with closing(connect_database(settings, LedgerRole.APP)) as connection, connection.cursor() as cursor:
+    with closing(connect_database(settings, SourceRole.APP)) as connection, connection.cursor() as cursor:
         execute_values(cursor, INSERT, rows)
         connection.commit()
 
@@ -108,7 +110,7 @@ def test_what_is_committed_after_the_snapshot_is_not_touched(
     shared_chain: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = pruning._mark
-    with closing(connect_database(shared_chain, LedgerRole.APP)) as late, late.cursor() as cursor:
+    with closing(connect_database(shared_chain, SourceRole.APP)) as late, late.cursor() as cursor:
         execute_values(cursor, INSERT, [row()])
         insert(shared_chain, row())
 
@@ -129,7 +131,7 @@ def test_killed_between_its_transactions_it_is_run_again(shared_chain: Settings)
     insert_at_once(shared_chain, *(row() for _ in range(4500)))
     relayed(shared_chain)
     command = [sys.executable, "-m", "outbox", "prune", "--keep-hours", "0"]
-    with closing(connect_database(shared_chain, LedgerRole.OWNER)) as connection, connection.cursor() as cursor:
+    with closing(connect_database(shared_chain, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT FROM outbox WHERE id = %s FOR UPDATE", [ids(shared_chain)[2500]])  # in the third
         with subprocess.Popen(command, env=environment(shared_chain.home, **variables(shared_chain))) as process:
             try:
@@ -145,9 +147,9 @@ def test_killed_between_its_transactions_it_is_run_again(shared_chain: Settings)
 
 
 def _pruning(settings: Settings) -> bool:
-    with closing(connect_database(settings, LedgerRole.OWNER)) as connection, connection.cursor() as cursor:
+    with closing(connect_database(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(
-            "SELECT FROM pg_stat_activity WHERE usename = 'ledger_pruner' AND datname = %s", [settings.ledger_dbname]
+            "SELECT FROM pg_stat_activity WHERE usename = 'ledger_pruner' AND datname = %s", [settings.source_db_name]
         )
         return cursor.fetchone() is not None
 
@@ -175,7 +177,7 @@ def test_on_a_schedule_it_lets_go_of_the_log_of_a_busy_neighbour(shared_chain: S
         return _slot(shared_chain).lag_bytes
 
     lag_after_prune()
-    with closing(connect_database(shared_chain, BalancesRole.OWNER)) as connection, connection.cursor() as cursor:
+    with closing(connect_database(shared_chain, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TABLE neighbour AS SELECT repeat('x', 1000) FROM generate_series(1, 20000)")
         connection.commit()
     postgres.psql("SELECT pg_log_standby_snapshot()")
@@ -206,8 +208,10 @@ def test_without_a_route_for_markers_none_is_sent(
         prune(shared_chain.model_copy(update={"connector": "nobody"}), keep_hours=0)
     before = len(read(shared_chain)), markers(shared_chain)
     file = tmp_path / "outbox.json"
-    file.write_text(json.dumps({**json.loads((connectors.FOLDER / "outbox.json").read_text()), pruning.ROUTE: "newer"}))
-    monkeypatch.setattr(connectors, "FOLDER", tmp_path)
+    file.write_text(
+        json.dumps({**json.loads(((ROOT / "connect") / "outbox.json").read_text()), pruning.ROUTE: "newer"})
+    )
+    monkeypatch.setattr(connectors, "folder", lambda: tmp_path)
     with pytest.raises(Failure, match="has no route for markers — `outbox connect apply`"):
         prune(shared_chain, keep_hours=0)
     assert (len(read(shared_chain)), markers(shared_chain)) == before
@@ -238,7 +242,7 @@ def test_what_is_not_on_the_topic_is_never_deleted(
     account = str(uuid.uuid4())  # all in one partition
     insert(chain, row(account, 1), row(account, 2))
     made_old = "UPDATE outbox SET occurred_at = occurred_at - make_interval(hours => %s) WHERE id = %s"
-    with closing(connect_database(chain, LedgerRole.OWNER)) as connection, connection.cursor() as cursor:
+    with closing(connect_database(chain, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(made_old, [chain.topic_retention_hours + 1, ids(chain)[0]])
         connection.commit()
     records = relayed(chain)
@@ -246,7 +250,7 @@ def test_what_is_not_on_the_topic_is_never_deleted(
         insert(chain, row(account, 3), row(account, 4))
         lost = ids(chain)[2:]
         advance = f"SELECT pg_replication_slot_advance('{chain.connector}', pg_current_wal_insert_lsn())"
-        assert postgres.psql(advance, chain.ledger_dbname).returncode == 0
+        assert postgres.psql(advance, chain.source_db_name).returncode == 0
         monkeypatch.setattr(slot, "ARRIVE_TIMEOUT_S", 0.5)
         with pytest.raises(Failure, match=r"ahead of the stored offset.*remove --forget"):
             prune(chain, keep_hours=0)

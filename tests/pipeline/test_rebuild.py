@@ -11,12 +11,13 @@ from contextlib import closing, contextmanager
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from outbox import check, topics
-from outbox.database import connect
-from outbox.settings import BalancesRole, Settings
+from outbox.audit import check
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
 from outbox.stack import command
 from outbox.stack.command import Command
-from outbox.wait import wait_for
 from tests.command import outbox
 from tests.ledger import Client, chosen_seed
 from tests.stream import applied_until
@@ -83,7 +84,7 @@ def rebuild(settings: Settings, *words: str) -> subprocess.CompletedProcess[str]
 
 def spoil(settings: Settings) -> None:
     """Damage what the sink holds, and see that it shows."""
-    with closing(connect(settings, BalancesRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+    with closing(connect(settings, SinkRole.OWNER)) as connection, connection, connection.cursor() as cursor:
         cursor.execute("UPDATE balances SET balance_minor = balance_minor + 1000 WHERE sink = 'dedup'")
         assert cursor.rowcount > 0
         cursor.execute("DELETE FROM processed_events WHERE sink = 'dedup'")

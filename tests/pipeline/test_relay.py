@@ -19,15 +19,17 @@ import requests
 from confluent_kafka import Producer
 from psycopg2.extras import execute_values
 
-from outbox import connect, connectors, topics
-from outbox.database import connect as connect_database
-from outbox.errors import Failure
-from outbox.migrate import migrate
-from outbox.settings import LedgerRole, Settings
-from outbox.stack.connect import WORKER_FILE
+from outbox.base.database import connect as connect_database
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SourceRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.migrations.migrate import migrate
+from outbox.relay import connect, connectors
+from outbox.stack.connect import worker_file
 from outbox.stack.postgres import Postgres
-from outbox.wait import wait_for
 from tests.command import outbox
+from tests.paths import ROOT
 from tests.relay import INSERT, duplicates, ids, insert, out_of_order, read, relayed, row, writing
 
 
@@ -40,10 +42,10 @@ def relay(topic: Settings) -> Iterator[Settings]:
 
 def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
     """Change the connector's file; dots are written as two underscores."""
-    config = json.loads((connectors.FOLDER / "outbox.json").read_text())
+    config = json.loads(((ROOT / "connect") / "outbox.json").read_text())
     file = tmp_path / "outbox.json"
     file.write_text(json.dumps({**config, **{name.replace("__", "."): value for name, value in changes.items()}}))
-    monkeypatch.setattr(connectors, "FOLDER", tmp_path)
+    monkeypatch.setattr(connectors, "folder", lambda: tmp_path)
 
 
 def walsender(settings: Settings, postgres: Postgres) -> str:
@@ -55,13 +57,13 @@ def walsender(settings: Settings, postgres: Postgres) -> str:
 def drop_slot(settings: Settings, postgres: Postgres) -> None:
     """Drop the slot of a connector that does not run."""
     wait_for("the slot to be let go of", lambda: not walsender(settings, postgres), timeout_s=30)
-    postgres.psql(f"SELECT pg_drop_replication_slot('{settings.connector}')", settings.ledger_dbname)
+    postgres.psql(f"SELECT pg_drop_replication_slot('{settings.connector}')", settings.source_db_name)
 
 
 def advance(settings: Settings, postgres: Postgres) -> None:
     """Move the slot of a connector that does not run to the end of the log."""
     move = f"SELECT pg_replication_slot_advance('{settings.connector}', pg_current_wal_insert_lsn())"
-    assert postgres.psql(move, settings.ledger_dbname).returncode == 0
+    assert postgres.psql(move, settings.source_db_name).returncode == 0
 
 
 # First start ------------------------------------------------------------------------------------------------------
@@ -96,7 +98,7 @@ def test_a_snapshot_that_is_taken_again_may_repeat_an_event_with_exactly_once_on
     rest = connect.Rest(chain)
     rest.stop()
     waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'outbox'::regclass AND NOT granted"
-    with closing(connect_database(chain, LedgerRole.OWNER)) as owner, owner.cursor() as cursor:
+    with closing(connect_database(chain, SourceRole.OWNER)) as owner, owner.cursor() as cursor:
         cursor.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
 
         def is_blocked() -> bool:
@@ -115,10 +117,10 @@ def test_a_snapshot_that_is_taken_again_may_repeat_an_event_with_exactly_once_on
 
 
 def test_registering_before_migrating_is_refused_and_loses_nothing(relay: Settings, postgres: Postgres) -> None:
-    empty = relay.model_copy(update={"ledger_dbname": f"{relay.ledger_dbname}_empty"})
-    postgres.psql(f"CREATE DATABASE {empty.ledger_dbname} OWNER ledger_owner")
+    empty = relay.model_copy(update={"source_db_name": f"{relay.source_db_name}_empty"})
+    postgres.psql(f"CREATE DATABASE {empty.source_db_name} OWNER ledger_owner")
     try:
-        with pytest.raises(Failure, match=rf"{empty.ledger_dbname} has no publication outbox .*outbox migrate"):
+        with pytest.raises(Failure, match=rf"{empty.source_db_name} has no publication outbox .*outbox migrate"):
             connect.apply(empty)
         assert connect.status(empty).connector == "MISSING"
         migrate(empty)
@@ -127,7 +129,7 @@ def test_registering_before_migrating_is_refused_and_loses_nothing(relay: Settin
         assert [record.id for record in relayed(empty)] == ids(empty) != []
     finally:
         connect.remove(empty, forget=True)
-        postgres.psql(f"DROP DATABASE {empty.ledger_dbname} WITH (FORCE)")
+        postgres.psql(f"DROP DATABASE {empty.source_db_name} WITH (FORCE)")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_registering_before_migrating_is_refused_and_loses_nothing(relay: Settin
     ids=["gone", "no insert"],
 )
 def test_a_publication_that_would_relay_nothing_is_refused(relay: Settings, postgres: Postgres, broken: str) -> None:
-    postgres.psql(broken, relay.ledger_dbname)
+    postgres.psql(broken, relay.source_db_name)
     with pytest.raises(Failure, match="has no publication outbox"):
         connect.apply(relay)
     assert connect.status(relay).connector == "MISSING"
@@ -191,10 +193,10 @@ def test_a_transaction_boundary_that_debezium_does_not_have_is_refused_and_nothi
 def test_render_is_what_connect_has_and_holds_no_secret(chain: Settings) -> None:
     rendered = connectors.load(chain).config
     assert {**rendered, "name": chain.connector} == connect.Rest(chain).config()
-    assert rendered["database.password"] == "${env:OUTBOX_LEDGER_CDC_PASSWORD}"
+    assert rendered["database.password"] == "${env:OUTBOX_SOURCE_DB_CDC_PASSWORD}"
     answers = requests.get(f"{chain.connect_url}/connectors?expand=info&expand=status", timeout=10).text
     assert chain.connector in answers
-    assert chain.ledger_cdc_password.get_secret_value() not in answers + json.dumps(rendered)
+    assert chain.source_db_cdc_password.get_secret_value() not in answers + json.dumps(rendered)
     assert not [value for value in rendered.values() if "${settings:" in value]
 
 
@@ -221,7 +223,7 @@ def test_forgetting_delivers_everything_again(chain: Settings) -> None:
 
 
 def test_the_commands_say_what_was_done_and_what_is_in_force(relay: Settings) -> None:
-    names = ("ledger_dbname", "balances_dbname", "topic", "connector")
+    names = ("source_db_name", "sink_db_name", "topic", "connector")
     env = {f"OUTBOX_{name.upper()}": str(getattr(relay, name)) for name in names}
 
     def run(*arguments: str) -> Any:
@@ -272,7 +274,7 @@ def test_a_slot_that_has_let_go_of_events_is_refused_and_forgetting_is_the_way_o
     insert(chain, row())  # in no slot, or in the slot until it moves on
     if how == "made again":
         create = f"SELECT pg_create_logical_replication_slot('{chain.connector}', 'pgoutput')"
-        postgres.psql(create, chain.ledger_dbname)
+        postgres.psql(create, chain.source_db_name)
     else:
         advance(chain, postgres)
     with pytest.raises(Failure, match=f"slot {chain.connector} is at .*ahead of the stored offset.*remove --forget"):
@@ -284,7 +286,7 @@ def test_a_slot_that_has_let_go_of_events_is_refused_and_forgetting_is_the_way_o
 
 def test_overlapping_transactions_are_no_recreated_slot(chain: Settings, postgres: Postgres) -> None:
     # The later event stands earlier in the log: the offset stored with it is below the commit that the slot has.
-    with closing(connect_database(chain, LedgerRole.APP)) as connection, connection.cursor() as cursor:
+    with closing(connect_database(chain, SourceRole.APP)) as connection, connection.cursor() as cursor:
         execute_values(cursor, INSERT, [row()])
         insert(chain, row())
         relayed(chain, ids(chain))
@@ -342,7 +344,7 @@ def test_a_slot_that_was_invalidated_is_refused_and_forgetting_is_the_way_out(
 
 def test_a_failed_task_is_reported_with_its_reason_and_restarted_by_apply(chain: Settings) -> None:
     # Somebody else takes the task's transactional id, as a second Connect cluster of the same group would.
-    group = re.findall(r"^group.id=(.*)$", WORKER_FILE.read_text(), re.MULTILINE)[0]
+    group = re.findall(r"^group.id=(.*)$", worker_file().read_text(), re.MULTILINE)[0]
     rival = Producer({**topics.client_config(chain), "transactional.id": f"{group}-{chain.connector}-0"})
     insert(chain, row())
     relayed(chain)  # else Connect has no offset yet, and the task begins with a snapshot

@@ -12,13 +12,14 @@ import psycopg2.extensions
 import pytest
 from confluent_kafka import Producer
 
-from outbox import connect as connector
-from outbox import topics
-from outbox.database import connect
-from outbox.errors import Failure
-from outbox.event import Contract
-from outbox.settings import LedgerRole, Settings
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SourceRole
+from outbox.kafka import topics
+from outbox.relay import connect as connector
 from outbox.stack.postgres import Postgres
+from outbox.writing.contract import Contract
+from tests.paths import SCHEMA_FILE
 from tests.relay import Record, Row, ids, insert, out_of_order, read, relayed, row
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -26,7 +27,7 @@ COLUMNS = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload"
 
 
 @contextmanager
-def transaction(settings: Settings, role: LedgerRole = LedgerRole.APP) -> Iterator[psycopg2.extensions.cursor]:
+def transaction(settings: Settings, role: SourceRole = SourceRole.APP) -> Iterator[psycopg2.extensions.cursor]:
     """A transaction, committed at the end unless it was ended before."""
     with closing(connect(settings, role)) as connection, connection.cursor() as cursor:
         yield cursor
@@ -47,7 +48,7 @@ def relay(settings: Settings, *rows: Row) -> list[Record]:
 
 def occurred_at(settings: Settings, event_id: str) -> datetime:
     """When the row says it occurred."""
-    with transaction(settings, LedgerRole.CDC) as cursor:
+    with transaction(settings, SourceRole.CDC) as cursor:
         cursor.execute("SELECT occurred_at FROM outbox WHERE id = %s", [event_id])
         found = cursor.fetchone()
     assert found is not None
@@ -68,7 +69,7 @@ def test_a_row_becomes_a_record_that_keeps_the_contract(shared_chain: Settings, 
         "traceparent": TRACEPARENT,
     }
     assert uuid.UUID(record.id).version == 7
-    contract = Contract()
+    contract = Contract(SCHEMA_FILE)
     contract.check_headers(record.headers)
     contract.check_value(json.loads(record.value))
     with pytest.raises(Failure):
@@ -91,7 +92,7 @@ def test_a_record_of_the_snapshot_is_like_one_of_the_stream(topic: Settings) -> 
 def test_a_row_without_a_traceparent_becomes_a_record_that_keeps_the_contract(shared_chain: Settings) -> None:
     [record] = relay(shared_chain, row())
     assert record.headers.get("traceparent") is None
-    Contract().check_headers(record.headers)
+    Contract(SCHEMA_FILE).check_headers(record.headers)
 
 
 def test_text_and_numbers_arrive_as_they_were_written(shared_chain: Settings) -> None:
@@ -123,9 +124,9 @@ def test_all_aggregate_types_go_to_the_one_topic(shared_chain: Settings) -> None
 
 def test_deleting_and_changing_rows_is_no_event(shared_chain: Settings, postgres: Postgres) -> None:
     written = relay(shared_chain, row(), row())
-    with transaction(shared_chain, LedgerRole.PRUNER) as cursor:
+    with transaction(shared_chain, SourceRole.PRUNER) as cursor:
         cursor.execute("DELETE FROM outbox WHERE id = %s", [written[0].id])
-    postgres.psql(f"UPDATE outbox SET type = 'changed' WHERE id = '{written[1].id}'", shared_chain.ledger_dbname)
+    postgres.psql(f"UPDATE outbox SET type = 'changed' WHERE id = '{written[1].id}'", shared_chain.source_db_name)
     known = len(read(shared_chain))
     relay(shared_chain, row())  # comes behind whatever the changes would have become
     assert len(read(shared_chain)) == known + 1

@@ -11,12 +11,12 @@ from random import Random
 import pytest
 from confluent_kafka import Producer
 
-from outbox import topics
-from outbox.database import connect
-from outbox.errors import Failure
-from outbox.settings import BalancesRole, LedgerRole, Settings
-from outbox.sink import retention
-from outbox.sink.retention import Retired
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.kafka import topics
+from outbox.maintenance import retention
+from outbox.maintenance.retention import Retired
 from tests.relay import insert, relayed, row
 from tests.sink import NOW_MS, Database, Event, account, batch, open_sink, uuid7
 
@@ -36,7 +36,7 @@ def partition(days: int) -> str:
 
 def advance(settings: Settings) -> None:
     """Confirm all of the slot, as the relay does of what it has sent."""
-    with closing(connect(settings, LedgerRole.CDC)) as connection, connection, connection.cursor() as cursor:
+    with closing(connect(settings, SourceRole.CDC)) as connection, connection, connection.cursor() as cursor:
         cursor.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [settings.connector])
 
 
@@ -60,7 +60,7 @@ def places(retired: Retired) -> list[str]:
 
 
 def owner(settings: Settings, statement: str, *parameters: object) -> None:
-    with closing(connect(settings, LedgerRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+    with closing(connect(settings, SourceRole.OWNER)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(statement, parameters)
 
 
@@ -75,7 +75,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def settled(topic: Settings, quick: None) -> Iterator[Settings]:
     """A slot, an empty topic and outbox, and a sink that has applied events of 9 and of 6 days ago, and of today."""
-    with closing(connect(topic, LedgerRole.CDC)) as connection:
+    with closing(connect(topic, SourceRole.CDC)) as connection:
         connection.autocommit = True
         with connection.cursor() as cursor:
             create = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')"
@@ -106,14 +106,14 @@ def in_outbox(settings: Settings, event_id: str) -> Iterator[None]:
 
 @contextmanager
 def in_a_transaction(settings: Settings, event_id: str) -> Iterator[None]:
-    with closing(connect(settings, LedgerRole.OWNER)) as connection, connection.cursor() as cursor:
+    with closing(connect(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(INSERT, [event_id])
         yield
 
 
 @contextmanager
 def in_a_letter(settings: Settings, event_id: str) -> Iterator[None]:
-    with closing(connect(settings, BalancesRole.SINK)) as connection, connection, connection.cursor() as cursor:
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(
             'INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", event_id, reason, detail)'
             " VALUES ('naive', %(id)s, 't', 'x', 0, 0, %(id)s, 'test', '')",
@@ -188,7 +188,7 @@ def test_ids_that_are_never_applied_hold_nothing_back(settled: Settings) -> None
 def test_a_letter_that_is_closed_holds_nothing_back(settled: Settings) -> None:
     with in_a_letter(settled, aged(6)):
         assert places(retire(settled, dry_run=True)) == ["open dead letters"]
-    with closing(connect(settled, BalancesRole.SINK)) as connection, connection, connection.cursor() as cursor:
+    with closing(connect(settled, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
         cursor.execute("UPDATE dead_letters SET status = 'discarded'")
     assert names(retire(settled)) == [partition(9), partition(6)]
 
@@ -197,7 +197,7 @@ def test_a_transaction_that_ends_while_it_is_waited_for_is_seen(
     settled: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "WRITERS_TIMEOUT_S", 30)
-    with closing(connect(settled, LedgerRole.OWNER)) as connection, connection.cursor() as cursor:
+    with closing(connect(settled, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(INSERT, [aged(6)])
         ending = threading.Timer(0.3, connection.commit)
         ending.start()
@@ -212,7 +212,7 @@ def test_a_transaction_that_ends_while_it_is_waited_for_is_seen(
         ("kafka_bootstrap", "127.0.0.1:1", "Kafka at"),
         ("topic", "no.such.topic", "there is no topic"),
         ("connector", "no_such_slot", "slot no_such_slot is not there"),
-        ("ledger_port", 1, "database ledger"),
+        ("source_db_port", 1, "database ledger"),
     ],
 )
 def test_a_place_that_cannot_be_read_fails_before_anything_is_dropped(

@@ -9,13 +9,13 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from outbox import topics
-from outbox.database import connect
-from outbox.errors import Failure
-from outbox.settings import BalancesRole, Settings
-from outbox.sink import rewind
-from outbox.sink.rewind import Beginning, Move
-from outbox.wait import wait_for
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.sink.repair import rewind
+from outbox.sink.repair.rewind import Beginning, Move
 from tests.command import outbox
 from tests.sink import Database, sink_on, sums
 from tests.stream import Publisher, applied_until, catch_up, told
@@ -29,7 +29,7 @@ def applied(topic: Settings) -> Settings:
 
 
 def beginning(settings: Settings) -> Beginning:
-    with closing(connect(settings, BalancesRole.SINK)) as connection, connection.cursor() as cursor:
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
         return rewind.beginning(cursor, "dedup", settings.topic)
 
 
@@ -39,7 +39,7 @@ def test_each_rewind_is_a_generation_with_a_beginning_of_its_own(applied: Settin
     assert beginning(applied) == Beginning(1, {0: 2, 1: 0})
     assert rewind.rewind(applied, "dedup", rewind.to_earliest(applied, "dedup")) == 2
     assert beginning(applied) == Beginning(2, {0: 0, 1: 0})
-    with closing(connect(applied, BalancesRole.SINK)) as connection:
+    with closing(connect(applied, SinkRole.WRITER)) as connection:
         positions = sink_on(connection).positions(applied.topic, topics.describe(applied, applied.topic).id)
     assert positions == {0: 4, 1: 0}, "what is applied stays applied"
 
@@ -60,7 +60,7 @@ def test_what_would_lose_events_is_refused(applied: Settings, offsets: dict[int,
 
 def test_a_running_sink_is_not_rewound(applied: Settings) -> None:
     moves = rewind.to_earliest(applied, "dedup")
-    with closing(connect(applied, BalancesRole.SINK)) as connection:
+    with closing(connect(applied, SinkRole.WRITER)) as connection:
         sink_on(connection)
         with pytest.raises(Failure, match="sink dedup has a driver already"):
             rewind.rewind(applied, "dedup", moves)
@@ -114,7 +114,7 @@ def test_what_the_topic_has_dropped_is_given_up_only_if_told_so(applied: Setting
 
 
 def test_the_command(applied: Settings) -> None:
-    names = {"OUTBOX_BALANCES_DBNAME": applied.balances_dbname, "OUTBOX_TOPIC": applied.topic}
+    names = {"OUTBOX_SINK_DB_NAME": applied.sink_db_name, "OUTBOX_TOPIC": applied.topic}
 
     def run(*words: str) -> tuple[int, str]:
         done = outbox("rewind", *words, home=applied.home, **names)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from outbox.errors import Failure
-from outbox.event import Contract
+from outbox.base.errors import Failure
 from outbox.sink.decode import decode
+from outbox.writing.contract import Contract
 from sinks.events import events
 from tests.fix_spark import RECORD, RECORDED_AT, leaves_sockets
+from tests.paths import SCHEMA_FILE
 from tests.records import ACCOUNT, HEADERS, HEADERS_OF, ID, VALUES, changed
 
 pytestmark = leaves_sockets
@@ -80,7 +81,7 @@ class TestOtherSchemas:
     @staticmethod
     def passed(spark: SparkSession, rule: dict[str, Any], required: bool, values: list[str]) -> list[bool]:
         """Whether each JSON text passes as the property ``extra`` of such a rule; an empty one is left out."""
-        schema = json.loads(json.dumps(Contract().schema))
+        schema = json.loads(json.dumps(Contract(SCHEMA_FILE).schema))
         schema["properties"]["extra"] = rule
         schema["required"] += ["extra"] if required else []
         written = [changed()[:-1] + (f', "extra": {value}}}' if value else "}").encode() for value in values]

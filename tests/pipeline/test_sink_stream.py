@@ -16,14 +16,15 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from outbox import topics
-from outbox.database import connect
-from outbox.doctor import examine
-from outbox.settings import BalancesRole, Settings
-from outbox.sink import dead_letters, fence, job, rewind
+from outbox.audit.doctor import examine
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.sink import dead_letters, fence, job
 from outbox.sink.lag import LagLookup
+from outbox.sink.repair import rewind
 from outbox.stack import ports
-from outbox.wait import wait_for
 from tests.sink import STRATEGIES, Database, account, sums, uuid7
 from tests.stream import (
     RANDOM,
@@ -49,7 +50,7 @@ def database(topic: Settings) -> Database:
     return Database(topic)
 
 
-def execute(settings: Settings, role: BalancesRole, sql: str) -> None:
+def execute(settings: Settings, role: SinkRole, sql: str) -> None:
     with closing(connect(settings, role)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(sql)
 
@@ -126,7 +127,7 @@ def test_killed_between_its_commit_and_sparks(topic: Settings, publisher: Publis
     publisher.send(some[:50])
     with running(topic, name) as sink:
         wait_applied(sink, database, 50)
-        with closing(connect(topic, BalancesRole.SINK)) as repair, repair, repair.cursor() as cursor:
+        with closing(connect(topic, SinkRole.WRITER)) as repair, repair, repair.cursor() as cursor:
             fence.lock(cursor, name)  # as a repair command would: the apply waits
             publisher.send(some[50:])
             wait_for("the apply to wait", lambda: waits(topic, name), timeout_s=TIMEOUT_S)
@@ -262,7 +263,7 @@ def test_events_that_are_gone_stop_it_with_their_range(
     assert "the checkpoint of sink dedup is not ahead of its database" in {one.text for one in examine(topic)}
 
     # The database is restored from a backup that is older than the checkpoint.
-    execute(topic, BalancesRole.OWNER, "UPDATE positions SET next_offset = 0")
+    execute(topic, SinkRole.OWNER, "UPDATE positions SET next_offset = 0")
     publisher.send(some[20:])
     failure = the_failure(catch_up(topic))
     assert "were never applied" in failure

@@ -11,10 +11,12 @@ import psutil
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from outbox import check, connect, topics
-from outbox.settings import Settings
+from outbox.audit import check
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.relay import connect
 from outbox.stack.command import sink as sink_command
-from outbox.wait import wait_for
 from tests.deliveries import SURVIVES_RE_SENDS
 from tests.ledger import Client, chosen_seed, seeded
 from tests.relay import Record, duplicates, read, relayed

@@ -10,8 +10,8 @@ from typing import Any
 
 import requests
 
-from outbox.settings import Settings
-from outbox.sink import rewind
+from outbox.base.settings import Settings
+from outbox.sink.repair import rewind
 from outbox.stack.command import Command, service
 from tests.relay import Record, relayed
 from tests.stream import catch_up

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from outbox.cli import COMMANDS, GROUPS
-from outbox.settings import PROJECT_ROOT
 from tests.command import environment, outbox
+from tests.paths import ROOT
 
 
 def test_help_lists_every_command_in_its_group(tmp_path: Path) -> None:
@@ -56,10 +56,10 @@ def test_wrong_usage_is_status_2_and_says_what_is_wrong(arguments: list[str], sa
     [
         (["logs", "kafka"], {}, "kafka has no log yet"),
         (["status"], {}, "not ready: postgres, kafka, connect"),
-        (["status"], {"OUTBOX_LEDGER_PORT": "http"}, "wrong settings: OUTBOX_LEDGER_PORT"),
+        (["status"], {"OUTBOX_SOURCE_DB_PORT": "http"}, "wrong settings: OUTBOX_SOURCE_DB_PORT"),
         # Nobody listens on port 1.
         (["connect", "status"], {"OUTBOX_CONNECT_URL": "http://127.0.0.1:1"}, "Connect at http://127.0.0.1:1"),
-        (["connect", "apply"], {"OUTBOX_LEDGER_PORT": "1"}, "127.0.0.1:1 as ledger_cdc"),
+        (["connect", "apply"], {"OUTBOX_SOURCE_DB_PORT": "1"}, "127.0.0.1:1 as ledger_cdc"),
     ],
 )
 def test_a_failure_is_status_1_and_one_line(
@@ -76,7 +76,7 @@ def test_a_failure_is_status_1_and_one_line(
 @pytest.mark.parametrize(
     ("arguments", "variable", "value"),
     [
-        (["migrate"], "OUTBOX_LEDGER_PORT", "1"),
+        (["migrate"], "OUTBOX_SOURCE_DB_PORT", "1"),
         (["connect", "status"], "OUTBOX_CONNECT_URL", "http://127.0.0.1:1"),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", command],
         env=environment(tmp_path),
-        cwd=PROJECT_ROOT,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

@@ -16,11 +16,13 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
-from outbox.settings import PREFIX, PROJECT_ROOT, Settings
-from outbox.stack import connect, jars, jvm, kafka, postgres
+from outbox.base.settings import PREFIX, Settings
+from outbox.jvm import jars
+from outbox.stack import connect, jvm, kafka, postgres
+from tests.paths import ROOT
 
-COMPOSE_FILE = PROJECT_ROOT / "docker-compose.yml"
-DOCKERFILE = PROJECT_ROOT / "Dockerfile"
+COMPOSE_FILE = ROOT / "docker-compose.yml"
+DOCKERFILE = ROOT / "Dockerfile"
 COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_FILE.read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 ONE_SHOTS = {name for name, service in SERVICES.items() if service["restart"] == "no"}
@@ -43,7 +45,7 @@ def mounts(name: str) -> Iterator[tuple[str, str, bool]]:
 def mounted_at(name: str, target: str) -> Path:
     """The file of ours that a service sees there."""
     [source] = [source for source, where, _ in mounts(name) if where == target]
-    return (PROJECT_ROOT / source).resolve()
+    return (ROOT / source).resolve()
 
 
 def words(name: str) -> str:
@@ -108,7 +110,7 @@ def test_mounts_are_there(name: str) -> None:
     for source, target, read_only in mounts(name):
         assert target.startswith("/")
         if source.startswith("./"):
-            assert (PROJECT_ROOT / source).is_file()
+            assert (ROOT / source).is_file()
             assert read_only
         else:
             assert source in COMPOSE["volumes"]
@@ -161,12 +163,12 @@ def test_versions_are_those_of_the_embedded_stack() -> None:
 
 
 def test_files_are_those_of_the_embedded_stack() -> None:
-    assert mounted_at("kafka", "/mnt/shared/config/server.properties") == kafka.BROKER_FILE
-    assert mounted_at("connect", "/etc/outbox/worker.properties") == connect.WORKER_FILE
+    assert mounted_at("kafka", "/mnt/shared/config/server.properties") == ROOT / "connect" / "broker.properties"
+    assert mounted_at("connect", "/etc/outbox/worker.properties") == ROOT / "connect" / "worker.properties"
     assert mounted_at("postgres", "/etc/outbox/postgres.conf") == postgres.CONFIG_FILE
     assert mounted_at("roles", "/etc/outbox/roles.sql") == postgres.ROLES_FILE
     for name in ("kafka", "connect"):
-        assert mounted_at(name, "/etc/outbox/log4j2.properties") == jvm.LOG_CONFIG
+        assert mounted_at(name, "/etc/outbox/log4j2.properties") == ROOT / "connect" / "log4j2.properties"
 
 
 @every_service
@@ -185,7 +187,7 @@ def test_the_broker_is_given_what_its_file_leaves_open() -> None:
         for key, value in SERVICES["kafka"]["environment"].items()
         if not key.endswith("_OPTS")
     }
-    in_file = set(re.findall(r"^([\w.]+)=", kafka.BROKER_FILE.read_text(), re.MULTILINE))
+    in_file = set(re.findall(r"^([\w.]+)=", (ROOT / "connect" / "broker.properties").read_text(), re.MULTILINE))
     assert set(given) == {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}
     assert not set(given) & in_file
     assert given["log.dirs"] in {target for _, target, _ in mounts("kafka")}
@@ -195,14 +197,14 @@ def test_the_broker_is_given_what_its_file_leaves_open() -> None:
 
 
 def test_worker_and_connector_are_given_what_they_refer_to() -> None:
-    files = [connect.WORKER_FILE, *(PROJECT_ROOT / "connect").glob("*.json")]
+    files = [ROOT / "connect" / "worker.properties", *(ROOT / "connect").glob("*.json")]
     wanted = {name for file in files for name in re.findall(r"\$\{env:(\w+)", file.read_text())}
     exported = set(re.findall(r"export \W*(\w+)", words("connect"))) | set(re.findall(r"\^(\w+)=", words("connect")))
     assert wanted <= exported | set(SERVICES["connect"]["environment"])
 
 
 def test_the_plugin_folder_is_where_the_worker_looks() -> None:
-    [folder] = re.findall(r"^plugin.path=(.*)$", connect.WORKER_FILE.read_text(), re.MULTILINE)
+    [folder] = re.findall(r"^plugin.path=(.*)$", (ROOT / "connect" / "worker.properties").read_text(), re.MULTILINE)
     connect_stage = DOCKERFILE.read_text().split("\nFROM ")[3]
     assert connect_stage.startswith("apache/kafka")
     assert connect_stage.rstrip().endswith(f"WORKDIR /opt/outbox\nCOPY --from=jars /opt/plugin {folder}")
@@ -211,7 +213,11 @@ def test_the_plugin_folder_is_where_the_worker_looks() -> None:
 @every_service
 def test_settings_are_ours(name: str) -> None:
     ours = {f"{PREFIX}{field}".upper() for field in Settings.model_fields}
-    worker = set(re.findall(r"\$\{env:(\w+)\}", connect.WORKER_FILE.read_text())) if name == "connect" else set()
+    worker = (
+        set(re.findall(r"\$\{env:(\w+)\}", (ROOT / "connect" / "worker.properties").read_text()))
+        if name == "connect"
+        else set()
+    )
     assert set(re.findall(rf"\b{PREFIX}\w+", words(name))) <= ours | worker
 
 
@@ -220,23 +226,21 @@ def test_settings_are_ours(name: str) -> None:
 
 def test_what_is_copied_is_in_the_build_context() -> None:
     allowed = {
-        line.removeprefix("!")
-        for line in (PROJECT_ROOT / ".dockerignore").read_text().splitlines()
-        if line.startswith("!")
+        line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")
     }
     for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE.read_text(), re.MULTILINE):
         *sources, _ = shlex.split(line)
         for source in sources:
-            assert (PROJECT_ROOT / source).exists()
+            assert (ROOT / source).exists()
             assert source == "." or Path(source).parts[0] in allowed
 
 
 def test_the_jars_stage_has_the_modules_it_runs() -> None:
-    program = "import outbox.stack.jars, sys; print(*(m.__file__ for n, m in sys.modules.items() if n[:6] == 'outbox'))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PROJECT_ROOT)
-    wanted = {Path(file).relative_to(PROJECT_ROOT).as_posix() for file in done.stdout.split()}
+    program = "import outbox.jvm.jars, sys; print(*(m.__file__ for n, m in sys.modules.items() if n[:6] == 'outbox'))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    wanted = {Path(file).relative_to(ROOT).as_posix() for file in done.stdout.split()}
     copied = re.findall(r"^COPY (outbox/.*) \S+$", DOCKERFILE.read_text(), re.MULTILINE)
-    assert set(" ".join(copied).split()) == wanted | {jars.IVY_FILE.relative_to(PROJECT_ROOT).as_posix()}
+    assert set(" ".join(copied).split()) == wanted | {jars.IVY_FILE.relative_to(ROOT).as_posix()}
 
 
 # Secrets ----------------------------------------------------------------------------------------------------------
@@ -245,7 +249,7 @@ def test_the_jars_stage_has_the_modules_it_runs() -> None:
 def test_secrets_are_generated_once_and_a_shell_reads_them(tmp_path: Path) -> None:
     file = tmp_path / "stack.env"
     command = [sys.executable, *SERVICES["secrets"]["command"][1:-1], str(file)]
-    subprocess.run(command, check=True, cwd=PROJECT_ROOT)
+    subprocess.run(command, check=True, cwd=ROOT)
     first = file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     wanted = set(re.findall(rf"\b{PREFIX}\w+", postgres.ROLES_FILE.read_text()))
@@ -257,12 +261,12 @@ def test_secrets_are_generated_once_and_a_shell_reads_them(tmp_path: Path) -> No
     assert set(first.splitlines()) <= set(read)
     assert len({line.partition("=")[2] for line in first.splitlines()}) == len(wanted)  # no two the same
 
-    subprocess.run(command, check=True, cwd=PROJECT_ROOT)
+    subprocess.run(command, check=True, cwd=ROOT)
     assert file.read_text() == first
 
     kept, gone = first.splitlines(keepends=True)[1:], first.splitlines(keepends=True)[0]
     file.write_text("".join(kept))
-    subprocess.run(command, check=True, cwd=PROJECT_ROOT)
+    subprocess.run(command, check=True, cwd=ROOT)
     assert set(kept) < set(file.read_text().splitlines(keepends=True))
     assert gone.partition("=")[0] in file.read_text()
     assert list(tmp_path.iterdir()) == [file]

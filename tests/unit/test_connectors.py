@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from outbox import connectors
-from outbox.settings import Settings, load
+from outbox.base.settings import Settings, load
+from outbox.relay import connectors
+from tests.paths import ROOT
 
 # What two connectors of one ledger must not share.
 OWN = ("slot.name", "topic.prefix", "publication.name", "offsets.storage.topic", "table.include.list")
@@ -61,10 +62,10 @@ def test_topics_and_tables(settings: Settings) -> None:
 
 
 def test_another_file_is_another_connector(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = json.loads((connectors.FOLDER / "changes.json").read_text())
+    written = json.loads(((ROOT / "connect") / "changes.json").read_text())
     for kind, table in (("outbox", "outbox"), ("orders", "orders")):
         (tmp_path / f"{kind}.json").write_text(json.dumps({**written, "table.include.list": f"public.{table}"}))
-    monkeypatch.setattr(connectors, "FOLDER", tmp_path)
+    monkeypatch.setattr(connectors, "folder", lambda: tmp_path)
     assert [other.table for other in connectors.others(settings)] == [("public", "orders")]
 
 

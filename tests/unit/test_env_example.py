@@ -1,4 +1,4 @@
-"""`.env.example` lists every setting, as outbox/settings.py has it.
+"""`.env.example` lists every setting, as outbox/base/settings.py has it.
 
 python -m tests.unit.test_env_example > .env.example
 """
@@ -14,9 +14,10 @@ from dotenv import dotenv_values
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from outbox.settings import PREFIX, PROJECT_ROOT, Settings
+from outbox.base.settings import PREFIX, Settings
+from tests.paths import ROOT
 
-FILE = PROJECT_ROOT / ".env.example"
+FILE = ROOT / ".env.example"
 
 HEAD = """\
 # Every setting, with its default. Copy this file to .env and uncomment what you change.
@@ -26,8 +27,8 @@ HEAD = """\
 GROUPS = {
     "home": "Files",
     "stack_postgres_port": "The embedded stack",
-    "ledger_host": "Database of the service",
-    "balances_host": "Database of the sinks",
+    "source_db_host": "Database of the service",
+    "sink_db_host": "Database of the sinks",
     "kafka_bootstrap": "Kafka",
     "prune_keep_hours": "Pruning",
     "connect_url": "Kafka Connect and the connector",
@@ -72,7 +73,7 @@ def _default(field: FieldInfo) -> str:
         case SecretStr() as secret:
             return secret.get_secret_value()
         case Path() as path:
-            return path.relative_to(PROJECT_ROOT).as_posix()
+            return path.relative_to(ROOT).as_posix()
         case bool() as switch:
             return str(switch).lower()
     return str(field.default)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from outbox.errors import Failure
-from outbox.event import Contract
+from outbox.base.errors import Failure
+from outbox.writing.contract import Contract
+from tests.paths import SCHEMA_FILE
 
 VALUE: dict[str, Any] = {
     "transfer_id": "6f1f3c6e-0f53-4d0b-9b0e-0d2c6a3a7c11",
@@ -28,7 +29,7 @@ HEADERS: dict[str, str | None] = {
 
 @pytest.fixture(scope="module")
 def contract() -> Contract:
-    return Contract()
+    return Contract(SCHEMA_FILE)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.settings import PROJECT_ROOT
+from tests.paths import ROOT
 
 # The packages of this repository, and which of them each may import beside itself. demo and bench nobody may.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -27,11 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 STREAM = {
     Path("outbox/sink", f"{module}.py") for module in ("stream", "spark", "checkpoint", "decode", "job", "lakehouse")
 }
-FILES = [
-    file.relative_to(PROJECT_ROOT)
-    for package in MAY_IMPORT
-    for file in sorted(Path(PROJECT_ROOT, package).rglob("*.py"))
-]
+FILES = [file.relative_to(ROOT) for package in MAY_IMPORT for file in sorted(Path(ROOT, package).rglob("*.py"))]
 
 
 def imported(source: str) -> Iterator[str]:
@@ -52,9 +48,9 @@ def foreign(package: str, source: str) -> set[str]:
 @pytest.mark.parametrize(
     ("package", "source", "wrong"),
     [
-        ("outbox", "import outbox.settings, service.app", {"service"}),
+        ("outbox", "import outbox.base.settings, service.app", {"service"}),
         ("outbox", "def f():\n    from sinks import job", {"sinks"}),
-        ("service", "from outbox.append import append\nfrom service import tables", set()),
+        ("service", "from outbox.writing.append import append\nfrom service import tables", set()),
         ("service", "from sinks.events import Event", {"sinks"}),
         ("sinks", "import service", {"service"}),
         ("tests", "if True:\n    import demo.run as run", {"demo"}),
@@ -69,26 +65,26 @@ def test_the_rule_sees_what_is_wrong(package: str, source: str, wrong: set[str])
 
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_a_module_imports_only_what_its_package_may(file: Path) -> None:
-    assert foreign(file.parts[0], (PROJECT_ROOT / file).read_text()) == set()
+    assert foreign(file.parts[0], (ROOT / file).read_text()) == set()
 
 
 @pytest.mark.parametrize(
     "file", [file for file in FILES if file.parts[0] in ("outbox", "service", "migrations")], ids=str
 )
 def test_spark_is_imported_by_the_streaming_side_of_the_sinks_only(file: Path) -> None:
-    tops = {module.partition(".")[0] for module in imported((PROJECT_ROOT / file).read_text())}
+    tops = {module.partition(".")[0] for module in imported((ROOT / file).read_text())}
     assert file in STREAM or "pyspark" not in tops
 
 
 def test_nothing_imports_a_repository_package_that_the_rule_does_not_know() -> None:
-    found = {file.parent.name for file in PROJECT_ROOT.glob("*/__init__.py")}
+    found = {file.parent.name for file in ROOT.glob("*/__init__.py")}
     assert found <= set(MAY_IMPORT)
 
 
 @pytest.mark.parametrize("module", ["outbox.cli", "outbox.commands.stack", "outbox.commands.connect"])
 def test_a_command_of_the_stack_loads_neither_spark_nor_the_service(module: str) -> None:
     program = f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PROJECT_ROOT)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
     assert "outbox" in loaded
     assert not loaded & {"pyspark", "pyarrow", "pandas", "flask", "sqlalchemy", "alembic", "service", "sinks"}
@@ -99,7 +95,7 @@ def test_dead_letters_are_replayed_without_spark() -> None:
         "import json, sys, outbox.commands.dead_letters; from outbox.sink import job; from outbox import settings;"
         "job.load(settings.load()); print(json.dumps(list(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PROJECT_ROOT)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
     assert "sinks" in loaded
     assert not loaded & {"pyspark", "py4j", "pandas"}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox.errors import Failure
-from outbox.stack import jars
+from outbox.base.errors import Failure
+from outbox.jvm import jars
 
 
 def test_every_configuration_is_in_one_set_and_the_optional_one_by_itself() -> None:

@@ -18,20 +18,21 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
-from outbox.settings import PROJECT_ROOT, load
+from outbox.base.settings import load
 from outbox.sink import metrics as sink_metrics
 from outbox.sink.apply import Counts
 from outbox.sink.lag import Lag
 from outbox.sink.metrics import Metrics
 from service.app import create_app
+from tests.paths import ROOT
 
-FOLDER = PROJECT_ROOT / "monitoring"
+FOLDER = ROOT / "monitoring"
 SCRAPED: dict[str, Any] = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
 RULES: list[dict[str, Any]] = [
     rule for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"] for rule in group["rules"]
 ]
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana" / "dashboard.json").read_text())
-SERVICES: dict[str, Any] = yaml.safe_load((PROJECT_ROOT / "docker-compose.yml").read_text())["services"]
+SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
 # What Prometheus adds by itself.
 OWN_METRICS, OWN_LABELS = {"up"}, {"job", "instance"}
@@ -191,7 +192,7 @@ def test_the_files_are_mounted_where_they_are_looked_for() -> None:
     assert dashboard in mounted
     assert SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == dashboard
     sources = {mount.split(":")[0] for name in ("prometheus", "grafana") for mount in SERVICES[name]["volumes"]}
-    files = {f"./{file.relative_to(PROJECT_ROOT)}" for file in FOLDER.rglob("*") if file.is_file()}
+    files = {f"./{file.relative_to(ROOT)}" for file in FOLDER.rglob("*") if file.is_file()}
     assert files == {source for source in sources if source.startswith("./")}
 
 

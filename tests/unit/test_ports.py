@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from outbox.errors import Failure
+from outbox.base.errors import Failure
 from outbox.stack import ports
 
 

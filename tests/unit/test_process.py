@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from outbox.errors import Failure
+from outbox.base.errors import Failure
+from outbox.base.wait import wait_for
 from outbox.stack.process import MARK, Process
-from outbox.wait import wait_for
 
 SERVE = "import time, pathlib; pathlib.Path('ready').touch(); time.sleep(600)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERVE}"

@@ -11,8 +11,8 @@ from flask import Flask
 from pydantic import SecretStr
 from werkzeug.test import TestResponse
 
-from outbox.errors import Failure
-from outbox.settings import Settings, load
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, load
 from outbox.stack import ports
 from service.app import BODY_MAX_BYTES, create_app
 
@@ -28,7 +28,7 @@ READS = ["/accounts/{account_id}", "/transfers/{transfer_id}"]
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Settings of a service whose database is away: nobody listens on that port."""
     home: Path = tmp_path_factory.mktemp("home")
-    return load(home, service_token=SecretStr(TOKEN), ledger_port=ports.choose(0)[0])
+    return load(home, service_token=SecretStr(TOKEN), source_db_port=ports.choose(0)[0])
 
 
 @pytest.fixture(scope="module")

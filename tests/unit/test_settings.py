@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from outbox import settings as configuration
-from outbox.errors import Failure
-from outbox.settings import PREFIX, BalancesRole, LedgerRole, Settings, database_passwords, load
+from outbox.base import settings as configuration
+from outbox.base.errors import Failure
+from outbox.base.settings import PREFIX, Settings, SinkRole, SourceRole, database_passwords, load
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project root and an environment of the test's own: what is configured on this machine has no say."""
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(configuration, "PROJECT_ROOT", tmp_path)
+    monkeypatch.setattr(configuration, "ROOT", tmp_path)
     return tmp_path
 
 
@@ -26,17 +26,17 @@ def test_the_environment_wins_over_dotenv_over_stack_env_over_the_default(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def port() -> int:
-        return load(project / "home").ledger_port
+        return load(project / "home").source_db_port
 
-    assert port() == Settings.model_fields["ledger_port"].default
+    assert port() == Settings.model_fields["source_db_port"].default
     (project / "home").mkdir()
-    (project / "home" / "stack.env").write_text("OUTBOX_LEDGER_PORT=1111\n")
+    (project / "home" / "stack.env").write_text("OUTBOX_SOURCE_DB_PORT=1111\n")
     assert port() == 1111
-    (project / ".env").write_text("OUTBOX_LEDGER_PORT=2222\n")
+    (project / ".env").write_text("OUTBOX_SOURCE_DB_PORT=2222\n")
     assert port() == 2222
-    monkeypatch.setenv("OUTBOX_LEDGER_PORT", "3333")
+    monkeypatch.setenv("OUTBOX_SOURCE_DB_PORT", "3333")
     assert port() == 3333
-    assert load(project / "home", ledger_port=4444).ledger_port == 4444
+    assert load(project / "home", source_db_port=4444).source_db_port == 4444
 
 
 def test_the_home_is_the_given_one_or_that_of_the_environment_or_of_dotenv(
@@ -55,17 +55,17 @@ def test_a_relative_home_becomes_absolute(project: Path, monkeypatch: pytest.Mon
 
 
 def test_an_empty_variable_is_the_default_and_a_foreign_one_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBOX_LEDGER_PORT", "")
+    monkeypatch.setenv("OUTBOX_SOURCE_DB_PORT", "")
     monkeypatch.setenv("OUTBOX_NO_SUCH_SETTING", "1")
-    assert load().ledger_port == Settings.model_fields["ledger_port"].default
+    assert load().source_db_port == Settings.model_fields["source_db_port"].default
 
 
 @pytest.mark.parametrize(
     ("variable", "wrong"),
     [
-        ("OUTBOX_LEDGER_PORT", "http"),
-        ("OUTBOX_LEDGER_PORT", "65536"),
-        ("OUTBOX_LEDGER_SSLMODE", "yes"),
+        ("OUTBOX_SOURCE_DB_PORT", "http"),
+        ("OUTBOX_SOURCE_DB_PORT", "65536"),
+        ("OUTBOX_SOURCE_DB_SSLMODE", "yes"),
         ("OUTBOX_TOPIC_PARTITIONS", "0"),
         ("OUTBOX_CONNECTOR", "Out-Box"),
         ("OUTBOX_EXACTLY_ONCE", "perhaps"),
@@ -73,9 +73,9 @@ def test_an_empty_variable_is_the_default_and_a_foreign_one_is_ignored(monkeypat
         ("OUTBOX_SINK_DRIVER_MEMORY", "768"),
         ("OUTBOX_SINK_DRIVER_MEMORY", "100m"),  # Spark does not start with it
         ("OUTBOX_KAFKA_CAFILE", "/no/such/file"),
-        ("OUTBOX_LEDGER_SSLROOTCERT", "/no/such/file"),
+        ("OUTBOX_SOURCE_DB_SSLROOTCERT", "/no/such/file"),
         ("OUTBOX_KAFKA_USERNAME", "ledger"),  # without SASL it would be left out in silence
-        ("OUTBOX_CONNECT_LEDGER_PASSWORD_REFERENCE", "a password"),
+        ("OUTBOX_CONNECT_SOURCE_DB_PASSWORD_REFERENCE", "a password"),
     ],
 )
 def test_a_wrong_value_is_a_failure_that_names_the_variable(
@@ -91,9 +91,9 @@ def test_a_wrong_value_is_a_failure_that_names_the_variable(
     ("variable", "value"),
     [
         ("OUTBOX_SINK_DRIVER_MEMORY", "2g"),
-        ("OUTBOX_LEDGER_SSLROOTCERT", "system"),
-        ("OUTBOX_CONNECT_LEDGER_SSLROOTCERT", "/on/another/machine"),
-        ("OUTBOX_CONNECT_LEDGER_PASSWORD_REFERENCE", "${secrets:payments/ledger-cdc:password}"),
+        ("OUTBOX_SOURCE_DB_SSLROOTCERT", "system"),
+        ("OUTBOX_CONNECT_SOURCE_DB_SSLROOTCERT", "/on/another/machine"),
+        ("OUTBOX_CONNECT_SOURCE_DB_PASSWORD_REFERENCE", "${secrets:payments/ledger-cdc:password}"),
     ],
 )
 def test_a_value_that_looks_unusual_and_is_right(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
@@ -110,28 +110,28 @@ def test_sasl_needs_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_wrong_values_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBOX_LEDGER_PORT", "http")
+    monkeypatch.setenv("OUTBOX_SOURCE_DB_PORT", "http")
     monkeypatch.setenv("OUTBOX_LOG_LEVEL", "loud")
-    with pytest.raises(Failure, match=r"OUTBOX_LEDGER_PORT.*OUTBOX_LOG_LEVEL"):
+    with pytest.raises(Failure, match=r"OUTBOX_SOURCE_DB_PORT.*OUTBOX_LOG_LEVEL"):
         load()
 
 
 def test_a_wrong_value_in_stack_env_or_dotenv_is_named_too(project: Path) -> None:
-    (project / ".env").write_text("OUTBOX_LEDGER_PORT=http\n")
-    with pytest.raises(Failure, match="OUTBOX_LEDGER_PORT"):
+    (project / ".env").write_text("OUTBOX_SOURCE_DB_PORT=http\n")
+    with pytest.raises(Failure, match="OUTBOX_SOURCE_DB_PORT"):
         load()
 
 
 def test_no_secret_is_in_what_settings_print_or_what_a_wrong_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = {name for name, field in Settings.model_fields.items() if field.annotation is SecretStr}
-    assert {"ledger_app_password", "kafka_password", "connect_password", "service_token"} <= secrets
+    assert {"source_db_app_password", "kafka_password", "connect_password", "service_token"} <= secrets
     for name in secrets:
         monkeypatch.setenv(f"{PREFIX}{name.upper()}", f"hush-{name}")
     settings = load()
-    assert settings.ledger_app_password.get_secret_value() == "hush-ledger_app_password"
+    assert settings.source_db_app_password.get_secret_value() == "hush-source_db_app_password"
     for shown in (repr(settings), str(settings), settings.model_dump_json()):
         assert "hush" not in shown
-    monkeypatch.setenv("OUTBOX_LEDGER_PORT", "http")
+    monkeypatch.setenv("OUTBOX_SOURCE_DB_PORT", "http")
     with pytest.raises(Failure) as caught:
         load()
     assert "hush" not in str(caught.value)
@@ -142,9 +142,9 @@ def test_every_setting_called_a_password_or_a_token_is_a_secret() -> None:
     assert named == {name for name, field in Settings.model_fields.items() if field.annotation is SecretStr}
 
 
-@pytest.mark.parametrize("role", [*LedgerRole, *BalancesRole])
+@pytest.mark.parametrize("role", [*SourceRole, *SinkRole])
 def test_a_dsn_is_that_of_the_role_in_its_database(
-    role: LedgerRole | BalancesRole, project: Path, monkeypatch: pytest.MonkeyPatch
+    role: SourceRole | SinkRole, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = role.value.partition("_")[0]
     (project / "ca.pem").touch()
@@ -170,10 +170,10 @@ def test_a_dsn_is_that_of_the_role_in_its_database(
 
 def test_each_role_has_a_password_of_its_own() -> None:
     passwords = database_passwords()
-    assert len(set(passwords)) == len(passwords) == len(LedgerRole) + len(BalancesRole) + 1
+    assert len(set(passwords)) == len(passwords) == len(SourceRole) + len(SinkRole) + 1
     assert set(passwords) <= set(Settings.model_fields)
 
 
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        load().ledger_port = 1  # type: ignore[misc]
+        load().source_db_port = 1  # type: ignore[misc]

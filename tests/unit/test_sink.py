@@ -9,13 +9,13 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner
 
-from outbox import settings
+from outbox.base import settings
+from outbox.base.errors import Failure
 from outbox.commands.sink import sink
-from outbox.errors import Failure
-from outbox.settings import PROJECT_ROOT
 from outbox.sink import dead_letters, job, positions, strategy
 from outbox.sink.dead_letters import DeadLetter
 from tests import sink as made
+from tests.paths import ROOT
 
 HEADER = "-- idea: an idea\n-- survives: much\n-- costs: little\n-- choose: always\n"
 
@@ -39,7 +39,7 @@ class TestStrategyFiles:
         assert "INSERT INTO processed_events" in made.STRATEGIES["dedup"].sql
 
     def test_the_documented_table_has_each_of_them(self) -> None:
-        table = (PROJECT_ROOT / "docs" / "strategies.md").read_text()
+        table = (ROOT / "docs" / "strategies.md").read_text()
         known = job.sinks(settings.load(environment=False))
         assert sorted(re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE)) == sorted(known)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from outbox.errors import Failure
-from outbox.settings import Settings, load
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, load
 from outbox.sink import metrics as sink_metrics
 from outbox.sink.apply import Counts
 from outbox.sink.lag import Lag, LagLookup

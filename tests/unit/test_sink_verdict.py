@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from outbox.event import Contract
 from outbox.sink.verdict import Header, Judge, Verdict
+from outbox.writing.contract import Contract
+from tests.paths import SCHEMA_FILE
 from tests.records import ACCOUNT, GOOD, HEADERS, HEADERS_OF, VALUES, changed, raw
 from tests.sink import NOW_MS
 
-JUDGE = Judge(Contract().schema, key="account_id")
+JUDGE = Judge(Contract(SCHEMA_FILE).schema, key="account_id")
 NOTHING = "unreadable"  # the verdict on a record that should have passed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox import trace
+from outbox.base import trace
 
 PARENT = "0123456789abcdef"
 TRACE = PARENT * 2

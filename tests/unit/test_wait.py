@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from outbox.errors import Failure
-from outbox.wait import WaitTimeoutError, timeout_scale, wait_for
+from outbox.base.errors import Failure
+from outbox.base.wait import WaitTimeoutError, timeout_scale, wait_for
 
 
 def test_the_first_true_answer_is_returned() -> None:

@@ -1,0 +1,269 @@
+"""Every setting, typed and validated at start.
+
+Precedence, highest first: environment variables; ``.env`` in the project root; ``stack.env`` in the home folder,
+which the embedded stack writes (ports it chose, passwords it generated); the defaults below. So a command does not
+know whether it talks to the embedded stack, to docker-compose or to servers of your own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+from dotenv import dotenv_values
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from outbox.base import project
+from outbox.base.errors import Failure
+
+PREFIX = "OUTBOX_"
+DOTENV = "OUTBOX_DOTENV"  # names another file in place of .env
+SYSTEM_ROOTS = Path("system")  # libpq's word for the certificate authorities that the system trusts
+DRIVER_MEMORY_MIN_MIB = 512  # Spark refuses to start with less than 450, of which the JVM keeps some to itself
+
+NAME = "^[a-z][a-z0-9_]*$"
+
+SslMode = Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]
+
+
+class SourceRole(Enum):
+    """The roles of the service's database. In Postgres each is named ``<prefix>_<role>``: `Settings.role_name`."""
+
+    OWNER = "owner"
+    APP = "app"
+    CDC = "cdc"
+    PRUNER = "pruner"
+    AUDITOR = "auditor"
+
+
+class SinkRole(Enum):
+    """The roles of the sinks' database."""
+
+    OWNER = "owner"
+    WRITER = "writer"
+    PRUNER = "pruner"
+    AUDITOR = "auditor"
+
+
+Role = SourceRole | SinkRole
+
+
+def _named(name: str, **options: Any) -> Any:
+    """A field whose default is a name that the project chose."""
+    return Field(default_factory=lambda: getattr(project.current(), name), **options)
+
+
+class Settings(BaseSettings):
+    """All settings; the environment variable of a field is ``OUTBOX_`` and the field's name in capitals."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, env_ignore_empty=True)
+
+    home: Path = _named("home", description="folder of everything the commands write")
+
+    stack_postgres_port: int = Field(15432, ge=0, le=65535, description="of the embedded stack; taken or 0: a free one")
+    stack_kafka_port: int = Field(19092, ge=0, le=65535)
+    stack_connect_port: int = Field(18083, ge=0, le=65535)
+    stack_controller_port: int = Field(19093, ge=0, le=65535, description="of the embedded Kafka's controller")
+    stack_postgres_password: SecretStr = Field(SecretStr(""), description="superuser of the embedded Postgres")
+    maven_mirror: str | None = Field(None, description="URL of a mirror of Maven Central to take the JVM parts from")
+
+    source_db_host: str = Field("127.0.0.1", description="Postgres of the service's database")
+    source_db_port: int = Field(5432, ge=1, le=65535)
+    source_db_name: str = _named("source_database")
+    source_db_role_prefix: str = _named("source_database", pattern=NAME, description="what its roles' names begin with")
+    source_db_sslmode: SslMode = "prefer"
+    source_db_sslrootcert: Path | None = Field(None, description="CA file, for verify-ca and verify-full")
+    source_db_owner_password: SecretStr = Field(SecretStr(""), description="role that migrates")
+    source_db_app_password: SecretStr = Field(SecretStr(""), description="role of the service")
+    source_db_cdc_password: SecretStr = Field(SecretStr(""), description="role of Debezium")
+    source_db_pruner_password: SecretStr = Field(SecretStr(""), description="role that deletes relayed outbox rows")
+    source_db_auditor_password: SecretStr = Field(SecretStr(""), description="role that `outbox check` reads with")
+
+    sink_db_host: str = Field("127.0.0.1", description="Postgres of the sinks' database")
+    sink_db_port: int = Field(5432, ge=1, le=65535)
+    sink_db_name: str = _named("sink_database")
+    sink_db_role_prefix: str = _named("sink_database", pattern=NAME, description="what its roles' names begin with")
+    sink_db_sslmode: SslMode = "prefer"
+    sink_db_sslrootcert: Path | None = Field(None, description="CA file, for verify-ca and verify-full")
+    sink_db_owner_password: SecretStr = Field(SecretStr(""), description="role that migrates")
+    sink_db_writer_password: SecretStr = Field(SecretStr(""), description="role of the sinks")
+    sink_db_pruner_password: SecretStr = Field(SecretStr(""), description="role that deletes expired rows")
+    sink_db_auditor_password: SecretStr = Field(SecretStr(""), description="role that `outbox check` reads with")
+
+    kafka_bootstrap: str = Field("127.0.0.1:9092", description="host:port, comma separated")
+    kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    kafka_username: str | None = Field(None, validate_default=True)
+    kafka_password: SecretStr = SecretStr("")
+    kafka_cafile: Path | None = Field(None, description="CA file (PEM) of the brokers")
+    topic: str = _named("topic", description="the topic of the events")
+    topic_partitions: int = Field(4, ge=1)
+    topic_retention_hours: int = Field(168, ge=1, description="how long the topic keeps events")
+    topic_replication: int = Field(1, ge=1, description="replication factor of the topics that we create")
+
+    prune_keep_hours: int = Field(24, ge=0, description="how long `outbox prune` leaves relayed events in the outbox")
+
+    connect_url: str = Field("http://127.0.0.1:8083", description="Kafka Connect's REST interface")
+    connect_username: str | None = Field(None, description="basic auth of Connect's REST interface")
+    connect_password: SecretStr = SecretStr("")
+    connect_cafile: Path | None = Field(None, description="CA file of Connect's REST interface")
+    connector: str = _named("connector", description="name of the connector and its slot", pattern="^[a-z0-9_]+$")
+    connect_offsets_topic: str = Field("outbox.connect.offsets", description="the worker's offset.storage.topic")
+    connect_source_db_host: str | None = Field(None, description="the ledger's host as seen from Connect, if another")
+    connect_source_db_sslrootcert: str | None = Field(
+        None, description="the ledger's CA file as seen from Connect, if another"
+    )
+    connect_source_db_password_reference: str = Field(
+        "${env:OUTBOX_SOURCE_DB_CDC_PASSWORD}",
+        description="where Connect finds Debezium's password: a config provider of its worker, and a key there",
+        pattern=r"^\$\{.+:.+\}$",
+    )
+    exactly_once: bool = Field(True, description="the one switch: Connect's exactly-once, worker and connector")
+
+    service_host: str = "127.0.0.1"
+    service_port: int = Field(8080, ge=0, le=65535)
+    service_workers: int = Field(2, ge=1, description="gunicorn worker processes")
+    service_threads: int = Field(4, ge=1, description="threads a worker; also its database connections")
+    service_token: SecretStr = Field(SecretStr(""), description="bearer token that clients of the ledger send")
+    idempotency_ttl_hours: int = Field(24, ge=1, description="how long an Idempotency-Key is remembered")
+
+    sink_checkpoints: str | None = Field(None, description="URI of the Spark checkpoints; default: in the home folder")
+    sink_lakehouse: str | None = Field(None, description="URI of the Delta tables; default: in the home folder")
+    sink_max_offsets_per_trigger: int = Field(200_000, ge=1, description="events in one micro-batch at the most")
+    sink_driver_memory: str = Field("768m", description="heap of the Spark driver")
+    sink_metrics_host: str = "127.0.0.1"
+    sink_metrics_port: int = Field(0, ge=0, le=65535, description="serves the sink's Prometheus metrics; 0: none")
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else json")
+
+    @field_validator("source_db_sslrootcert", "sink_db_sslrootcert", "kafka_cafile", "connect_cafile")
+    @classmethod
+    def _is_there(cls, file: Path | None, info: ValidationInfo) -> Path | None:
+        """Told here once, not by each client in words of its own."""
+        if file is None or file.is_file() or (file == SYSTEM_ROOTS and str(info.field_name).endswith("sslrootcert")):
+            return file
+        raise ValueError(f"there is no file {file}")
+
+    @field_validator("kafka_username")
+    @classmethod
+    def _goes_with_sasl(cls, username: str | None, info: ValidationInfo) -> str | None:
+        """A client that is given a name and no SASL would leave the name out, and say nothing."""
+        protocol = str(info.data.get("kafka_security_protocol", ""))
+        if protocol and (username is not None) is not protocol.startswith("SASL"):
+            told = "needs a name" if username is None else "takes no name"
+            raise ValueError(f"{PREFIX}KAFKA_SECURITY_PROTOCOL {protocol} {told}")
+        return username
+
+    @field_validator("sink_driver_memory")
+    @classmethod
+    def _is_a_heap(cls, memory: str) -> str:
+        size = re.fullmatch(r"(\d+)([mg])", memory, re.IGNORECASE)
+        if size is None or int(size[1]) * (1024 if size[2] in "gG" else 1) < DRIVER_MEMORY_MIN_MIB:
+            raise ValueError(f"a number of m or g, as 768m or 2g; {DRIVER_MEMORY_MIN_MIB}m at the least")
+        return memory
+
+    def as_env(self) -> dict[str, str]:
+        """All of it as environment variables, secrets too: what a process is given that must read the same settings."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        return {
+            f"{PREFIX}{name.upper()}": str(value.get_secret_value() if isinstance(value, SecretStr) else value)
+            for name, value in values.items()
+            if value is not None
+        }
+
+    @property
+    def stack_env_file(self) -> Path:
+        """Where the embedded stack keeps the ports it chose and the passwords it generated (mode 600)."""
+        return self.home / "stack.env"
+
+    def is_embedded(self, *names: str) -> bool:
+        """Whether these settings are what the embedded stack chose, or, before it chose, what is so by default."""
+        chosen = dotenv_values(self.stack_env_file)
+        return all(
+            str(getattr(self, name))
+            == (chosen.get(f"{PREFIX}{name.upper()}") or str(type(self).model_fields[name].default))
+            for name in names
+        )
+
+    def role_name(self, role: Role) -> str:
+        """The name of a role in Postgres."""
+        return f"{getattr(self, f'{role_database(role)}_role_prefix')}_{role.value}"
+
+    def dsn(self, role: Role) -> dict[str, str | int]:
+        """libpq connection parameters of a role, in the database that the role belongs to."""
+        database = role_database(role)
+        password: SecretStr = getattr(self, password_setting(role))
+        parameters: dict[str, str | int] = {
+            "host": getattr(self, f"{database}_host"),
+            "port": getattr(self, f"{database}_port"),
+            "dbname": getattr(self, f"{database}_name"),
+            "user": self.role_name(role),
+            "password": password.get_secret_value(),
+            "sslmode": getattr(self, f"{database}_sslmode"),
+        }
+        rootcert: Path | None = getattr(self, f"{database}_sslrootcert")
+        if rootcert is not None:
+            parameters["sslrootcert"] = str(rootcert)
+        return parameters
+
+    @property
+    def checkpoints(self) -> str:
+        """The folder or URI under which each sink keeps its Spark checkpoint.
+
+        As Hadoop reads it: nothing is percent-encoded, a space in a path is a space.
+        """
+        return self.sink_checkpoints or f"file://{self.home}/checkpoints"
+
+    @property
+    def lakehouse(self) -> str:
+        """The folder or URI under which each sink that is a Delta table has it; written as that of the checkpoints."""
+        return self.sink_lakehouse or f"file://{self.home}/lakehouse"
+
+
+def role_database(role: Role) -> Literal["source_db", "sink_db"]:
+    """How the settings of the role's database begin."""
+    return "source_db" if isinstance(role, SourceRole) else "sink_db"
+
+
+def password_setting(role: Role) -> str:
+    """The setting that is the role's password."""
+    return f"{role_database(role)}_{role.value}_password"
+
+
+def database_passwords() -> list[str]:
+    """The settings that are passwords of database roles."""
+    return [*map(password_setting, (*SourceRole, *SinkRole)), "stack_postgres_password"]
+
+
+def load(home: Path | None = None, *, environment: bool = True, **overrides: Any) -> Settings:
+    """Read the settings, of the given home folder or of the one that the environment or ``.env`` names.
+
+    ``environment=False`` leaves the environment and ``.env`` out: what runs on a stack of its own must not reach
+    another because somebody's shell points there. ``overrides`` are settings by name that win over everything.
+    Raises Failure naming each setting that is wrong.
+    """
+    names = project.current()
+    dotenv = os.environ.get(DOTENV, names.root / ".env")
+    try:
+        if not environment:
+            found = (home or names.home).absolute()
+            chosen = {
+                name.removeprefix(PREFIX).lower(): value for name, value in dotenv_values(found / "stack.env").items()
+            }
+            return Settings(_env_prefix="NONE_OF_", _env_file=None, **{**chosen, "home": found, **overrides})
+        found = (home or Settings(_env_file=dotenv).home).absolute()
+        return Settings(_env_file=(found / "stack.env", dotenv), home=found, **overrides)
+    except OSError as error:
+        raise Failure(f"settings: {error}", "run as the user who owns the file, or name another OUTBOX_HOME") from None
+    except pydantic.ValidationError as error:
+        wrong = "; ".join(
+            f"{PREFIX}{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg'].removeprefix('Value error, ')}"
+            for problem in error.errors()
+        )
+        raise Failure(f"wrong settings: {wrong}", "correct the environment variable or .env") from None

@@ -1,0 +1,50 @@
+"""Wait for a condition with a deadline, and say what was waited for."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from outbox.base.errors import Failure
+
+T = TypeVar("T")
+SCALE_VARIABLE = "OUTBOX_TIMEOUT_SCALE"
+
+
+class WaitTimeoutError(Failure, TimeoutError):
+    """A condition did not come true before its deadline."""
+
+
+def timeout_scale() -> float:
+    """The one multiplier of every deadline, for slow machines: environment variable ``OUTBOX_TIMEOUT_SCALE``.
+
+    Raises Failure if it is not a positive number.
+    """
+    told = os.environ.get(SCALE_VARIABLE) or "1"
+    try:
+        scale = float(told)
+    except ValueError:
+        scale = math.nan
+    if not 0 < scale < math.inf:
+        raise Failure(f"wrong settings: {SCALE_VARIABLE}: {told} is not a positive number", "correct the variable")
+    return scale
+
+
+def wait_for(what: str, condition: Callable[[], T | None], *, timeout_s: float, poll_s: float = 0.05) -> T:
+    """Call ``condition`` until it returns something true, and return that.
+
+    An exception of ``condition`` ends the wait at once: a condition answers "not yet" with a false value.
+    Raises WaitTimeoutError naming ``what`` and the last answer once ``timeout_s`` (scaled) has passed.
+    """
+    limit_s = timeout_s * timeout_scale()
+    deadline = time.monotonic() + limit_s
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        if time.monotonic() >= deadline:
+            raise WaitTimeoutError(f"waited {limit_s:.0f} s for {what}; the last answer was {answer!r}")
+        time.sleep(poll_s)

@@ -1,0 +1,110 @@
+"""Bring both databases to the newest schema, by Alembic.
+
+Each database has a history with two branches: ``machinery`` (what the outbox and the sinks need, in this package) and
+``domain`` (the project's own, in its folder ``migrations``). Revisions of the two never depend on each other's order.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import alembic.command
+import alembic.context
+from alembic import op
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.script.revision import ResolutionError
+from alembic.util import CommandError
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from outbox.base import project
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Role, Settings, SinkRole, SourceRole
+
+HERE = Path(__file__).resolve().parent
+
+Database = Literal["source", "sink"]
+OWNERS: dict[Database, Role] = {"source": SourceRole.OWNER, "sink": SinkRole.OWNER}
+ROLES: dict[Database, type[SourceRole] | type[SinkRole]] = {"source": SourceRole, "sink": SinkRole}
+
+
+def migrate(settings: Settings) -> dict[Database, list[str]]:
+    """Upgrade both databases to their heads; return the revisions that were applied, by database, in order.
+
+    Each database is upgraded in one transaction: wholly or not at all. Two at once wait for each other.
+    Raises Failure naming the database that cannot be reached or whose migration failed.
+    """
+    return {database: _upgrade(settings, database) for database in OWNERS}
+
+
+def owner_engine(settings: Settings, database: Database) -> Engine:
+    """An engine that connects as the owner of a database, anew each time."""
+    return create_engine(
+        "postgresql+psycopg2://", creator=lambda: connect(settings, OWNERS[database]), poolclass=NullPool
+    )
+
+
+def is_current(connection: Connection, database: Database) -> bool:
+    """Whether the schema has every migration of this code.
+
+    A schema with migrations that this code does not know is current too: migrations come before the code that needs
+    them.
+    """
+    scripts = ScriptDirectory.from_config(config(database))
+    applied = MigrationContext.configure(connection).get_current_heads()
+    try:
+        return not any(scripts.iterate_revisions("heads", applied, implicit_base=True))
+    except ResolutionError:
+        return True
+
+
+def config(database: Database) -> Config:
+    """Alembic's configuration of one database's history."""
+    made = Config()
+    made.set_main_option("path_separator", "newline")  # a folder's name may contain the others
+    made.set_main_option("script_location", _escaped(HERE))
+    folders = [HERE / database, project.current().migrations / database]
+    made.set_main_option("version_locations", "\n".join(map(_escaped, folders)))
+    return made
+
+
+def run() -> None:
+    """What ``env.py`` does: migrate on the connection that ``migrate`` has opened."""
+    attributes = alembic.context.config.attributes
+    alembic.context.configure(connection=attributes["connection"], on_version_apply=attributes["on_version_apply"])
+    alembic.context.run_migrations()
+
+
+def execute(sql: str) -> None:
+    """Run SQL in a migration. ``{app}`` and the like are replaced by the names of the database's roles."""
+    for role, name in alembic.context.config.attributes["roles"].items():
+        sql = sql.replace(f"{{{role}}}", name)
+    op.execute(sql)
+
+
+def _upgrade(settings: Settings, database: Database) -> list[str]:
+    applied: list[str] = []
+    wanted = config(database)
+    try:
+        with owner_engine(settings, database).begin() as connection:
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('outbox migrate'))"))
+            wanted.attributes["connection"] = connection
+            wanted.attributes["roles"] = {role.value: settings.role_name(role) for role in ROLES[database]}
+            wanted.attributes["on_version_apply"] = lambda step, **_: applied.extend(step.up_revision_ids)
+            alembic.command.upgrade(wanted, "heads")
+    except DBAPIError as error:
+        name = getattr(settings, f"{database}_db_name")
+        raise Failure(f"migrating database {name}: {str(error.orig).strip()}", "nothing was changed") from error
+    except CommandError as error:
+        raise Failure(f"migrating database {database}: {error}", "deploy the code that knows it") from error
+    return applied
+
+
+def _escaped(path: object) -> str:
+    """Alembic interpolates ``%`` in its options."""
+    return str(path).replace("%", "%%")

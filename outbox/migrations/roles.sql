@@ -1,0 +1,62 @@
+-- The two databases and the roles of every part, each with the least it needs. None is a superuser.
+--
+-- Run it by psql as a superuser, once per cluster: the embedded stack and docker-compose (service `roles`) do; you do for a
+-- Postgres of your own. A second run changes nothing but the passwords, which is how to rotate them.
+-- Names and passwords come from the environment (the settings of the same name), never from an argument or this file. The
+-- migration that makes a table grants what each role may do with it.
+
+\set ON_ERROR_STOP on
+SET log_statement = 'none'; -- a password is no log line
+SET log_min_error_statement = 'panic';
+
+\getenv source_db OUTBOX_SOURCE_DB_NAME
+\getenv source OUTBOX_SOURCE_DB_ROLE_PREFIX
+\getenv sink_db OUTBOX_SINK_DB_NAME
+\getenv sink OUTBOX_SINK_DB_ROLE_PREFIX
+\getenv source_owner_password OUTBOX_SOURCE_DB_OWNER_PASSWORD
+\getenv source_app_password OUTBOX_SOURCE_DB_APP_PASSWORD
+\getenv source_cdc_password OUTBOX_SOURCE_DB_CDC_PASSWORD
+\getenv source_pruner_password OUTBOX_SOURCE_DB_PRUNER_PASSWORD
+\getenv source_auditor_password OUTBOX_SOURCE_DB_AUDITOR_PASSWORD
+\getenv sink_owner_password OUTBOX_SINK_DB_OWNER_PASSWORD
+\getenv sink_writer_password OUTBOX_SINK_DB_WRITER_PASSWORD
+\getenv sink_pruner_password OUTBOX_SINK_DB_PRUNER_PASSWORD
+\getenv sink_auditor_password OUTBOX_SINK_DB_AUDITOR_PASSWORD
+
+SELECT :'source' || '_owner' AS source_owner, :'source' || '_app' AS source_app, :'source' || '_cdc' AS source_cdc,
+       :'source' || '_pruner' AS source_pruner, :'source' || '_auditor' AS source_auditor,
+       :'sink' || '_owner' AS sink_owner, :'sink' || '_writer' AS sink_writer, :'sink' || '_pruner' AS sink_pruner,
+       :'sink' || '_auditor' AS sink_auditor
+\gset
+
+SELECT format('CREATE ROLE %I', role)
+  FROM unnest(ARRAY[:'source_owner', :'source_app', :'source_cdc', :'source_pruner', :'source_auditor',
+                    :'sink_owner', :'sink_writer', :'sink_pruner', :'sink_auditor']) AS role
+ WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role)
+\gexec
+
+ALTER ROLE :"source_owner" LOGIN PASSWORD :'source_owner_password';
+ALTER ROLE :"source_app" LOGIN PASSWORD :'source_app_password';
+ALTER ROLE :"source_cdc" LOGIN REPLICATION PASSWORD :'source_cdc_password';
+ALTER ROLE :"source_pruner" LOGIN PASSWORD :'source_pruner_password';
+ALTER ROLE :"source_auditor" LOGIN PASSWORD :'source_auditor_password';
+ALTER ROLE :"sink_owner" LOGIN PASSWORD :'sink_owner_password';
+ALTER ROLE :"sink_writer" LOGIN PASSWORD :'sink_writer_password';
+ALTER ROLE :"sink_pruner" LOGIN PASSWORD :'sink_pruner_password';
+ALTER ROLE :"sink_auditor" LOGIN PASSWORD :'sink_auditor_password';
+
+-- A service or a sink that went away with a transaction open holds nobody up for ever. Not for Debezium: its snapshot is
+-- one long transaction that may wait for Kafka.
+ALTER ROLE :"source_app" SET idle_in_transaction_session_timeout = '60s';
+ALTER ROLE :"sink_writer" SET idle_in_transaction_session_timeout = '60s';
+
+SELECT format('CREATE DATABASE %I OWNER %I', database, owner)
+  FROM (VALUES (:'source_db', :'source_owner'), (:'sink_db', :'sink_owner')) AS wanted (database, owner)
+ WHERE NOT EXISTS (SELECT FROM pg_database WHERE datname = database)
+\gexec
+
+REVOKE ALL ON DATABASE :"source_db", :"sink_db" FROM PUBLIC;
+GRANT CONNECT ON DATABASE :"source_db" TO :"source_app", :"source_cdc", :"source_pruner", :"source_auditor";
+-- A sink copies each batch into a temporary table.
+GRANT CONNECT, TEMPORARY ON DATABASE :"sink_db" TO :"sink_writer";
+GRANT CONNECT ON DATABASE :"sink_db" TO :"sink_pruner", :"sink_auditor";

@@ -1,0 +1,63 @@
+"""The outbox with its publication, and the idempotency keys of the HTTP API."""
+
+from __future__ import annotations
+
+from outbox.base.errors import Failure
+from outbox.migrations.migrate import execute
+
+revision = "source_machinery_0001"
+down_revision = None
+branch_labels = ("machinery",)
+depends_on = None
+
+UP = """
+-- A row is one event for Debezium's EventRouter; its columns are the ones that connect/outbox.json names.
+CREATE TABLE outbox (
+    id             uuid         PRIMARY KEY DEFAULT uuidv7(),
+    aggregatetype  text         NOT NULL,
+    aggregateid    text         NOT NULL,
+    type           text         NOT NULL,
+    schema_version smallint     NOT NULL DEFAULT 1,
+    payload        jsonb        NOT NULL,
+    occurred_at    timestamp(6) NOT NULL DEFAULT (clock_timestamp() AT TIME ZONE 'utc'), -- in UTC
+    traceparent    text,
+    -- Connect's producer takes records up to 1 MiB. A record that does not fit would stop the relay for everybody.
+    CONSTRAINT payload_fits_a_record CHECK (octet_length(payload::text) <= 1000000)
+);
+
+-- Inserts only: the deletion of a relayed row is no event.
+CREATE PUBLICATION outbox FOR TABLE outbox WITH (publish = 'insert');
+
+-- The answer is kept as it was sent: text, not jsonb.
+CREATE TABLE idempotency_keys (
+    client       text        NOT NULL,
+    route        text        NOT NULL,
+    key          text        NOT NULL,
+    request_hash bytea       NOT NULL,
+    status       smallint    NOT NULL,
+    body         text        NOT NULL,
+    expires_at   timestamptz NOT NULL,
+    PRIMARY KEY (client, route, key)
+);
+CREATE INDEX idempotency_keys_expires_at ON idempotency_keys (expires_at);
+
+-- The service writes events, and can neither read, change nor delete them.
+GRANT INSERT ON outbox TO {app};
+GRANT SELECT ON outbox TO {cdc}, {auditor};
+-- `outbox prune` also inserts: its marker takes the way of every event.
+GRANT SELECT, INSERT, DELETE ON outbox TO {pruner};
+GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_keys TO {app};
+-- Readiness compares the schema with the code.
+GRANT SELECT ON alembic_version TO {app};
+"""
+
+
+def upgrade() -> None:
+    execute(UP)
+
+
+def downgrade() -> None:
+    raise Failure(
+        "the outbox and its publication are not dropped by a migration: events that are not relayed yet would be lost",
+        "restore a backup, or write a migration that goes forward",
+    )

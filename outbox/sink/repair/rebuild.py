@@ -1,0 +1,267 @@
+"""Recompute what a sink holds, from the ledger or from the topic.
+
+**From the ledger**: its accounts as they are now become the sink's, in one transaction beside the running sink. Each
+remembers as its base the version that it was taken at. The sink's lock comes before the ledger's snapshot, so that
+whatever the sink has applied is in that snapshot; and whatever else is in there comes with a version that is not above
+the base, by which the projection knows it.
+
+**From the topic**: a copy of the sink, by the engine itself under a name of its own, reads the topic from its first
+event, beside the live sink. Then it takes the live one's place in one transaction. Ended anywhere before, the live sink
+is as it was, and the copy goes on from where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from typing import NamedTuple
+
+import psycopg2
+from psycopg2 import extensions, sql
+from psycopg2.extras import execute_values
+
+from outbox.base.database import connect, told
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.kafka.topics import Topic
+from outbox.sink import fence, positions
+from outbox.sink.job import Job
+from outbox.sink.positions import Offsets
+from outbox.sink.repair import rewind
+
+SUFFIX = ".rebuild"
+FETCH_ROWS = 10_000
+AGAIN = "give the command again"
+FROM_LEDGER = "`outbox rebuild --sink {} --from ledger`"
+
+REBUILD_KEY = "hashtextextended('outbox rebuild of sink ' || %(sink)s, 0)"
+# Never deleted and never renamed: what was begun there says which checkpoints there have been, so that each copy gets
+# one that nobody has used.
+KEPT = "checkpoint_generations"
+TABLES = """
+SELECT relname FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
+ WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
+   AND attname = 'sink' AND NOT attisdropped AND relname <> %s
+ ORDER BY relname
+"""
+ADD_COPY = """
+INSERT INTO sinks (name, epoch, generation)
+SELECT %(copy)s, 0, coalesce(max(generation), 0) FROM checkpoint_generations WHERE sink = %(copy)s
+ON CONFLICT DO NOTHING
+"""
+# The letter as it is, but for its sink.
+COPY_DISCARDED = """
+INSERT INTO dead_letters
+SELECT copied.*
+  FROM dead_letters AS letter, jsonb_populate_record(letter, jsonb_build_object('sink', %(copy)s::text)) AS copied
+ WHERE letter.sink = %(sink)s AND letter.status = 'discarded'
+ON CONFLICT DO NOTHING
+"""
+# Those that were given up while the copy was made.
+DISCARD = """
+UPDATE dead_letters AS letter SET status = 'discarded'
+  FROM dead_letters AS live
+ WHERE letter.sink = %(copy)s AND letter.status = 'open'
+   AND live.sink = %(sink)s AND live.identity = letter.identity AND live.status = 'discarded'
+"""
+DIFFERENCES = """
+SELECT key, coalesce(copy.total, 0) - coalesce(live.total, 0)
+  FROM (SELECT key, total FROM audit_balances WHERE sink = %(copy)s) AS copy
+  FULL JOIN (SELECT key, total FROM audit_balances WHERE sink = %(sink)s) AS live USING (key)
+ WHERE coalesce(copy.total, 0) <> coalesce(live.total, 0)
+"""
+TAKE_COUNTS = """
+UPDATE sinks SET applied = copy.applied, duplicates = copy.duplicates
+  FROM sinks AS copy WHERE sinks.name = %(sink)s AND copy.name = %(copy)s
+"""
+
+
+class Taken(NamedTuple):
+    """What was taken from the ledger: by key how much more the sink holds now, where that is not nothing; and by
+    partition the first and the last offset of events that the topic has dropped before the sink had applied them.
+    """
+
+    differences: dict[str, int]
+    skipped: dict[int, tuple[int, int]]
+
+
+def copy_of(sink: str) -> str:
+    """The name under which a sink is recomputed from the topic."""
+    return f"{sink}{SUFFIX}"
+
+
+def from_ledger(
+    settings: Settings, job: Job, sink: str, topic: Topic, first: Offsets, *, dry_run: bool = False
+) -> Taken:
+    """Set what a sink holds to what the ledger says, in one transaction. With ``dry_run`` it is rolled back.
+
+    ``first`` are the topic's first offsets, asked for before: what the topic has dropped by then is in the ledger, so
+    a sink that stands before them goes on there, at its next start. Its counts and what it remembers of events stay.
+
+    Raises Failure if the job has no SQL for it, or if a database refuses.
+    """
+    if job.rebuild is None:
+        raise Failure(
+            f"sink {sink} cannot be taken from the ledger: its job has no SQL for that (docs/adopting.md: Job.rebuild)",
+            f"`outbox rewind --sink {sink} --to-earliest --skip-dropped` gives up what the topic has dropped",
+        )
+    with closing(connect(settings, SinkRole.WRITER)) as connection, _told(connection, sink):
+        with connection, connection.cursor() as cursor:
+            cursor.execute(fence.SESSION)
+        with connection, connection.cursor() as cursor:
+            fence.lock(cursor, sink)
+            cursor.execute("CREATE TEMPORARY TABLE ledger (account jsonb NOT NULL) ON COMMIT DROP")
+            execute_values(cursor, "INSERT INTO ledger VALUES %s", _accounts(settings), page_size=FETCH_ROWS)
+            cursor.execute(job.rebuild.read_text(), {"sink": sink})
+            differences = {str(key): int(difference) for key, difference in cursor}
+            skipped = _skip(cursor, sink, topic, first)
+            if dry_run:
+                connection.rollback()
+            return Taken(differences, skipped)
+
+
+@contextmanager
+def reserved(settings: Settings, sink: str) -> Iterator[extensions.connection]:
+    """A connection to make the copy of a sink and swap it in; meanwhile nobody else does.
+
+    As the owner, because a sink's role may not delete. Raises Failure if another rebuild of the sink runs.
+    """
+    with closing(connect(settings, SinkRole.OWNER)) as connection, _told(connection, sink):
+        with connection, connection.cursor() as cursor:
+            cursor.execute(fence.SESSION)
+        try:
+            with connection, connection.cursor() as cursor:
+                cursor.execute(f"SET LOCAL lock_timeout = '{fence.GRACE_S}s'")
+                cursor.execute(f"SELECT pg_advisory_lock({REBUILD_KEY})", {"sink": sink})
+        except psycopg2.errors.LockNotAvailable:
+            raise Failure(f"sink {sink} is being rebuilt already", "wait for that, or stop it") from None
+        yield connection
+
+
+def begin(connection: extensions.connection, sink: str, topic: Topic, first: Offsets) -> bool:
+    """Prepare the copy, unless there is one already, and return whether there is.
+
+    It has taken over what was discarded, and its positions are declared to be 0, so that it will not begin behind
+    events that are dropped between now and then.
+
+    Raises Failure if there is nothing to copy, or if the topic does not have everything that the sink has read.
+    """
+    copy = copy_of(sink)
+    with connection, connection.cursor() as cursor:
+        fence.lock(cursor, copy)
+        _require_this_topic(cursor, sink, topic)
+        if positions.read(cursor, copy, topic.name, topic.id):
+            return True
+        dropped = [f"partition {partition} begins at offset {offset}" for partition, offset in first.items() if offset]
+        if dropped:
+            raise Failure(
+                f"topic {topic.name} does not have everything any more: {', '.join(dropped)}", FROM_LEDGER.format(sink)
+            )
+        cursor.execute(ADD_COPY, {"copy": copy})
+        start = dict.fromkeys(first, 0)
+        positions.write(cursor, copy, topic.name, topic.id, start)
+        rewind.begin_anew(cursor, copy, topic.name, start)
+        cursor.execute(COPY_DISCARDED, {"sink": sink, "copy": copy})
+        return False
+
+
+def forget(connection: extensions.connection, sink: str) -> bool:
+    """Delete the copy of a sink, and return whether there was one."""
+    copy = copy_of(sink)
+    with connection, connection.cursor() as cursor:
+        fence.lock(cursor, copy)
+        _delete(cursor, copy)
+        cursor.execute("DELETE FROM sinks WHERE name = %s", (copy,))
+        return bool(cursor.rowcount)
+
+
+def differences(connection: extensions.connection, sink: str) -> dict[str, int]:
+    """By key how much more the copy holds than the live sink, where that is not nothing."""
+    with connection, connection.cursor() as cursor:
+        cursor.execute(DIFFERENCES, {"sink": sink, "copy": copy_of(sink)})
+        return {str(key): int(difference) for key, difference in cursor}
+
+
+def swap(connection: extensions.connection, sink: str, topic: Topic, first: Offsets) -> int:
+    """Let the copy take the sink's place, in one transaction, and return the generation of its next checkpoint.
+
+    A driver that runs is superseded: it stops at its next batch, and the next one begins where the copy has ended.
+    Every table that has a column ``sink`` takes part, also those that the machinery does not know.
+
+    Raises Failure, with nothing changed, if there is no copy, if the topic has dropped what comes after it, or if the
+    database refuses.
+    """
+    names = {"sink": sink, "copy": copy_of(sink)}
+    with connection, connection.cursor() as cursor:
+        for name in names.values():
+            fence.lock(cursor, name)
+        reached = positions.read(cursor, names["copy"], topic.name, topic.id)
+        if not reached:
+            raise Failure(f"there is no copy of sink {sink}", AGAIN)
+        positions.require_no_gap(names["copy"], topic.name, reached, first)
+        cursor.execute(DISCARD, names)
+        _delete(cursor, sink)
+        for table in _tables(cursor):
+            cursor.execute(sql.SQL("UPDATE {} SET sink = %(sink)s WHERE sink = %(copy)s").format(table), names)
+        cursor.execute(TAKE_COUNTS, names)
+        cursor.execute("DELETE FROM sinks WHERE name = %(copy)s", names)
+        fence.supersede(cursor, sink)
+        return rewind.begin_anew(cursor, sink, topic.name, reached)
+
+
+def _accounts(settings: Settings) -> Iterator[tuple[str]]:
+    """The ledger's accounts as JSON, all of one snapshot."""
+    with closing(connect(settings, SourceRole.AUDITOR)) as connection:
+        connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
+        with connection.cursor("accounts") as cursor:  # on the server, as they may be more than memory holds
+            cursor.itersize = FETCH_ROWS
+            cursor.execute("SELECT to_jsonb(account)::text FROM audit_accounts AS account")
+            yield from cursor
+
+
+def _skip(cursor: extensions.cursor, sink: str, topic: Topic, first: Offsets) -> dict[int, tuple[int, int]]:
+    """Let the sink go on behind what the topic has dropped, and return that.
+
+    It begins anew where it stands, so its driver, if it still has one, must not go on from elsewhere.
+    """
+    stored = positions.read(cursor, sink, topic.name, topic.id)
+    begin = {partition: max(offset, stored.get(partition, 0)) for partition, offset in first.items()}
+    skipped = {
+        partition: (stored.get(partition, 0), offset - 1)
+        for partition, offset in begin.items()
+        if stored and offset > stored.get(partition, 0)
+    }
+    if skipped:
+        positions.write(cursor, sink, topic.name, topic.id, begin)
+        fence.supersede(cursor, sink)
+        rewind.begin_anew(cursor, sink, topic.name, begin)
+    return skipped
+
+
+def _require_this_topic(cursor: extensions.cursor, sink: str, topic: Topic) -> None:
+    cursor.execute("SELECT FROM sinks WHERE name = %s", (sink,))
+    if not cursor.rowcount:
+        raise Failure(f"no sink called {sink} has run yet", f"`outbox sink --strategy {sink}` runs it")
+    cursor.execute("SELECT DISTINCT topic, topic_id FROM positions WHERE sink = %s", (sink,))
+    others = {name for name, of_topic in cursor if (name, of_topic) != (topic.name, topic.id)}
+    if others:
+        raise Failure(
+            f"sink {sink} holds what was on another topic: {', '.join(sorted(others))}, from before it was made again "
+            f"or replaced by {topic.name}",
+            FROM_LEDGER.format(sink),
+        )
+
+
+def _tables(cursor: extensions.cursor) -> list[sql.Identifier]:
+    """The tables that hold rows of sinks."""
+    cursor.execute(TABLES, (KEPT,))
+    return [sql.Identifier("public", name) for (name,) in cursor.fetchall()]
+
+
+def _delete(cursor: extensions.cursor, sink: str) -> None:
+    for table in _tables(cursor):
+        cursor.execute(sql.SQL("DELETE FROM {} WHERE sink = %s").format(table), (sink,))
+
+
+def _told(connection: extensions.connection, sink: str) -> AbstractContextManager[None]:
+    return told(connection, f"sink {sink}", "refused its rebuild, all of it", AGAIN)

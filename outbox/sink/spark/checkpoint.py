@@ -1,0 +1,117 @@
+"""Spark's checkpoint, read for the offsets of each batch. Through Hadoop's file system, so it may be remote.
+
+offsets/<batch id>    planned: written before the batch is applied; the offsets where it ends
+commits/<batch id>    committed: written after
+sources/0/0           the offsets where batch 0 begins
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from outbox.base.errors import Failure
+
+Offsets = dict[int, int]
+
+
+class Checkpoint:
+    """The checkpoint of one query that reads one topic. Only the query's driver, behind its fence, may use it."""
+
+    def __init__(self, spark: SparkSession, uri: str, topic: str) -> None:
+        """Make its folder, unless it is there. Raises Failure if the URI is none, or nothing can be written there."""
+        self.uri = uri
+        self._topic = topic
+        self._jvm: Any = spark._jvm
+        try:
+            self._files = self._path("").getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+            is_there = self._files.mkdirs(self._path(""))
+        except (Py4JError, PySparkException) as error:
+            raise self._unusable(_reason(error)) from error
+        if not is_there:
+            raise self._unusable("it cannot be made")
+
+    def exists(self) -> bool:
+        """Whether a batch was ever planned: until then a query begins at the offsets that it is given."""
+        return bool(self._batches("offsets"))
+
+    def end(self, batch_id: int) -> Offsets:
+        """The offsets where a planned batch ends."""
+        return self._offsets(self._read(f"offsets/{batch_id}").splitlines()[2])
+
+    def start(self, batch_id: int) -> Offsets:
+        """The offsets where a planned batch begins."""
+        if batch_id > 0:
+            return self.end(batch_id - 1)
+        text = self._read("sources/0/0")
+        return self._offsets(text[text.index("{") :])
+
+    def is_committed(self, batch_id: int) -> bool:
+        """Whether Spark has noted that a batch is done, so that it will not come again."""
+        return bool(self._files.exists(self._path(f"commits/{batch_id}")))
+
+    def applied(self) -> Offsets | None:
+        """The offsets up to which batches are committed; None without any."""
+        batches = self._batches("commits")
+        return self.end(max(batches)) if batches else None
+
+    def repair(self) -> list[str]:
+        """Delete the newest log files that a crash of the host has cut off, and return them.
+
+        Forgetting that a batch was planned or committed does no harm: its events come again, and the sink knows them.
+        """
+        broken = [file for log in ("offsets", "commits") for file in self._cut_off(log)]
+        for file in broken:
+            self._files.delete(self._path(file), False)
+        planned = max(self._batches("offsets"), default=-1)
+        orphans = [f"commits/{batch}" for batch in self._batches("commits") if batch > planned]
+        for file in orphans:
+            self._files.delete(self._path(file), False)
+        return broken + orphans
+
+    def _cut_off(self, log: str) -> Iterator[str]:
+        """The newest files of a log down to the first that is whole."""
+        for batch in sorted(self._batches(log), reverse=True):
+            if self._read(f"{log}/{batch}").rstrip().endswith(("}", "-")):
+                return
+            yield f"{log}/{batch}"
+
+    def _batches(self, log: str) -> list[int]:
+        folder = self._path(log)
+        if not self._files.exists(folder):
+            return []
+        names = [status.getPath().getName() for status in self._files.listStatus(folder)]
+        return [int(name) for name in names if name.isdigit()]
+
+    def _offsets(self, text: str) -> Offsets:
+        by_topic = json.loads(text)
+        if list(by_topic) != [self._topic]:
+            raise Failure(
+                f"checkpoint {self.uri} is of topic {', '.join(by_topic)}, not of {self._topic}",
+                "choose another OUTBOX_SINK_CHECKPOINTS, or delete the checkpoint",
+            )
+        return {int(partition): offset for partition, offset in by_topic[self._topic].items()}
+
+    def _unusable(self, reason: str) -> Failure:
+        return Failure(f"checkpoint {self.uri}: {reason}", "correct OUTBOX_SINK_CHECKPOINTS")
+
+    def _read(self, name: str) -> str:
+        stream = self._files.open(self._path(name))
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self.uri}/{name}" if name else self.uri)
+
+
+def _reason(error: Exception) -> str:
+    """What Java said, without where it said it."""
+    told = error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
+    return str(told).partition("\n")[0]

@@ -1,0 +1,44 @@
+"""Where a sink keeps its Spark checkpoint; and, if that is a folder of this host, how far Spark has committed it.
+
+For those who look at a sink from outside, without Spark; the sink itself reads its checkpoint through Hadoop's file
+system (`outbox.sink.spark.checkpoint`, which tells the files).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from outbox.base.settings import Settings
+from outbox.sink.positions import Offsets
+
+LOCAL = re.compile(r"(?:file:(?://)?)?(/.*)")
+
+
+def uri(settings: Settings, sink: str, generation: int) -> str:
+    """The checkpoint of a generation of a sink: each rewind begins a new one."""
+    return f"{settings.checkpoints.rstrip('/')}/{f'{sink}.{generation}' if generation else sink}"
+
+
+def folder(of_uri: str) -> Path | None:
+    """The folder of a checkpoint, None if it is elsewhere, as in an object store. Nothing is percent-encoded."""
+    found = LOCAL.fullmatch(of_uri)
+    return Path(found[1]) if found else None
+
+
+def committed(checkpoint: Path, topic: str) -> Offsets | None:
+    """By partition the offsets up to which batches of a topic are committed; None without any.
+
+    A log file that is cut off, or that the sink is just removing, does not count: the sink does without it as well.
+    """
+    batches = sorted((int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")), reverse=True)
+    for batch in batches:
+        try:
+            if not (checkpoint / "commits" / str(batch)).read_text().rstrip().endswith("}"):
+                continue
+            by_topic = json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])
+        except (FileNotFoundError, IndexError, ValueError):
+            continue
+        return {int(partition): offset for partition, offset in by_topic.get(topic, {}).items()}
+    return None

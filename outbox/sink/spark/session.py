@@ -1,0 +1,98 @@
+"""The Spark session of the sinks, set for small batches soon rather than for big ones fast."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+
+from outbox.base import log
+from outbox.base.settings import Settings
+from outbox.jvm.jars import jars
+from outbox.jvm.java import java
+from outbox.kafka import topics
+
+LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+FETCH_MAX_WAIT_MS = 10
+# A batch is thrown away as a whole once it is applied: a large young generation, and it is never copied.
+GARBAGE_COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
+# Each poll is followed by look-ups of offsets, so that few polls make a large batch faster; within what memory holds.
+MAX_POLL_RECORDS, MAX_PARTITION_FETCH_BYTES = 2_000, 4 << 20
+
+
+# For the sinks that are Delta tables. A commit looks at the table's log by a job of so many tasks; the default is 50.
+DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
+
+
+def session(settings: Settings, *, with_delta: bool = False) -> SparkSession:
+    """Start Spark in this process's JVM child, which ends when this process does, however that comes about.
+
+    ``with_delta``: able to write Delta tables; its jars are downloaded if they are not there. Raises Failure if they
+    cannot be had.
+    """
+    # PySpark's launcher looks around by itself; it is to find the Java that we have checked and its own jars.
+    os.environ["JAVA_HOME"] = str(java().resolve().parent.parent)
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    for elsewhere in ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "PYSPARK_SUBMIT_ARGS"):
+        os.environ.pop(elsewhere, None)
+    found = jars("spark")
+    if with_delta:
+        found += jars("lakehouse", log.get(__name__).info)
+    scratch = settings.home / "spark"
+    scratch.mkdir(parents=True, exist_ok=True)
+    java_options = f"-Dlog4j2.configurationFile=file://{quote(str(LOG_CONFIG))} {GARBAGE_COLLECTOR}"
+    config = {
+        "spark.master": "local[2]",
+        "spark.app.name": "outbox sink",
+        "spark.jars": ",".join(map(str, found)),
+        "spark.driver.memory": settings.sink_driver_memory,
+        "spark.driver.extraJavaOptions": java_options,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(scratch),
+        "spark.sql.warehouse.dir": f"file://{scratch}/warehouse",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.mapKeyDedupPolicy": "LAST_WIN",  # a header that comes twice is no error
+        "spark.sql.icu.caseMappings.enabled": "false",  # hexadecimal digits need no such thing, and it is slow
+        # Compiling each plan takes longer than running it on a few rows.
+        "spark.sql.codegen.wholeStage": "false",
+        # The default manager forks processes for each log file. This one renames too: safe when the process dies; when
+        # the host dies, a log file may be cut off, which `checkpoint.repair` sees to.
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+        ),
+        "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+        **(DELTA if with_delta else {}),
+    }
+    builder = SparkSession.builder
+    for name, value in config.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def records(spark: SparkSession, settings: Settings, topic: str, starting_offsets: str) -> DataFrame:
+    """The committed records of a topic, as a stream. ``starting_offsets`` counts where there is no checkpoint only."""
+    options = {
+        **topics.spark_options(settings),
+        "subscribe": topic,
+        "startingOffsets": starting_offsets,
+        "includeHeaders": "true",
+        "kafka.isolation.level": "read_committed",
+        "failOnDataLoss": "true",
+        "maxOffsetsPerTrigger": str(settings.sink_max_offsets_per_trigger),
+        "kafka.max.poll.records": str(MAX_POLL_RECORDS),
+        "kafka.max.partition.fetch.bytes": str(MAX_PARTITION_FETCH_BYTES),
+        # The look-ups queue behind the fetch that waits at the log's end.
+        "kafka.fetch.max.wait.ms": str(FETCH_MAX_WAIT_MS),
+    }
+    return spark.readStream.format("kafka").options(**options).load()
