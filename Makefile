@@ -4,6 +4,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE = 1
+SOURCES := outbox service sinks migrations demo bench tests bootstrap.py
+# Nothing newer than Python 3.11. It takes the decode of a record for the one that strings had in Python 2.
+VERMIN := --target=3.11- --violations --pessimistic --quiet --no-tips --exclude str.decode
 
 .PHONY: demo test check bench install lock clean
 
@@ -19,6 +22,7 @@ test: install
 check: install
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
 	@$(BIN)/mypy
+	@$(BIN)/vermin $(VERMIN) $(SOURCES)
 	@$(BIN)/python -m pytest -q tests/unit
 
 bench: install

@@ -29,7 +29,9 @@ SETS = {
     ("lakehouse",): "Delta Lake for Spark: about 8 MB",
 }
 CONFIGURATION = re.compile(r'<conf name="(\w+)"')
+# To ask for the sources and documentation of each part would take longer than to download the parts.
 IVY_SETTINGS = """<ivysettings><settings defaultResolver="maven"/>
+<property name="ivy.maven.lookup.sources" value="false"/><property name="ivy.maven.lookup.javadoc" value="false"/>
 <resolvers><ibiblio name="maven" m2compatible="true" {root}/></resolvers></ivysettings>"""
 
 

@@ -232,9 +232,10 @@ def test_what_is_copied_is_in_the_build_context() -> None:
 
 
 def test_the_jars_stage_has_the_modules_it_runs() -> None:
-    program = "import outbox.stack.jars, sys; print(*(m.__file__ for n, m in sys.modules.items() if n[:6] == 'outbox'))"
+    files = "(module.__file__ for name, module in sys.modules.items() if name[:6] == 'outbox')"
+    program = f"import outbox.stack.jars, sys; print(*{files}, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PROJECT_ROOT)
-    wanted = {Path(file).relative_to(PROJECT_ROOT).as_posix() for file in done.stdout.split()}
+    wanted = {Path(file).relative_to(PROJECT_ROOT).as_posix() for file in done.stdout.splitlines()}
     copied = re.findall(r"^COPY (outbox/.*) \S+$", DOCKERFILE.read_text(), re.MULTILINE)
     assert set(" ".join(copied).split()) == wanted | {jars.IVY_FILE.relative_to(PROJECT_ROOT).as_posix()}
 

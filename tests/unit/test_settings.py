@@ -19,6 +19,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(configuration, "PROJECT_ROOT", tmp_path)
+    # The default home is this checkout's own, where a stack may be up.
+    (tmp_path / ".env").write_text(f"OUTBOX_HOME={tmp_path}/home\n")
     return tmp_path
 
 
