@@ -1,7 +1,7 @@
 """Install the Python packages into .venv, and pin them. The standard library is enough to run it.
 
-python bootstrap.py demo             install requirements/demo.txt; dev: also the tools of tests and benchmarks
-python bootstrap.py lock [--upgrade] pin every set of packages again, or move it to the newest versions
+python bootstrap.py demo               install requirements/demo.txt; `dev` adds what tests and benchmarks need
+python bootstrap.py lock [--upgrade]   pin every set of packages again; --upgrade moves to the newest versions
 
 Every package is checked against a hash in requirements/. It comes from the index that pip is configured for; no file
 of this project names one. An installation that was interrupted is continued: its mark is written last.
@@ -19,11 +19,10 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCKS = ROOT / "requirements"
-INSTALLER = LOCKS / "bootstrap.txt"
 PYTHON_MIN, PYTHON_MAX = (3, 11), (3, 13)
 FREE_DISK_MIN_GB = 4
 
-# The sets of packages, and the extras of pyproject.toml in each. A later set takes the versions of the first.
+# The sets of packages, and the extras of pyproject.toml in each. The others take their versions from the first.
 SETS = {
     "dev": ["service", "sink", "stack", "lakehouse", "dev"],
     "demo": ["service", "sink", "stack"],
@@ -31,8 +30,8 @@ SETS = {
     "sink": ["sink"],
 }
 
-# pyspark comes as a source archive of 430 MB of jars. Built with the pinned setuptools, and stored rather than
-# compressed once more, it takes a third of the time.
+# pyspark comes as a source archive, 430 MB of jars. It is built with the pinned setuptools; to store the jars as they
+# are, not compressed once more, takes a third of the time.
 BUILD = [
     "--no-build-isolation-package=pyspark",
     "--config-settings-package=pyspark:--build-option=--compression=stored",
@@ -61,14 +60,13 @@ def main(command, *options):
 
 def install(name):
     if shutil.disk_usage(str(ROOT)).free < FREE_DISK_MIN_GB * 1024**3:
-        fail("less than {} GB of free disk".format(FREE_DISK_MIN_GB), "free some: packages and JVM parts are 3 GB")
+        fail("less than {} GB of free disk".format(FREE_DISK_MIN_GB), "free some: packages and JVM parts take 3 GB")
     say("installing the Python packages of requirements/{}.txt into .venv".format(name))
-    # Any index may have them: the hashes decide what is taken.
+    # Whichever index has a package: the hashes decide what is accepted.
     uv("install", "--index-strategy=unsafe-best-match", "--require-hashes", *BUILD, "-r", str(LOCKS / (name + ".txt")))
     uv("install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
-    if subprocess.run(
-        [str(PYTHON), "-m", "outbox.stack.jars", "kafka"], cwd=str(ROOT), stdout=subprocess.DEVNULL
-    ).returncode:
+    jars = [str(PYTHON), "-m", "outbox.stack.jars", "kafka"]
+    if subprocess.run(jars, cwd=str(ROOT), env=environment(), stdout=subprocess.DEVNULL).returncode:
         sys.exit(1)
     for other, extras in SETS.items():
         if set(extras) <= set(SETS[name]):
@@ -76,7 +74,7 @@ def install(name):
 
 
 def lock(*options):
-    """Write the lock files. Each has the wheels of every system and Python; none names an index."""
+    """Write the lock files, each for every system and supported Python."""
     same = ["--universal", "--generate-hashes", "--no-emit-index-url", "--no-emit-find-links", "--quiet", *options]
     same += ["--custom-compile-command", "make lock", "--python-version", "{}.{}".format(*PYTHON_MIN)]
     uv("compile", *same, "--group", "bootstrap", "-o", "requirements/bootstrap.txt")
@@ -101,49 +99,52 @@ def require_python():
 
 
 def make_venv():
-    """The virtual environment, with uv and what it builds with in it."""
+    """The virtual environment, with uv in it and what builds packages."""
     if not PYTHON.exists():
         venv.create(str(VENV), with_pip=True, clear=True)
     pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "-q", "install", "--require-hashes"]
-    if subprocess.run([*pip, "-r", str(INSTALLER)]).returncode:
+    if subprocess.run([*pip, "-r", str(LOCKS / "bootstrap.txt")]).returncode:
         fail("pip could not install uv", "see above; check the network, then run make again")
 
 
 def uv(*arguments):
-    """Run uv on the virtual environment. Its progress is seen as it is."""
-    done = subprocess.run(
-        [str(VENV / "bin" / "uv"), "pip", *arguments],
-        cwd=str(ROOT),
-        env={**pip_index(), **os.environ, "VIRTUAL_ENV": str(VENV), "UV_PYTHON_DOWNLOADS": "never"},
-    )
-    if done.returncode:
+    """Run uv on the virtual environment, its progress shown as it is."""
+    if subprocess.run([str(VENV / "bin" / "uv"), "pip", *arguments], cwd=str(ROOT), env=environment()).returncode:
         fail(
-            "uv could not install or resolve the packages",
-            "see above; check the network, then run make again (behind a proxy with a certificate of its own:"
-            " SSL_CERT_FILE=… or UV_SYSTEM_CERTS=true)",
+            "uv failed",
+            "see above; check the network, then run make again. If a proxy has a certificate of its own, name its"
+            " authority in SSL_CERT_FILE, or set UV_SYSTEM_CERTS=true",
         )
 
 
-def pip_index():
-    """Where pip is configured to take packages from, as variables of uv. May hold a password: never shown."""
+def environment():
+    """Our environment and, for uv, what pip is configured for. It may hold passwords: never print it."""
+    return {**as_uv(pip_configuration()), **os.environ, "VIRTUAL_ENV": str(VENV), "UV_PYTHON_DOWNLOADS": "never"}
+
+
+def pip_configuration():
+    """pip's options, by name, from its files and variables."""
     listed = subprocess.run(
         [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "config", "list"],
         stdout=subprocess.PIPE,
         universal_newlines=True,
         check=True,
     )
-    configured = {}
+    sections = {"global": {}, "install": {}, ":env:": {}}  # the later ones win, as in pip
     for line in listed.stdout.splitlines():
         name, _, value = line.partition("=")
         section, _, option = name.rpartition(".")
-        if section in ("global", "install", ":env:") and option in UV_VARIABLES:
-            configured[section, option] = ast.literal_eval(value)
-    found = {}
-    for section in ("global", "install", ":env:"):  # the later one wins, as in pip
-        found.update({option: value for (where, option), value in configured.items() if where == section})
-    if "find-links" in found:
-        found["find-links"] = ",".join(found["find-links"].split())
-    return {UV_VARIABLES[option]: value for option, value in found.items()}
+        if section in sections:
+            sections[section][option] = ast.literal_eval(value)
+    return {option: value for options in sections.values() for option, value in options.items()}
+
+
+def as_uv(configuration):
+    """The variables of uv for what pip is configured for."""
+    found = {variable: configuration[option] for option, variable in UV_VARIABLES.items() if option in configuration}
+    if "UV_FIND_LINKS" in found:
+        found["UV_FIND_LINKS"] = ",".join(found["UV_FIND_LINKS"].split())
+    return found
 
 
 def say(line):
