@@ -49,7 +49,7 @@ UV_VARIABLES = {
 }
 
 
-def main(command, *options):
+def main(command: str, *options: str) -> None:
     require_python()
     make_venv()
     if command == "lock":
@@ -58,7 +58,7 @@ def main(command, *options):
         install(command)
 
 
-def install(name):
+def install(name: str) -> None:
     if shutil.disk_usage(str(ROOT)).free < FREE_DISK_MIN_GB * 1024**3:
         fail("less than {} GB of free disk".format(FREE_DISK_MIN_GB), "free some: packages and JVM parts take 3 GB")
     say("installing the Python packages of requirements/{}.txt into .venv".format(name))
@@ -73,7 +73,7 @@ def install(name):
             (VENV / other).touch()
 
 
-def lock(*options):
+def lock(*options: str) -> None:
     """Write the lock files, each for every system and supported Python."""
     same = ["--universal", "--generate-hashes", "--no-emit-index-url", "--no-emit-find-links", "--quiet", *options]
     same += ["--custom-compile-command", "make lock", "--python-version", "{}.{}".format(*PYTHON_MIN)]
@@ -84,7 +84,7 @@ def lock(*options):
         uv("compile", *same, *versions, *chosen, "pyproject.toml", "-o", "requirements/{}.txt".format(name))
 
 
-def require_python():
+def require_python() -> None:
     found = sys.version_info[:2]
     if not PYTHON_MIN <= found <= PYTHON_MAX:
         fail(
@@ -98,7 +98,7 @@ def require_python():
         fail("this Python cannot make virtual environments", "apt-get install python3-venv")
 
 
-def make_venv():
+def make_venv() -> None:
     """The virtual environment, with uv in it and what builds packages."""
     if not PYTHON.exists():
         venv.create(str(VENV), with_pip=True, clear=True)
@@ -107,7 +107,7 @@ def make_venv():
         fail("pip could not install uv", "see above; check the network, then run make again")
 
 
-def uv(*arguments):
+def uv(*arguments: str) -> None:
     """Run uv on the virtual environment, its progress shown as it is."""
     if subprocess.run([str(VENV / "bin" / "uv"), "pip", *arguments], cwd=str(ROOT), env=environment()).returncode:
         fail(
@@ -117,12 +117,12 @@ def uv(*arguments):
         )
 
 
-def environment():
+def environment() -> "dict[str, str]":
     """Our environment and, for uv, what pip is configured for. It may hold passwords: never print it."""
     return {**as_uv(pip_configuration()), **os.environ, "VIRTUAL_ENV": str(VENV), "UV_PYTHON_DOWNLOADS": "never"}
 
 
-def pip_configuration():
+def pip_configuration() -> "dict[str, str]":
     """pip's options, by name, from its files and variables."""
     listed = subprocess.run(
         [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "config", "list"],
@@ -130,7 +130,8 @@ def pip_configuration():
         universal_newlines=True,
         check=True,
     )
-    sections = {"global": {}, "install": {}, ":env:": {}}  # the later ones win, as in pip
+    names = ("global", "install", ":env:")  # the later one wins, as in pip
+    sections: "dict[str, dict[str, str]]" = {name: {} for name in names}
     for line in listed.stdout.splitlines():
         name, _, value = line.partition("=")
         section, _, option = name.rpartition(".")
@@ -139,19 +140,20 @@ def pip_configuration():
     return {option: value for options in sections.values() for option, value in options.items()}
 
 
-def as_uv(configuration):
+def as_uv(configuration: "dict[str, str]") -> "dict[str, str]":
     """The variables of uv for what pip is configured for."""
-    found = {variable: configuration[option] for option, variable in UV_VARIABLES.items() if option in configuration}
-    if "UV_FIND_LINKS" in found:
-        found["UV_FIND_LINKS"] = ",".join(found["UV_FIND_LINKS"].split())
-    return found
+    return {
+        variable: ("," if option == "find-links" else " ").join(configuration[option].split())
+        for option, variable in UV_VARIABLES.items()
+        if option in configuration
+    }
 
 
-def say(line):
+def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def fail(what, remedy):
+def fail(what: str, remedy: str) -> None:
     say("make: {} — {}".format(what, remedy))
     sys.exit(1)
 
