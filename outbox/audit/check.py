@@ -1,13 +1,13 @@
 """Compare source, topic and sinks: duplicates, losses, gaps, drift, events in flight and events set aside.
 
-It is sound beside running writers and sinks because of the order of its reading: each sink's totals with its positions in
-one snapshot, then the topic up to its last stable offset, then the source in one snapshot. So every applied event is in
-the part of the topic that was read, and every event of the topic is in the source that was read, unless it was pruned.
-The difference is in flight, and is subtracted exactly.
+It is sound beside running writers and sinks because of the order of its reading: each sink's totals with its positions
+in one snapshot, then the topic up to its last stable offset, then the source in one snapshot. So every applied event is
+in the part of the topic that was read, and every event of the topic is in the source that was read, unless it was
+pruned. The difference is in flight, and is subtracted exactly.
 
-What an event looks like is the declaration of the job that reads the project's topic: its decoder validates every record,
-and names key, version and quantity. Without a version no gap is looked for. Without a quantity no total is compared. The
-totals are two views of the domain, both optional: ``source_totals`` (key, total, version) in the source database, and
+The job that reads the project's topic declares what an event looks like: its decoder validates every record, and names
+key, version and quantity. Without a version no gap is looked for. Without a quantity no total is compared. The totals
+are two views of the domain, both optional: ``source_totals`` (key, total, version) in the source database, and
 ``sink_totals`` (sink, key, total, version) in the sink database.
 
 How events and their fates are told apart is in `outbox.audit.comparison`.

@@ -1,24 +1,26 @@
 """Compare source, topic and sinks: pure, on what was read before.
 
 Which events count
-    A record that breaks the contract counts in no drift, gap or loss. The key of such an event of the outbox is *uncertain*
-    for a sink as long as the sink has it aside or before it: nobody knows what the event should have added.
+    A record that breaks the contract counts in no drift, gap or loss. If it is an event of the outbox, nobody knows
+    what it should have added. So its key is *uncertain*, and not compared, for every sink that has set it aside or not
+    read it yet.
 
 In flight or lost
-    The relay keeps the order of commits. An event of the outbox that is not on the topic is lost if a later event of its
-    key is there: one with a higher version. Events without versions are compared by time: a lost one is `LATE_MS` older
-    than another event that was relayed. Other missing events are in flight, unless the topic has dropped their time.
+    The relay keeps the order of commits. An event of the outbox that is not on the topic is lost if a later event of
+    its key is there: one with a higher version. Events without versions are compared by time: a lost one is more than
+    `LATE_MS` older than another event that was relayed. Other missing events are in flight, unless they are so old that
+    the topic has dropped them.
 
 Foreign or pruned
-    An event on the topic that the outbox does not have was deleted by `outbox prune`, or never was there. It is *foreign*,
-    never there, if either is true:
+    An event on the topic that the outbox does not have was deleted by `outbox prune`, or never was there. It is
+    *foreign*, never there, if either is true:
 
     - Its version is higher than the version of its key in the source.
-    - The outbox still has an older event that stands before it in the same partition. Prune deletes the events up to a
-      time, and everything before a relayed event in its partition was committed before: it would have deleted the older one
-      too. `CLOCK_MARGIN_MS` allows for the two ways in which a row notes its time.
+    - The outbox still has an older event that stands before it in the same partition. That one was committed first,
+      because the relay keeps the order of commits. Prune deletes every relayed event up to a time, so it would have
+      deleted the older one too. `CLOCK_MARGIN_MS` allows for the two ways in which a row notes its time.
 
-    Every other is counted as pruned. The keep-hours of prune prove nothing: a run may have used others.
+    Every other event counts as pruned. The keep-hours of prune prove nothing: a run may have used others.
 """
 
 from __future__ import annotations
@@ -48,10 +50,14 @@ class _Tally:
 
     def __init__(self, state: SinkState, not_compared: str) -> None:
         self.state = state
-        self.report = SinkReport(state.name, duplicates=state.duplicates, not_compared=state.not_compared or not_compared)
+        self.report = SinkReport(
+            state.name, duplicates=state.duplicates, not_compared=state.not_compared or not_compared
+        )
         self._unapplied: dict[str, Decimal] = defaultdict(Decimal)
 
-    def add(self, event_id: bytes, event: Written | Delivered, place: TopicOffset | None, fate: Fate = "relayed") -> None:
+    def add(
+        self, event_id: bytes, event: Written | Delivered, place: TopicOffset | None, fate: Fate = "relayed"
+    ) -> None:
         """Count an event that the source's totals contain."""
         if self.classify(event_id, event, place, fate):
             return
@@ -149,9 +155,9 @@ def compare(source: Source, log: TopicLog, states: Sequence[SinkState], topic: s
 def compare_states(source: Source, states: Sequence[SinkState]) -> list[SinkReport]:
     """Compare the source with sinks of states that were read before it.
 
-    A key with the source's version must have its total. A key that is behind is in flight, by as many versions: its total
-    says nothing yet. So is a key whose change is lost or set aside, until the next change makes up for it. A key that the
-    source does not have must have the total 0.
+    A key with the source's version must have its total. A key that is behind is in flight, by as many versions: its
+    total says nothing yet. So is a key whose change is lost or set aside, until the next change makes up for it. A key
+    that the source does not have must have the total 0.
     """
     reports = []
     for state in states:

@@ -34,14 +34,15 @@ class Foreign:
     count: int = 0
     first: str = ""
     worst: str = ""
-    largest: Quantity = -1
+    largest: Decimal = Decimal(-1)
 
     def add(self, text: str, quantity: Quantity) -> None:
         """Count an event."""
         self.count += 1
         self.first = self.first or text
-        if abs(quantity) > self.largest:
-            self.largest, self.worst = abs(quantity), text
+        size = Decimal(quantity).copy_abs()
+        if size > self.largest:
+            self.largest, self.worst = size, text
 
 
 @dataclass
@@ -142,9 +143,7 @@ class Report:
             found.append(Finding("versions-missing", text, count, worst=self.most_missing))
         if self.foreign.count:
             text = f"{plural(self.foreign.count, 'event')} on the topic never in the outbox"
-            found.append(
-                Finding("foreign-events", text, self.foreign.count, self.foreign.first, self.foreign.worst)
-            )
+            found.append(Finding("foreign-events", text, self.foreign.count, self.foreign.first, self.foreign.worst))
         return found + [finding for sink in self.sinks for finding in sink.findings]
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Literal
 
@@ -44,7 +44,9 @@ class SinkState:
     totals: Mapping[str, Decimal] = field(default_factory=dict)  # by key
     versions: Mapping[str, int] = field(default_factory=dict)  # by key, the highest applied
     bases: Mapping[str, int] = field(default_factory=dict)  # by key, the version up to which its total is the source's
-    parked: Mapping[bytes, TopicOffset | None] = field(default_factory=dict)  # by event id; where, if only one record is
+    parked: Mapping[bytes, TopicOffset | None] = field(
+        default_factory=dict
+    )  # by event id; where, if only one record is
     duplicates: int = 0  # skipped, ever
     carries: Literal["events", "states"] = "events"
     takes_states: bool = False  # an applied event supersedes the earlier events of its key
@@ -73,41 +75,63 @@ def read(settings: Settings) -> list[SinkState]:
         cursor.execute("SELECT name, duplicates FROM sinks ORDER BY name")
         duplicates: dict[str, int] = dict(cursor.fetchall())
         positions, elsewhere = _positions(cursor, settings, specs)
-        bases: dict[str, dict[str, int]] = defaultdict(dict)
-        cursor.execute("SELECT sink, key, version FROM base_versions")
-        for sink, key, version in cursor:
-            bases[sink][key] = version
         has_totals, totals, versions = _totals(connection)
-        parked = _parked(cursor)
-        states = []
-        for name in duplicates:
-            if name in elsewhere and name not in positions:
-                continue
-            declared, target = specs.get(name.removesuffix(rebuild.SUFFIX)), targets.get(name)
-            not_compared = "" if has_totals else NO_VIEW
-            if target is not None:
-                totals[name], versions[name] = dict(target.totals), dict(target.versions)
-                if target.topic == _topic(settings, declared):
-                    positions[name] = dict(target.positions)
-                parked[name] = _lacking(cursor, name, target)
-                not_compared = target.unread
-            if declared is not None and declared.job.carries == "events" and declared.job.decoder.quantity is None:
-                not_compared = NO_QUANTITY
-            states.append(
-                SinkState(
-                    name,
-                    positions.get(name, {}),
-                    totals[name],
-                    versions[name],
-                    bases[name],
-                    parked[name],
-                    duplicates[name],
-                    "events" if declared is None else declared.job.carries,
-                    declared is not None and declared.strategy.takes == "states",
-                    not_compared,
-                )
+        bases, parked = _bases(cursor), _parked(cursor)
+        states = [
+            SinkState(
+                name,
+                positions.get(name, {}),
+                totals[name],
+                versions[name],
+                bases[name],
+                parked[name],
+                skipped,
+                not_compared="" if has_totals else NO_VIEW,
             )
-    return states
+            for name, skipped in duplicates.items()
+            if name in positions or name not in elsewhere
+        ]
+        states = [
+            state
+            if targets.get(state.name) is None
+            else _of_target(cursor, settings, state, targets[state.name], specs)
+            for state in states
+        ]
+    return [_declared(state, specs.get(state.name.removesuffix(rebuild.SUFFIX))) for state in states]
+
+
+def _declared(state: SinkState, declared: SinkSpec | None) -> SinkState:
+    """The state with what its job and strategy declare. A sink whose strategy is gone takes events."""
+    if declared is None:
+        return state
+    job = declared.job
+    return replace(
+        state,
+        carries=job.carries,
+        takes_states=declared.strategy.takes == "states",
+        not_compared=NO_QUANTITY if job.carries == "events" and job.decoder.quantity is None else state.not_compared,
+    )
+
+
+def _of_target(
+    cursor: extensions.cursor,
+    settings: Settings,
+    state: SinkState,
+    target: TargetState,
+    specs: Mapping[str, SinkSpec],
+) -> SinkState:
+    """The state of a sink whose result is not in the sink database: positions and dead letters as of that result."""
+    cursor.execute(NOT_DISCARDED, [state.name])
+    lacking = target.lacks([event_id for (event_id,) in cursor])
+    is_current = target.topic == _topic(settings, specs.get(state.name))
+    return replace(
+        state,
+        positions=target.positions if is_current else state.positions,
+        totals=target.totals,
+        versions=target.versions,
+        parked={uuid.UUID(event_id).bytes: None for event_id in lacking},
+        not_compared=target.unread,
+    )
 
 
 def _targets(settings: Settings, specs: Mapping[str, SinkSpec]) -> dict[str, TargetState]:
@@ -161,7 +185,9 @@ def _parked(cursor: extensions.cursor) -> dict[str, dict[bytes, TopicOffset | No
     return found
 
 
-def _lacking(cursor: extensions.cursor, sink: str, target: TargetState) -> dict[bytes, TopicOffset | None]:
-    cursor.execute(NOT_DISCARDED, [sink])
-    lacking = target.lacks([event_id for (event_id,) in cursor])
-    return {uuid.UUID(event_id).bytes: None for event_id in lacking}
+def _bases(cursor: extensions.cursor) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    cursor.execute("SELECT sink, key, version FROM base_versions")
+    for sink, key, version in cursor:
+        found[sink][key] = version
+    return found

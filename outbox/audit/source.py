@@ -38,9 +38,7 @@ class Written(NamedTuple):
 
 @dataclass
 class Source:
-    """The source in one snapshot. ``totals`` and ``versions`` are None if its view ``source_totals`` has no such column,
-    or does not exist.
-    """
+    """The source in one snapshot. ``totals`` or ``versions`` are None if no view ``source_totals`` has the column."""
 
     events: Iterable[Written] = ()  # read once
     totals: Mapping[str, Decimal] | None = field(default_factory=dict)  # by key

@@ -128,12 +128,18 @@ class TopicLog:
         self.records += 1
         found = self._decoder.record(record)
         if isinstance(found, Rejection):
-            self.malformed.add(place, found)
-            event_id = self._decoder.event_id(record)
-            if event_id is not None:
-                key = (record.key or b"").decode(errors="replace")
-                self.refused.setdefault(uuid.UUID(event_id).bytes, Refused(key, place))
-            return
+            self._refuse(record, place, found)
+        else:
+            self._deliver(found, place)
+
+    def _refuse(self, record: Record, place: TopicOffset, rejection: Rejection) -> None:
+        self.malformed.add(place, rejection)
+        event_id = self._decoder.event_id(record)
+        if event_id is not None:
+            key = (record.key or b"").decode(errors="replace")
+            self.refused.setdefault(uuid.UUID(event_id).bytes, Refused(key, place))
+
+    def _deliver(self, found: Event, place: TopicOffset) -> None:
         identity = uuid.UUID(found.event_id).bytes
         key, version, quantity = self._extract(found)
         if identity in self.events:
@@ -141,12 +147,8 @@ class TopicLog:
             self.repeated[key] = EXACT.add(self.repeated.get(key, 0), quantity)
             return
         self.events[identity] = Delivered(key, version, quantity, place)
-        if version is None:
-            return
-        if key in self.versions:
-            self.versions[key].add(version)
-        else:
-            self.versions[key] = Versions(version, version)
+        if version is not None:
+            _add_version(self.versions, key, version)
 
     def versions_without(self, event_ids: Mapping[bytes, Any]) -> Mapping[str, Versions]:
         """By key, the versions of all events but these."""
@@ -156,10 +158,7 @@ class TopicLog:
         found = {key: versions for key, versions in self.versions.items() if key not in keys}
         for event_id, event in self.events.items():
             if event.key in keys and event_id not in event_ids and event.version is not None:
-                if event.key in found:
-                    found[event.key].add(event.version)
-                else:
-                    found[event.key] = Versions(event.version, event.version)
+                _add_version(found, event.key, event.version)
         return found
 
 
@@ -182,11 +181,17 @@ def extractor(decoder: RecordDecoder) -> Callable[[Event], tuple[str, int | None
     return extract
 
 
+def _add_version(versions: dict[str, Versions], key: str, version: int) -> None:
+    if key in versions:
+        versions[key].add(version)
+    else:
+        versions[key] = Versions(version, version)
+
+
 def _record(message: Message) -> Record:
     key, value = message.key(), message.value()
-    headers: list[tuple[str, bytes | None]] = [
-        (name, content.encode() if isinstance(content, str) else content) for name, content in message.headers() or []
-    ]
+    pairs: list[tuple[str, str | bytes | None]] = list(message.headers() or [])  # type: ignore[arg-type]  # stubs are wider
+    headers = [(name, content.encode() if isinstance(content, str) else content) for name, content in pairs]
     return Record(
         key.encode() if isinstance(key, str) else key,
         headers,

@@ -20,9 +20,9 @@ LABEL_WIDTH = 13
 def check(wait_s: float | None, as_json: bool) -> None:
     """Compare the source, the topic and every sink. Status 1 if a problem is found.
 
-    Problems are lost and foreign events, missing versions, records that break the contract, drift, and events that a sink
-    has set aside. Duplicates on the topic are none. The command works beside running writers and sinks: events in flight
-    are counted apart.
+    Problems are lost and foreign events, missing versions, records that break the contract, drift, and events that a
+    sink has set aside. Duplicates on the topic are none. The command works beside running writers and sinks: events in
+    flight are counted apart.
 
     \b
     The keys of --json are stable; `null` is no value:

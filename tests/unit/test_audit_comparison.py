@@ -1,4 +1,4 @@
-"""The comparison of `outbox check` on histories written by hand: empty, sane, and each kind of wrong. No service runs."""
+"""The comparison of `outbox check` on histories written by hand: empty, sane, and each kind of wrong. No JVM."""
 
 from __future__ import annotations
 
@@ -343,7 +343,8 @@ def test_empty_outbox_was_pruned(chain: Chain) -> None:
     chain.prune(*events)
     chain.applied({"a": "5"})
     report = chain.compare()
-    assert (codes(report), report.pruned, only_sink(report).drift) == (["sink-drift"], 2, {"a": -6})
+    assert (codes(report), report.pruned) == (["sink-drift"], 2)
+    assert only_sink(report).drift == {"a": -6}
 
 
 def test_pruned_event_that_the_sink_has_not_read_is_in_flight(chain: Chain) -> None:
@@ -438,9 +439,7 @@ def test_without_source_totals_only_events_are_compared(chain: Chain) -> None:
 
 
 def test_state_of_the_same_version_has_the_same_total() -> None:
-    source = Source(
-        (), {"a": Decimal(5), "b": Decimal(6), "c": Decimal(0)}, {"a": 2, "b": 4, "c": 0}
-    )
+    source = Source((), {"a": Decimal(5), "b": Decimal(6), "c": Decimal(0)}, {"a": 2, "b": 4, "c": 0})
     states = SinkState(
         "changes",
         totals={"a": Decimal(7), "b": Decimal(1), "gone": Decimal(9)},
@@ -448,7 +447,8 @@ def test_state_of_the_same_version_has_the_same_total() -> None:
         carries="states",
     )
     (report,) = compare_states(source, [states])
-    assert (report.drift, report.in_flight) == ({"a": 2, "gone": 9}, 3 + 1)
+    assert report.drift == {"a": 2, "gone": 9}
+    assert report.in_flight == 3 + 1
 
 
 def test_states_without_versions_are_not_compared() -> None:
