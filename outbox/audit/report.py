@@ -112,7 +112,7 @@ class Report:
     outbox_events: int = 0
     records: int = 0
     duplicates: int = 0
-    repeated: Mapping[str, Quantity] = field(default_factory=dict)  # by key, the quantity of the duplicates
+    repeated: Mapping[str, Decimal] = field(default_factory=dict)  # by key, the quantity of the duplicates
     malformed: Malformed = field(default_factory=Malformed)
     missing_versions: int = 0
     most_missing: str = ""  # the key that misses most

@@ -99,7 +99,7 @@ class TopicLog:
         self.refused: dict[bytes, Refused] = {}  # by event id
         self.malformed = Malformed()
         self.duplicates = 0  # records whose event was on the topic already
-        self.repeated: dict[str, Quantity] = {}  # by key, the quantity of the duplicates
+        self.repeated: dict[str, Decimal] = {}  # by key, the quantity of the duplicates
         self.versions: dict[str, Versions] = {}  # by key; empty if the events have no version
 
     def read_on(self, settings: Settings) -> None:
@@ -144,7 +144,7 @@ class TopicLog:
         key, version, quantity = self._extract(found)
         if identity in self.events:
             self.duplicates += 1
-            self.repeated[key] = EXACT.add(self.repeated.get(key, 0), quantity)
+            self.repeated[key] = EXACT.add(self.repeated.get(key, Decimal(0)), quantity)
             return
         self.events[identity] = Delivered(key, version, quantity, place)
         if version is not None:
