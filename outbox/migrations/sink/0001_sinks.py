@@ -77,6 +77,10 @@ CREATE TABLE dead_letters (
     PRIMARY KEY (sink, identity)
 );
 CREATE INDEX dead_letters_open ON dead_letters (sink, first_seen_at) WHERE status = 'open';
+
+-- Where executors copy the rows of large batches (outbox/sink/postgres/staging.py): unlogged tables of running sinks.
+CREATE SCHEMA staging;
+GRANT USAGE, CREATE ON SCHEMA staging TO {writer};
 """
 
 STRATEGIES = """
