@@ -269,8 +269,8 @@ def _require_this_topic(cursor: extensions.cursor, sink: str, topic: Topic) -> N
     others = {name for name, of_topic in cursor if (name, of_topic) != (topic.name, topic.id)}
     if others:
         raise Failure(
-            f"sink {sink} holds events of another topic: {', '.join(sorted(others))}, which was recreated or replaced by
-            " f"{topic.name}", FROM_SOURCE.format(sink),
+            f"sink {sink} holds events of another topic ({', '.join(sorted(others))}), recreated or replaced since",
+            FROM_SOURCE.format(sink),
             code="topic-recreated",
         )
 
