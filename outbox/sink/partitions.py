@@ -1,0 +1,44 @@
+"""The partitions of processed_events: which ones a batch needs, made before the transaction that applies the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from datetime import date, timedelta
+from uuid import UUID
+
+from psycopg2 import extensions
+
+EPOCH = date(1970, 1, 1)
+DAY_MS = 24 * 60 * 60 * 1000
+
+
+def day_of(event_id: UUID) -> date:
+    """The day (UTC) of the time inside a UUIDv7; the last day of the calendar for a time beyond it."""
+    return EPOCH + min(timedelta(days=(event_id.int >> 80) // DAY_MS), date.max - EPOCH)
+
+
+def days(event_ids: Iterable[str]) -> set[date]:
+    """The days (UTC) of the times inside these UUIDv7s."""
+    return {EPOCH + timedelta(days=number) for number in {_milliseconds(each) // DAY_MS for each in event_ids}}
+
+
+def ensure(connection: extensions.connection, wanted: Collection[date]) -> None:
+    """Make the partitions that events of these days need and that do not exist; days below the horizon need none.
+
+    It commits its own transactions, so call it before the one that applies. Each makes at most 50 partitions, which
+    takes some 400 locks. The days near today get a partition each and older ones a partition per month, so that a batch
+    with ids of fifty years needs some 700 partitions. Inserting takes two locks per partition; a default Postgres has
+    room for 6,400 (max_locks_per_transaction 64, max_connections 100).
+
+    A partition is only dropped when the horizon is at or above its end. So if one of these is gone when the batch is
+    applied, its events are below the horizon, where the strategy sets them aside.
+    """
+    is_complete = not wanted
+    while not is_complete:
+        with connection, connection.cursor() as cursor:
+            cursor.execute("SELECT ensure_processed_events(%s::date[])", [sorted(wanted)])
+            ((is_complete,),) = cursor.fetchall()
+
+
+def _milliseconds(event_id: str) -> int:
+    return int(event_id[:8] + event_id[9:13], 16)
