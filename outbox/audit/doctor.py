@@ -20,11 +20,11 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import topics
 from outbox.kafka.topics import Topic
-from outbox.maintenance.retention import day_of
 from outbox.migrations.migrate import Database, is_current, owner_engine
 from outbox.relay import connect, connectors, slot
 from outbox.relay.connectors import Connector
 from outbox.sink import fence, job
+from outbox.sink.partitions import day_of
 from outbox.sink.positions import Offsets
 from outbox.sink.repair import rebuild
 from outbox.sink.spark import local_checkpoint
@@ -324,10 +324,14 @@ def _checkpoint(name: str, stored: Offsets, committed: Offsets) -> Iterator[Find
 
 
 def _retention(settings: Settings) -> Iterator[Finding]:
-    """Which days could be dropped is not judged: it takes reading the topic."""
+    """It does not say what could be forgotten: that takes reading the topic."""
     ((floor,),) = _rows(settings, SinkRole.AUDITOR, "SELECT horizon FROM dedup_horizon")
-    ((days, size),) = _rows(settings, SinkRole.AUDITOR, "SELECT count(*), coalesce(sum(bytes), 0) FROM processed_days")
-    yield _well(f"processed_events has {days} days, {size / 2**20:,.1f} MiB; its floor is {day_of(UUID(floor))}")
+    query = "SELECT count(*), coalesce(sum(pg_total_relation_size(name)), 0) FROM processed_partitions"
+    ((partitions, size),) = _rows(settings, SinkRole.AUDITOR, query)
+    yield _well(
+        f"processed_events has {partitions} partitions, {size / 2**20:,.1f} MiB; "
+        f"the deduplication horizon is {day_of(UUID(floor))}"
+    )
     query = "SELECT id FROM outbox WHERE uuid_extract_version(id) = 7 ORDER BY id LIMIT 1"
     oldest = _rows(settings, SourceRole.AUDITOR, query)
     if oldest and UUID(oldest[0][0]) < UUID(floor):
