@@ -340,11 +340,13 @@ def _retention(settings: Settings) -> Iterator[Diagnosis]:
     """Days that could be dropped are not looked for: that takes reading the topic."""
     ((horizon,),) = _rows(settings, SinkRole.AUDITOR, "SELECT horizon FROM dedup_horizon")
     ((count, size),) = _rows(settings, SinkRole.AUDITOR, SIZE)
-    message = f"processed_events has {count} partitions, {size / MIB:,.1f} MiB; the deduplication horizon is {day_of(UUID(horizon))}"
+    message = f"processed_events has {count} partitions, {size / MIB:,.1f} MiB; "
+    message += f"the deduplication horizon is {day_of(UUID(horizon))}"
     yield _ok("dedup-horizon", message)
     for (oldest,) in _rows(settings, SourceRole.AUDITOR, OLDEST_EVENT):
         if UUID(oldest) < UUID(horizon):
-            message = f"the outbox has events older than the deduplication horizon, since {day_of(UUID(oldest))}: if the relay "
+            message = f"the outbox has events older than the deduplication horizon, since {day_of(UUID(oldest))}: "
+            message += "if the relay "
             message += "sends them again, sinks set them aside"
             remedy = "prune them once they are relayed; do not use `connect remove --drop-slot` before"
             yield _problem("outbox-older-than-horizon", message, remedy)
