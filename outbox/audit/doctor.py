@@ -22,8 +22,10 @@ from outbox.kafka import topics
 from outbox.kafka.topics import Topic
 from outbox.maintenance.retention import day_of
 from outbox.migrations.migrate import Database, is_current, owner_engine
-from outbox.relay import connect, connectors, slot
+from outbox.relay import apply as relay
+from outbox.relay import connectors, slot
 from outbox.relay.connectors import Connector
+from outbox.relay.rest import Rest
 from outbox.sink import fence, job
 from outbox.sink.positions import Offsets
 from outbox.sink.repair import rebuild
@@ -175,7 +177,7 @@ def _slot_of(settings: Settings, connector: Connector) -> Iterator[Finding]:
     if found.active_pid is None:
         remedy = f"`{connector.command('status')}`, and the worker's log"
         if not connector.is_outbox:
-            remedy += f"; if it is not wanted any more, `{connector.command('remove')} --forget`"
+            remedy += f"; if it is not wanted any more, `{connector.command('remove')} --drop-slot`"
         yield _wrong(f"nobody reads slot {name}; {held}", remedy)
     else:
         yield _well(f"slot {name} is being read; {held}")
@@ -208,7 +210,7 @@ def _topics_of(settings: Settings, connector: Connector) -> Iterator[Finding]:
             f"OUTBOX_TOPIC_PARTITIONS is {settings.topic_partitions}, topic {events.name} has {events.partitions}",
             "set it to what the topic has: adding partitions breaks the order of each key",
         )
-    for name, wanted in topics.wanted_configs(settings, connector).items():
+    for name, _, wanted in connectors.topic_specs(settings, connector):
         found = topics.config(settings, name)
         different = {key: found.get(key) for key, value in wanted.items() if found.get(key) != value}
         for key, value in different.items():
@@ -221,12 +223,12 @@ def _topics_of(settings: Settings, connector: Connector) -> Iterator[Finding]:
 def _connector(settings: Settings) -> Iterator[Finding]:
     yield from _connector_of(settings, connectors.load(settings), "it")
     for connector in connectors.others(settings):
-        if connect.Rest(settings, connector).config() is not None:  # else it is not in use
+        if Rest(settings, connector).config() is not None:  # else it is not in use
             yield from _connector_of(settings, connector, connector.name)
 
 
 def _connector_of(settings: Settings, connector: Connector, it: str) -> Iterator[Finding]:
-    found, again = connect.status(settings, connector), f"`{connector.command('apply')}`"
+    found, again = relay.status(settings, connector), f"`{connector.command('apply')}`"
     if found.error:
         yield _wrong(f"{it} failed: {found.error}", f"mend that, then {again}")
         return
@@ -334,7 +336,7 @@ def _retention(settings: Settings) -> Iterator[Finding]:
         yield _wrong(
             f"the outbox has events from below the floor, the oldest of {day_of(UUID(oldest[0][0]))}: sent again, they "
             "would be set aside",
-            "prune them once they are relayed; do not use `connect remove --forget` before",
+            "prune them once they are relayed; do not use `connect remove --drop-slot` before",
         )
     if topics.config(settings, settings.topic).get("retention.ms") == "-1":
         yield _wrong(

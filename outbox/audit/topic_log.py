@@ -11,7 +11,7 @@ from typing import NamedTuple
 from confluent_kafka import Message
 
 from outbox.base.settings import Settings
-from outbox.kafka import topics
+from outbox.kafka import records, topics
 
 Place = tuple[int, int]  # partition and offset
 Awaited = Callable[[bytes, Place], bool]
@@ -92,7 +92,7 @@ def read_topic(settings: Settings, is_awaited: Awaited = lambda _event, _place: 
     """
     within = topics.watermarks(settings, settings.topic)
     log = TopicLog(is_whole=not any(first for first, _ in within.values()), is_awaited=is_awaited)
-    for message in topics.read(settings, settings.topic, within):
+    for message in records.read(settings, settings.topic, within):
         log.add(message)
     return log
 

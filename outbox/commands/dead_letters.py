@@ -14,7 +14,7 @@ import click
 from psycopg2 import extensions
 
 from outbox.base import settings as configuration
-from outbox.base.database import connect, told
+from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.commands.moment import Moment
@@ -199,7 +199,7 @@ def _to_repair(
 
 
 def _told(connection: extensions.connection) -> AbstractContextManager[None]:
-    return told(connection, "dead letters", "does not tell them", "give the command again")
+    return database_errors(connection, "dead letters", "does not tell them", "give the command again")
 
 
 def _json(letter: dict[str, Any]) -> dict[str, Any]:

@@ -28,13 +28,13 @@ from typing import Any
 from psycopg2 import extensions
 
 from outbox.audit.topic_log import id_of
-from outbox.base.database import connect, told
+from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
-from outbox.kafka import topics
+from outbox.kafka import records, topics
 from outbox.relay import connectors, slot
-from outbox.relay.connect import Rest
+from outbox.relay.rest import Rest
 
 # Without exactly-once Connect stores offsets once a minute (offset.flush.interval.ms), and two may be waited for.
 PASS_TIMEOUT_S = 150.0
@@ -146,7 +146,7 @@ def _require_route(settings: Settings, rest: Rest) -> None:
             f"connector {settings.connector} {'is not there' if config is None else 'has no route for markers'}",
             "`outbox connect apply`",
         )
-    topics.describe(settings, topics.markers_topic(settings))
+    topics.describe(settings, connectors.markers_topic(settings))
 
 
 def _begin(snapshot: extensions.connection) -> int:
@@ -165,7 +165,7 @@ def _mark(settings: Settings, connection: extensions.connection) -> None:
     """Two markers: with an event Debezium confirms to the slot the commit before it, which is to be the first one's."""
     for _ in range(2):
         with connection, connection.cursor() as cursor:
-            cursor.execute(MARK, [topics.markers_topic(settings)])
+            cursor.execute(MARK, [connectors.markers_topic(settings)])
             cursor.execute("DELETE FROM outbox WHERE id = %s", cursor.fetchone())
 
 
@@ -220,7 +220,7 @@ def _missing(settings: Settings, events: Mapping[str, datetime], end: Mapping[in
     missing = dict(events)
     begin = topics.offsets_since(settings, settings.topic, min(events.values()) - CLOCK_MARGIN)
     within = {partition: (begin[partition], end[partition]) for partition in begin.keys() & end.keys()}
-    for message in topics.read(settings, settings.topic, within):
+    for message in records.read(settings, settings.topic, within):
         try:
             missing.pop(str(id_of(message)), None)
         except (KeyError, AttributeError, ValueError):
@@ -233,7 +233,7 @@ def _missing(settings: Settings, events: Mapping[str, datetime], end: Mapping[in
 def _sort_out(settings: Settings, missing: Mapping[str, datetime], done: Pruned, *, trust_marker: bool) -> set[str]:
     """Tell the lost from those that the topic may have dropped, and return the events that stay."""
     # Asked after the topic was read, as it drops records meanwhile.
-    dropped_until = topics.dropped_until(settings)
+    dropped_until = records.dropped_until(settings)
     staying = set()
     for event_id, occurred_at in missing.items():
         is_lost = dropped_until is None or occurred_at - CLOCK_MARGIN > dropped_until
@@ -254,5 +254,5 @@ def _delete(connection: extensions.connection, ids: Sequence[str]) -> int:
 
 @contextmanager
 def _ledger(settings: Settings) -> Iterator[extensions.connection]:
-    with closing(connect(settings, SourceRole.PRUNER)) as connection, told(connection, "prune", "refused", AGAIN):
-        yield connection
+    with closing(connect(settings, SourceRole.PRUNER)) as made, database_errors(made, "prune", "refused", AGAIN):
+        yield made

@@ -35,11 +35,11 @@ import psycopg2
 from confluent_kafka import Message
 from psycopg2 import extensions
 
-from outbox.base.database import connect, told
+from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
-from outbox.kafka import topics
+from outbox.kafka import records, topics
 from outbox.relay import connectors, slot
 from outbox.sink import fence, verdict
 
@@ -261,7 +261,7 @@ def _log(settings: Settings, floor: UUID, position: int, stir: Callable[[], obje
 
 def _oldest_on_topic(settings: Settings, floor: UUID) -> UUID | None:
     within = topics.watermarks(settings, settings.topic)
-    ids = (_event_id(message) for message in topics.read(settings, settings.topic, within))
+    ids = (_event_id(message) for message in records.read(settings, settings.topic, within))
     # As text, which sorts as they do: a topic has many.
     found = min((one for one in ids if one is not None and one >= str(floor)), default=None)
     return None if found is None else UUID(found)
@@ -291,4 +291,4 @@ def _row(settings: Settings, role: SourceRole | SinkRole, query: str, *parameter
 
 
 def _told(connection: extensions.connection) -> AbstractContextManager[None]:
-    return told(connection, "retention", "does not tell or drop what it should", "give the command again")
+    return database_errors(connection, "retention", "does not tell or drop what it should", "give the command again")

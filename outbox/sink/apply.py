@@ -24,7 +24,7 @@ import pyarrow as pa
 from psycopg2 import extensions, sql
 from pyarrow import csv
 
-from outbox.base.database import told
+from outbox.base.database import database_errors
 from outbox.sink import dead_letters, fence, positions, traces
 from outbox.sink.applier import Effect, count
 from outbox.sink.batch import Batch
@@ -82,7 +82,7 @@ class Driver(ABC):
         """
 
     def _told(self, what: str) -> AbstractContextManager[None]:
-        return told(self._connection, f"sink {self.name}", what, "start the sink again")
+        return database_errors(self._connection, f"sink {self.name}", what, "start the sink again")
 
     def _enter(self, cursor: extensions.cursor) -> None:
         fence.lock(cursor, self.name)

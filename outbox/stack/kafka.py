@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 from outbox.stack import ports
 from outbox.stack.jvm import Jvm
 
@@ -54,7 +54,7 @@ class Kafka(Jvm):
     def is_ready(self) -> bool:
         if not ports.is_open(self._port):
             return False
-        admin = AdminClient({**topics.client_config(self._settings), "log_level": 0})
+        admin = AdminClient({**client_config(self._settings), "log_level": 0})
         try:
             return bool(admin.list_topics(timeout=2).brokers)
         except KafkaException:

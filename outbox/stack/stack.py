@@ -18,7 +18,7 @@ from outbox.base import settings as configuration
 from outbox.base.errors import Failure
 from outbox.base.settings import PREFIX, Settings
 from outbox.jvm.jars import resolve
-from outbox.relay.connect import relax
+from outbox.relay import apply as relay
 from outbox.stack import envfile, ports
 from outbox.stack.connect import Connect
 from outbox.stack.kafka import Kafka
@@ -62,7 +62,9 @@ class Stack:
                 if isinstance(part, Connect) and not part.is_as_wished():
                     report(f"{part.name}: switching exactly-once {'on' if self.settings.exactly_once else 'off'}")
                     if not self.settings.exactly_once and part.is_ready():
-                        relax(self.settings)  # on a worker without it, a connector that requires it would fail
+                        relay.disable_exactly_once(
+                            self.settings
+                        )  # on a worker without it, a connector that requires it would fail
                     part.stop()
                 if part.is_running() and part.is_ready():
                     report(f"{part.name}: running")

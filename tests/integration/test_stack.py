@@ -25,6 +25,8 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole, database_passwords, load
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from outbox.relay import connectors
 from outbox.stack import ports
 from outbox.stack.postgres import Postgres
 from outbox.stack.process import Process
@@ -80,9 +82,9 @@ def remember(settings: Settings, what: str) -> None:
     Postgres(settings).psql(
         f"CREATE TABLE IF NOT EXISTS memory (what text); INSERT INTO memory VALUES ('{what}')", "ledger"
     )
-    topics.create(settings)
+    topics.create(settings, connectors.topic_specs(settings))
     errors: list[object] = []
-    producer = Producer({**topics.client_config(settings), "acks": "all"})
+    producer = Producer({**client_config(settings), "acks": "all"})
     producer.produce(settings.topic, what, partition=0, on_delivery=lambda error, _: errors.append(error))
     producer.flush(30)
     assert errors == [None]

@@ -17,6 +17,7 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import WaitTimeoutError
 from outbox.commands.check import describe
 from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 
 SINK = "dedup"
 
@@ -41,7 +42,7 @@ class History:
         self._settings = settings
         self._ledger = connect(settings, SourceRole.OWNER)
         self._balances = connect(settings, SinkRole.OWNER)
-        self._producer = Producer({**topics.client_config(settings), "transactional.id": f"history-{uuid.uuid4()}"})
+        self._producer = Producer({**client_config(settings), "transactional.id": f"history-{uuid.uuid4()}"})
         self._producer.init_transactions(30)
 
     def account(self, *amounts: int) -> list[Event]:
@@ -127,7 +128,7 @@ class History:
 
     def age_out(self, records: int) -> None:
         """Delete the first records of the partition, as retention does."""
-        admin = AdminClient(topics.client_config(self._settings))
+        admin = AdminClient(client_config(self._settings))
         for future in admin.delete_records([TopicPartition(self._settings.topic, 0, records)]).values():
             future.result(10)
 

@@ -23,8 +23,9 @@ from outbox.base.database import connect as connect_database
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 from outbox.maintenance import retention
-from outbox.relay import connect
+from outbox.relay import apply as relay
 from outbox.sink.repair import rebuild, rewind
 from outbox.stack.postgres import Postgres
 from tests.command import outbox
@@ -88,10 +89,10 @@ def test_a_schema_that_is_behind(topic: Settings, postgres: Postgres) -> None:
 
 
 def test_a_slot_that_nobody_reads_and_one_that_is_gone(chain: Settings) -> None:
-    connect.remove(chain)
+    relay.remove(chain)
     wait_for("the slot to be let go of", lambda: "nobody reads" in wrong(chain)["slot"][0].text, timeout_s=30)
     assert "it is MISSING" in wrong(chain)["connector"][0].text
-    connect.remove(chain, forget=True)
+    relay.remove(chain, drop_slot=True)
     assert "there is no slot" in wrong(chain)["slot"][0].text
 
 
@@ -119,7 +120,7 @@ def test_what_cannot_be_reached_does_not_hide_the_rest(
 
 
 def test_sinks_without_driver_behind_and_beyond_the_topic(topic: Settings) -> None:
-    producer = Producer(topics.client_config(topic))
+    producer = Producer(client_config(topic))
     for _ in range(3):
         producer.produce(topic.topic, b"{}", partition=0)
     producer.flush(30)
@@ -162,7 +163,7 @@ def test_a_topic_that_keeps_everything_and_an_outbox_below_the_floor(topic: Sett
     assert "the outbox has events from below the floor" in finding.text
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic.topic)
     resource.add_incremental_config(ConfigEntry("retention.ms", "-1", incremental_operation=AlterConfigOpType.SET))
-    admin = AdminClient(topics.client_config(topic))
+    admin = AdminClient(client_config(topic))
     admin.incremental_alter_configs([resource])[resource].result(10)
     wait_for("the topic to keep all", lambda: len(wrong(topic)["retention"]) == 2, timeout_s=10)
     assert "processed_events can never shrink" in wrong(topic)["retention"][1].text

@@ -20,7 +20,7 @@ import psycopg2
 from psycopg2 import extensions, sql
 from psycopg2.extras import execute_values
 
-from outbox.base.database import connect, told
+from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka.topics import Topic
@@ -264,4 +264,4 @@ def _delete(cursor: extensions.cursor, sink: str) -> None:
 
 
 def _told(connection: extensions.connection, sink: str) -> AbstractContextManager[None]:
-    return told(connection, f"sink {sink}", "refused its rebuild, all of it", AGAIN)
+    return database_errors(connection, f"sink {sink}", "refused its rebuild, all of it", AGAIN)

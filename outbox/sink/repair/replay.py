@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from psycopg2 import extensions
 
-from outbox.base.database import told
+from outbox.base.database import database_errors
 from outbox.base.errors import Failure
 from outbox.sink import dead_letters, fence
 from outbox.sink.applier import Effect, count
@@ -99,7 +99,7 @@ def replay(
     for sink, letters in itertools.groupby(chosen, key=lambda letter: letter.sink):
         effect, judge = effect_of(known[sink]), known[sink].job.judge
         done[sink] = Replayed()
-        with told(connection, f"sink {sink}", "refused the replay", AGAIN):
+        with database_errors(connection, f"sink {sink}", "refused the replay", AGAIN):
             with connection, connection.cursor() as cursor:
                 cursor.execute(fence.SESSION)
                 effect.prepare(cursor)
@@ -121,7 +121,7 @@ def discard(connection: extensions.connection, chosen: Sequence[Chosen], *, dry_
     done: dict[str, int] = {}
     for sink, letters in itertools.groupby(chosen, key=lambda letter: letter.sink):
         done[sink] = 0
-        with told(connection, f"sink {sink}", "does not let them be discarded", AGAIN):
+        with database_errors(connection, f"sink {sink}", "does not let them be discarded", AGAIN):
             for chunk in _chunks(letters):
                 with connection, connection.cursor() as cursor:
                     cursor.execute(fence.SESSION)

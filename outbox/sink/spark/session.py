@@ -13,7 +13,7 @@ from outbox.base import log
 from outbox.base.settings import Settings
 from outbox.jvm.jars import jars
 from outbox.jvm.java import java
-from outbox.kafka import topics
+from outbox.kafka.clients import spark_options
 
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 FETCH_MAX_WAIT_MS = 10
@@ -83,7 +83,7 @@ def session(settings: Settings, *, with_delta: bool = False) -> SparkSession:
 def records(spark: SparkSession, settings: Settings, topic: str, starting_offsets: str) -> DataFrame:
     """The committed records of a topic, as a stream. ``starting_offsets`` counts where there is no checkpoint only."""
     options = {
-        **topics.spark_options(settings),
+        **spark_options(settings),
         "subscribe": topic,
         "startingOffsets": starting_offsets,
         "includeHeaders": "true",
