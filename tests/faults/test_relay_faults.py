@@ -23,14 +23,15 @@ from outbox.stack.process import Process
 from outbox.stack.stack import Stack
 from tests.fix_stack import private_stack
 from tests.relay import Log, Record, Writer, duplicates, ids, insert, out_of_order, relayed, row, writing
+from tests.support.homes import Homes
 
 PROGRESS = 300  # events: how far a part must have got before it is killed again
 
 
 @pytest.fixture(scope="module")
-def home_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def home_stack(homes: Homes) -> Iterator[Stack]:
     """A stack for the tests of this module to break."""
-    stack = private_stack(tmp_path_factory.mktemp("faults"))
+    stack = private_stack(homes.new("faults"))
     stack.up()
     migrate(stack.settings)
     yield stack
