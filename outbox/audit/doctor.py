@@ -21,8 +21,10 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import topics
 from outbox.kafka.topics import Topic
 from outbox.migrations.migrate import Database, is_current, owner_engine
-from outbox.relay import connect, connectors, slot
+from outbox.relay import apply as relay
+from outbox.relay import connectors, slot
 from outbox.relay.connectors import Connector
+from outbox.relay.rest import Rest
 from outbox.sink import fence, spec
 from outbox.sink.partitions import day_of
 from outbox.sink.positions import Offsets
@@ -213,7 +215,7 @@ def _topics(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
         message = f"OUTBOX_TOPIC_PARTITIONS is {settings.topic_partitions}, topic {events.name} has {events.partitions}"
         remedy = "set it to what the topic has: adding partitions breaks the order of each key"
         yield _problem("partitions-differ", message, remedy)
-    for name, wanted in topics.wanted_configs(settings, connector).items():
+    for name, _, wanted in connectors.topic_specs(settings, connector):
         found = topics.config(settings, name)
         different = {key: found.get(key) for key, value in wanted.items() if found.get(key) != value}
         for key, value in different.items():
@@ -226,12 +228,12 @@ def _topics(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
 def _connectors(settings: Settings) -> Iterator[Diagnosis]:
     yield from _connector(settings, connectors.load(settings))
     for connector in connectors.others(settings):
-        if connect.Rest(settings, connector).config() is not None:  # otherwise it is not in use
+        if Rest(settings, connector).config() is not None:  # otherwise it is not in use
             yield from _connector(settings, connector)
 
 
 def _connector(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
-    found, apply = connect.status(settings, connector), f"`{connector.command('apply')}`"
+    found, apply = relay.status(settings, connector), f"`{connector.command('apply')}`"
     if found.error:
         message = f"connector {connector.name} failed: {found.error}"
         yield _problem("connector-failed", message, f"fix the cause, then {apply}")

@@ -33,11 +33,11 @@ from uuid import UUID
 
 from confluent_kafka import Message
 
-from outbox.base.database import connect, told
+from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
-from outbox.kafka import topics
+from outbox.kafka import records, topics
 from outbox.relay import connectors, slot
 from outbox.sink import verdict
 from outbox.sink.partitions import EPOCH, day_of
@@ -145,7 +145,7 @@ def _in_order(settings: Settings, floor: UUID, wanted: date, nudge: Nudge) -> It
 
 def _writers(settings: Settings, floor: UUID) -> Evidence:
     place = "transactions that write events"
-    with closing(connect(settings, SourceRole.AUDITOR)) as connection, told(connection, *ERRORS):
+    with closing(connect(settings, SourceRole.AUDITOR)) as connection, database_errors(connection, *ERRORS):
         connection.autocommit = True
 
         def writing() -> set[str]:
@@ -197,7 +197,7 @@ def _log(settings: Settings, floor: UUID, position: int, nudge: Nudge) -> Eviden
 def _topic(settings: Settings, floor: UUID, wanted: date, within: Mapping[int, tuple[int, int]]) -> Evidence:
     """Read until an event of a day before ``wanted`` is found: how much older others are does not matter then."""
     oldest, lowest, bound = None, str(floor), str(first_uuid(wanted))  # as text, which sorts in the same way
-    for message in topics.read(settings, settings.topic, within):
+    for message in records.read(settings, settings.topic, within):
         event_id = _event_id(message)
         if event_id is None or event_id < lowest or (oldest is not None and event_id >= oldest):
             continue
@@ -224,6 +224,10 @@ def _oldest(settings: Settings, role: Role, query: str, floor: UUID) -> UUID | N
 
 
 def _row(settings: Settings, role: Role, query: str, *parameters: object) -> tuple[Any, ...] | None:
-    with closing(connect(settings, role)) as connection, told(connection, *ERRORS), connection.cursor() as cursor:
+    with (
+        closing(connect(settings, role)) as connection,
+        database_errors(connection, *ERRORS),
+        connection.cursor() as cursor,
+    ):
         cursor.execute(query, parameters or None)
         return cursor.fetchone()

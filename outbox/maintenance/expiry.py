@@ -30,9 +30,9 @@ from uuid import UUID
 from confluent_kafka import Message
 from psycopg2 import extensions
 
-from outbox.base.database import connect, told
+from outbox.base.database import connect, database_errors
 from outbox.base.settings import Settings, SinkRole, SourceRole
-from outbox.kafka import topics
+from outbox.kafka import records, topics
 from outbox.maintenance.evidence import ERRORS
 from outbox.maintenance.turn import between_batches
 from outbox.relay import connectors
@@ -102,7 +102,7 @@ def expire(settings: Settings, horizon: UUID, *, dry_run: bool = False) -> dict[
     deleted by then stays deleted; run it again for the rest.
     """
     deleted: Counter[str] = Counter()
-    with closing(connect(settings, SinkRole.PRUNER)) as connection, told(connection, *ERRORS):
+    with closing(connect(settings, SinkRole.PRUNER)) as connection, database_errors(connection, *ERRORS):
         for rule in _rules(settings, connection, horizon):
             deleted[rule.table] += _count(connection, rule) if dry_run else _delete(connection, rule)
     return {table: rows for table, rows in deleted.items() if rows}
@@ -159,7 +159,7 @@ def _useless_below(settings: Settings, connector: Connector, lowest: int) -> int
 def _lowest_on(settings: Settings, topic: str, within: Mapping[int, tuple[int, int]], restart: int, lowest: int) -> int:
     """The lowest position of a change on the topic, at most ``restart``; one up to ``lowest`` ends the reading."""
     bound = restart
-    for message in topics.read(settings, topic, within):
+    for message in records.read(settings, topic, within):
         bound = min(bound, _lsn(message, restart))
         if bound <= lowest:
             break
@@ -176,7 +176,7 @@ def _lsn(message: Message, otherwise: int) -> int:
 
 def _restart(settings: Settings, connector: Connector) -> int | None:
     """Where the slot reads the log again after a restart; None if there is no slot."""
-    with closing(connect(settings, SourceRole.AUDITOR)) as connection, told(connection, *ERRORS):
+    with closing(connect(settings, SourceRole.AUDITOR)) as connection, database_errors(connection, *ERRORS):
         rows = _rows(connection, RESTART, [connector.name])
     return None if not rows or rows[0][0] is None else int(rows[0][0])
 

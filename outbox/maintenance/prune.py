@@ -31,14 +31,14 @@ from typing import IO, Any
 
 from psycopg2 import extensions
 
-from outbox.base.database import connect, told
+from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
-from outbox.kafka import topics
+from outbox.kafka import records, topics
 from outbox.relay import connectors, slot
 from outbox.relay.arrivals import id_of
-from outbox.relay.connect import Rest
+from outbox.relay.rest import Rest
 
 # Without exactly-once Connect stores offsets once a minute (offset.flush.interval.ms); prune may need two of them.
 PASS_TIMEOUT_S = 150.0
@@ -160,7 +160,7 @@ def _require_route(settings: Settings, rest: Rest) -> None:
             "`outbox connect apply`",
             code="marker-route-missing",
         )
-    topics.describe(settings, topics.markers_topic(settings))
+    topics.describe(settings, connectors.markers_topic(settings))
 
 
 def _require_alone(connection: extensions.connection) -> None:
@@ -190,7 +190,7 @@ def _mark(settings: Settings, connection: extensions.connection) -> None:
     """Send two markers: at an event Debezium confirms the commit before it, so only the second confirms the first."""
     for _ in range(2):
         with connection, connection.cursor() as cursor:
-            cursor.execute(MARK, [topics.markers_topic(settings)])
+            cursor.execute(MARK, [connectors.markers_topic(settings)])
             cursor.execute("DELETE FROM outbox WHERE id = %s", cursor.fetchone())
 
 
@@ -255,7 +255,7 @@ def _missing(settings: Settings, events: Mapping[str, datetime], end: Mapping[in
     missing = dict(events)
     begin = topics.offsets_since(settings, settings.topic, min(events.values()) - CLOCK_MARGIN)
     within = {partition: (begin[partition], end[partition]) for partition in begin.keys() & end.keys()}
-    for message in topics.read(settings, settings.topic, within):
+    for message in records.read(settings, settings.topic, within):
         try:
             missing.pop(str(id_of(message)), None)
         except (KeyError, AttributeError, ValueError):
@@ -270,7 +270,7 @@ def _classify(
 ) -> set[str]:
     """Distinguish lost events from those that the topic may have dropped, and return the events that stay."""
     # Ask after the topic was read, because it drops records meanwhile.
-    dropped_until = topics.dropped_until(settings)
+    dropped_until = records.dropped_until(settings)
     staying = set()
     for event_id, occurred_at in missing.items():
         is_lost = dropped_until is None or occurred_at - CLOCK_MARGIN > dropped_until
@@ -291,5 +291,8 @@ def _delete(connection: extensions.connection, ids: Sequence[str]) -> int:
 
 @contextmanager
 def _pruner(settings: Settings) -> Iterator[extensions.connection]:
-    with closing(connect(settings, SourceRole.PRUNER)) as connection, told(connection, "prune", "refused", AGAIN):
+    with (
+        closing(connect(settings, SourceRole.PRUNER)) as connection,
+        database_errors(connection, "prune", "refused", AGAIN),
+    ):
         yield connection

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from psycopg2 import extensions
 
-from outbox.base.database import connect, told
+from outbox.base.database import connect, database_errors
 from outbox.base.settings import Settings, SinkRole
 from outbox.maintenance import evidence, expiry
 from outbox.maintenance.evidence import Evidence, Nudge, first_uuid
@@ -179,5 +179,5 @@ def _sinks(cursor: extensions.cursor) -> list[str]:
 
 @contextmanager
 def _pruner(settings: Settings) -> Iterator[extensions.connection]:
-    with closing(connect(settings, SinkRole.PRUNER)) as connection, told(connection, *evidence.ERRORS):
+    with closing(connect(settings, SinkRole.PRUNER)) as connection, database_errors(connection, *evidence.ERRORS):
         yield connection
