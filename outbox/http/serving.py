@@ -11,13 +11,15 @@ from outbox.base import log
 from outbox.base import settings as configuration
 from outbox.http.database import bound_waits
 from outbox.http.metrics import FOLDER_VARIABLE
+from outbox.http.worker import CONNECTIONS, Worker
 
 _settings = configuration.load()
 log.configure(_settings)
 
 bind = f"{_settings.service_host}:{_settings.service_port}"
 workers = _settings.service_workers
-worker_class = "gthread"
+worker_class = "outbox.http.worker.Worker"
+worker_connections = CONNECTIONS
 threads = _settings.service_threads
 graceful_timeout = 20  # longer than the longest transaction, so SIGTERM completes every request that has arrived
 control_socket_disable = True
@@ -33,8 +35,9 @@ class logger_class(Logger):  # type: ignore[misc]  # noqa: N801 - gunicorn's nam
         self.error_log.propagate = True
 
 
-def post_worker_init(_: object) -> None:
-    """Bound the waits for the database in each worker: the process runs nothing but the service."""
+def post_worker_init(worker: Worker) -> None:
+    """Bound the waits of a worker: for its clients, and for the database."""
+    worker.request_timeout_s = _settings.service_request_timeout_s
     bound_waits()
 
 
