@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -27,6 +26,7 @@ from outbox.relay import connectors, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
 from outbox.sink import fence, spec
+from outbox.sink.partitions import day_of
 from outbox.sink.positions import Offsets
 from outbox.sink.repair import rebuild
 from outbox.sink.spark import local_checkpoint
@@ -47,6 +47,7 @@ SELECT partition, next_offset, topic_id FROM positions WHERE sink = %s AND topic
 OPEN_DEAD_LETTERS = "SELECT count(*) FROM dead_letters WHERE sink = %s AND status = 'open'"
 PRIVILEGES = "SELECT privilege FROM unnest(%s) AS privilege WHERE has_table_privilege(%s, 'outbox', privilege)"
 OUTBOX_IS_WRITE_ONLY = ("SELECT", "UPDATE", "DELETE", "TRUNCATE")
+SIZE = "SELECT count(*), coalesce(sum(pg_total_relation_size(name)), 0) FROM processed_partitions"
 OLDEST_EVENT = "SELECT id FROM outbox WHERE uuid_extract_version(id) = 7 ORDER BY id LIMIT 1"
 
 
@@ -340,12 +341,14 @@ def _checkpoint(name: str, stored: Offsets, committed: Offsets) -> Iterator[Diag
 def _retention(settings: Settings) -> Iterator[Diagnosis]:
     """Days that could be dropped are not looked for: that takes reading the topic."""
     ((horizon,),) = _rows(settings, SinkRole.AUDITOR, "SELECT horizon FROM dedup_horizon")
-    ((days, size),) = _rows(settings, SinkRole.AUDITOR, "SELECT count(*), coalesce(sum(bytes), 0) FROM processed_days")
-    message = f"processed_events has {days} days, {size / MIB:,.1f} MiB; the deduplication horizon is {_day(horizon)}"
+    ((count, size),) = _rows(settings, SinkRole.AUDITOR, SIZE)
+    message = f"processed_events has {count} partitions, {size / MIB:,.1f} MiB; "
+    message += f"the deduplication horizon is {day_of(UUID(horizon))}"
     yield _ok("dedup-horizon", message)
     for (oldest,) in _rows(settings, SourceRole.AUDITOR, OLDEST_EVENT):
         if UUID(oldest) < UUID(horizon):
-            message = f"the outbox has events older than the deduplication horizon, since {_day(oldest)}: if the relay "
+            message = f"the outbox has events older than the deduplication horizon, since {day_of(UUID(oldest))}: "
+            message += "if the relay "
             message += "sends them again, sinks set them aside"
             remedy = "prune them once they are relayed; do not use `connect remove --drop-slot` before"
             yield _problem("outbox-older-than-horizon", message, remedy)
@@ -353,12 +356,6 @@ def _retention(settings: Settings) -> Iterator[Diagnosis]:
         message = f"topic {settings.topic} keeps its events for ever, so processed_events never shrinks"
         remedy = f"`kafka-configs --alter --topic {settings.topic} --add-config retention.ms=…`"
         yield _problem("topic-unlimited", message, remedy)
-
-
-def _day(event_id: str) -> str:
-    """The day of the time inside a UUIDv7."""
-    start, limit = datetime(1970, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-    return str((start + min(timedelta(milliseconds=UUID(event_id).int >> 80), limit - start)).date())
 
 
 def _clocks(settings: Settings) -> Iterator[Diagnosis]:
