@@ -24,7 +24,6 @@ from gunicorn.asgi.parser import (  # type: ignore[import-untyped]
     LimitRequestLine,
     ParseError,
     PythonProtocol,
-    UnsupportedTransferCoding,
 )
 from gunicorn.http.parser import RequestParser  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
@@ -41,7 +40,6 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUSES = {
     LimitRequestLine: HTTPStatus.REQUEST_URI_TOO_LONG,
     LimitRequestHeaders: HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    UnsupportedTransferCoding: HTTPStatus.NOT_IMPLEMENTED,
 }
 
 Connection = Any  # gunicorn's TConn
