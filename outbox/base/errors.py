@@ -1,4 +1,4 @@
-"""The failures we expect: told in one clear line, with what to do next."""
+"""The failures we expect, reported in one clear line that says what to do next."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from __future__ import annotations
 class Failure(Exception):
     """An expected failure. The command line prints it as one line on stderr and exits with status 1.
 
-    ``message`` says what failed, ``remedy`` what to do next; as text it is both.
+    ``message`` says what failed, ``remedy`` what to do next; as text it is both. ``code`` is a stable word for scripts
+    and tests, such as ``sink-fenced``; the wording of the other two may change.
     """
 
-    def __init__(self, message: str, remedy: str | None = None) -> None:
+    def __init__(self, message: str, remedy: str | None = None, *, code: str = "failed") -> None:
         super().__init__(f"{message} — {remedy}" if remedy else message)
+        self.code = code
         self.message = message
         self.remedy = remedy
