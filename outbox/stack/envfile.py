@@ -64,7 +64,9 @@ def share(folder: Path, services: Mapping[str, Sequence[str]]) -> None:
     for name, value in given.items():
         if not PLAIN.fullmatch(value):
             raise Failure(
-                f"{name} has characters that a shell would change", "use letters, digits and . , : @ % + / = ^ - _"
+                f"{name} has characters that a shell would change",
+                "use letters, digits and . , : @ % + / = ^ - _",
+                code="secret-needs-quotes",
             )
     write(every, {**generated, **read(every), **given})
     settings = configuration.load(every.parent).as_env()
