@@ -29,7 +29,7 @@ CREATE VIEW sink_totals AS
     SELECT sink, account_id::text AS key, balance_minor AS total, version FROM balances;
 
 GRANT SELECT, INSERT, UPDATE ON balances TO {writer};
-GRANT SELECT ON sink_totals TO {auditor};
+GRANT SELECT ON sink_totals TO {writer}, {auditor};
 """
 
 

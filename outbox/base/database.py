@@ -12,6 +12,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import PREFIX, Role, Settings, password_setting, role_database
 
 CONNECT_TIMEOUT_S = 5
+ROLES = "outbox/migrations/roles.sql"
 # A server whose host is gone is noticed within half a minute, not after hours.
 KEEPALIVES = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 
@@ -27,7 +28,8 @@ def connect(settings: Settings, role: Role) -> connection:
             make_dsn(None, **parameters, **KEEPALIVES, connect_timeout=CONNECT_TIMEOUT_S, application_name="outbox")
         )
     except psycopg2.OperationalError as error:
-        where = f"database {parameters['dbname']} at {parameters['host']}:{parameters['port']} as {settings.role_name(role)}"
+        server = f"{parameters['host']}:{parameters['port']}"
+        where = f"database {parameters['dbname']} at {server} as {parameters['user']}"
         lines = [line for line in str(error).strip().splitlines() if not line.startswith("\t")]  # libpq's own advice
         reason, remedy = _refusal(settings, role, lines)
         raise Failure(f"{where}: {reason}", remedy) from error
@@ -40,10 +42,10 @@ def _refusal(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[str,
     # A try over TLS that is refused may be followed by one without, which a server may refuse for that reason.
     for sign, remedy in {
         "certificate": f"correct {prefix}_SSLROOTCERT, or {prefix}_HOST: a name that the certificate has",
-        "password": f"correct {PREFIX}{password_setting(role).upper()}; outbox/migrations/roles.sql sets it in the database",
+        "password": f"correct {PREFIX}{password_setting(role).upper()}; {ROLES} sets it in the database",
         "no encryption": f"set {prefix}_SSLMODE: the server wants TLS",
         "SSL": f"correct {prefix}_SSLMODE, or {place}",
-        "FATAL": "outbox/migrations/roles.sql makes roles and databases; pg_hba.conf says who may log in from where",
+        "FATAL": f"{ROLES} makes roles and databases; pg_hba.conf says who may log in from where",
     }.items():
         told = [line for line in lines if sign in line]
         if told:
@@ -54,10 +56,10 @@ def _refusal(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[str,
 
 
 @contextmanager
-def told(connection: connection, subject: str, what: str, again: str) -> Iterator[None]:
-    """Raise what goes wrong in the database inside the block as a Failure: that the database ``what``.
+def database_errors(connection: connection, subject: str, what: str, again: str) -> Iterator[None]:
+    """Convert the errors of psycopg2 inside the block to Failure: the database ``what``.
 
-    ``subject`` is whose doing it was, and ``again`` how to try it once more.
+    ``subject`` is the part that failed, and ``again`` how to try once more.
     """
     try:
         yield
@@ -69,3 +71,6 @@ def told(connection: connection, subject: str, what: str, again: str) -> Iterato
         if isinstance(error, psycopg2.errors.UndefinedTable):
             remedy = "`outbox migrate`"
         raise Failure(f"{subject}: the database {what}: {reason}", remedy) from error
+
+
+told = database_errors  # until every room uses the name

@@ -135,6 +135,9 @@ class Settings(BaseSettings):
     sink_checkpoints: str | None = Field(None, description="URI of the Spark checkpoints; default: in the home folder")
     sink_lakehouse: str | None = Field(None, description="URI of the Delta tables; default: in the home folder")
     sink_max_offsets_per_trigger: int = Field(200_000, ge=1, description="events in one micro-batch at the most")
+    sink_id_age_max_days: int = Field(
+        3660, ge=1, description="how far an event's id may be behind its record; an older one is set aside"
+    )
     sink_driver_memory: str = Field("768m", description="heap of the Spark driver")
     sink_metrics_host: str = "127.0.0.1"
     sink_metrics_port: int = Field(0, ge=0, le=65535, description="serves the sink's Prometheus metrics; 0: none")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -14,14 +13,12 @@ import click
 from psycopg2 import extensions
 
 from outbox.base import settings as configuration
-from outbox.base.database import connect, told
+from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.commands.moment import Moment
-from outbox.sink import job
-from outbox.sink.applier import Effect
-from outbox.sink.dead_letters import BELOW_FLOOR
-from outbox.sink.job import Declared
+from outbox.sink import spec
+from outbox.sink.dead_letters import OLDER_THAN_HORIZON
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.selection import Chosen, Selection
 
@@ -107,13 +104,13 @@ def show(identity: str, sink: str | None, as_json: bool) -> None:
 @filters
 @everything
 @click.option(
-    "--below-floor",
+    "--older-than-horizon",
     is_flag=True,
-    help=f"Of these only the letters '{BELOW_FLOOR}', and apply them as new: you have made sure that they never were.",
+    help=f"Only the letters '{OLDER_THAN_HORIZON}', applied as new: you are sure that they never were applied.",
 )
 @dry
 @as_json_option
-def replay(*, is_all: bool, below_floor: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
+def replay(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
     """Judge them again by today's contract and apply those that stand it, each once. Status 1 if any stays open.
 
     In a sink that needs order, those that are parked behind them come along. Works beside a running sink. Give it again
@@ -121,25 +118,29 @@ def replay(*, is_all: bool, below_floor: bool, dry_run: bool, as_json: bool, **c
     """
     settings = configuration.load()
     with _to_repair(settings, chosen, is_all, with_parked=True) as (connection, letters):
-        effect_of = functools.partial(_effect, settings, dry_run)
         done = repair.replay(
-            connection, job.sinks(settings), letters, below_floor=below_floor, dry_run=dry_run, effect_of=effect_of
+            connection,
+            spec.sinks(settings),
+            letters,
+            applier_of=lambda one: one.job.target.applier(settings, one, dry_run=dry_run),
+            older_than_horizon=older_than_horizon,
+            dry_run=dry_run,
         )
     if as_json:
         click.echo(json.dumps({"dry_run": dry_run, "sinks": {sink: one._asdict() for sink, one in done.items()}}))
     would = "would replay" if dry_run else "replayed"
     lines = [
         f"sink {sink}: {would} {one.applied + one.duplicates} ({one.applied} applied, {one.duplicates} were applied "
-        f"already), {one.refused} refused again"
+        f"already), {one.rejected} rejected again"
         for sink, one in done.items()
     ]
     if not as_json:
         click.echo("\n".join(lines) or "no dead letters to replay")
-    refused = sum(one.refused for one in done.values())
-    if refused:
+    rejected = sum(one.rejected for one in done.values())
+    if rejected:
         raise Failure(
-            f"{refused} dead letters {'would ' if dry_run else ''}stay open",
-            f"`outbox dead-letters list` says why; for '{BELOW_FLOOR}' see --below-floor",
+            f"{rejected} dead letters {'would ' if dry_run else ''}stay open",
+            f"`outbox dead-letters list` says why; for '{OLDER_THAN_HORIZON}' see --older-than-horizon",
         )
 
 
@@ -163,24 +164,13 @@ def discard(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
 
 def _selection(settings: Settings, chosen: dict[str, Any]) -> Selection:
     identities = [identity.lower() for identity in chosen.pop("identities")]
-    return Selection(key_property=job.load(settings)[0].judge.key, identities=identities, **chosen)
-
-
-def _effect(settings: Settings, dry_run: bool, declared: Declared) -> Effect:
-    if declared.job.table is None:
-        return repair.effect_of(declared)
-    # It takes Spark to write to its table.
-    from outbox.sink.lakehouse import table as lakehouse_table
-    from outbox.sink.lakehouse import writer as lakehouse
-    from outbox.sink.spark import session as spark
-
-    uri = lakehouse_table.location(settings, declared.strategy.name)
-    return lakehouse.TableEffect(spark.session(settings, with_delta=True), declared, uri, dry_run=dry_run)
+    key_columns = {name: one.job.decoder.key for name, one in spec.sinks(settings).items()}
+    return Selection(key_columns=key_columns, identities=identities, **chosen)
 
 
 @contextmanager
 def _reading(settings: Settings) -> Iterator[extensions.connection]:
-    with closing(connect(settings, SinkRole.AUDITOR)) as connection, _told(connection):
+    with closing(connect(settings, SinkRole.AUDITOR)) as connection, _errors(connection):
         yield connection
 
 
@@ -193,13 +183,13 @@ def _to_repair(
     if not (is_all or selection.is_narrow):
         raise click.UsageError("Choose letters by an option, or give --all.")
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        with _told(connection), connection, connection.cursor() as cursor:
+        with _errors(connection), connection, connection.cursor() as cursor:
             letters = selection.choose(cursor, with_parked=with_parked)
         yield connection, letters
 
 
-def _told(connection: extensions.connection) -> AbstractContextManager[None]:
-    return told(connection, "dead letters", "does not tell them", "give the command again")
+def _errors(connection: extensions.connection) -> AbstractContextManager[None]:
+    return database_errors(connection, "dead letters", "does not tell them", "give the command again")
 
 
 def _json(letter: dict[str, Any]) -> dict[str, Any]:

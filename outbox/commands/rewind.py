@@ -18,7 +18,7 @@ from outbox.sink.repair import rewind as rewinding
 @click.option("--to-positions", is_flag=True, help="What its database says, when the checkpoint is ahead of that.")
 @click.option("--to-earliest", is_flag=True, help="Everything that the topic still has.")
 @click.option(
-    "--to-timestamp", type=Moment(), metavar="TIME", help="What has arrived since, in ISO 8601; UTC unless it says."
+    "--to-datetime", type=Moment(), metavar="TIME", help="What has arrived since, in ISO 8601; UTC unless it says."
 )
 @click.option("--to-offset", "to_offsets", multiple=True, metavar="PARTITION:OFFSET", help="Once a partition.")
 @click.option("--skip-dropped", is_flag=True, help="Give up what the topic has dropped before it was applied.")
@@ -29,7 +29,7 @@ def rewind(
     sink: str,
     to_positions: bool,
     to_earliest: bool,
-    to_timestamp: datetime | None,
+    to_datetime: datetime | None,
     to_offsets: tuple[str, ...],
     skip_dropped: bool,
     dry_run: bool,
@@ -40,10 +40,10 @@ def rewind(
     Its strategy decides what that does: `dedup` skips what it knows, `naive` applies it all again.
     """
     settings = configuration.load()
-    if sum([to_positions, to_earliest, to_timestamp is not None, bool(to_offsets)]) != 1:
-        raise click.UsageError("say one of --to-positions, --to-earliest, --to-timestamp, --to-offset")
-    if to_timestamp is not None:
-        moves = rewinding.to_timestamp(settings, sink, to_timestamp)
+    if sum([to_positions, to_earliest, to_datetime is not None, bool(to_offsets)]) != 1:
+        raise click.UsageError("say one of --to-positions, --to-earliest, --to-datetime, --to-offset")
+    if to_datetime is not None:
+        moves = rewinding.to_datetime(settings, sink, to_datetime)
     elif to_offsets:
         moves = rewinding.to_offsets(settings, sink, dict(map(_place, to_offsets)))
     elif to_earliest:

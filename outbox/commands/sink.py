@@ -6,20 +6,20 @@ import click
 
 from outbox.base import log
 from outbox.base import settings as configuration
-from outbox.sink import job
+from outbox.sink import spec
 from outbox.sink.strategy import Strategy
 
 
 class SinkCommand(click.Command):
-    """A command whose help tells the strategies apart."""
+    """A command whose help compares the strategies."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        known = job.sinks(configuration.load(environment=False))  # help is there also beside a wrong setting
+        known = spec.sinks(configuration.load(environment=False))  # so that a wrong setting does not hide the help
         with formatter.section("Strategies"):
-            formatter.write_dl([(name, _told(one.strategy)) for name, one in known.items()])
+            formatter.write_dl([(name, _described(one.strategy)) for name, one in known.items()])
 
 
-def _told(one: Strategy) -> str:
+def _described(one: Strategy) -> str:
     return f"{one.idea}. Survives {one.survives}. Costs {one.costs}. Choose it {one.choose}."
 
 
@@ -31,13 +31,16 @@ def _told(one: Strategy) -> str:
     default=["dedup"],
     show_default=True,
     metavar="NAME",
-    help="How a duplicate is told; several make as many sinks, side by side.",
+    help="How duplicates are recognised. Several strategies make as many sinks, side by side.",
 )
-@click.option("--until-caught-up", is_flag=True, help="End when all that the topic has committed now is applied.")
-def sink(names: tuple[str, ...], until_caught_up: bool) -> None:
-    """Apply the topic's events to the balances database, until stopped by SIGTERM or Ctrl-C."""
+@click.option(
+    "--until-caught-up", is_flag=True, help="End when everything that the topic has committed now is applied."
+)
+@click.option("--fail-fast", is_flag=True, help="Stop all sinks when one fails; without it the others continue.")
+def sink(names: tuple[str, ...], until_caught_up: bool, fail_fast: bool) -> None:
+    """Apply the topic's events to the sink database, until stopped by SIGTERM or Ctrl-C."""
     from outbox.sink.spark import stream
 
     settings = configuration.load()
     log.configure(settings)
-    stream.run(settings, job.choose(settings, names), until_caught_up)
+    stream.run(settings, spec.choose(settings, names), until_caught_up=until_caught_up, fail_fast=fail_fast)

@@ -1,7 +1,7 @@
 """A Debezium connector on Kafka Connect: apply it, say how it is, remove it; the outbox's, unless told which.
 
-Applying is idempotent and checks first what Debezium would not (`outbox.relay.slot`): that the publication is there, and that
-the replication slot is the one that the stored offset belongs to.
+Applying is idempotent and checks first what Debezium would not (`outbox.relay.slot`): that the publication is there,
+and that the replication slot is the one that the stored offset belongs to.
 """
 
 from __future__ import annotations

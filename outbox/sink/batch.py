@@ -1,14 +1,42 @@
-"""What one micro-batch brings to the database."""
+"""What one micro-batch brings to a sink."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from outbox.sink.dead_letters import DeadLetter
-from outbox.sink.traces import Traced
+if TYPE_CHECKING:
+    from outbox.sink.records import Record, Rejection
+
+
+class DeadRecord(NamedTuple):
+    """A record that is no event, where it was read, and why it is none. ``event_id`` is its id if that is a UUID."""
+
+    partition: int
+    offset: int
+    record: Record
+    event_id: str | None
+    rejection: Rejection
+
+
+class Traced(NamedTuple):
+    """A record of a sampled trace. ``event_id`` is None if the record has no UUID as its id."""
+
+    trace_id: str
+    event_id: str | None
+    partition: int
+    offset: int
+
+
+class Decoded(NamedTuple):
+    """Records, decoded: the rows of the events, the records that are none, and which of both are traced."""
+
+    rows: pa.Table
+    dead: Sequence[DeadRecord]
+    traced: Sequence[Traced]
 
 
 @dataclass(frozen=True)
@@ -16,9 +44,9 @@ class Batch:
     """The events of one range of offsets of a topic.
 
     ``start`` and ``end`` are by partition the first offset and the one after the last. They come from the reader, not
-    from the rows: transaction markers and aborted records take offsets too. ``rows`` has the columns of the staged
-    table, in any order; ``dead`` is what could not be decoded. ``traced`` are those records, of either, whose way is to
-    be told, and ``traced_left_out`` says how many more there were.
+    from the rows: transaction markers and aborted records take offsets too. ``rows`` has the columns of the job's
+    decoder, in any order; ``dead`` are the records that are no events; ``traced`` are the records, of either kind,
+    whose outcome is logged.
     """
 
     topic: str
@@ -26,9 +54,8 @@ class Batch:
     start: Mapping[int, int]
     end: Mapping[int, int]
     rows: pa.Table
-    dead: Sequence[DeadLetter] = ()
+    dead: Sequence[DeadRecord] = ()
     traced: Sequence[Traced] = ()
-    traced_left_out: int = 0
 
     @property
     def is_empty(self) -> bool:

@@ -1,47 +1,50 @@
-"""Dead letters: events that cannot be applied, kept with their bytes and the reason, so that the stream goes on."""
+"""Dead letters: events that cannot be applied, kept with their bytes and the reason, so that the stream goes on.
+
+An open dead letter means that its sink has not applied the event. Everything that applies an event closes its letter in
+the same transaction.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
 
-from outbox.sink.verdict import Header, Verdict
+from outbox.sink.batch import DeadRecord
+from outbox.sink.records import Header, Record, Rejection
 
-# The reason of an event of which the strategy cannot tell any more whether it was applied (outbox/maintenance/retention.py).
-BELOW_FLOOR = "below the retention floor"
-UPSERT = """
+OLDER_THAN_HORIZON = "older than the deduplication horizon"
+STATEMENT_MAX_BYTES = 4 << 20  # of keys, headers and values; a single larger record is a statement of its own
+
+INSERT = """
 INSERT INTO dead_letters
        (sink, identity, topic_id, topic, partition, "offset", key, headers, value, recorded_at, event_id,
         reason, detail)
 VALUES %s
 ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
 """
-# What strategy or projection refused: readable events, so their columns are kept in place of their bytes. A letter
-# that is there is open: an earlier record of the event could not be read, or this is a replay.
-UPSERT_REFUSED = """
+# Rejected events are valid, so their columns are kept in place of their bytes. An existing letter is open: an earlier
+# record of the event was invalid, or this is a replay.
+INSERT_REJECTED = """
 INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", event, event_id, reason, detail)
-SELECT DISTINCT ON (refused.event_id) %(sink)s, event_id::text, %(topic)s, %(topic_id)s, partition, "offset", event,
-       event_id, reason, detail
-  FROM refused
- ORDER BY refused.event_id, refused.partition, refused."offset"
+SELECT DISTINCT ON (event_id) %(sink)s, event_id::text, %(topic)s, %(topic_id)s, batch.partition, batch."offset",
+       to_jsonb(batch), event_id, reason, detail
+  FROM batch JOIN rejections USING (event_id)
+ ORDER BY event_id, reason <> 'parked', batch.partition, batch."offset"
 ON CONFLICT (sink, identity) DO UPDATE
    SET event = excluded.event, reason = excluded.reason, detail = excluded.detail, last_seen_at = now()
 """
-# An open letter of a record that could not be read does not stand in the way of the same event in good order: nobody
-# could apply it from the letter.
-RECALL = """
+# An open letter of an invalid record does not hold up a valid record of the same event: nobody could apply the letter.
+DROP_RESOLVED = """
 WITH known AS (
-    DELETE FROM staged USING dead_letters AS letter
-     WHERE letter.sink = %(sink)s AND letter.identity = staged.event_id::text
+    DELETE FROM batch USING dead_letters AS letter
+     WHERE letter.sink = %(sink)s AND letter.identity = batch.event_id::text
        AND (letter.status <> 'open' OR letter.event IS NOT NULL)
     RETURNING letter.identity
 )
@@ -49,124 +52,116 @@ UPDATE dead_letters SET last_seen_at = now()
  WHERE sink = %(sink)s AND identity IN (SELECT identity FROM known)
 RETURNING identity
 """
-CLOSE = """
+MARK_REPLAYED = """
 UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
-  FROM staged
- WHERE letter.sink = %(sink)s AND letter.identity = staged.event_id::text AND letter.status = 'open'
+  FROM batch
+ WHERE letter.sink = %(sink)s AND letter.identity = batch.event_id::text AND letter.status = 'open'
+   AND NOT EXISTS (SELECT FROM rejections WHERE rejections.event_id = batch.event_id)
 """
-VERDICTS = """
+UPDATE_REASONS = """
 UPDATE dead_letters AS letter SET reason = found.reason, detail = found.detail, last_seen_at = now()
   FROM (VALUES %s) AS found (sink, identity, reason, detail)
  WHERE letter.sink = found.sink AND letter.identity = found.identity
 """
 
 
-@dataclass(frozen=True)
-class DeadLetter:
-    """A record as it came from Kafka, and why it cannot be applied.
+def identity(record: Record, event_id: str | None) -> str:
+    """The event's id, else a hash of key, headers and value: the same for a record that is repeated."""
+    if event_id is not None:
+        return event_id
+    digest = hashlib.sha256()
+    headers = (part for name, content in record.headers for part in (name.encode(), content))
+    for part in (record.key, record.value, *headers):
+        # Each part with its length, so that no two records run together to the same bytes.
+        digest.update(b"-" if part is None else b"%d:%b" % (len(part), part))
+    return f"sha256:{digest.hexdigest()}"
 
-    ``recorded_ms`` is its timestamp; ``event_id`` is its id, if that is a UUID.
+
+def insert(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, dead: Sequence[DeadRecord]) -> int:
+    """Write dead letters of records in the caller's transaction and return how many there were.
+
+    An existing letter stays as it is, with its status, but for last_seen_at. Statements are bounded in bytes.
     """
-
-    topic: str
-    partition: int
-    offset: int
-    key: bytes | None
-    headers: Sequence[Header]
-    value: bytes | None
-    recorded_ms: int
-    event_id: UUID | None
-    reason: str
-    detail: str
-
-    @property
-    def identity(self) -> str:
-        """The event's id, else a hash of key, headers and value: the same for a record that is sent again."""
-        if self.event_id is not None:
-            return str(self.event_id)
-        digest = hashlib.sha256()
-        for part in (self.key, self.value, *(part for name, value in self.headers for part in (name.encode(), value))):
-            # Each part with its length, so that no two records run together to the same bytes.
-            digest.update(b"-" if part is None else b"%d:%b" % (len(part), part))
-        return f"sha256:{digest.hexdigest()}"
-
-
-def keep(cursor: extensions.cursor, sink: str, topic_id: str, letters: Iterable[DeadLetter]) -> int:
-    """Write dead letters in the caller's transaction and return how many there were.
-
-    One that is there already is left as it is, outcome and all, but for last_seen_at.
-    """
-    count = 0
-    first: dict[str, DeadLetter] = {}
-    for letter in letters:
-        first.setdefault(letter.identity, letter)
-        count += 1
+    first: dict[str, DeadRecord] = {}
+    for one in dead:
+        first.setdefault(identity(one.record, one.event_id), one)
     # Ordered, so that two writers of the same letters do not deadlock.
-    rows = [(sink, identity, topic_id, *_columns(first[identity])) for identity in sorted(first)]
-    if rows:
-        execute_values(cursor, UPSERT, rows)
-    return count
+    for chunk in _chunks(sorted(first.items(), key=lambda entry: entry[0])):
+        rows = [(sink, name, topic_id, topic, *_columns(one)) for name, one in chunk]
+        execute_values(cursor, INSERT, rows, page_size=len(rows))
+    return len(dead)
 
 
-def recall(cursor: extensions.cursor, sink: str) -> list[str]:
-    """Take out of ``staged`` what a dead letter has settled, in the caller's transaction, and return the events' ids:
-    those that were discarded or replayed, and those that wait, readable, for a replay.
-    """
-    cursor.execute(RECALL, {"sink": sink})
-    return [identity for (identity,) in cursor]
-
-
-def close(cursor: extensions.cursor, sink: str) -> None:
-    """Note as replayed, in the caller's transaction, the open letters of the events in ``staged``: they are applied."""
-    cursor.execute(CLOSE, {"sink": sink})
-
-
-def keep_refused(cursor: extensions.cursor, sink: str, topic: str, topic_id: str) -> int:
-    """Write what is in ``refused``, in the caller's transaction, and return how many events."""
-    cursor.execute(UPSERT_REFUSED, {"sink": sink, "topic": topic, "topic_id": topic_id})
+def insert_rejected(cursor: extensions.cursor, sink: str, topic: str, topic_id: str) -> int:
+    """Write the events of ``batch`` that are in ``rejections``, in the caller's transaction, and return how many."""
+    cursor.execute(INSERT_REJECTED, {"sink": sink, "topic": topic, "topic_id": topic_id})
     return cursor.rowcount
 
 
-def keep_verdicts(cursor: extensions.cursor, sink: str, verdicts: Mapping[str, Verdict]) -> None:
-    """Write what is wrong with letters now, by identity, in the caller's transaction."""
-    rows = [(identity, *verdict) for identity, verdict in sorted(verdicts.items())]
+def drop_resolved(cursor: extensions.cursor, sink: str) -> list[str]:
+    """Take out of ``batch`` the events that a dead letter has resolved, and return their ids: discarded ones, replayed
+    ones, and valid ones that wait for a replay.
+    """
+    cursor.execute(DROP_RESOLVED, {"sink": sink})
+    return [event_id for (event_id,) in cursor]
+
+
+def mark_replayed(cursor: extensions.cursor, sink: str) -> None:
+    """Close the open letters of the events in ``batch`` that are not in ``rejections``: they are applied."""
+    cursor.execute(MARK_REPLAYED, {"sink": sink})
+
+
+def update_reasons(cursor: extensions.cursor, sink: str, rejections: Mapping[str, Rejection]) -> None:
+    """Write why letters are invalid now, by identity."""
+    rows = [(name, *rejection) for name, rejection in sorted(rejections.items())]
     if rows:
-        execute_values(cursor, VERDICTS, rows, template=cursor.mogrify("(%s, %%s, %%s, %%s)", (sink,)).decode())
-
-
-def _columns(letter: DeadLetter) -> tuple[object, ...]:
-    return (
-        letter.topic,
-        letter.partition,
-        letter.offset,
-        letter.key,
-        json.dumps([_header(name, value) for name, value in letter.headers]),
-        letter.value,
-        datetime.fromtimestamp(letter.recorded_ms / 1000, UTC),
-        None if letter.event_id is None else str(letter.event_id),
-        letter.reason,
-        letter.detail,
-    )
-
-
-def _header(name: str, value: bytes | None) -> dict[str, str | None]:
-    """A header as JSON: jsonb holds text without NUL only, so whatever else comes is written in base64."""
-    return {**_text("key", name.encode()), **_text("value", value)}
+        execute_values(cursor, UPDATE_REASONS, rows, template=cursor.mogrify("(%s, %%s, %%s, %%s)", (sink,)).decode())
 
 
 def headers(stored: Sequence[dict[str, Any]]) -> list[Header]:
-    """The headers that were kept as such JSON."""
+    """The headers that a letter keeps as JSON."""
     return [((_bytes("key", header) or b"").decode(), _bytes("value", header)) for header in stored]
 
 
-def _bytes(field: str, content: dict[str, Any]) -> bytes | None:
-    encoded, text = content.get(f"{field}_base64"), content.get(field)
-    if encoded is not None:
-        return base64.b64decode(encoded)
-    return None if text is None else str(text).encode()
+def _chunks(letters: Sequence[tuple[str, DeadRecord]]) -> Iterator[list[tuple[str, DeadRecord]]]:
+    chunk: list[tuple[str, DeadRecord]] = []
+    size_bytes = 0
+    for letter in letters:
+        own_bytes = _size_bytes(letter[1].record)
+        if chunk and size_bytes + own_bytes > STATEMENT_MAX_BYTES:
+            yield chunk
+            chunk, size_bytes = [], 0
+        chunk.append(letter)
+        size_bytes += own_bytes
+    if chunk:
+        yield chunk
 
 
-def _text(field: str, content: bytes | None) -> dict[str, str | None]:
+def _size_bytes(record: Record) -> int:
+    parts = (record.key, record.value, *(content for _, content in record.headers))
+    return sum(len(part) for part in parts if part is not None)
+
+
+def _columns(dead: DeadRecord) -> tuple[object, ...]:
+    record = dead.record
+    return (
+        dead.partition,
+        dead.offset,
+        record.key,
+        json.dumps([_header(name, content) for name, content in record.headers]),
+        record.value,
+        datetime.fromtimestamp(record.recorded_ms / 1000, UTC),
+        dead.event_id,
+        *dead.rejection,
+    )
+
+
+def _header(name: str, content: bytes | None) -> dict[str, str | None]:
+    """A header as JSON. jsonb holds text without NUL only, so anything else is written in base64."""
+    return {**_json("key", name.encode()), **_json("value", content)}
+
+
+def _json(field: str, content: bytes | None) -> dict[str, str | None]:
     try:
         text = None if content is None else content.decode()
     except UnicodeDecodeError:
@@ -174,3 +169,10 @@ def _text(field: str, content: bytes | None) -> dict[str, str | None]:
     if text is not None and "\0" in text:
         return {f"{field}_base64": base64.b64encode(content or b"").decode()}
     return {field: text}
+
+
+def _bytes(field: str, header: Mapping[str, Any]) -> bytes | None:
+    encoded, text = header.get(f"{field}_base64"), header.get(field)
+    if encoded is not None:
+        return base64.b64decode(encoded)
+    return None if text is None else str(text).encode()

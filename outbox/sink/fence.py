@@ -39,8 +39,8 @@ SELECT coalesce(host(client_addr), 'local'), pid, date_trunc('second', backend_s
 """  # noqa: S608
 
 
-def take(connection: extensions.connection, sink: str) -> int:
-    """Become the driver of a sink, for as long as the connection lives, and return the new epoch.
+def acquire(connection: extensions.connection, sink: str) -> int:
+    """Become the driver of a sink for as long as the connection lives, and return the new epoch.
 
     Raises Failure if another driver has it.
     """
@@ -51,7 +51,7 @@ def take(connection: extensions.connection, sink: str) -> int:
             cursor.execute(f"SET LOCAL lock_timeout = '{GRACE_S}s'")
             cursor.execute(f"SELECT pg_advisory_lock({DRIVER_KEY})", {"sink": sink})
     except psycopg2.errors.LockNotAvailable:
-        raise _taken(connection, sink) from None
+        raise _held(connection, sink) from None
     with connection, connection.cursor() as cursor:
         lock(cursor, sink)
         cursor.execute(
@@ -68,12 +68,13 @@ def driver(cursor: extensions.cursor, sink: str) -> tuple[str, int, str] | None:
     return cursor.fetchone()
 
 
-def _taken(connection: extensions.connection, sink: str) -> Failure:
+def _held(connection: extensions.connection, sink: str) -> Failure:
     with connection, connection.cursor() as cursor:
         address, pid, since = driver(cursor, sink) or ("?", "?", "?")
     return Failure(
         f"sink {sink} has a driver already: connected from {address} since {since}, backend {pid}",
         f"stop that one; if its host died, wait {DEAD_HOST_S} s for Postgres to notice",
+        code="sink-has-driver",
     )
 
 
@@ -104,7 +105,9 @@ def require_epoch(cursor: extensions.cursor, sink: str, epoch: int) -> None:
     found = _one(cursor)
     if found != epoch:
         raise Failure(
-            f"sink {sink} was taken over by a later driver (epoch {found}, ours {epoch})", "leave it to that one"
+            f"sink {sink} was taken over by a later driver (epoch {found}, ours {epoch})",
+            "leave it to that one",
+            code="sink-fenced",
         )
 
 

@@ -28,9 +28,9 @@ from prometheus_client.registry import Collector
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.sink.apply import Counts
 from outbox.sink.lag import Lag, LagLookup
 from outbox.sink.positions import Offsets
+from outbox.sink.writer import Counts
 
 # A batch of one event takes some 5 ms to apply, a full one half a second or more.
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -75,7 +75,7 @@ class Metrics:
         """A batch that ends before these offsets is committed in the database."""
         self._rows.labels(sink).inc(counts.rows)
         self._duplicates.labels(sink).inc(counts.duplicates)
-        self._dead_letters.labels(sink).inc(counts.dead)
+        self._dead_letters.labels(sink).inc(counts.dead + counts.rejected)
         self._duration.labels(sink, "read").observe(read_s)
         self._duration.labels(sink, "apply").observe(apply_s)
         self._reached(sink, next_offsets)

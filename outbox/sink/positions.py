@@ -8,11 +8,14 @@ them. A range that begins below is a re-read, which is what strategies are for.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
 
+from outbox.base.database import connect
 from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole
 
 Offsets = Mapping[int, int]  # by partition
 
@@ -38,6 +41,7 @@ def read(cursor: extensions.cursor, sink: str, topic: str, topic_id: str) -> dic
                 f"what partition {partition} had from offset {next_offset} on may be lost",
                 "compare with `outbox check`; to accept the new topic, delete the sink's rows in `positions` and its "
                 "checkpoint",
+                code="topic-recreated",
             )
         stored[partition] = next_offset
     return stored
@@ -56,8 +60,16 @@ def require_no_gap(sink: str, topic: str, stored: Offsets, start: Offsets) -> No
                 "applied, and the reader is beyond them: the database is older than the checkpoint, or the topic has "
                 "dropped them",
                 f"if the topic still has them, `outbox rewind --sink {sink} --to-positions`; if not, "
-                f"`outbox rebuild --sink {sink} --from ledger`",
+                f"`outbox rebuild --sink {sink} --from source`",
+                code="events-lost",
             )
+
+
+def reading(settings: Settings) -> set[str]:
+    """The sinks that have begun to read a topic."""
+    with closing(connect(settings, SinkRole.AUDITOR)) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT DISTINCT sink FROM positions")
+        return {sink for (sink,) in cursor}
 
 
 def write(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, end: Offsets) -> None:

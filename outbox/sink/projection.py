@@ -1,11 +1,15 @@
-"""The projection: a SQL file that applies what is in ``fresh``, and says whether it needs the events of a key in order.
+"""The projections: SQL files that apply what is in ``new_events`` to the project's own tables.
 
-One that adds up does not. One for which the later event must not come before the earlier has a line in its header:
+A projection may have two sections. ``-- [refuse]`` inserts into ``rejections`` (event_id, reason, detail) the new
+events that it cannot apply; they become dead letters, and no projection of the sink applies them. ``-- [apply]``
+applies the rest. Without sections all of the file applies.
 
-    -- ordered by: account_id, version
+A projection that must see the events of a key in order has a line ``-- ordered`` in its header; it needs a job with a
+version. Then an event is parked while an earlier event of its key is an open dead letter: it becomes a dead letter
+itself, and is replayed behind the other.
 
-the columns of the key and of the number that counts its events. Then an event is parked as long as an earlier one of
-its key waits among the dead letters: it becomes a dead letter itself, and is replayed behind the other.
+``NAME.sql`` serves strategies that take events, ``NAME.states.sql`` those that take states; ``NAME.rebuild.sql`` sets
+the table to what the source says (`outbox.sink.repair.rebuild`).
 """
 
 from __future__ import annotations
@@ -13,62 +17,56 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal
 
-from psycopg2 import extensions, sql
+from outbox.base.errors import Failure
 
-PARKED = "parked"
-# Blockers are open letters, but for those that are being replayed now, and what was refused in this transaction. A
-# record that could not be read has no version: what lies behind it in its partition came after it.
-PARK = """
-INSERT INTO rejected (event_id, reason, detail)
-SELECT DISTINCT ON (fresh.event_id) fresh.event_id, %(reason)s, format('behind %%s', blocker.identity)
-  FROM fresh
-  JOIN (SELECT identity, coalesce(key, convert_to(event ->> {key_name}, 'UTF8')) AS key,
-               (event ->> {version_name})::bigint AS version, partition, "offset"
-          FROM dead_letters
-         WHERE sink = %(sink)s AND status = 'open'
-           AND NOT EXISTS (SELECT FROM staged WHERE staged.event_id::text = identity)
-         UNION ALL
-        SELECT event_id::text, convert_to(event ->> {key_name}, 'UTF8'), (event ->> {version_name})::bigint, partition,
-               "offset"
-          FROM refused) AS blocker
-    ON blocker.key = convert_to(fresh.{key}::text, 'UTF8')
-   AND CASE WHEN blocker.version IS NULL
-            THEN (fresh.partition, fresh."offset") > (blocker.partition, blocker."offset")
-            ELSE fresh.{version} > blocker.version END
- ORDER BY fresh.event_id, blocker.partition, blocker."offset"
-"""
-
-
-class Order(NamedTuple):
-    """The columns of ``staged`` that say which events come one after the other."""
-
-    key: str
-    version: str
+SECTION = re.compile(r"^-- \[(\w+)\]$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Projection:
-    """One projection file."""
+    """One projection, with its SQL to refuse and to apply."""
 
-    sql: str
-    order: Order | None
+    name: str
+    refuse: str
+    apply: str
+    is_ordered: bool
 
 
-def load(file: Path) -> Projection:
-    """Read a projection."""
+def load(folder: Path, takes: Literal["events", "states"]) -> list[Projection]:
+    """The projections of a folder that apply what a strategy takes. Raises Failure if there is none."""
+    files = {file.name.removesuffix(".sql"): file for file in sorted(folder.glob("*.sql"))}
+    plain = [name for name in files if "." not in name]
+    names = [f"{name}.states" if takes == "states" else name for name in plain]
+    found = [_read(files[name]) for name in names if name in files]
+    if not found:
+        suffix = ".states.sql" if takes == "states" else ".sql"
+        raise Failure(
+            f"{folder} has no projection for a strategy that takes {takes}",
+            f"write one as NAME{suffix}",
+            code="projection-missing",
+        )
+    return found
+
+
+def rebuilds(folder: Path) -> list[Path]:
+    """The SQL files that set the projections' tables to what the source says."""
+    return sorted(folder.glob("*.rebuild.sql"))
+
+
+def _read(file: Path) -> Projection:
     text = file.read_text()
-    declared = re.search(r"^-- ordered by: (\w+), (\w+)$", text, re.MULTILINE)
-    return Projection(text, Order(*declared.groups()) if declared else None)
-
-
-def park(cursor: extensions.cursor, sink: str, order: Order) -> None:
-    """Put into ``rejected`` what is in ``fresh`` and must wait for an earlier event of its key."""
-    statement = sql.SQL(PARK).format(
-        key=sql.Identifier(order.key),
-        version=sql.Identifier(order.version),
-        key_name=sql.Literal(order.key),
-        version_name=sql.Literal(order.version),
+    header, *rest = SECTION.split(text)
+    sections = dict(zip(rest[::2], rest[1::2], strict=True))
+    unknown = sorted(sections.keys() - {"refuse", "apply"})
+    if unknown or (sections and "apply" not in sections):
+        raise Failure(
+            f"{file}: sections are {', '.join(sections)}",
+            "there are `-- [refuse]` and `-- [apply]`",
+            code="projection-section-unknown",
+        )
+    is_ordered = bool(re.search(r"^-- ordered$", header, re.MULTILINE))
+    return Projection(
+        file.name.removesuffix(".sql"), sections.get("refuse", ""), sections.get("apply", text), is_ordered
     )
-    cursor.execute(statement, {"sink": sink, "reason": PARKED})

@@ -1,11 +1,11 @@
-"""The strategies: SQL files, each a way to tell a new event from a duplicate, with what it costs said at its top.
+"""The strategies: SQL files, each a way to recognise duplicates, with what it survives and costs in its header.
 
-A strategy reads the temporary table ``staged`` (the batch) and leaves in ``fresh`` (same columns) what the projection
-is to apply. It may use its own tables; ``%(sink)s`` is the sink's name,
-``%(topic)s`` and ``%(topic_id)s`` are the topic's, and a literal percent sign is written twice.
+A strategy reads the temporary table ``batch`` and inserts what is new into ``new_events`` (same columns), in the
+transaction that applies. It may remember what it has seen in its own tables. It may put events of ``batch`` into
+``rejections`` (event_id, reason, detail) in place of ``new_events``; they become dead letters.
 
-A strategy may put events of ``staged`` into ``rejected`` (event_id, reason, detail) as a projection does: they are kept
-as dead letters. It need not think of those that the projection refuses: what it notes of them is rolled back with them.
+``%(sink)s`` is the sink's name, ``%(topic)s`` and ``%(topic_id)s`` are the topic's; a literal percent sign is written
+twice. ``{key}`` and ``{version}`` are the columns of the job's key and version.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 from outbox.base.errors import Failure
 
+BUILT_IN = Path(__file__).with_name("strategies")
 REQUIRED = ("idea", "survives", "costs", "choose")
-OTHERWISE = {"start": "earliest", "knows": "positions", "takes": "states"}  # what a header may say, against the default
+OPTIONS = {"start": "earliest", "knows": "positions", "takes": "states", "needs": "version"}  # against the default
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,13 @@ class Strategy:
     sql: str
     start: Literal["positions", "earliest"] = "positions"
     """Where a sink without checkpoint begins: at its positions, or, like a plain consumer, at the earliest event."""
-    takes: Literal["amounts", "states"] = "amounts"
-    """What it takes of an event: what that adds, or the state that it brings, which makes up for any before it."""
+    takes: Literal["events", "states"] = "events"
+    """What its projections apply: each event, or the newest state, which supersedes the states before it."""
     knows: Literal["events", "positions"] = "events"
-    """What it knows an event by: itself or its place, or only how far the sink has read. One of the latter would take
-    the replay of a dead letter for a re-read, so it is not asked about one: the letter alone says that it is new."""
+    """How it recognises an event: by the event itself or its place, or only by how far the sink has read. The latter
+    cannot recognise the event of a dead letter, so a replay takes such an event for new: its dead letter is open."""
+    needs: Literal["", "version"] = ""
+    """What it needs of the job's events."""
 
 
 def load(folder: Path) -> dict[str, Strategy]:
@@ -50,7 +53,11 @@ def _read(file: Path) -> Strategy:
     header = dict(re.findall(r"^-- (\w+): (.+)$", sql, re.MULTILINE))
     missing = [word for word in REQUIRED if word not in header]
     if missing:
-        raise Failure(f"{file}: its first comments do not say: {', '.join(missing)}", "write them as `-- idea: …`")
-    told: dict[str, Any] = {word: header[word] for word in REQUIRED}
-    told |= {word: other for word, other in OTHERWISE.items() if header.get(word) == other}
-    return Strategy(name=file.stem, sql=sql, **told)
+        raise Failure(
+            f"{file}: its first comments lack: {', '.join(missing)}",
+            "write them as `-- idea: …`",
+            code="strategy-header-incomplete",
+        )
+    found: dict[str, Any] = {word: header[word] for word in REQUIRED}
+    found |= {word: value for word, value in OPTIONS.items() if header.get(word) == value}
+    return Strategy(name=file.stem, sql=sql, **found)

@@ -1,13 +1,14 @@
--- The table of the sink `lakehouse`: every event once, with its place on the topic. The columns are those of
--- sinks/staged.sql, in Delta's types, and the day of the event, by which it is partitioned: a day is what MERGE looks at,
--- and what a query by time reads.
+-- The table of the sink `lakehouse`: every event once, with its place on the topic. The columns are the properties of the
+-- event's schema in Delta's types, and the day of the event. The table is partitioned by day: MERGE looks at a day, and so
+-- does a query by time.
 --
--- The engine puts in where it lies. On every start it is compared with the table that is there.
+-- The engine fills in the location. At every start it compares this declaration with the existing table.
 CREATE TABLE IF NOT EXISTS events (
     event_id      STRING    NOT NULL,
     event_day     DATE      NOT NULL COMMENT 'in UTC, of the time within event_id',
     partition     INT       NOT NULL,
     offset        BIGINT    NOT NULL,
+    transfer_id   STRING    NOT NULL,
     account_id    STRING    NOT NULL,
     amount        BIGINT    NOT NULL COMMENT 'signed, minor units',
     currency      STRING    NOT NULL,

@@ -208,11 +208,10 @@ END $$;
 
 GRANTS = """
 GRANT SELECT, INSERT, UPDATE ON sinks, positions, base_versions, dead_letters, key_versions TO {writer};
-GRANT SELECT, INSERT ON checkpoint_generations, processed_events, landed_events, event_log, processed_changes TO {writer};
-GRANT SELECT ON dedup_horizon, processed_days TO {writer}, {pruner}, {auditor};
-GRANT SELECT ON sinks, positions, base_versions, dead_letters TO {auditor}, {pruner};
-REVOKE ALL ON FUNCTION ensure_processed_events, drop_processed_events FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION ensure_processed_events TO {writer};
+GRANT SELECT, INSERT ON checkpoint_generations, processed_events, landed_events, event_log, processed_changes TO
+{writer}; GRANT SELECT ON dedup_horizon, processed_days TO {writer}, {pruner}, {auditor}; GRANT SELECT ON sinks,
+positions, base_versions, dead_letters TO {auditor}, {pruner}; REVOKE ALL ON FUNCTION ensure_processed_events,
+drop_processed_events FROM PUBLIC; GRANT EXECUTE ON FUNCTION ensure_processed_events TO {writer};
 -- A sink cannot forget what it has applied.
 GRANT EXECUTE ON FUNCTION drop_processed_events TO {pruner};
 """

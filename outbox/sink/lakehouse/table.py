@@ -1,9 +1,8 @@
-"""What the Delta table of a sink says, read without Spark: by the package `deltalake`, which is optional.
+"""What the Delta table of a sink holds, read without Spark by the optional package `deltalake`.
 
-A commit of the sink says with the events how far they go, so one version of the table is a state of its own: no commit
-in between makes it wrong. That leaves the letters of that moment. A letter is written before the table passes its
-event, and closed after the table has it; so of the letters that are read after the table, open ones or replayed, those
-whose event the table does not have are what it had not applied.
+Each commit of the sink says how far its events go, so one version of the table is a consistent state. Dead letters are
+read after the table. A letter is written before the table passes its event, and closed after the table has it. So the
+open or replayed letters whose event the table lacks are what it had not applied.
 """
 
 from __future__ import annotations
@@ -12,52 +11,37 @@ import importlib.util
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.sink import job
-from outbox.sink.job import Job
+from outbox.sink.state import TargetState
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
 UNREAD = "not compared: the package deltalake, which reads its table, is not installed (pip install -e '.[lakehouse]')"
-COMMITS = 1000  # looked through for the sink's last one: others are those of OPTIMIZE and the like
+COMMITS = 1000  # searched for the sink's last one: OPTIMIZE and the like commit too
 
 
 @dataclass(frozen=True)
-class Table:
+class DeltaState(TargetState):
     """One version of a sink's table; an empty one if there is no table."""
 
-    topic: str | None = None  # None if no commit that is kept says how far it goes
-    positions: Mapping[int, int] = field(default_factory=dict)  # by partition, the next offset to merge
-    totals: Mapping[str, Decimal] = field(default_factory=dict)  # by key
-    versions: Mapping[str, int] = field(default_factory=dict)  # by key, the highest merged
     delta: DeltaTable | None = None
 
-    def lacks(self, event_ids: Collection[str]) -> frozenset[bytes]:
-        """Those of the events that the table does not have."""
+    def lacks(self, event_ids: Collection[str]) -> frozenset[str]:
         there = set[str]()
         if self.delta is not None and event_ids:
             wanted = ", ".join(f"'{uuid.UUID(event_id)}'" for event_id in event_ids)
             found = _query(self.delta, f"SELECT event_id FROM events WHERE event_id IN ({wanted})")  # noqa: S608
             there.update(found["event_id"].to_pylist())
-        return frozenset(uuid.UUID(event_id).bytes for event_id in event_ids if event_id not in there)
-
-
-def read(settings: Settings) -> dict[str, Table | None]:
-    """The newest version of the table of each sink that is one; None if the package is not installed.
-
-    Raises Failure if one cannot be read.
-    """
-    is_installed = importlib.util.find_spec("deltalake") is not None
-    tables = {name: one.job for name, one in job.sinks(settings).items() if one.job.table is not None}
-    return {name: _read(settings, name, of) if is_installed else None for name, of in tables.items()}
+        return frozenset(event_ids) - there
 
 
 def location(settings: Settings, sink: str) -> str:
@@ -65,24 +49,28 @@ def location(settings: Settings, sink: str) -> str:
     return f"{settings.lakehouse.rstrip('/')}/{sink}"
 
 
-def _read(settings: Settings, sink: str, of: Job) -> Table:
+def read(settings: Settings, sink: str, totals_query: Path) -> DeltaState:
+    """The newest version of a sink's table. Raises Failure if it cannot be read."""
+    if importlib.util.find_spec("deltalake") is None:
+        return DeltaState(unread=UNREAD)
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
     uri = location(settings, sink).removeprefix("file://")  # it would decode what is not encoded
     try:
         if not DeltaTable.is_deltatable(uri):
-            return Table()
+            return DeltaState()
         delta = DeltaTable(uri)
         topic, positions = _reached(delta)
         totals: dict[str, Decimal] = defaultdict(Decimal)
         versions: dict[str, int] = defaultdict(int)
-        for row in _query(delta, of.projection.read_text()).to_pylist():
+        for row in _query(delta, totals_query.read_text()).to_pylist():
             totals[row["key"]] += row["total"]
             versions[row["key"]] = max(versions[row["key"]], row["version"])
     except DeltaError as error:
-        raise Failure(f"sink {sink}: reading its table at {uri}: {str(error).partition(chr(10))[0]}") from error
-    return Table(topic, positions, totals, versions, delta)
+        reason = str(error).partition("\n")[0]
+        raise Failure(f"sink {sink}: reading its table at {uri}: {reason}", code="table-unreadable") from error
+    return DeltaState(topic, positions, totals, versions, delta=delta)
 
 
 def _reached(delta: DeltaTable) -> tuple[str | None, dict[int, int]]:

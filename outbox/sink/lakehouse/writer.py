@@ -26,9 +26,10 @@ The table refuses no event: what a projection would reject, like another currenc
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
@@ -45,18 +46,19 @@ from pyspark.sql import SparkSession
 from outbox.base.errors import Failure
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.sink import dead_letters, fence, positions, traces
-from outbox.sink.applier import Effect, Outcome, count
-from outbox.sink.apply import Counts, Driver, stage
-from outbox.sink.batch import Batch
-from outbox.sink.job import Declared
+from outbox.sink.batch import Batch, Traced
 from outbox.sink.positions import Offsets
-from outbox.sink.strategy import Strategy
-from outbox.sink.traces import Traced
-from outbox.sink.verdict import made_at_ms
+from outbox.sink.postgres.applier import Applied, Applier
+from outbox.sink.records import ARROW_TYPES, made_at_ms
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Counts, SinkWriter, count
 
 LOCK_TIMEOUT_S = 60
 # Of the events in the batch; kept over its transactions.
-STAGED = "CREATE TEMPORARY TABLE staged (event_id uuid NOT NULL)"
+TABLES = """
+CREATE TEMPORARY TABLE batch (event_id uuid NOT NULL);
+CREATE TEMPORARY TABLE rejections (event_id uuid NOT NULL);
+"""
 SESSION = {
     # A batch without anything new is committed too, as it says how far the table is.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
@@ -64,18 +66,18 @@ SESSION = {
 COMMIT_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
-class LakehouseSink(Driver):
+class LakehouseWriter(SinkWriter):
     """A sink that merges into a Delta table."""
 
-    def __init__(self, connection: extensions.connection, strategy: Strategy, schema: Path, uri: str) -> None:
-        """Take the fence. ``schema`` is the file with the statement that makes the table at ``uri``.
+    def __init__(self, connection: extensions.connection, spec: SinkSpec, schema: Path, uri: str) -> None:
+        """Acquire the fence. ``schema`` is the file with the statement that makes the table at ``uri``.
 
         Raises Failure if the sink has a driver already.
         """
-        super().__init__(connection, strategy.name)
-        self._strategy, self._schema, self._uri = strategy, schema, uri
-        with self._told("does not let the sink begin"), connection, connection.cursor() as cursor:
-            cursor.execute(STAGED)
+        super().__init__(connection, spec.name)
+        self._merge, self._schema, self._uri = spec.strategy.sql, schema, uri
+        with self._errors("does not let the sink start"), connection, connection.cursor() as cursor:
+            cursor.execute(TABLES)
 
     def positions(self, topic: str, topic_id: str) -> dict[int, int]:
         """The same; and the table is made if there is none. Raises Failure if there was one."""
@@ -90,43 +92,49 @@ class LakehouseSink(Driver):
         if batch.is_empty:
             return Counts()
         refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}"
-        with self._told(refused), fence.held(self._connection, self.name):
-            end, settled, dead = self._set_aside(batch)
+        with self._errors(refused), fence.held(self._connection, self.name):
+            end, resolved, dead = self._set_aside(batch)
             rows = batch.rows
-            if settled:
-                rows = rows.filter(pc.invert(pc.is_in(rows["event_id"], pa.array(settled, pa.string()))))
-            told_of = pa.array([one.event_id for one in batch.traced], pa.string())
-            missing = self._table.missing(rows["event_id"].filter(pc.is_in(rows["event_id"], told_of)).to_pylist())
-            fresh = self._table.merge(rows, {"topic": batch.topic, "topic_id": batch.topic_id, "next_offsets": end})
-            counts = self._conclude(batch, fresh, dead)
-        traces.tell(self.name, _outcomes(batch, missing), batch.traced_left_out)
+            if resolved:
+                rows = rows.filter(pc.invert(pc.is_in(rows["event_id"], pa.array(resolved, pa.string()))))
+            traced = pa.array([one.event_id for one in batch.traced], pa.string())
+            missing = self._table.missing(rows["event_id"].filter(pc.is_in(rows["event_id"], traced)).to_pylist())
+            merged = self._table.merge(rows, {"topic": batch.topic, "topic_id": batch.topic_id, "next_offsets": end})
+            counts = self._conclude(batch, merged, dead)
+        traces.log_outcomes(self.name, _outcomes(batch, missing))
         return counts
 
     @cached_property
     def _table(self) -> Table:
-        return Table(SparkSession.active(), self.name, self._strategy.sql, self._schema.read_text(), self._uri)
+        return Table(SparkSession.active(), self.name, self._merge, self._schema.read_text(), self._uri)
 
     def _set_aside(self, batch: Batch) -> tuple[Offsets, Collection[str], int]:
-        """How far the sink is with the batch; the events that dead letters have settled; how many letters there are."""
+        """How far the sink is after the batch; the events that dead letters resolve; how many records are dead."""
         with self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
             stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
             positions.require_no_gap(self.name, batch.topic, stored, batch.start)
-            cursor.execute("TRUNCATE staged")
-            stage(cursor, batch.rows.select(["event_id"]))
-            settled = dead_letters.recall(cursor, self.name)
-            dead = dead_letters.keep(cursor, self.name, batch.topic_id, batch.dead)
+            cursor.execute("TRUNCATE batch")
+            copy_ids(cursor, batch.rows)
+            resolved = dead_letters.drop_resolved(cursor, self.name)
+            dead = dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.dead)
             end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}
-            return {**stored, **end}, settled, dead
+            return {**stored, **end}, resolved, dead
 
-    def _conclude(self, batch: Batch, fresh: int, dead: int) -> Counts:
-        duplicates = batch.rows.num_rows - fresh
+    def _conclude(self, batch: Batch, merged: int, dead: int) -> Counts:
+        duplicates = batch.rows.num_rows - merged
         with self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
-            dead_letters.close(cursor, self.name)
-            count(cursor, self.name, applied=fresh, duplicates=duplicates)
+            dead_letters.mark_replayed(cursor, self.name)
+            count(cursor, self.name, applied=merged, duplicates=duplicates)
             positions.write(cursor, self.name, batch.topic, batch.topic_id, batch.end)
-        return Counts(rows=batch.rows.num_rows, fresh=fresh, duplicates=duplicates, dead=dead)
+        return Counts(rows=batch.rows.num_rows, applied=merged, duplicates=duplicates, dead=dead)
+
+
+def copy_ids(cursor: extensions.cursor, rows: pa.Table) -> None:
+    """Copy the ids of events into ``batch``."""
+    ids = "".join(f"{event_id}\n" for event_id in rows["event_id"].to_pylist())
+    cursor.copy_expert("COPY batch (event_id) FROM STDIN", io.StringIO(ids))
 
 
 class Table:
@@ -149,7 +157,7 @@ class Table:
         """Find the table that there must be. Raises Failure if it is gone, or is not as its SQL declares it."""
         log = self._jvm.org.apache.hadoop.fs.Path(f"{self._uri}/_delta_log")
         files = log.getFileSystem(self._spark._jsparkSession.sessionState().newHadoopConf())
-        with self._told("cannot be looked for"):
+        with self._errors("cannot be looked for"):
             is_there = files.exists(log)
         if not is_there:
             raise Failure(
@@ -161,7 +169,7 @@ class Table:
 
     def make(self) -> None:
         """Make the table, or compare the one that is there with its schema. Raises Failure if they differ."""
-        with self._told("is not as its SQL declares it"), self._alone():
+        with self._errors("is not as its SQL declares it"), self._alone():
             self._spark.sql(f"CREATE DATABASE IF NOT EXISTS {self._names}")
             self._spark.sql(f"USE {self._names}")
             self._spark.sql(self._schema % {"location": _literal(self._uri)})
@@ -177,7 +185,7 @@ class Table:
             "first_id": _literal(min(ids, default="")),
             "last_id": _literal(max(ids, default="")),
         }
-        with self._told("does not take events"):
+        with self._errors("does not take events"):
             if metadata is not None:
                 self._spark.conf.set(COMMIT_METADATA, json.dumps({"sink": self._sink, **metadata}))
             self._stage(rows)
@@ -189,13 +197,13 @@ class Table:
         """Those of these events that are not in the table."""
         if not event_ids:
             return set()
-        with self._told("does not tell its events"):
+        with self._errors("does not tell its events"):
             wanted = self._spark.createDataFrame(pa.table({"event_id": [*event_ids]}))
             known = self._spark.read.format("delta").load(self._uri)
             return {event_id for (event_id,) in wanted.join(known, "event_id", "left_anti").collect()}
 
     def _stage(self, rows: pa.Table) -> None:
-        self._spark.createDataFrame(rows).createOrReplaceTempView("staged")
+        self._spark.createDataFrame(rows).createOrReplaceTempView("batch")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -219,7 +227,7 @@ class Table:
             file.close()
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except (PySparkException, Py4JError) as error:
@@ -229,56 +237,67 @@ class Table:
             ) from error
 
 
-class TableEffect(Effect):
-    """The effect of a replay of dead letters on a Delta table.
+class LakehouseApplier(Applier):
+    """Applies the events of dead letters to a Delta table.
 
-    The MERGE comes before the caller's commit: should that fail, the letters stay open, and the next replay finds their
-    events. With ``dry_run``, which cannot roll a MERGE back, it is only counted what it would do.
+    The MERGE comes before the caller's commit. If that fails, the letters stay open, and the next replay finds their
+    events in the table. A MERGE cannot be rolled back, so with ``dry_run`` it is only counted what it would do.
     """
 
-    def __init__(self, spark: SparkSession, declared: Declared, uri: str, *, dry_run: bool) -> None:
-        """Raises Failure if the table is gone, or is not as its SQL declares it."""
-        job, strategy = declared
-        super().__init__(strategy, job.staged, job.projection)
+    def __init__(self, spark: SparkSession, spec: SinkSpec, schema: Path, uri: str, *, dry_run: bool) -> None:
+        """Raises Failure if the table is gone, or differs from what its SQL declares."""
+        super().__init__(spec)
         self._dry_run = dry_run
-        self._table = Table(spark, strategy.name, strategy.sql, (job.table or job.staged).read_text(), uri)
+        self._table = Table(spark, spec.name, spec.strategy.sql, schema.read_text(), uri)
         self._table.require()
 
-    def take(
-        self,
-        cursor: extensions.cursor,
-        topic: str,  # noqa: ARG002
-        topic_id: str,  # noqa: ARG002
-        *,
-        is_replay: bool = False,  # noqa: ARG002
-        is_below_floor: bool = False,  # noqa: ARG002 - the table forgets nothing, so there is no floor
-    ) -> Outcome:
-        cursor.execute("SELECT * FROM staged")
+    def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
+        del topic, topic_id, older_than_horizon  # the table forgets nothing, so it has no horizon
+        cursor.execute("SELECT * FROM batch")
         names = [column.name for column in cursor.description or ()]
-        rows = pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in cursor])
-        if not rows.num_rows:
-            return Outcome(0, 0)
+        found = [dict(zip(names, row, strict=True)) for row in cursor]
+        if not found:
+            return Applied(0, 0)
+        rows = self._as_rows(found)
         applied = len(self._table.missing(rows["event_id"].to_pylist())) if self._dry_run else self._table.merge(rows)
-        dead_letters.close(cursor, self.name)
-        return Outcome(applied, 0)
+        dead_letters.mark_replayed(cursor, self.name)
+        return Applied(applied, 0)
+
+    def _as_rows(self, found: Sequence[Mapping[str, Any]]) -> pa.Table:
+        columns = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
+        columns |= {column.name: ARROW_TYPES[column.type] for column in self._decoder.columns}
+        as_text = {name for name, type_ in columns.items() if type_ == pa.string()}
+        return pa.table(
+            {
+                name: pa.array([_plain(row[name]) if name in as_text else row[name] for row in found], type_)
+                for name, type_ in columns.items()
+            }
+        )
+
+
+def _plain(value: Any) -> str | None:
+    """A value of Postgres as the stream has it: text."""
+    if value is None:
+        return None
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
 
 
 def _outcomes(batch: Batch, missing: set[str]) -> list[tuple[Traced, traces.Outcome]]:
-    """What became of a batch's traced records, given the events of theirs that the table did not have before. Of two
-    records of one event MERGE takes the first.
+    """What became of a batch's traced records, given those of their events that the table did not have before. MERGE
+    takes the first of two records of one event.
     """
-    dead = {(letter.partition, letter.offset) for letter in batch.dead}
+    dead = {(one.partition, one.offset) for one in batch.dead}
     missing = {*missing}
-    told: list[tuple[Traced, traces.Outcome]] = []
+    found: list[tuple[Traced, traces.Outcome]] = []
     for one in sorted(batch.traced, key=lambda one: (one.partition, one.offset)):
         if (one.partition, one.offset) in dead:
-            told.append((one, "set aside"))
+            found.append((one, "set aside"))
         elif one.event_id in missing:
             missing.remove(one.event_id)
-            told.append((one, "applied"))
+            found.append((one, "applied"))
         else:
-            told.append((one, "duplicate"))
-    return told
+            found.append((one, "duplicate"))
+    return found
 
 
 def _day(event_id: str) -> str:

@@ -1,9 +1,9 @@
-"""Recompute what a sink holds, from the ledger or from the topic.
+"""Recompute what a sink holds, from the source or from the topic.
 
-**From the ledger**: its accounts as they are now become the sink's, in one transaction beside the running sink. Each
-remembers as its base the version that it was taken at. The sink's lock comes before the ledger's snapshot, so that
-whatever the sink has applied is in that snapshot; and whatever else is in there comes with a version that is not above
-the base, by which the projection knows it.
+**From the source**: its totals as they are now become the sink's, in one transaction beside the running sink. The
+version of each key at that moment becomes its base version. The sink's lock comes before the source's snapshot, so the
+snapshot has whatever the sink has applied. Any other event that is in the snapshot arrives with a version that is not
+above the base, and the sink drops it as a duplicate.
 
 **From the topic**: a copy of the sink, by the engine itself under a name of its own, reads the topic from its first
 event, beside the live sink. Then it takes the live one's place in one transaction. Ended anywhere before, the live sink
@@ -20,19 +20,18 @@ import psycopg2
 from psycopg2 import extensions, sql
 from psycopg2.extras import execute_values
 
-from outbox.base.database import connect, told
+from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka.topics import Topic
-from outbox.sink import fence, positions
-from outbox.sink.job import Job
+from outbox.sink import fence, generations, positions, projection
 from outbox.sink.positions import Offsets
-from outbox.sink.repair import rewind
+from outbox.sink.spec import SinkSpec
 
 SUFFIX = ".rebuild"
 FETCH_ROWS = 10_000
-AGAIN = "give the command again"
-FROM_LEDGER = "`outbox rebuild --sink {} --from ledger`"
+AGAIN = "run the command again"
+FROM_SOURCE = "`outbox rebuild --sink {} --from source`"
 
 REBUILD_KEY = "hashtextextended('outbox rebuild of sink ' || %(sink)s, 0)"
 # Never deleted and never renamed: what was begun there says which checkpoints there have been, so that each copy gets
@@ -64,10 +63,21 @@ UPDATE dead_letters AS letter SET status = 'discarded'
  WHERE letter.sink = %(copy)s AND letter.status = 'open'
    AND live.sink = %(sink)s AND live.identity = letter.identity AND live.status = 'discarded'
 """
+SET_BASES = """
+INSERT INTO base_versions (sink, key, version)
+SELECT %(sink)s, total ->> 'key', (total ->> 'version')::bigint FROM source ORDER BY 2
+ON CONFLICT (sink, key) DO UPDATE SET version = greatest(base_versions.version, excluded.version);
+
+-- A key that the source does not have is worth nothing, and neither is any event of it so far.
+INSERT INTO base_versions (sink, key, version)
+SELECT %(sink)s, key, version FROM sink_totals
+ WHERE sink = %(sink)s AND NOT EXISTS (SELECT FROM source WHERE total ->> 'key' = key) ORDER BY 2
+ON CONFLICT (sink, key) DO UPDATE SET version = greatest(base_versions.version, excluded.version)
+"""
 DIFFERENCES = """
 SELECT key, coalesce(copy.total, 0) - coalesce(live.total, 0)
-  FROM (SELECT key, total FROM audit_balances WHERE sink = %(copy)s) AS copy
-  FULL JOIN (SELECT key, total FROM audit_balances WHERE sink = %(sink)s) AS live USING (key)
+  FROM (SELECT key, total FROM sink_totals WHERE sink = %(copy)s) AS copy
+  FULL JOIN (SELECT key, total FROM sink_totals WHERE sink = %(sink)s) AS live USING (key)
  WHERE coalesce(copy.total, 0) <> coalesce(live.total, 0)
 """
 TAKE_COUNTS = """
@@ -76,9 +86,9 @@ UPDATE sinks SET applied = copy.applied, duplicates = copy.duplicates
 """
 
 
-class Taken(NamedTuple):
-    """What was taken from the ledger: by key how much more the sink holds now, where that is not nothing; and by
-    partition the first and the last offset of events that the topic has dropped before the sink had applied them.
+class RebuildResult(NamedTuple):
+    """What the source changed: by key how much more the sink holds now, where that is not zero; and by partition the
+    first and the last offset of events that the topic has dropped before the sink had applied them.
     """
 
     differences: dict[str, int]
@@ -90,34 +100,40 @@ def copy_of(sink: str) -> str:
     return f"{sink}{SUFFIX}"
 
 
-def from_ledger(
-    settings: Settings, job: Job, sink: str, topic: Topic, first: Offsets, *, dry_run: bool = False
-) -> Taken:
-    """Set what a sink holds to what the ledger says, in one transaction. With ``dry_run`` it is rolled back.
+def from_source(
+    settings: Settings, spec: SinkSpec, topic: Topic, first: Offsets, *, dry_run: bool = False
+) -> RebuildResult:
+    """Set what a sink holds to what the source says, in one transaction. With ``dry_run`` it is rolled back.
 
-    ``first`` are the topic's first offsets, asked for before: what the topic has dropped by then is in the ledger, so
-    a sink that stands before them goes on there, at its next start. Its counts and what it remembers of events stay.
+    ``first`` are the topic's first offsets, asked for before: what the topic has dropped by then is in the source, so a
+    sink that stands before them continues there at its next start. Its counts and what it remembers of events stay.
 
-    Raises Failure if the job has no SQL for it, or if a database refuses.
+    Raises Failure if the job has no SQL for it or its events no version, or if a database refuses.
     """
-    if job.rebuild is None:
+    job, sink = spec.job, spec.name
+    job.target.require_rebuildable(spec)
+    if job.decoder.version is None:
         raise Failure(
-            f"sink {sink} cannot be taken from the ledger: its job has no SQL for that (docs/adopting.md: Job.rebuild)",
-            f"`outbox rewind --sink {sink} --to-earliest --skip-dropped` gives up what the topic has dropped",
+            f"sink {sink} cannot be taken from the source: its events have no version",
+            f"`outbox rebuild --sink {sink} --from topic`",
+            code="rebuild-unsupported",
         )
-    with closing(connect(settings, SinkRole.WRITER)) as connection, _told(connection, sink):
+    with closing(connect(settings, SinkRole.WRITER)) as connection, _errors(connection, sink):
         with connection, connection.cursor() as cursor:
             cursor.execute(fence.SESSION)
         with connection, connection.cursor() as cursor:
             fence.lock(cursor, sink)
-            cursor.execute("CREATE TEMPORARY TABLE ledger (account jsonb NOT NULL) ON COMMIT DROP")
-            execute_values(cursor, "INSERT INTO ledger VALUES %s", _accounts(settings), page_size=FETCH_ROWS)
-            cursor.execute(job.rebuild.read_text(), {"sink": sink})
-            differences = {str(key): int(difference) for key, difference in cursor}
+            cursor.execute("CREATE TEMPORARY TABLE source (total jsonb NOT NULL) ON COMMIT DROP")
+            execute_values(cursor, "INSERT INTO source VALUES %s", _totals(settings), page_size=FETCH_ROWS)
+            cursor.execute(SET_BASES, {"sink": sink})
+            differences: dict[str, int] = {}
+            for file in projection.rebuilds(job.projections):
+                cursor.execute(file.read_text(), {"sink": sink})
+                differences |= {str(key): int(difference) for key, difference in cursor}
             skipped = _skip(cursor, sink, topic, first)
             if dry_run:
                 connection.rollback()
-            return Taken(differences, skipped)
+            return RebuildResult(differences, skipped)
 
 
 @contextmanager
@@ -126,7 +142,7 @@ def reserved(settings: Settings, sink: str) -> Iterator[extensions.connection]:
 
     As the owner, because a sink's role may not delete. Raises Failure if another rebuild of the sink runs.
     """
-    with closing(connect(settings, SinkRole.OWNER)) as connection, _told(connection, sink):
+    with closing(connect(settings, SinkRole.OWNER)) as connection, _errors(connection, sink):
         with connection, connection.cursor() as cursor:
             cursor.execute(fence.SESSION)
         try:
@@ -155,17 +171,17 @@ def begin(connection: extensions.connection, sink: str, topic: Topic, first: Off
         dropped = [f"partition {partition} begins at offset {offset}" for partition, offset in first.items() if offset]
         if dropped:
             raise Failure(
-                f"topic {topic.name} does not have everything any more: {', '.join(dropped)}", FROM_LEDGER.format(sink)
+                f"topic {topic.name} does not have everything any more: {', '.join(dropped)}", FROM_SOURCE.format(sink)
             )
         cursor.execute(ADD_COPY, {"copy": copy})
         start = dict.fromkeys(first, 0)
         positions.write(cursor, copy, topic.name, topic.id, start)
-        rewind.begin_anew(cursor, copy, topic.name, start)
+        generations.start_next(cursor, copy, topic.name, start)
         cursor.execute(COPY_DISCARDED, {"sink": sink, "copy": copy})
         return False
 
 
-def forget(connection: extensions.connection, sink: str) -> bool:
+def drop_copy(connection: extensions.connection, sink: str) -> bool:
     """Delete the copy of a sink, and return whether there was one."""
     copy = copy_of(sink)
     with connection, connection.cursor() as cursor:
@@ -206,16 +222,16 @@ def swap(connection: extensions.connection, sink: str, topic: Topic, first: Offs
         cursor.execute(TAKE_COUNTS, names)
         cursor.execute("DELETE FROM sinks WHERE name = %(copy)s", names)
         fence.supersede(cursor, sink)
-        return rewind.begin_anew(cursor, sink, topic.name, reached)
+        return generations.start_next(cursor, sink, topic.name, reached)
 
 
-def _accounts(settings: Settings) -> Iterator[tuple[str]]:
-    """The ledger's accounts as JSON, all of one snapshot."""
+def _totals(settings: Settings) -> Iterator[tuple[str]]:
+    """The source's totals as JSON, all of one snapshot."""
     with closing(connect(settings, SourceRole.AUDITOR)) as connection:
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
-        with connection.cursor("accounts") as cursor:  # on the server, as they may be more than memory holds
+        with connection.cursor("totals") as cursor:  # on the server: they may be more than memory holds
             cursor.itersize = FETCH_ROWS
-            cursor.execute("SELECT to_jsonb(account)::text FROM audit_accounts AS account")
+            cursor.execute("SELECT to_jsonb(total)::text FROM source_totals AS total")
             yield from cursor
 
 
@@ -234,7 +250,7 @@ def _skip(cursor: extensions.cursor, sink: str, topic: Topic, first: Offsets) ->
     if skipped:
         positions.write(cursor, sink, topic.name, topic.id, begin)
         fence.supersede(cursor, sink)
-        rewind.begin_anew(cursor, sink, topic.name, begin)
+        generations.start_next(cursor, sink, topic.name, begin)
     return skipped
 
 
@@ -248,7 +264,7 @@ def _require_this_topic(cursor: extensions.cursor, sink: str, topic: Topic) -> N
         raise Failure(
             f"sink {sink} holds what was on another topic: {', '.join(sorted(others))}, from before it was made again "
             f"or replaced by {topic.name}",
-            FROM_LEDGER.format(sink),
+            FROM_SOURCE.format(sink),
         )
 
 
@@ -263,5 +279,5 @@ def _delete(cursor: extensions.cursor, sink: str) -> None:
         cursor.execute(sql.SQL("DELETE FROM {} WHERE sink = %s").format(table), (sink,))
 
 
-def _told(connection: extensions.connection, sink: str) -> AbstractContextManager[None]:
-    return told(connection, f"sink {sink}", "refused its rebuild, all of it", AGAIN)
+def _errors(connection: extensions.connection, sink: str) -> AbstractContextManager[None]:
+    return database_errors(connection, f"sink {sink}", "refused its rebuild, all of it", AGAIN)

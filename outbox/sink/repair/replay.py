@@ -1,8 +1,8 @@
 """What an operator does about dead letters: replay them, or discard them. Both work beside the running sink.
 
 Letters are dealt with in chunks, each one transaction that takes the sink's lock first, as the driver's own apply does.
-In it a letter's event is applied and its status moved, so that each letter is dealt with once, whoever is killed
-when, and however often the command is run. Positions and epoch are the driver's and are left alone.
+In it a letter's event is applied and its status changed, so that each letter is dealt with once, whoever is killed
+when, and however often the command is run. Positions and epoch are the driver's and stay as they are.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import Any, NamedTuple
 
 from psycopg2 import extensions
 
-from outbox.base.database import told
+from outbox.base.database import database_errors
 from outbox.base.errors import Failure
 from outbox.sink import dead_letters, fence
-from outbox.sink.applier import Effect, count
-from outbox.sink.job import Declared
+from outbox.sink.postgres.applier import Applier
+from outbox.sink.records import Record, RecordDecoder, Rejection
 from outbox.sink.repair.selection import Chosen
-from outbox.sink.verdict import Judging, Verdict
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import count
 
 CHUNK = 1000
 FETCHED = 50  # letters in memory with their bytes
-AGAIN = "give the command again: what is done is done, and is not repeated"
+AGAIN = "run the command again: what is done is done, and is not repeated"
 
 # Locked one after the other as they are fetched; a letter that is no longer open is not found.
 CLAIM = """
@@ -36,10 +37,8 @@ SELECT identity, key, headers, value, event, event_id, partition, "offset",
  ORDER BY partition, "offset"
    FOR UPDATE
 """
-# By the names of the columns; what is no column is left out.
-STAGE = "INSERT INTO staged SELECT one.* FROM jsonb_populate_recordset(NULL::staged, %s::jsonb) AS one"
 DISCARD = """
-UPDATE dead_letters SET status = 'discarded'
+UPDATE dead_letters SET status = 'discarded', last_seen_at = now()
  WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
 """
 
@@ -59,37 +58,32 @@ class Claimed(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """What became of letters: applied, found to be applied already, or refused again and left open."""
+    """What became of letters: applied, found to be applied already, or rejected again and left open."""
 
     applied: int = 0
     duplicates: int = 0
-    refused: int = 0
+    rejected: int = 0
 
     def plus(self, other: Replayed) -> Replayed:
         """Both together."""
         return Replayed(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
-def effect_of(declared: Declared) -> Effect:
-    """What applies the events of a sink whose result is in its database."""
-    job, strategy = declared
-    return Effect(strategy, job.staged, job.projection)
-
-
 def replay(
     connection: extensions.connection,
-    known: Mapping[str, Declared],
+    known: Mapping[str, SinkSpec],
     chosen: Sequence[Chosen],
     *,
-    below_floor: bool = False,
+    applier_of: Callable[[SinkSpec], Applier],
+    older_than_horizon: bool = False,
     dry_run: bool = False,
-    effect_of: Callable[[Declared], Effect] = effect_of,
 ) -> dict[str, Replayed]:
-    """Judge letters by today's contract and apply those that stand it now, by the strategy and projection of their
-    sink, which is among ``known``. Returns by sink what became of them. With ``dry_run`` all of it is rolled back.
+    """Validate letters by today's contract and apply the valid ones, by the strategy and projections of their sink,
+    which is among ``known``. Returns by sink what became of them. With ``dry_run`` all of it is rolled back.
 
-    With ``below_floor`` it is those that came from below the retention floor, and no others, and they are applied as
-    new: no strategy can tell, so the caller has made sure that they never were. Without, they are refused again.
+    With ``older_than_horizon`` it is the letters older than the deduplication horizon, and no others, and they are
+    applied as new: no strategy can know, so the caller has made sure that they never were. Without it they are rejected
+    again.
 
     A letter that is no longer open is left out: each event is applied once. Raises Failure if a sink's strategy is
     unknown, or if the database refuses a chunk, of which then nothing is done; the chunks before it stay.
@@ -97,31 +91,31 @@ def replay(
     _require({letter.sink for letter in chosen}, known)
     done: dict[str, Replayed] = {}
     for sink, letters in itertools.groupby(chosen, key=lambda letter: letter.sink):
-        effect, judge = effect_of(known[sink]), known[sink].job.judge
+        applier, decoder = applier_of(known[sink]), known[sink].job.decoder
         done[sink] = Replayed()
-        with told(connection, f"sink {sink}", "refused the replay", AGAIN):
+        with database_errors(connection, f"sink {sink}", "refused the replay", AGAIN):
             with connection, connection.cursor() as cursor:
                 cursor.execute(fence.SESSION)
-                effect.prepare(cursor)
+                applier.prepare(cursor)
             for chunk in _chunks(letters):
                 with connection:
-                    done[sink] = done[sink].plus(_replay(connection, effect, judge, chunk, below_floor))
+                    done[sink] = done[sink].plus(_replay(connection, applier, decoder, chunk, older_than_horizon))
                     if dry_run:
                         connection.rollback()
             with connection, connection.cursor() as cursor:
-                effect.end(cursor)
+                applier.end(cursor)
     return done
 
 
 def discard(connection: extensions.connection, chosen: Sequence[Chosen], *, dry_run: bool = False) -> dict[str, int]:
-    """Give letters up: their events are never applied, also not if they come again. Returns how many, by sink.
+    """Give letters up: their events are never applied, even if they are repeated. Returns how many, by sink.
 
     Raises Failure if the database refuses it.
     """
     done: dict[str, int] = {}
     for sink, letters in itertools.groupby(chosen, key=lambda letter: letter.sink):
         done[sink] = 0
-        with told(connection, f"sink {sink}", "does not let them be discarded", AGAIN):
+        with database_errors(connection, f"sink {sink}", "refused to discard dead letters", AGAIN):
             for chunk in _chunks(letters):
                 with connection, connection.cursor() as cursor:
                     cursor.execute(fence.SESSION)
@@ -134,46 +128,50 @@ def discard(connection: extensions.connection, chosen: Sequence[Chosen], *, dry_
 
 
 def _replay(
-    connection: extensions.connection, effect: Effect, judge: Judging, chunk: Sequence[Chosen], below_floor: bool
+    connection: extensions.connection,
+    applier: Applier,
+    decoder: RecordDecoder,
+    chunk: Sequence[Chosen],
+    older_than_horizon: bool,
 ) -> Replayed:
     with connection.cursor() as cursor:
-        fence.lock(cursor, effect.name)
+        fence.lock(cursor, applier.name)
         rows: list[dict[str, Any]] = []
-        verdicts: dict[str, Verdict] = {}
-        for letter in _claim(connection, chunk, dead_letters.BELOW_FLOOR if below_floor else None):
-            found = _judged(judge, letter)
-            if isinstance(found, Verdict):
-                verdicts[letter.identity] = found
+        rejections: dict[str, Rejection] = {}
+        for letter in _claim(connection, chunk, dead_letters.OLDER_THAN_HORIZON if older_than_horizon else None):
+            found = _validated(decoder, letter)
+            if isinstance(found, Rejection):
+                rejections[letter.identity] = found
             else:
                 rows.append(found)
-        dead_letters.keep_verdicts(cursor, effect.name, verdicts)
-        cursor.execute(STAGE, [json.dumps(rows)])
-        applied, refused = effect.take(
-            cursor, chunk[0].topic, chunk[0].topic_id, is_replay=True, is_below_floor=below_floor
+        dead_letters.update_reasons(cursor, applier.name, rejections)
+        applier.stage(cursor, json.dumps(rows))
+        applied, rejected = applier.replay(
+            cursor, chunk[0].topic, chunk[0].topic_id, older_than_horizon=older_than_horizon
         )
-        duplicates = len(rows) - applied - refused
-        count(cursor, effect.name, applied=applied, duplicates=duplicates)
-        return Replayed(applied, duplicates, refused + len(verdicts))
+        duplicates = len(rows) - applied - rejected
+        count(cursor, applier.name, applied=applied, duplicates=duplicates)
+        return Replayed(applied, duplicates, rejected + len(rejections))
 
 
 def _claim(connection: extensions.connection, chunk: Sequence[Chosen], reason: str | None) -> Iterator[Claimed]:
-    with connection.cursor("claimed") as cursor:  # on the server, as a letter may be as big as a record
+    with connection.cursor("claimed") as cursor:  # on the server: a letter may be as big as a record
         cursor.itersize = FETCHED
         cursor.execute(CLAIM, {**_names(chunk), "reason": reason})
         yield from map(Claimed._make, cursor)
 
 
-def _judged(judge: Judging, letter: Claimed) -> Verdict | dict[str, Any]:
-    """The staged row of a letter, or what is wrong with it."""
+def _validated(decoder: RecordDecoder, letter: Claimed) -> Rejection | dict[str, Any]:
+    """The row of a letter's event as JSON, or why the letter is still invalid."""
     if letter.event is not None:
         return letter.event
     headers = dead_letters.headers(letter.headers or ())
-    found = judge.judge(_bytes(letter.key), headers, _bytes(letter.value), letter.recorded_ms)
-    if isinstance(found, Verdict):
+    found = decoder.record(Record(_bytes(letter.key), headers, _bytes(letter.value), letter.recorded_ms))
+    if isinstance(found, Rejection):
         return found
-    if letter.event_id != letter.identity:  # it would not be found by its event, and so not be closed
-        return Verdict("malformed id", "the letter is not kept by the id of its event")
-    return {**found, "event_id": letter.event_id, "partition": letter.partition, "offset": letter.offset}
+    if letter.event_id != letter.identity:  # its event would not find the letter, and so not close it
+        return Rejection("malformed id", "the dead letter is not kept by the id of its event")
+    return {**decoder.as_json(found), "partition": letter.partition, "offset": letter.offset}
 
 
 def _bytes(content: memoryview | None) -> bytes | None:
@@ -195,6 +193,7 @@ def _require(sinks: set[str], known: Collection[str]) -> None:
     unknown = sorted(sinks.difference(known))
     if unknown:
         raise Failure(
-            f"there is no strategy called {', '.join(unknown)} any more, so its letters cannot be replayed",
+            f"there is no strategy called {', '.join(unknown)} any more, so its dead letters cannot be replayed",
             f"choose by --sink among {', '.join(known)}",
+            code="strategy-unknown",
         )

@@ -11,16 +11,13 @@ from contextlib import closing
 from datetime import datetime
 from typing import NamedTuple
 
-from psycopg2 import extensions
-from psycopg2.extras import execute_values
-
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
-from outbox.sink import fence, positions
-from outbox.sink.job import topic_of
+from outbox.sink import fence, generations, positions
 from outbox.sink.positions import Offsets
+from outbox.sink.spec import topic_of
 
 
 class Move(NamedTuple):
@@ -30,13 +27,6 @@ class Move(NamedTuple):
 
     position: int
     begin: int
-
-
-class Beginning(NamedTuple):
-    """Where the checkpoint of a generation begins, by partition; nothing, unless that generation came by a rewind."""
-
-    generation: int
-    offsets: dict[int, int]
 
 
 def to_positions(settings: Settings, sink: str) -> dict[int, Move]:
@@ -49,7 +39,7 @@ def to_earliest(settings: Settings, sink: str) -> dict[int, Move]:
     return _moves(settings, sink, topics.first_offsets(settings, topic_of(settings, sink)))
 
 
-def to_timestamp(settings: Settings, sink: str, moment: datetime) -> dict[int, Move]:
+def to_datetime(settings: Settings, sink: str, moment: datetime) -> dict[int, Move]:
     """Read what has arrived on the topic since that moment."""
     return _moves(settings, sink, topics.offsets_since(settings, topic_of(settings, sink), moment))
 
@@ -91,36 +81,11 @@ def rewind(settings: Settings, sink: str, moves: Mapping[int, Move]) -> int:
     topic = topics.describe(settings, topic_of(settings, sink))
     begin = {partition: move.begin for partition, move in moves.items()}
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        fence.take(connection, sink)
+        fence.acquire(connection, sink)
         with connection, connection.cursor() as cursor:
             fence.lock(cursor, sink)
             positions.write(cursor, sink, topic.name, topic.id, begin)  # forward only: past what is given up
-            return begin_anew(cursor, sink, topic.name, begin)
-
-
-def begin_anew(cursor: extensions.cursor, sink: str, topic: str, offsets: Offsets) -> int:
-    """Let the sink's next checkpoint begin there, in the caller's transaction with the lock held; return its number.
-
-    A driver that runs keeps the checkpoint that it has, so it has to be stopped or superseded.
-    """
-    cursor.execute("UPDATE sinks SET generation = generation + 1 WHERE name = %s RETURNING generation", (sink,))
-    (generation,) = cursor.fetchone() or (0,)
-    rows = [(sink, generation, topic, partition, offset) for partition, offset in sorted(offsets.items())]
-    execute_values(
-        cursor, 'INSERT INTO checkpoint_generations (sink, generation, topic, partition, "offset") VALUES %s', rows
-    )
-    return int(generation)
-
-
-def beginning(cursor: extensions.cursor, sink: str, topic: str) -> Beginning:
-    """The sink's generation, and where it was told to begin."""
-    cursor.execute("SELECT generation FROM sinks WHERE name = %s", (sink,))
-    (generation,) = cursor.fetchone() or (0,)
-    cursor.execute(
-        'SELECT partition, "offset" FROM checkpoint_generations WHERE sink = %s AND topic = %s AND generation = %s',
-        (sink, topic, generation),
-    )
-    return Beginning(int(generation), dict(cursor.fetchall()))
+            return generations.start_next(cursor, sink, topic.name, begin)
 
 
 def _moves(settings: Settings, sink: str, begin: Offsets) -> dict[int, Move]:

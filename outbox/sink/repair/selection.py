@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
@@ -10,12 +11,12 @@ from typing import Any, Literal, NamedTuple
 from psycopg2 import extensions
 from psycopg2.extras import RealDictCursor
 
-from outbox.sink.projection import PARKED
+from outbox.sink.postgres.applier import PARKED
 
 Status = Literal["open", "replayed", "discarded", "all"]
 
-# An event that was refused has no bytes: its key is a property of it.
-KEY = "coalesce(key, convert_to(event ->> %(key_property)s, 'UTF8'))"
+# A rejected event has no bytes: its key is a column of it, named by the job of its sink.
+KEY = "coalesce(key, convert_to(event ->> (%(key_columns)s::jsonb ->> sink), 'UTF8'))"
 CONDITIONS = {
     "sink": "sink = %(sink)s",
     "reason": "reason = %(reason)s",
@@ -30,7 +31,7 @@ TIMES = "recorded_at, first_seen_at, last_seen_at"
 
 
 class Chosen(NamedTuple):
-    """A letter to be dealt with, and the topic that it came from."""
+    """A chosen letter, and the topic that it came from."""
 
     sink: str
     topic: str
@@ -40,9 +41,9 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """Letters that pass every filter that is set. ``key_property`` is the property that a record's key repeats."""
+    """Letters that pass every filter that is set. ``key_columns`` is by sink the column that a record's key repeats."""
 
-    key_property: str
+    key_columns: Mapping[str, str]
     sink: str | None = None
     reason: str | None = None
     identities: Sequence[str] = ()
@@ -102,4 +103,4 @@ class Selection:
 
     @property
     def _parameters(self) -> dict[str, Any]:
-        return {**vars(self), "identities": list(self.identities)}
+        return {**vars(self), "identities": list(self.identities), "key_columns": json.dumps(dict(self.key_columns))}

@@ -1,8 +1,9 @@
-"""The Spark session of the sinks, set for small batches soon rather than for big ones fast."""
+"""The Spark session of the sinks, tuned for small batches with little delay."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,6 +15,7 @@ from outbox.base.settings import Settings
 from outbox.jvm.jars import jars
 from outbox.jvm.java import java
 from outbox.kafka import topics
+from outbox.sink.target import Target
 
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 FETCH_MAX_WAIT_MS = 10
@@ -23,28 +25,21 @@ GARBAGE_COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
 MAX_POLL_RECORDS, MAX_PARTITION_FETCH_BYTES = 2_000, 4 << 20
 
 
-# For the sinks that are Delta tables. A commit looks at the table's log by a job of so many tasks; the default is 50.
-DELTA = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.databricks.delta.snapshotPartitions": "2",
-}
-
-
-def session(settings: Settings, *, with_delta: bool = False) -> SparkSession:
+def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
     """Start Spark in this process's JVM child, which ends when this process does, however that comes about.
 
-    ``with_delta``: able to write Delta tables; its jars are downloaded if they are not there. Raises Failure if they
-    cannot be had.
+    ``targets`` are those of the sinks that will run; their jars are downloaded if they are missing. Raises Failure if
+    that fails.
     """
-    # PySpark's launcher looks around by itself; it is to find the Java that we have checked and its own jars.
+    # PySpark's launcher searches by itself; it must find the Java that we have checked and its own jars.
     os.environ["JAVA_HOME"] = str(java().resolve().parent.parent)
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     for elsewhere in ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "PYSPARK_SUBMIT_ARGS"):
         os.environ.pop(elsewhere, None)
     found = jars("spark")
-    if with_delta:
-        found += jars("lakehouse", log.get(__name__).info)
+    targets = list(targets)
+    for name in sorted({name for target in targets for name in target.jars}):
+        found += jars(name, log.get(__name__).info)
     scratch = settings.home / "spark"
     scratch.mkdir(parents=True, exist_ok=True)
     java_options = f"-Dlog4j2.configurationFile=file://{quote(str(LOG_CONFIG))} {GARBAGE_COLLECTOR}"
@@ -62,8 +57,6 @@ def session(settings: Settings, *, with_delta: bool = False) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
-        "spark.sql.mapKeyDedupPolicy": "LAST_WIN",  # a header that comes twice is no error
-        "spark.sql.icu.caseMappings.enabled": "false",  # hexadecimal digits need no such thing, and it is slow
         # Compiling each plan takes longer than running it on a few rows.
         "spark.sql.codegen.wholeStage": "false",
         # The default manager forks processes for each log file. This one renames too: safe when the process dies; when
@@ -72,8 +65,9 @@ def session(settings: Settings, *, with_delta: bool = False) -> SparkSession:
             "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
         ),
         "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-        **(DELTA if with_delta else {}),
     }
+    for target in targets:
+        config |= target.spark_config
     builder = SparkSession.builder
     for name, value in config.items():
         builder = builder.config(name, value)

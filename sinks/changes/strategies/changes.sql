@@ -10,18 +10,18 @@
 -- Why all four: the rows of a snapshot share one LSN, that at which it was taken, and the next change of one of them may
 -- begin right there; a primary key that changes is a deletion and an insert at one LSN. Why the LSN is no clock: what a
 -- transaction writes that is open while a snapshot is taken stands below the snapshot's LSN, and is newer. Which of two
--- states is newer, the version tells: see projection.sql.
-WITH came AS (
+-- states is newer, the version tells: see projections/balances.sql.
+WITH incoming AS (
     SELECT DISTINCT ON (table_name, account_id, lsn, op) *
-      FROM staged
+      FROM batch
      ORDER BY table_name, account_id, lsn, op, partition, "offset"
-), new AS (
+), unseen AS (
     INSERT INTO processed_changes (sink, table_name, pk, lsn, op)
-    SELECT %(sink)s, table_name, account_id::text, lsn, op FROM came
+    SELECT %(sink)s, table_name, account_id::text, lsn, op FROM incoming
     ON CONFLICT DO NOTHING
     RETURNING table_name, pk, lsn, op
 )
-INSERT INTO fresh
-SELECT came.*
-  FROM came JOIN new USING (table_name, lsn, op)
- WHERE new.pk = came.account_id::text;
+INSERT INTO new_events
+SELECT incoming.*
+  FROM incoming JOIN unseen USING (table_name, lsn, op)
+ WHERE unseen.pk = incoming.account_id::text;

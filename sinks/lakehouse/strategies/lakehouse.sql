@@ -7,11 +7,11 @@ USING (
     SELECT * EXCEPT (copy),
            -- From the id, never from arrival: a duplicate has the day of its first.
            to_date(timestamp_millis(CAST(conv(substr(replace(event_id, '-', ''), 1, 12), 16, 10) AS BIGINT))) AS event_day
-      FROM (SELECT *, row_number() OVER (PARTITION BY event_id ORDER BY partition, offset) AS copy FROM staged)
+      FROM (SELECT *, row_number() OVER (PARTITION BY event_id ORDER BY partition, offset) AS copy FROM batch)
      WHERE copy = 1
-) AS came
-   ON known.event_id = came.event_id
-  AND known.event_day = came.event_day
+) AS incoming
+   ON known.event_id = incoming.event_id
+  AND known.event_day = incoming.event_day
   -- What bounds the search, however many years there are: the days of the batch's ids, and within them the files
   -- that hold ids of its range.
   AND known.event_day IN (%(days)s)

@@ -8,8 +8,8 @@
 -- come in order. (Here it is one half of a primary key that is changed; the service deletes no account.)
 UPDATE balances AS stored
    SET balance_minor = 0, updated_at = now()
-  FROM fresh
- WHERE fresh.op = 'd' AND stored.sink = %(sink)s AND stored.account_id = fresh.account_id;
+  FROM new_events
+ WHERE new_events.op = 'd' AND stored.sink = %(sink)s AND stored.account_id = new_events.account_id;
 
 INSERT INTO balances AS stored (sink, account_id, currency, balance_minor, version, events)
 SELECT DISTINCT ON (account_id)
@@ -17,7 +17,7 @@ SELECT DISTINCT ON (account_id)
   FROM (SELECT *,
                max("offset") FILTER (WHERE op = 'd') OVER (PARTITION BY account_id) AS deleted_at,
                count(*) OVER (PARTITION BY account_id) AS changes
-          FROM fresh) AS change
+          FROM new_events) AS change
  WHERE op <> 'd'
  ORDER BY account_id, version DESC, "offset"
 ON CONFLICT (sink, account_id) DO UPDATE

@@ -1,0 +1,57 @@
+"""The target in a lakehouse: a Delta table of events, merged by id. Needs jars of Delta; `check` needs `deltalake`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from psycopg2 import extensions
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.sink.lakehouse import table
+from outbox.sink.postgres.applier import Applier
+from outbox.sink.spec import SinkSpec
+from outbox.sink.state import TargetState
+from outbox.sink.target import Target
+from outbox.sink.writer import SinkWriter
+
+
+class LakehouseTarget(Target):
+    """A Delta table. ``schema`` is the file with the statement that makes it; ``totals`` is a query over it, by key its
+    total and version, that nothing but `outbox check` runs.
+    """
+
+    jars: Sequence[str] = ("lakehouse",)
+    # A commit looks at the table's log by a job of so many tasks; the default is 50.
+    spark_config: Mapping[str, str] = {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "2",
+    }
+
+    def __init__(self, schema: Path, totals: Path) -> None:
+        self._schema = schema
+        self._totals = totals
+
+    def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec) -> SinkWriter:
+        from outbox.sink.lakehouse.writer import LakehouseWriter
+
+        return LakehouseWriter(connection, spec, self._schema, table.location(settings, spec.name))
+
+    def applier(self, settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
+        from outbox.sink.lakehouse.writer import LakehouseApplier
+        from outbox.sink.spark.session import session
+
+        uri = table.location(settings, spec.name)
+        return LakehouseApplier(session(settings, [self]), spec, self._schema, uri, dry_run=dry_run)
+
+    def require_rebuildable(self, spec: SinkSpec) -> None:
+        raise Failure(
+            f"sink {spec.name} is a table of events, and its totals are a query: there is nothing to recompute",
+            f"`outbox rewind --sink {spec.name} --to-earliest` reads what the topic still has",
+            code="rebuild-unsupported",
+        )
+
+    def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
+        return table.read(settings, spec.name, self._totals)

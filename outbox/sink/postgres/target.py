@@ -1,0 +1,32 @@
+"""The target in the sink database: the project's own tables, applied to in the sink's transaction."""
+
+from __future__ import annotations
+
+from psycopg2 import extensions
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.sink import projection
+from outbox.sink.postgres.applier import Applier
+from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.spec import SinkSpec
+from outbox.sink.target import Target
+from outbox.sink.writer import SinkWriter
+
+
+class PostgresTarget(Target):
+    """Tables of the sink database."""
+
+    def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec) -> SinkWriter:  # noqa: ARG002
+        return PostgresWriter(connection, spec)
+
+    def applier(self, settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:  # noqa: ARG002
+        return Applier(spec)
+
+    def require_rebuildable(self, spec: SinkSpec) -> None:
+        if not projection.rebuilds(spec.job.projections):
+            raise Failure(
+                f"sink {spec.name} cannot be taken from the source: {spec.job.projections} has no NAME.rebuild.sql",
+                f"`outbox rewind --sink {spec.name} --to-earliest --skip-dropped` gives up what the topic has dropped",
+                code="rebuild-unsupported",
+            )

@@ -1,0 +1,60 @@
+"""The writer of tables of the sink database: one batch, one transaction.
+
+In this order, and all or nothing: the sink's lock and epoch; the positions that the batch must continue from; dead
+letters of records that are no events; the rows, but for those that a dead letter has resolved; strategy, refusals and
+projections (`outbox.sink.postgres.applier`); the new positions.
+
+If the process ends anywhere before the commit, nothing has happened. If it ends after, the reader does not know of the
+commit and delivers the same offsets again, maybe cut into other batches: that is the strategy's case.
+"""
+
+from __future__ import annotations
+
+from psycopg2 import extensions
+
+from outbox.sink import dead_letters, partitions, positions, traces
+from outbox.sink.batch import Batch
+from outbox.sink.postgres.applier import Applier
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Counts, SinkWriter, count
+
+
+class PostgresWriter(SinkWriter):
+    """A sink whose result is in the database that it is fenced in."""
+
+    def __init__(self, connection: extensions.connection, spec: SinkSpec) -> None:
+        """Acquire the fence and prepare the session. Raises Failure if the sink has a driver already."""
+        super().__init__(connection, spec.name)
+        self._applier = Applier(spec)
+        self._remembers_ids = "processed_events" in spec.strategy.sql
+        with self._errors("does not let the sink start"), connection, connection.cursor() as cursor:
+            self._applier.prepare(cursor)
+
+    def apply(self, batch: Batch) -> Counts:
+        if batch.is_empty:
+            return Counts()
+        refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}, all of them"
+        with self._errors(refused):
+            if self._remembers_ids:  # before the transaction: a partition costs locks, and others may wait for it
+                partitions.ensure(self._connection, partitions.days(batch.rows["event_id"]))
+            with self._connection, self._connection.cursor() as cursor:
+                counts = self._apply(cursor, batch)
+                outcomes = traces.outcomes(cursor, batch.traced, batch.dead)
+        traces.log_outcomes(self.name, outcomes)
+        return counts
+
+    def _apply(self, cursor: extensions.cursor, batch: Batch) -> Counts:
+        self._enter(cursor)
+        stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
+        positions.require_no_gap(self.name, batch.topic, stored, batch.start)
+        # First, because an ordered projection looks here for what an event must wait for.
+        dead = dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.dead)
+        rows, applied, rejected = batch.rows.num_rows, 0, 0
+        if rows:
+            self._applier.copy(cursor, batch.rows)
+            dead_letters.drop_resolved(cursor, self.name)
+            applied, rejected = self._applier.apply(cursor, batch.topic, batch.topic_id)
+        duplicates = rows - applied - rejected
+        positions.write(cursor, self.name, batch.topic, batch.topic_id, batch.end)
+        count(cursor, self.name, applied=applied, duplicates=duplicates)
+        return Counts(rows=rows, applied=applied, duplicates=duplicates, rejected=rejected, dead=dead)

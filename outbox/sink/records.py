@@ -1,0 +1,289 @@
+"""The one validator: a Kafka record in, an event or the reason why it is none out.
+
+The stream, the replay of dead letters, `outbox check` and the tests all ask here. It is pure Python on Arrow tables, so
+it runs wherever the records are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from outbox.base import trace
+from outbox.sink.batch import DeadRecord, Decoded, Traced
+from outbox.writing.contract import Column, EventSchema, SqlType, shortened
+
+Header = tuple[str, bytes | None]
+
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+UUID_V7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+NUL = "\0"
+EXPONENT_MAX = 100  # no column holds a larger number, and writing out 1e999999 takes a while
+DAY_MS = 24 * 60 * 60 * 1000
+FUTURE_MAX_MS = DAY_MS
+HEADER_REASONS = {"eventType": "unknown event type", "schemaVersion": "unknown schema version"}
+ARROW_TYPES = {
+    "uuid": pa.string(),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+    "bigint": pa.int64(),
+    "numeric": pa.string(),  # as text: no Arrow type holds every number that Postgres does
+    "boolean": pa.bool_(),
+    "text": pa.string(),
+    "jsonb": pa.string(),
+}
+KAFKA_COLUMNS = ("key", "value", "headers", "partition", "offset", "timestamp")
+
+
+class Record(NamedTuple):
+    """A record as Kafka has it. ``recorded_ms`` is its timestamp, in milliseconds since 1970."""
+
+    key: bytes | None
+    headers: Sequence[Header]
+    value: bytes | None
+    recorded_ms: int
+
+
+class Event(NamedTuple):
+    """A valid event: its id, and the values of the decoder's columns in their order."""
+
+    event_id: str
+    values: tuple[Any, ...]
+
+
+class Rejection(NamedTuple):
+    """Why a record is no event: the kind of fault, from a short list to filter by, and a detail for people."""
+
+    reason: str
+    detail: str
+
+
+class RecordDecoder(ABC):
+    """Decodes the records of one topic. ``columns`` are those of the batch, beside event id, partition and offset;
+    ``key`` is the column that the record's key repeats; ``version``, if there is one, numbers the events of a key.
+    """
+
+    columns: Sequence[Column]
+    key: str
+    version: str | None = None
+    quantity: str | None = None
+
+    @abstractmethod
+    def record(self, record: Record) -> Event | Rejection:
+        """The event of a record, or why it is none."""
+
+    def event_id(self, record: Record) -> str | None:
+        """The id by which a dead letter of the record is known; None if it has no UUID."""
+        event_id = _text(dict(record.headers).get("id"))
+        return event_id if event_id is not None and UUID.fullmatch(event_id) else None
+
+    def as_json(self, event: Event) -> dict[str, Any]:
+        """The event as a JSON object of the batch's columns, without its place."""
+        values = dict(zip((column.name for column in self.columns), event.values, strict=True))
+        nested = {column.name for column in self.columns if column.type == "jsonb"}
+        plain = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
+        decoded = {name: json.loads(value) for name, value in plain.items() if name in nested and value is not None}
+        return {"event_id": event.event_id, **plain, **decoded}
+
+    def decode(self, table: pa.Table | pa.RecordBatch) -> Decoded:
+        """The events and the other records of a table with the columns of Spark's Kafka source (with headers)."""
+        events: list[Event] = []
+        places: list[tuple[int, int]] = []
+        dead: list[DeadRecord] = []
+        traced: list[Traced] = []
+        for record, partition, offset in _records(table):
+            found = self.record(record)
+            if isinstance(found, Event):
+                events.append(found)
+                places.append((partition, offset))
+                event_id: str | None = found.event_id
+            else:
+                event_id = self.event_id(record)
+                dead.append(DeadRecord(partition, offset, record, event_id, found))
+            trace_id = _sampled_trace(record.headers)
+            if trace_id is not None:
+                traced.append(Traced(trace_id, event_id, partition, offset))
+        return Decoded(self.rows(events, places), dead, traced)
+
+    def rows(self, events: Sequence[Event], places: Sequence[tuple[int, int]]) -> pa.Table:
+        """The batch's rows of events that were read at these places (partition, offset)."""
+        arrays = {
+            "event_id": pa.array([event.event_id for event in events], pa.string()),
+            "partition": pa.array([partition for partition, _ in places], pa.int32()),
+            "offset": pa.array([offset for _, offset in places], pa.int64()),
+        }
+        values = zip(*(event.values for event in events), strict=True) if events else ([] for _ in self.columns)
+        for column, of_column in zip(self.columns, values, strict=True):
+            arrays[column.name] = pa.array(of_column, ARROW_TYPES[column.type])
+        return pa.table(arrays)
+
+
+class EventDecoder(RecordDecoder):
+    """Decodes events of the outbox by their JSON Schema.
+
+    An id must be a UUIDv7 that is not more than a day ahead of its record, nor more than ``age_max_days`` behind it:
+    ids decide which partitions of processed_events a sink needs.
+    """
+
+    def __init__(
+        self,
+        schema: EventSchema,
+        key: str,
+        version: str | None = None,
+        quantity: str | None = None,
+        age_max_days: int = 3660,
+    ) -> None:
+        self.columns = schema.columns
+        self.key, self.version, self.quantity = key, version, quantity
+        self._schema = schema
+        self._key_place = [column.name for column in schema.columns].index(key)
+        self._age_max_ms = age_max_days * DAY_MS
+        self._converters = [(column.name, CONVERTERS.get(column.type)) for column in schema.columns]
+
+    def record(self, record: Record) -> Event | Rejection:
+        """The event of a record, or why it is none."""
+        value, rejection = parse_json(record.value)
+        if rejection is not None:
+            return rejection
+        headers = {name: _text(content) for name, content in record.headers}
+        event_id = headers.get("id")
+        rejection = self._id_rejection(event_id, record.recorded_ms) or self._contract_rejection(headers, value)
+        if rejection is not None:
+            return rejection
+        try:
+            values = tuple(
+                content if (content := value.get(name)) is None or convert is None else convert(content)
+                for name, convert in self._converters
+            )
+        except ValueError as error:
+            return Rejection("schema violation", shortened(str(error)))
+        if record.key != str(values[self._key_place]).encode():
+            return Rejection("key mismatch", f"the record's key is not its {self.key}")
+        return Event(str(event_id), values)
+
+    def _id_rejection(self, event_id: str | None, recorded_ms: int) -> Rejection | None:
+        if event_id is None:
+            return Rejection("missing id", "there is no header id")
+        if not UUID_V7.fullmatch(event_id):
+            return Rejection("malformed id", f"header id: {shortened(repr(event_id))} is no UUIDv7")
+        ahead_ms = made_at_ms(event_id) - recorded_ms
+        if ahead_ms > FUTURE_MAX_MS:
+            return Rejection("id from the future", f"header id: {event_id} is more than a day ahead of its record")
+        if -ahead_ms > self._age_max_ms:
+            days = self._age_max_ms // DAY_MS
+            return Rejection("id too old", f"header id: {event_id} is more than {days} days behind its record")
+        return None
+
+    def _contract_rejection(self, headers: dict[str, str | None], value: Any) -> Rejection | None:
+        violation = self._schema.header_violation(headers)
+        if violation is not None:
+            return Rejection(HEADER_REASONS.get(violation.name, "schema violation"), violation.detail)
+        violation = self._schema.value_violation(value)
+        return None if violation is None else Rejection("schema violation", violation.detail)
+
+
+def made_at_ms(event_id: str) -> int:
+    """The time inside a UUIDv7, in milliseconds since 1970."""
+    return int(event_id[:8] + event_id[9:13], 16)
+
+
+def parse_json(value: bytes | None) -> tuple[Any, Rejection | None]:
+    """A record's value as JSON, or why it is none. Numbers with a point or an exponent are exact decimals."""
+    if value is None:
+        return None, Rejection("no value", "the value is null: a tombstone is no event")
+    try:
+        return _JSON.decode(value), None
+    except UnicodeDecodeError as error:
+        return None, Rejection("not UTF-8", str(error.reason))
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        return None, Rejection("not JSON", shortened(str(error)))
+
+
+def _number(text: str) -> Decimal:
+    number = Decimal(text)
+    if abs(number.adjusted()) > EXPONENT_MAX:
+        raise ValueError(f"{shortened(text)} is out of range")
+    return number
+
+
+_JSON = msgspec.json.Decoder(float_hook=_number)
+_NESTED = msgspec.json.Encoder(decimal_format="number")
+
+
+def _whole(number: int | Decimal) -> int:
+    return int(number)  # valid, so without a fraction; 5.0 is an integer to JSON Schema
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no date and time that Postgres knows") from None
+
+
+def _string(text: str) -> str:
+    if NUL in text:
+        raise ValueError("a text contains NUL, which Postgres has no text for")
+    return text
+
+
+def _nested(value: Any) -> str:
+    text = _NESTED.encode(value).decode()
+    if "\\u0000" in text:
+        raise ValueError("a nested text contains NUL, which Postgres has no text for")
+    return text
+
+
+CONVERTERS: dict[SqlType, Callable[[Any], Any]] = {
+    "timestamptz": _moment,
+    "bigint": _whole,
+    "numeric": str,
+    "text": _string,
+    "jsonb": _nested,
+}
+
+
+def _text(content: bytes | None) -> str | None:
+    return None if content is None else content.decode(errors="replace")
+
+
+def _sampled_trace(headers: Sequence[Header]) -> str | None:
+    """The trace of a record whose sender records it, if any."""
+    for name, content in headers:
+        if name == "traceparent":
+            text = _text(content)
+            return trace.trace_id(text) if trace.is_sampled(text) else None
+    return None
+
+
+def _records(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[Record, int, int]]:
+    """Each record with its partition and offset. Headers are flattened once: a list of dicts each would be slow."""
+    batches = table.to_batches() if isinstance(table, pa.Table) else [table]
+    for batch in batches:
+        columns = {name: batch.column(batch.schema.get_field_index(name)) for name in KAFKA_COLUMNS}
+        headers = columns["headers"]
+        flat = headers.flatten()
+        names, contents = flat.field(0).to_pylist(), flat.field(1).to_pylist()
+        lengths = headers.value_lengths().fill_null(0).to_pylist()
+        recorded = columns["timestamp"].cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64()).to_pylist()
+        begin = 0
+        for key, value, count, partition, offset, recorded_ms in zip(
+            columns["key"].to_pylist(),
+            columns["value"].to_pylist(),
+            lengths,
+            columns["partition"].to_pylist(),
+            columns["offset"].to_pylist(),
+            recorded,
+            strict=True,
+        ):
+            end = begin + count
+            own = list(zip(names[begin:end], contents[begin:end], strict=True))
+            begin = end
+            yield Record(key, own, value, recorded_ms), partition, offset

@@ -1,0 +1,21 @@
+-- idea: each event carries the state after it; an event with a higher version than its key's is new
+-- survives: every duplicate, and lost events too once a later one of the key arrives; keeps no history
+-- costs: a row per key; each event must carry the whole state, and a version that only grows
+-- choose: when events carry state: then this is the simplest, and nothing has to be remembered or dropped
+-- takes: states
+-- needs: version
+--
+-- The guard is the version. The id of the last event would not do: of several older events that are repeated, all but
+-- the last differ from it, and the state would go back to theirs.
+WITH newer AS (
+    SELECT DISTINCT ON ({key}, {version}) batch.*
+      FROM batch
+      LEFT JOIN key_versions AS known ON known.sink = %(sink)s AND known.key = batch.{key}::text
+     WHERE known.version IS NULL OR batch.{version} > known.version
+     ORDER BY {key}, {version}, partition, "offset"
+), remembered AS (
+    INSERT INTO key_versions AS known (sink, key, version)
+    SELECT %(sink)s, {key}::text, max({version}) FROM newer GROUP BY {key}::text ORDER BY {key}::text
+    ON CONFLICT (sink, key) DO UPDATE SET version = excluded.version
+)
+INSERT INTO new_events SELECT * FROM newer;

@@ -1,0 +1,45 @@
+"""Where a sink applies events: the one interface that tables of the sink database and Delta tables implement."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from psycopg2 import extensions
+
+from outbox.base.settings import Settings
+
+if TYPE_CHECKING:
+    from outbox.sink.postgres.applier import Applier
+    from outbox.sink.spec import SinkSpec
+    from outbox.sink.state import TargetState
+    from outbox.sink.writer import SinkWriter
+
+
+class Target(ABC):
+    """The kind of place that a sink's result is kept in. Positions, dead letters and fence are always in the sink
+    database.
+    """
+
+    jars: Sequence[str] = ()
+    """Configurations of ivy.xml that Spark needs beside its Kafka source."""
+    spark_config: Mapping[str, str] = {}
+    """Settings that the Spark session needs."""
+
+    @abstractmethod
+    def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec) -> SinkWriter:
+        """A writer for a running sink; it acquires the fence. Raises Failure if the sink has a driver already."""
+
+    @abstractmethod
+    def applier(self, settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
+        """What applies the events of dead letters in a replay."""
+
+    @abstractmethod
+    def require_rebuildable(self, spec: SinkSpec) -> None:
+        """Raises Failure if the result cannot be recomputed by `outbox rebuild`."""
+
+    def state(self, settings: Settings, spec: SinkSpec) -> TargetState | None:
+        """What the target holds, for `outbox check`; None if that is in the sink database."""
+        del settings, spec
+        return None

@@ -1,0 +1,79 @@
+"""A running sink's writer: one batch, applied whole, at most one writer per sink.
+
+Nothing here knows Spark, so that tests and benchmarks drive it as it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from psycopg2 import extensions
+
+from outbox.base.database import database_errors
+from outbox.sink import fence, generations, positions
+from outbox.sink.batch import Batch
+from outbox.sink.generations import Beginning
+
+COUNT = """
+UPDATE sinks SET applied = applied + %(applied)s, duplicates = duplicates + %(duplicates)s WHERE name = %(sink)s
+"""
+
+
+class Counts(NamedTuple):
+    """What one batch was: rows = applied + duplicates + rejected; dead counts the records that were no events."""
+
+    rows: int = 0
+    applied: int = 0
+    duplicates: int = 0
+    rejected: int = 0
+    dead: int = 0
+
+
+class SinkWriter(ABC):
+    """Applies batches on a connection that holds the sink's fence for as long as it lives."""
+
+    def __init__(self, connection: extensions.connection, name: str) -> None:
+        """Acquire the fence. Raises Failure if the sink has a driver already."""
+        self.name = name
+        self._connection = connection
+        with self._errors("does not let the sink start"):
+            self._epoch = fence.acquire(connection, name)
+
+    def positions(self, topic: str, topic_id: str) -> dict[int, int]:
+        """By partition the next offset to read. Raises Failure if they belong to an earlier topic of that name."""
+        with self._errors("does not return positions"), self._connection, self._connection.cursor() as cursor:
+            return positions.read(cursor, self.name, topic, topic_id)
+
+    def beginning(self, topic: str) -> Beginning:
+        """Which checkpoint is the sink's, and where a rewind has set its beginning."""
+        with self._errors("does not return generations"), self._connection, self._connection.cursor() as cursor:
+            return generations.beginning(cursor, self.name, topic)
+
+    def begin_at(self, topic: str, topic_id: str, start: dict[int, int]) -> None:
+        """Declare where a sink without positions begins: what lies below is none of its business."""
+        with self._errors("does not take positions"), self._connection, self._connection.cursor() as cursor:
+            self._enter(cursor)
+            positions.write(cursor, self.name, topic, topic_id, start)
+
+    @abstractmethod
+    def apply(self, batch: Batch) -> Counts:
+        """Apply a batch, commit, and log its traced events. An empty one costs no transaction.
+
+        Raises Failure, with nothing changed, if events before the batch are lost, if another driver took over, or if
+        the database refused the batch; and if the connection broke, when the outcome is unknown and the fence is gone.
+        Either way the writer is of no more use: let the sink be started again.
+        """
+
+    def _errors(self, what: str) -> AbstractContextManager[None]:
+        return database_errors(self._connection, f"sink {self.name}", what, "start the sink again")
+
+    def _enter(self, cursor: extensions.cursor) -> None:
+        fence.lock(cursor, self.name)
+        fence.require_epoch(cursor, self.name, self._epoch)
+
+
+def count(cursor: extensions.cursor, sink: str, applied: int, duplicates: int) -> None:
+    """Add to a sink's counts of all time, in the caller's transaction."""
+    cursor.execute(COUNT, {"sink": sink, "applied": applied, "duplicates": duplicates})

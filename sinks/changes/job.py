@@ -1,0 +1,27 @@
+"""Changes of the table `accounts` in, balances out: raw CDC by a second connector. Optional: delete this folder and
+connect/changes.json to do without.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outbox.base.settings import Settings
+from outbox.relay import connectors
+from outbox.sink.spec import SinkJob
+from sinks.changes.records import ChangeDecoder
+
+HERE = Path(__file__).parent
+
+
+def jobs(settings: Settings) -> list[SinkJob]:
+    """One job with one strategy of its own."""
+    return [
+        SinkJob(
+            topic=connectors.load(settings, "changes").topic,
+            decoder=ChangeDecoder(),
+            projections=HERE / "projections",
+            strategies=[HERE / "strategies"],
+            carries="states",
+        )
+    ]
