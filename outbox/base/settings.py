@@ -107,6 +107,8 @@ class Settings(BaseSettings):
     topic_replication: int = Field(1, ge=1, description="replication factor of the topics that we create")
 
     prune_keep_hours: int = Field(24, ge=0, description="how long `outbox prune` leaves relayed events in the outbox")
+    prune_landed_events_days: int = Field(90, ge=1, description="how long strategy `merge` keeps events, at the least")
+    prune_dead_letters_days: int = Field(90, ge=1, description="how long resolved dead letters are kept, at the least")
 
     connect_url: str = Field("http://127.0.0.1:8083", description="Kafka Connect's REST interface")
     connect_username: str | None = Field(None, description="basic auth of Connect's REST interface")
@@ -129,7 +131,10 @@ class Settings(BaseSettings):
     service_port: int = Field(8080, ge=0, le=65535)
     service_workers: int = Field(2, ge=1, description="gunicorn worker processes")
     service_threads: int = Field(4, ge=1, description="threads a worker; also its database connections")
-    service_token: SecretStr = Field(SecretStr(""), description="bearer token that clients of the ledger send")
+    service_request_timeout_s: float = Field(
+        10, gt=0, description="how long a request may take to arrive, and its response to be read"
+    )
+    service_token: SecretStr = Field(SecretStr(""), description="bearer token that clients of the service send")
     idempotency_ttl_hours: int = Field(24, ge=1, description="how long an Idempotency-Key is remembered")
 
     sink_checkpoints: str | None = Field(None, description="URI of the Spark checkpoints; default: in the home folder")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from outbox.sink.postgres.staging import Staged
     from outbox.sink.records import Record, Rejection
 
 
@@ -46,7 +47,8 @@ class Batch:
     ``start`` and ``end`` are by partition the first offset and the one after the last. They come from the reader, not
     from the rows: transaction markers and aborted records take offsets too. ``rows`` has the columns of the job's
     decoder, in any order; ``dead`` are the records that are no events; ``traced`` are the records, of either kind,
-    whose outcome is logged.
+    whose outcome is logged. A batch that is ``staged`` has its rows and dead records in the sink's staging tables
+    instead.
     """
 
     topic: str
@@ -56,6 +58,7 @@ class Batch:
     rows: pa.Table
     dead: Sequence[DeadRecord] = ()
     traced: Sequence[Traced] = ()
+    staged: Staged | None = None
 
     @property
     def is_empty(self) -> bool:

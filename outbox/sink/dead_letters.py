@@ -87,7 +87,7 @@ def insert(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, dead
         first.setdefault(identity(one.record, one.event_id), one)
     # Ordered, so that two writers of the same letters do not deadlock.
     for chunk in _chunks(sorted(first.items(), key=lambda entry: entry[0])):
-        rows = [(sink, name, topic_id, topic, *_columns(one)) for name, one in chunk]
+        rows = [(sink, name, topic_id, topic, *columns(one)) for name, one in chunk]
         execute_values(cursor, INSERT, rows, page_size=len(rows))
     return len(dead)
 
@@ -142,7 +142,8 @@ def _size_bytes(record: Record) -> int:
     return sum(len(part) for part in parts if part is not None)
 
 
-def _columns(dead: DeadRecord) -> tuple[object, ...]:
+def columns(dead: DeadRecord) -> tuple[object, ...]:
+    """The record as a row of dead_letters, from its partition to its detail."""
     record = dead.record
     return (
         dead.partition,

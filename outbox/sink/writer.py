@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg2 import extensions
 
@@ -15,6 +15,9 @@ from outbox.base.database import database_errors
 from outbox.sink import fence, generations, positions
 from outbox.sink.batch import Batch
 from outbox.sink.generations import Beginning
+
+if TYPE_CHECKING:
+    from outbox.sink.postgres.staging import Staging
 
 COUNT = """
 UPDATE sinks SET applied = applied + %(applied)s, duplicates = duplicates + %(duplicates)s WHERE name = %(sink)s
@@ -32,7 +35,11 @@ class Counts(NamedTuple):
 
 
 class SinkWriter(ABC):
-    """Applies batches on a connection that holds the sink's fence for as long as it lives."""
+    """Applies batches on a connection that holds the sink's fence for as long as it lives. With ``staging`` it also
+    takes batches that executors have staged.
+    """
+
+    staging: Staging | None = None
 
     def __init__(self, connection: extensions.connection, name: str) -> None:
         """Acquire the fence. Raises Failure if the sink has a driver already."""
@@ -65,6 +72,9 @@ class SinkWriter(ABC):
         the database refused the batch; and if the connection broke, when the outcome is unknown and the fence is gone.
         Either way the writer is of no more use: let the sink be started again.
         """
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to remove
+        """Remove what the writer keeps in the database for itself. The connection is the caller's."""
 
     def _errors(self, what: str) -> AbstractContextManager[None]:
         return database_errors(self._connection, f"sink {self.name}", what, "start the sink again")

@@ -45,13 +45,24 @@ class EventSchema:
         self.name = file.name
         try:
             self.document: dict[str, Any] = json.loads(file.read_text())
-            self._value = jsonschema_rs.Draft202012Validator(self.document, validate_formats=True)
-            headers = self.document.get("$defs", {}).get("headers", True)
-            self._headers = jsonschema_rs.Draft202012Validator(headers, validate_formats=True)
+            self._compile()
         except (OSError, ValueError, jsonschema_rs.ValidationError) as error:
             raise Failure(f"event schema {file}: {error}", "correct the file", code="schema-unusable") from None
         if not isinstance(self.document.get("properties"), dict):
             raise Failure(f"event schema {file} has no properties", "correct the file", code="schema-unusable")
+
+    def __getstate__(self) -> tuple[str, dict[str, Any]]:
+        """For executors. The compiled validators stay behind and are made again."""
+        return self.name, self.document
+
+    def __setstate__(self, state: tuple[str, dict[str, Any]]) -> None:
+        self.name, self.document = state
+        self._compile()
+
+    def _compile(self) -> None:
+        headers = self.document.get("$defs", {}).get("headers", True)
+        self._value = jsonschema_rs.Draft202012Validator(self.document, validate_formats=True)
+        self._headers = jsonschema_rs.Draft202012Validator(headers, validate_formats=True)
 
     @property
     def event_types(self) -> list[str]:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from uuid import UUID
 
 import psycopg2
 import pyarrow as pa
 import pytest
 
 from outbox.base.database import connect
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import fence
-from outbox.sink.apply import Counts
+from outbox.sink import dead_letters
 from outbox.sink.batch import Batch
-from outbox.sink.dead_letters import DeadLetter
 from outbox.sink.strategy import Strategy
+from outbox.sink.writer import Counts
+from tests.failures import fails
 from tests.sink import (
     NOW_MS,
-    PROJECTION,
+    PROJECTIONS,
     STRATEGIES,
     TOPIC,
     TOPIC_ID,
@@ -33,7 +31,9 @@ from tests.sink import (
     Event,
     account,
     batch,
+    dead_record,
     open_sink,
+    projections_in,
     rows,
     sink_on,
     sums,
@@ -52,12 +52,6 @@ def events(count: int, accounts: int = 3) -> list[Event]:
     ]
 
 
-def dead_letter(offset: int, event_id: UUID | None = None, value: bytes = b"bad") -> DeadLetter:
-    return DeadLetter(
-        TOPIC, 0, offset, b"key", [("h", b"\xff")], value, NOW_MS, event_id, "not JSON", "the value is not JSON"
-    )
-
-
 @pytest.fixture
 def database(databases: Settings) -> Database:
     return Database(databases)
@@ -67,7 +61,7 @@ class TestDedup:
     def test_applies_each_event_once(self, databases: Settings, database: Database) -> None:
         some = events(6)
         with open_sink(databases) as sink:
-            assert sink.apply(batch(some)) == Counts(rows=6, fresh=6)
+            assert sink.apply(batch(some)) == Counts(rows=6, applied=6)
         assert database.balances() == sums(some)
         assert database.positions() == {0: 6}
         assert database.processed() == 6
@@ -163,7 +157,7 @@ class TestPositions:
         some = events(4)
         with open_sink(databases) as sink:
             sink.apply(batch(some[:2]))
-            with pytest.raises(Failure, match=rf"offsets 2 to 4 of topic {TOPIC}, partition 0"):
+            with fails("events-lost", f"offsets 2 to 4 of topic {TOPIC}, partition 0"):
                 sink.apply(batch(some[2:], start=5))
         assert database.balances() == sums(some[:2])
         assert database.positions() == {0: 2}
@@ -172,9 +166,9 @@ class TestPositions:
         some = events(3)
         with open_sink(databases) as sink:
             sink.apply(batch(some[:2]))
-            with pytest.raises(Failure, match="deleted and made again"):
+            with fails("topic-recreated"):
                 sink.apply(batch(some[2:], topic_id="topic-2"))
-            with pytest.raises(Failure, match="deleted and made again"):
+            with fails("topic-recreated"):
                 sink.positions(TOPIC, "topic-2")
         assert database.balances() == sums(some[:2])
 
@@ -216,7 +210,7 @@ class TestPositions:
 class TestFence:
     def test_a_second_driver_is_refused_and_told_who_has_it(self, databases: Settings) -> None:
         with open_sink(databases) as first:
-            with pytest.raises(Failure, match=re.escape("sink dedup has a driver already: connected from 127.0.0.1")):
+            with fails("sink-has-driver", "connected from 127.0.0.1"):
                 open_sink(databases).__enter__()
             assert first.apply(batch(events(1))) == Counts(1, 1)
 
@@ -233,7 +227,7 @@ class TestFence:
             wait_for("the backend to end", lambda: not self._lives(database, pid), timeout_s=5)
             with open_sink(databases) as taken_over:
                 assert taken_over.apply(batch(some)) == Counts(2, 2)
-                with pytest.raises(Failure, match="lost its database connection"):
+                with fails("database-connection-lost"):
                     lost.apply(batch(some))
         assert database.balances() == sums(some)
 
@@ -260,7 +254,7 @@ class TestFence:
                 connection.cursor() as cursor,
             ):
                 cursor.execute("UPDATE sinks SET epoch = epoch + 1 WHERE name = 'dedup'")
-            with pytest.raises(Failure, match="taken over by a later driver"):
+            with fails("sink-fenced"):
                 sink.apply(batch(events(1)))
         assert database.balances() == {}
 
@@ -272,10 +266,10 @@ class TestFence:
 class TestDeadLetters:
     def test_are_written_with_the_good_events(self, databases: Settings, database: Database) -> None:
         some = events(2)
-        bad = dead_letter(2)
+        bad = dead_record(2)
         with open_sink(databases) as sink:
             assert sink.apply(batch(some, dead=[bad])) == Counts(2, 2, dead=1)
-        assert database.dead_letters() == {bad.identity: "not JSON"}
+        assert database.dead_letters() == {dead_letters.identity(bad.record, None): "not JSON"}
         assert database.positions() == {0: 3}
         (row,) = database.query('SELECT "offset", key, headers, value, event_id, status FROM dead_letters')
         offset, key, headers, value, event_id, status = row
@@ -284,16 +278,16 @@ class TestDeadLetters:
         assert headers == [{"key": "h", "value_base64": "/w=="}]
 
     def test_one_that_comes_again_changes_nothing_but_when(self, databases: Settings, database: Database) -> None:
-        event_id = UUID(uuid7(RANDOM))
+        event_id = uuid7(RANDOM)
         with open_sink(databases) as sink:
-            sink.apply(batch([], dead=[dead_letter(0, event_id), dead_letter(1, event_id, b"worse")]))
+            sink.apply(batch([], dead=[dead_record(0, event_id), dead_record(1, event_id, b"worse")]))
             with (
                 closing(connect(databases, SinkRole.WRITER)) as connection,
                 connection,
                 connection.cursor() as cursor,
             ):
                 cursor.execute("UPDATE dead_letters SET status = 'discarded'")
-            sink.apply(batch([], start=2, dead=[dead_letter(2, event_id, b"other")]))
+            sink.apply(batch([], start=2, dead=[dead_record(2, event_id, b"other")]))
         (row,) = database.query('SELECT "offset", value, status, last_seen_at > first_seen_at FROM dead_letters')
         assert (row[0], bytes(row[1]), row[2], row[3]) == (0, b"bad", "discarded", True)  # type: ignore[call-overload]
 
@@ -302,7 +296,7 @@ class TestDeadLetters:
         dollar = Event(dollar.event_id, dollar.account_id, dollar.amount, dollar.version, currency="USD")
         with open_sink(databases) as sink:
             # The account's first event decides, in whatever order they come.
-            assert sink.apply(batch([dollar, euro])) == Counts(2, 2, dead=1)
+            assert sink.apply(batch([dollar, euro])) == Counts(rows=2, applied=1, rejected=1)
             assert sink.apply(batch([later, dollar], start=2)) == Counts(2, 1, 1)
         assert database.balances() == sums([euro, later])
         assert database.dead_letters() == {dollar.event_id: "currency mismatch"}
@@ -314,7 +308,7 @@ class TestDeadLetters:
         dollar = Event(dollar.event_id, dollar.account_id, dollar.amount, dollar.version, currency="USD")
         with open_sink(databases) as sink:
             sink.apply(batch([euro]))
-            assert sink.apply(batch([dollar], start=1)) == Counts(1, 1, dead=1)
+            assert sink.apply(batch([dollar], start=1)) == Counts(rows=1, rejected=1)
         assert database.balances() == sums([euro])
         assert database.dead_letters() == {dollar.event_id: "currency mismatch"}
 
@@ -334,17 +328,16 @@ class TestAllOrNothing:
     def test_a_projection_that_fails_leaves_no_mark(
         self, databases: Settings, database: Database, tmp_path: Path
     ) -> None:
-        broken = tmp_path / "broken.sql"
-        broken.write_text(PROJECTION.read_text() + "\nSELECT 1 / 0;")
+        broken = projections_in(tmp_path, (PROJECTIONS / "balances.sql").read_text() + "\nSELECT 1 / 0;")
         some = events(2)
         with closing(connect(databases, SinkRole.WRITER)) as connection:
-            sink = sink_on(connection, projection=broken)
-            with pytest.raises(Failure, match=r"refused offsets \{0: 0\} to \{0: 3\}.*division by zero"):
-                sink.apply(batch(some, dead=[dead_letter(2)]))
+            sink = sink_on(connection, projections=broken)
+            with fails("database-refused", "refused offsets {0: 0} to {0: 3}", "division by zero"):
+                sink.apply(batch(some, dead=[dead_record(2)]))
         assert (database.balances(), database.positions(), database.dead_letters()) == ({}, {}, {})
         assert database.processed() == 0
-        with open_sink(databases) as mended:
-            assert mended.apply(batch(some)) == Counts(2, 2)
+        with open_sink(databases) as corrected:
+            assert corrected.apply(batch(some)) == Counts(2, 2)
 
     def test_the_counts_are_kept_with_what_they_count(self, databases: Settings, database: Database) -> None:
         some = events(3)

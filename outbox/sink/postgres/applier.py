@@ -8,20 +8,18 @@ a replay of the letter takes the event for new.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 from psycopg2 import extensions, sql
-from pyarrow import csv
 
 from outbox.sink import dead_letters
+from outbox.sink.postgres.staging import copy_table
 from outbox.sink.projection import Projection, load
 from outbox.sink.records import RecordDecoder
 from outbox.sink.spec import SinkSpec
 
-COPY_BUFFER_BYTES = 1 << 20
 PARKED = "parked"
 
 TABLES = """
@@ -111,12 +109,7 @@ class Applier:
 
     def copy(self, cursor: extensions.cursor, rows: pa.Table) -> None:
         """Copy rows into ``batch``, by the names of their columns."""
-        buffer = io.BytesIO()
-        csv.write_csv(rows, buffer, csv.WriteOptions(include_header=False))
-        buffer.seek(0)
-        columns = sql.SQL(", ").join(map(sql.Identifier, rows.column_names))
-        statement = sql.SQL("COPY batch ({}) FROM STDIN WITH (FORMAT csv)").format(columns)
-        cursor.copy_expert(statement, buffer, COPY_BUFFER_BYTES)
+        copy_table(cursor, sql.Identifier("batch"), rows)
 
     def stage(self, cursor: extensions.cursor, events_json: str) -> None:
         """Insert events into ``batch`` that are JSON objects of its columns."""

@@ -15,6 +15,7 @@ from psycopg2 import extensions
 from outbox.sink import dead_letters, partitions, positions, traces
 from outbox.sink.batch import Batch
 from outbox.sink.postgres.applier import Applier
+from outbox.sink.postgres.staging import Staging
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, SinkWriter, count
 
@@ -27,8 +28,11 @@ class PostgresWriter(SinkWriter):
         super().__init__(connection, spec.name)
         self._applier = Applier(spec)
         self._remembers_ids = "processed_events" in spec.strategy.sql
-        with self._errors("does not let the sink start"), connection, connection.cursor() as cursor:
-            self._applier.prepare(cursor)
+        self._staging = self.staging = Staging(spec.name, self._epoch, spec.job.decoder)
+        with self._errors("does not let the sink start"):
+            self._staging.create(connection)
+            with connection, connection.cursor() as cursor:
+                self._applier.prepare(cursor)
 
     def apply(self, batch: Batch) -> Counts:
         if batch.is_empty:
@@ -36,25 +40,41 @@ class PostgresWriter(SinkWriter):
         refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}, all of them"
         with self._errors(refused):
             if self._remembers_ids:  # before the transaction: a partition costs locks, and others may wait for it
-                partitions.ensure(self._connection, partitions.days(batch.rows["event_id"]))
+                days = batch.staged.days if batch.staged else partitions.days(batch.rows["event_id"])
+                partitions.ensure(self._connection, days)
             with self._connection, self._connection.cursor() as cursor:
                 counts = self._apply(cursor, batch)
                 outcomes = traces.outcomes(cursor, batch.traced, batch.dead)
+            if batch.staged:
+                self._staging.clear(self._connection)
         traces.log_outcomes(self.name, outcomes)
         return counts
+
+    def close(self) -> None:
+        if not self._connection.closed:
+            self._staging.drop(self._connection)
 
     def _apply(self, cursor: extensions.cursor, batch: Batch) -> Counts:
         self._enter(cursor)
         stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
         positions.require_no_gap(self.name, batch.topic, stored, batch.start)
         # First, because an ordered projection looks here for what an event must wait for.
-        dead = dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.dead)
-        rows, applied, rejected = batch.rows.num_rows, 0, 0
+        dead = self._insert_dead(cursor, batch)
+        rows, applied, rejected = batch.staged.rows if batch.staged else batch.rows.num_rows, 0, 0
         if rows:
-            self._applier.copy(cursor, batch.rows)
+            if batch.staged:
+                self._staging.take_rows(cursor, batch.staged)
+            else:
+                self._applier.copy(cursor, batch.rows)
             dead_letters.drop_resolved(cursor, self.name)
             applied, rejected = self._applier.apply(cursor, batch.topic, batch.topic_id)
         duplicates = rows - applied - rejected
         positions.write(cursor, self.name, batch.topic, batch.topic_id, batch.end)
         count(cursor, self.name, applied=applied, duplicates=duplicates)
         return Counts(rows=rows, applied=applied, duplicates=duplicates, rejected=rejected, dead=dead)
+
+    def _insert_dead(self, cursor: extensions.cursor, batch: Batch) -> int:
+        if batch.staged is None:
+            return dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.dead)
+        self._staging.take_dead(cursor, batch.topic, batch.topic_id, batch.staged)
+        return batch.staged.dead

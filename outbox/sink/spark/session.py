@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
@@ -14,11 +15,12 @@ from outbox.base import log
 from outbox.base.settings import Settings
 from outbox.jvm.jars import jars
 from outbox.jvm.java import java
-from outbox.kafka import topics
+from outbox.kafka.clients import spark_options
 from outbox.sink.target import Target
 
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 FETCH_MAX_WAIT_MS = 10
+ARROW_BATCH_MAX_BYTES = 8 << 20
 # A batch is thrown away as a whole once it is applied: a large young generation, and it is never copied.
 GARBAGE_COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
 # Each poll is followed by look-ups of offsets, so that few polls make a large batch faster; within what memory holds.
@@ -33,6 +35,7 @@ def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
     """
     # PySpark's launcher searches by itself; it must find the Java that we have checked and its own jars.
     os.environ["JAVA_HOME"] = str(java().resolve().parent.parent)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     for elsewhere in ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "PYSPARK_SUBMIT_ARGS"):
         os.environ.pop(elsewhere, None)
@@ -57,6 +60,9 @@ def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
+        # What a Python worker of an executor holds at once.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_MAX_BYTES),
         # Compiling each plan takes longer than running it on a few rows.
         "spark.sql.codegen.wholeStage": "false",
         # The default manager forks processes for each log file. This one renames too: safe when the process dies; when
@@ -77,7 +83,7 @@ def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
 def records(spark: SparkSession, settings: Settings, topic: str, starting_offsets: str) -> DataFrame:
     """The committed records of a topic, as a stream. ``starting_offsets`` counts where there is no checkpoint only."""
     options = {
-        **topics.spark_options(settings),
+        **spark_options(settings),
         "subscribe": topic,
         "startingOffsets": starting_offsets,
         "includeHeaders": "true",

@@ -19,6 +19,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from datetime import date
 
 from psycopg2 import extensions
 from py4j.protocol import Py4JError
@@ -32,8 +34,9 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.sink import positions
-from outbox.sink.batch import Batch
+from outbox.sink.batch import Batch, Traced
 from outbox.sink.metrics import Metrics, served
+from outbox.sink.postgres.staging import SUMMARY, Staged
 from outbox.sink.records import KAFKA_COLUMNS
 from outbox.sink.spark import local_checkpoint
 from outbox.sink.spark import session as spark_session
@@ -43,6 +46,7 @@ from outbox.sink.writer import SinkWriter
 
 POLL_S = 0.2
 COMMIT_TIMEOUT_S = 30
+DRIVER_MAX_RECORDS = 100  # so that a batch of the largest records, of 1 MiB each, fits into the driver's heap
 
 
 class Stopping(Exception):
@@ -211,6 +215,8 @@ class Stream:
                 timeout_s=COMMIT_TIMEOUT_S,
             )
         self._query.stop()
+        if self._failure is None:
+            self._writer.close()
         self._log.info("stopped", next_offsets=self._reached)
 
     def raise_failure(self) -> None:
@@ -253,17 +259,8 @@ class Stream:
         began = time.monotonic()
         end = self._checkpoint.end(batch_id)
         start = dict.fromkeys(end, 0) | self._start(batch_id)
-        decoded = self._spec.job.decoder.decode(frame.toArrow())
+        batch = self._read(frame, {partition: start[partition] for partition in end}, end)
         read = time.monotonic()
-        batch = Batch(
-            topic=self.topic,
-            topic_id=self._topic_id,
-            start={partition: start[partition] for partition in end},
-            end=end,
-            rows=decoded.rows,
-            dead=decoded.dead,
-            traced=decoded.traced,
-        )
         with self._applying:
             if self._stopping:
                 raise Stopping  # returning would let Spark commit what was not applied
@@ -281,6 +278,24 @@ class Stream:
             read_ms=round(read_s * 1000),
             apply_ms=round(apply_s * 1000),
         )
+
+    def _read(self, frame: DataFrame, start: Offsets, end: Offsets) -> Batch:
+        """Decode a batch: a small one here, a large one on the executors, which stage it."""
+        nothing = self._spec.job.decoder.rows([], [])
+        batch = Batch(self.topic, self._topic_id, start, end, nothing)
+        offsets = sum(end[partition] - start[partition] for partition in end)
+        if self._writer.staging is None or offsets <= DRIVER_MAX_RECORDS:
+            return replace(batch, **self._spec.job.decoder.decode(frame.toArrow())._asdict())
+        copier = self._writer.staging.copier(self._settings.dsn(SinkRole.WRITER))
+        tasks = frame.mapInArrow(lambda batches: copier(iter(batches)), SUMMARY).collect()
+        staged = Staged(
+            attempts=[task.attempt for task in tasks],
+            rows=sum(task.rows for task in tasks),
+            dead=sum(task.dead for task in tasks),
+            days=sorted({date.fromisoformat(day) for task in tasks for day in json.loads(task.days)}),
+            traced=[Traced(*one) for task in tasks for one in json.loads(task.traced)],
+        )
+        return replace(batch, staged=staged, traced=staged.traced)
 
     def _start(self, batch_id: int) -> Offsets:
         if self._last_batch is not None and self._last_batch[0] == batch_id - 1:

@@ -1,0 +1,207 @@
+"""Staging: executors decode a large batch and copy it into the sink database, so that no driver has to hold it.
+
+Each task copies its records in one transaction, under its attempt id, into two unlogged tables of the running sink. The
+driver then applies, in the sink's transaction, the rows of the attempts that Spark reported as successful. Rows of
+other attempts (failed, speculative, of a driver that lost its fence) are never read.
+
+The tables belong to one epoch of the sink. They are truncated after each batch; the next driver drops those of earlier
+epochs. What a task holds is one Arrow batch, which Spark bounds in records and bytes (`outbox.sink.spark.session`).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import date
+from typing import NamedTuple
+
+import psycopg2
+import pyarrow as pa
+from psycopg2 import extensions, sql
+from psycopg2.extensions import make_dsn
+from pyarrow import csv
+
+from outbox.sink import dead_letters, partitions
+from outbox.sink.batch import Decoded, Traced
+from outbox.sink.records import ARROW_TYPES, RecordDecoder
+
+COPY_BUFFER_BYTES = 1 << 20
+TRACED_MAX = 100  # per task
+SUMMARY = "attempt bigint, rows bigint, dead bigint, days string, traced string"  # one row per task, for Spark
+
+TABLES = """
+CREATE UNLOGGED TABLE staging.{rows} (
+    attempt bigint NOT NULL, event_id uuid NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL, {columns}
+);
+CREATE UNLOGGED TABLE staging.{dead} (
+    attempt bigint NOT NULL, identity text NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL, key bytea,
+    headers jsonb, value bytea, recorded_at timestamptz, event_id uuid, reason text NOT NULL, detail text NOT NULL
+);
+"""
+DEAD_TYPES = {
+    "attempt": pa.int64(),
+    "identity": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "key": pa.string(),
+    "headers": pa.string(),
+    "value": pa.string(),
+    "recorded_at": ARROW_TYPES["timestamptz"],
+    "event_id": pa.string(),
+    "reason": pa.string(),
+    "detail": pa.string(),
+}
+EARLIER = """
+SELECT relname FROM pg_class
+ WHERE relnamespace = 'staging'::regnamespace AND relkind = 'r'
+   AND (left(relname, length(%(prefix)s)) = %(prefix)s)
+"""
+TAKE_ROWS = """
+INSERT INTO batch (event_id, partition, "offset", {columns})
+SELECT event_id, partition, "offset", {columns} FROM staging.{rows} WHERE attempt = ANY(%s)
+"""
+TAKE_DEAD = """
+INSERT INTO dead_letters
+       (sink, identity, topic_id, topic, partition, "offset", key, headers, value, recorded_at, event_id,
+        reason, detail)
+SELECT DISTINCT ON (identity) %(sink)s, identity, %(topic_id)s, %(topic)s, partition, "offset", key, headers, value,
+       recorded_at, event_id, reason, detail
+  FROM staging.{dead}
+ WHERE attempt = ANY(%(attempts)s)
+ ORDER BY identity, partition, "offset"
+ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
+"""
+
+
+class Staged(NamedTuple):
+    """What successful tasks have copied: their attempts, how many rows and dead records, and the ids' days."""
+
+    attempts: Sequence[int]
+    rows: int
+    dead: int
+    days: Sequence[date]
+    traced: Sequence[Traced]
+
+
+class Staging:
+    """The staging tables of a running sink."""
+
+    def __init__(self, sink: str, epoch: int, decoder: RecordDecoder) -> None:
+        self._sink = sink
+        self._decoder = decoder
+        self._rows, self._dead = f"{sink}/{epoch}/rows", f"{sink}/{epoch}/dead"
+        self._names = {
+            "rows": sql.Identifier(self._rows),
+            "dead": sql.Identifier(self._dead),
+            "columns": sql.SQL(", ").join(sql.Identifier(column.name) for column in decoder.columns),
+        }
+
+    def create(self, connection: extensions.connection) -> None:
+        """Make the tables of this epoch, and drop those of earlier ones. Call it behind the fence."""
+        self.drop(connection)
+        columns = sql.SQL(", ").join(
+            sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
+            for column in self._decoder.columns
+        )
+        with connection, connection.cursor() as cursor:
+            cursor.execute(sql.SQL(TABLES).format(**{**self._names, "columns": columns}))
+
+    def drop(self, connection: extensions.connection) -> None:
+        """Drop every staging table of the sink."""
+        with connection, connection.cursor() as cursor:
+            cursor.execute(EARLIER, {"prefix": f"{self._sink}/"})
+            for (name,) in cursor.fetchall():
+                cursor.execute(sql.SQL("DROP TABLE staging.{}").format(sql.Identifier(name)))
+
+    def clear(self, connection: extensions.connection) -> None:
+        """Empty the tables."""
+        with connection, connection.cursor() as cursor:
+            cursor.execute(sql.SQL("TRUNCATE staging.{rows}, staging.{dead}").format(**self._names))
+
+    def copier(self, dsn: Mapping[str, str | int]) -> Copier:
+        """The function that tasks run."""
+        return Copier(dsn, self._decoder, self._rows, self._dead)
+
+    def take_rows(self, cursor: extensions.cursor, staged: Staged) -> None:
+        """Insert the rows of the successful attempts into ``batch``, in the caller's transaction."""
+        cursor.execute(sql.SQL(TAKE_ROWS).format(**self._names), [list(staged.attempts)])
+
+    def take_dead(self, cursor: extensions.cursor, topic: str, topic_id: str, staged: Staged) -> None:
+        """Write the dead letters of the successful attempts, in the caller's transaction."""
+        parameters = {"sink": self._sink, "topic": topic, "topic_id": topic_id, "attempts": list(staged.attempts)}
+        cursor.execute(sql.SQL(TAKE_DEAD).format(**self._names), parameters)
+
+
+@dataclass(frozen=True)
+class Copier:
+    """Decodes the records of one task and copies them, in one transaction. Runs in a Python worker of an executor."""
+
+    dsn: Mapping[str, str | int]
+    decoder: RecordDecoder
+    rows: str
+    dead: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        attempt = 0 if context is None else context.taskAttemptId()
+        rows, dead, days, traced = 0, 0, set[date](), list[Traced]()
+        with (
+            closing(psycopg2.connect(make_dsn(None, **self.dsn))) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
+            for batch in batches:
+                decoded = self.decoder.decode(batch)
+                self._copy(cursor, attempt, decoded)
+                rows += decoded.rows.num_rows
+                dead += len(decoded.dead)
+                days.update(partitions.days(decoded.rows["event_id"]))
+                traced += decoded.traced[: TRACED_MAX - len(traced)]
+        yield pa.RecordBatch.from_pylist(
+            [
+                {
+                    "attempt": attempt,
+                    "rows": rows,
+                    "dead": dead,
+                    "days": json.dumps(sorted(day.isoformat() for day in days)),
+                    "traced": json.dumps(traced),
+                }
+            ]
+        )
+
+    def _copy(self, cursor: extensions.cursor, attempt: int, decoded: Decoded) -> None:
+        if decoded.rows.num_rows:
+            attempts = pa.array([attempt] * decoded.rows.num_rows, pa.int64())
+            copy_table(cursor, sql.Identifier("staging", self.rows), decoded.rows.append_column("attempt", attempts))
+        if decoded.dead:
+            rows = [
+                (attempt, dead_letters.identity(one.record, one.event_id), *dead_letters.columns(one))
+                for one in decoded.dead
+            ]
+            copy_table(cursor, sql.Identifier("staging", self.dead), _dead_table(rows))
+
+
+def copy_table(cursor: extensions.cursor, into: sql.Composable, rows: pa.Table) -> None:
+    """COPY rows into a table, by the names of their columns."""
+    buffer = io.BytesIO()
+    csv.write_csv(rows, buffer, csv.WriteOptions(include_header=False))
+    buffer.seek(0)
+    columns = sql.SQL(", ").join(map(sql.Identifier, rows.column_names))
+    statement = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT csv)").format(into, columns)
+    cursor.copy_expert(statement, buffer, COPY_BUFFER_BYTES)
+
+
+def _dead_table(rows: Sequence[tuple[object, ...]]) -> pa.Table:
+    columns = zip(*([_hex(value) if isinstance(value, bytes) else value for value in row] for row in rows), strict=True)
+    arrays = [pa.array(column, type_) for column, type_ in zip(columns, DEAD_TYPES.values(), strict=True)]
+    return pa.table(dict(zip(DEAD_TYPES, arrays, strict=True)))
+
+
+def _hex(content: bytes) -> str:
+    """Bytes as COPY reads them into bytea."""
+    return f"\\x{content.hex()}"
