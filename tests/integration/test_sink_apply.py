@@ -15,8 +15,7 @@ import pytest
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink import fence
-from outbox.sink import dead_letters
+from outbox.sink import dead_letters, fence
 from outbox.sink.batch import Batch
 from outbox.sink.strategy import Strategy
 from outbox.sink.writer import Counts
