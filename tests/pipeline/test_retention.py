@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
-from outbox.kafka import topics
+from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
 from outbox.maintenance import evidence, retention
 from outbox.maintenance.retention import RetentionResult
