@@ -33,10 +33,10 @@ ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
 # record of the event was invalid, or this is a replay.
 INSERT_REJECTED = """
 INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", event, event_id, reason, detail)
-SELECT DISTINCT ON (event_id) %(sink)s, event_id::text, %(topic)s, %(topic_id)s, batch.partition, batch."offset",
-       to_jsonb(batch), event_id, reason, detail
-  FROM batch JOIN rejections USING (event_id)
- ORDER BY event_id, reason <> 'parked', batch.partition, batch."offset"
+SELECT DISTINCT ON (batch.event_id) %(sink)s, batch.event_id::text, %(topic)s, %(topic_id)s, partition, "offset",
+       to_jsonb(batch), batch.event_id, rejections.reason, rejections.detail
+  FROM batch JOIN rejections ON rejections.event_id = batch.event_id
+ ORDER BY batch.event_id, rejections.reason <> 'parked', partition, "offset"
 ON CONFLICT (sink, identity) DO UPDATE
    SET event = excluded.event, reason = excluded.reason, detail = excluded.detail, last_seen_at = now()
 """
