@@ -16,9 +16,9 @@ from werkzeug.test import TestResponse
 
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
+from outbox.http.database import make_engine
+from outbox.http.idempotency import Answer, Key, first_answer
 from outbox.writing.contract import Contract
-from service.database import make_engine
-from service.idempotency import Answer, Key, first_answer
 from service.ledger import BALANCE_MAX_MINOR
 from service.schemas import NewTransfer
 from service.transfer import transfer
