@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +12,7 @@ from outbox.sink.records import Event, Record, Rejection
 from tests.records import ACCOUNT, GOOD, HEADERS, HEADERS_OF, ID, VALUES, changed, raw, record
 from tests.sink import DECODER, NOW_MS
 
-FACTS = GOOD | {"event_id": ID, "occurred_at": "2026-11-21T05:00:00.123456+00:00"}
+FACTS = GOOD | {"event_id": ID, "partition": 1, "offset": 7}
 
 
 def reason(one: Record) -> str | None:
@@ -28,7 +29,8 @@ def detail(one: Record) -> str:
 def event(one: Record) -> dict[str, Any]:
     found = DECODER.record(one)
     assert isinstance(found, Event), found
-    return DECODER.as_json(found)
+    facts: dict[str, Any] = json.loads(DECODER.as_json(found, partition=1, offset=7))
+    return facts
 
 
 @pytest.mark.parametrize("name", VALUES)
