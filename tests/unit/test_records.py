@@ -39,6 +39,19 @@ def test_the_fault_of_a_value_is_found(name: str) -> None:
     assert reason(record(value)) == expected
 
 
+@pytest.mark.parametrize("name", ["amount", "note"])
+@pytest.mark.parametrize(
+    ("levels", "expected"), [(199, None), (200, "not JSON"), (300, "not JSON"), (5000, "not JSON")]
+)
+def test_nesting_has_a_limit_on_every_python(name: str, levels: int, expected: str | None) -> None:
+    value = raw(name, '{"a":[' * (levels // 2) + "[" * (levels % 2) + "]" * (levels % 2) + "]}" * (levels // 2))
+    assert reason(record(value)) == (expected or (None if name == "note" else "schema violation"))
+
+
+def test_a_wide_value_is_not_deep() -> None:
+    assert reason(record(raw("note", "[" + "[]," * 1000 + "{}]"))) is None
+
+
 @pytest.mark.parametrize("name", HEADERS_OF)
 def test_the_fault_of_headers_is_found(name: str) -> None:
     headers, expected = HEADERS_OF[name]
