@@ -4,10 +4,13 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE = 1
+SOURCES := outbox service sinks migrations demo bench tests bootstrap.py
+# Nothing newer than Python 3.11. It takes the decode of a record for the one that strings had in Python 2.
+VERMIN := --target=3.11- --violations --pessimistic --quiet --no-tips --exclude str.decode
 
-.PHONY: demo test check install lock bench clean
+.PHONY: demo test check bench install lock clean
 
-demo: install
+demo: .venv/demo
 	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
 
 # In two processes, each with a stack of its own; ARGS="-n 0 …" for one. Most of the work is that of JVMs which have just
@@ -19,21 +22,21 @@ test: install
 check: install
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
 	@$(BIN)/mypy
+	@$(BIN)/vermin $(VERMIN) $(SOURCES)
 	@$(BIN)/python -m pytest -q tests/unit
 
 bench: install
 	@$(BIN)/python -m bench $(ARGS)
 
-# The virtual environment; made again when requirements.txt changes.
-install: .venv/installed
+# Everything that tests and benchmarks need. `make demo` installs its own part only.
+install: .venv/dev
 
-.venv/installed: requirements.txt pyproject.toml
-	@$(PYTHON) bootstrap.py
+.venv/%: requirements/%.txt requirements/bootstrap.txt pyproject.toml
+	@$(PYTHON) bootstrap.py $*
 
-# Pin every package again. No index is named in the file.
+# Pin every package again; ARGS=--upgrade moves to the newest versions.
 lock:
-	@$(BIN)/uv pip compile -q pyproject.toml --extra dev --generate-hashes --no-emit-index-url --universal \
-	  --python-version 3.11 -o requirements.txt
+	@$(PYTHON) bootstrap.py lock $(ARGS)
 
 clean:
 	@if [ -x $(BIN)/outbox ]; then $(BIN)/outbox down; fi

@@ -37,7 +37,7 @@ def main(seed: int | None) -> None:
         click.echo(", ".join(f"{count} × {kind}" for kind, count in traffic.answered.most_common()))
         report = check.check_settled(settings, SETTLE_TIMEOUT_S)
         click.echo(describe(report))
-        failed = [*traffic.surprises[:1], *report.findings]
+        failed = [*traffic.surprises[:1], *map(str, report.findings)]
         for name in SINKS:
             report.sink(name)  # one that never ran agrees with nobody
         if not 0 < 2 * traffic.transfers <= report.records:

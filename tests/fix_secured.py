@@ -11,7 +11,6 @@ import pwd
 import secrets
 import shutil
 import sys
-import tarfile
 import tempfile
 import uuid
 import zipfile
@@ -32,6 +31,7 @@ from outbox.stack import envfile, ports
 from outbox.stack.connect import Connect, worker_file
 from outbox.stack.kafka import Kafka
 from outbox.stack.postgres import UNPRIVILEGED, Postgres
+from tests.archive import unpack
 from tests.fix_stack import TEST_HOMES
 from tests.paths import ROOT
 
@@ -288,8 +288,7 @@ def _server() -> Path:
             (jar,) = jars.glob("lib/*.jar")
             with zipfile.ZipFile(jar) as archive:
                 (name,) = [name for name in archive.namelist() if name.endswith(".txz")]
-                with tarfile.open(archive.extract(name, temporary)) as packed:
-                    packed.extractall(Path(temporary, "server"), filter="tar")
+                unpack(Path(archive.extract(name, temporary)), Path(temporary, "server"))
             Path(temporary, "server").rename(server)
     return server
 

@@ -1,7 +1,7 @@
-"""Look at every hop of the chain, and say of each thing that is not as it should be what to do about it.
+"""Look at every hop of the chain, and say what to do about each problem.
 
-It changes nothing, and goes on behind a hop that cannot be reached. What it finds right is told too, so that a person
-sees what was looked at. That nothing is lost or doubled is another question: `outbox.audit.check`.
+It changes nothing, and continues after a hop that is unavailable. It reports what is in order too, so that a person
+sees what was looked at. Whether events are lost or duplicated is another question: `outbox.audit.check`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -20,340 +21,356 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import topics
 from outbox.kafka.topics import Topic
-from outbox.maintenance.retention import day_of
 from outbox.migrations.migrate import Database, is_current, owner_engine
 from outbox.relay import connect, connectors, slot
 from outbox.relay.connectors import Connector
-from outbox.sink import fence, job
+from outbox.sink import fence, spec
 from outbox.sink.positions import Offsets
 from outbox.sink.repair import rebuild
 from outbox.sink.spark import local_checkpoint
 
 CLOCK_LIMIT_S = 5.0
-# What a role must not have, and the one that needs it.
+MIB = 2**20
+# Attributes that no role of ours has, and the one role that needs one.
 WIDE = {
     "rolsuper": ("is a superuser", None),
-    "rolcreaterole": ("may make roles", None),
-    "rolbypassrls": ("is not bound by row security", None),
+    "rolcreaterole": ("may create roles", None),
+    "rolbypassrls": ("bypasses row security", None),
     "rolreplication": ("may replicate", SourceRole.CDC),
 }
+ATTRIBUTES = f"SELECT rolname, {', '.join(WIDE)} FROM pg_roles WHERE rolname = ANY(%s)"  # noqa: S608
 POSITIONS = """
 SELECT partition, next_offset, topic_id FROM positions WHERE sink = %s AND topic = %s ORDER BY partition
 """
+OPEN_DEAD_LETTERS = "SELECT count(*) FROM dead_letters WHERE sink = %s AND status = 'open'"
+PRIVILEGES = "SELECT privilege FROM unnest(%s) AS privilege WHERE has_table_privilege(%s, 'outbox', privilege)"
 OUTBOX_IS_WRITE_ONLY = ("SELECT", "UPDATE", "DELETE", "TRUNCATE")
+OLDEST_EVENT = "SELECT id FROM outbox WHERE uuid_extract_version(id) = 7 ORDER BY id LIMIT 1"
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at: all right if there is no remedy."""
+class Diagnosis:
+    """One thing that was looked at: a problem if it has a remedy. ``code`` is stable; the wording may change."""
 
     hop: str
-    text: str
+    code: str
+    message: str
     remedy: str | None = None
 
     @property
-    def is_well(self) -> bool:
-        """Nothing has to be done."""
+    def is_ok(self) -> bool:
+        """Whether nothing has to be done."""
         return self.remedy is None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self), "is_well": self.is_well}
+        return {**asdict(self), "is_ok": self.is_ok}
 
 
-Look = Callable[[Settings], Iterator[Finding]]
+Look = Callable[[Settings], Iterator[Diagnosis]]
 
 
-def examine(settings: Settings) -> Iterator[Finding]:
-    """Every hop in the order of an event's way. A hop that cannot be reached is a finding like any other."""
+def examine(settings: Settings) -> Iterator[Diagnosis]:
+    """Every hop in the order of an event's way. A hop that is unavailable is a problem like any other."""
     for hop, look in HOPS.items():
         try:
-            yield from (Finding(hop, found.text, found.remedy) for found in look(settings))
+            yield from (Diagnosis(hop, one.code, one.message, one.remedy) for one in look(settings))
         except Failure as failure:
-            yield Finding(hop, failure.message, failure.remedy or "see the message")
+            yield Diagnosis(hop, failure.code, failure.message, failure.remedy or "see the message")
         except psycopg2.Error as error:
-            yield Finding(hop, str(error).strip().splitlines()[0], "`outbox migrate`, then again")
+            message = str(error).strip().splitlines()[0]
+            yield Diagnosis(hop, "database-unread", message, "`outbox migrate`, then run it again")
 
 
-def _well(text: str) -> Finding:
-    return Finding("", text)
+def _ok(code: str, message: str) -> Diagnosis:
+    return Diagnosis("", code, message)
 
 
-def _wrong(text: str, remedy: str) -> Finding:
-    return Finding("", text, remedy)
+def _problem(code: str, message: str, remedy: str) -> Diagnosis:
+    return Diagnosis("", code, message, remedy)
 
 
 # Databases ---------------------------------------------------------------------------------------------------------
 
 
-def _ledger(settings: Settings) -> Iterator[Finding]:
+def _source(settings: Settings) -> Iterator[Diagnosis]:
     yield from _logins(settings, *SourceRole)
     yield from _schema(settings, "source")
-    yield from _narrow(settings, SourceRole.AUDITOR, *SourceRole)
+    yield from _roles(settings, SourceRole.AUDITOR, *SourceRole)
     ((wal_level,),) = _rows(settings, SourceRole.AUDITOR, "SHOW wal_level")
     if wal_level == "logical":
-        yield _well("wal_level is logical")
+        yield _ok("wal-level", "wal_level is logical")
     else:
-        yield _wrong(f"wal_level is {wal_level}", "set it to logical (outbox/stack/postgres.conf) and restart Postgres")
+        remedy = "set it to logical (outbox/stack/postgres.conf) and restart Postgres"
+        yield _problem("wal-level-not-logical", f"wal_level is {wal_level}", remedy)
     app = settings.role_name(SourceRole.APP)
-    query = "SELECT privilege FROM unnest(%s) AS privilege WHERE has_table_privilege(%s, 'outbox', privilege)"
-    extra = ", ".join(name for (name,) in _rows(settings, SourceRole.OWNER, query, [*OUTBOX_IS_WRITE_ONLY], app))
+    privileges = _rows(settings, SourceRole.OWNER, PRIVILEGES, [*OUTBOX_IS_WRITE_ONLY], app)
+    extra = ", ".join(name for (name,) in privileges)
     if extra:
-        yield _wrong(f"{app} may {extra} events", f"REVOKE {extra} ON outbox FROM {app}")
+        yield _problem("outbox-readable", f"{app} may {extra} events", f"REVOKE {extra} ON outbox FROM {app}")
     else:
-        yield _well(f"{app} may write events, and neither read nor change them")
+        yield _ok("outbox-write-only", f"{app} may write events, and neither read nor change them")
 
 
-def _balances(settings: Settings) -> Iterator[Finding]:
+def _sink_database(settings: Settings) -> Iterator[Diagnosis]:
     yield from _logins(settings, *SinkRole)
     yield from _schema(settings, "sink")
-    yield from _narrow(settings, SinkRole.AUDITOR, *SinkRole)
+    yield from _roles(settings, SinkRole.AUDITOR, *SinkRole)
 
 
-def _logins(settings: Settings, *roles: SourceRole | SinkRole) -> Iterator[Finding]:
-    """Each role by itself: a wrong password is not found as another."""
-    refused = []
+def _logins(settings: Settings, *roles: SourceRole | SinkRole) -> Iterator[Diagnosis]:
+    """Each role separately, so that one wrong password hides no other."""
+    refused = 0
     for role in roles:
         try:
             connect_database(settings, role).close()
         except Failure as failure:
-            refused.append(failure)
-            yield _wrong(failure.message, failure.remedy or "see the message")
-    if len(refused) == len(roles):
-        raise Failure("no role can log in", "see above")
+            refused += 1
+            yield _problem(failure.code, failure.message, failure.remedy or "see the message")
+    if refused == len(roles):
+        raise Failure("no role can log in", "see above", code="no-login")
     if not refused:
-        yield _well(f"{len(roles)} roles can log in")
+        yield _ok("logins", f"{len(roles)} roles can log in")
 
 
-def _schema(settings: Settings, database: Database) -> Iterator[Finding]:
+def _schema(settings: Settings, database: Database) -> Iterator[Diagnosis]:
     with owner_engine(settings, database).connect() as connection:
         current = is_current(connection, database)
     if current:
-        yield _well("the schema has every migration")
+        yield _ok("schema", "the schema has every migration")
     else:
-        yield _wrong("the schema is behind this code", "`outbox migrate`")
+        yield _problem("schema-behind", "the schema lacks migrations of this code", "`outbox migrate`")
 
 
-def _narrow(settings: Settings, as_role: SourceRole | SinkRole, *roles: SourceRole | SinkRole) -> Iterator[Finding]:
+def _roles(settings: Settings, as_role: SourceRole | SinkRole, *roles: SourceRole | SinkRole) -> Iterator[Diagnosis]:
     names = {settings.role_name(role): role for role in roles}
-    found = _rows(
-        settings, as_role, f"SELECT rolname, {', '.join(WIDE)} FROM pg_roles WHERE rolname = ANY(%s)", [*names]
-    )  # noqa: S608
-    too_wide = False
-    for name, *attributes in found:
+    is_narrow = True
+    for name, *attributes in _rows(settings, as_role, ATTRIBUTES, [*names]):
         for has, (attribute, (meaning, needed_by)) in zip(attributes, WIDE.items(), strict=True):
             if has and (needed_by is None or needed_by is not names[name]):
-                too_wide = True
-                yield _wrong(f"role {name} {meaning}", f"ALTER ROLE {name} NO{attribute.removeprefix('rol').upper()}")
-    if not too_wide:
-        yield _well("no role has more than it needs")
+                is_narrow = False
+                remedy = f"ALTER ROLE {name} NO{attribute.removeprefix('rol').upper()}"
+                yield _problem("role-too-wide", f"role {name} {meaning}", remedy)
+    if is_narrow:
+        yield _ok("roles", "no role has more rights than it needs")
 
 
 # Relay -------------------------------------------------------------------------------------------------------------
 
 
-def _slot(settings: Settings) -> Iterator[Finding]:
-    yield from _slot_of(settings, connectors.load(settings))
+def _slots(settings: Settings) -> Iterator[Diagnosis]:
+    yield from _slot(settings, connectors.load(settings))
     for connector in connectors.others(settings):
-        if slot.read(settings, connector) is not None:  # else it is not in use
-            yield from _slot_of(settings, connector)
+        if slot.read(settings, connector) is not None:  # otherwise it is not in use
+            yield from _slot(settings, connector)
 
 
-def _slot_of(settings: Settings, connector: Connector) -> Iterator[Finding]:
+def _slot(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
     slot.require_publication(settings, connector)
-    yield _well(
-        f"the publication holds the {connector.table[1]} table's {'inserts' if connector.is_outbox else 'changes'}"
-    )
+    changes = "inserts" if connector.is_outbox else "changes"
+    yield _ok("publication", f"the publication has the {changes} of table {connector.table[1]}")
     found, name = slot.read(settings, connector), connector.name
     if found is None:
-        yield _wrong(f"there is no slot {name}: nothing is kept for the relay", f"`{connector.command('apply')}`")
+        yield _problem("slot-missing", f"there is no slot {name}", f"`{connector.command('apply')}`")
         return
     if found.wal_status == "lost":
-        yield _wrong(f"slot {name} was invalidated: it fell behind too far", connector.start_again)
+        yield _problem(
+            "slot-invalidated", f"slot {name} was invalidated: it fell behind too far", connector.start_again
+        )
         return
-    held = f"{found.lag_bytes / 2**20:,.1f} MiB of log are held for it"
+    held = f"{found.lag_bytes / MIB:,.1f} MiB of WAL are kept for it"
     if found.active_pid is None:
         remedy = f"`{connector.command('status')}`, and the worker's log"
         if not connector.is_outbox:
-            remedy += f"; if it is not wanted any more, `{connector.command('remove')} --forget`"
-        yield _wrong(f"nobody reads slot {name}; {held}", remedy)
+            remedy += f"; if it is not used any more, `{connector.command('remove')} --drop-slot`"
+        yield _problem("slot-unread", f"nobody reads slot {name}; {held}", remedy)
     else:
-        yield _well(f"slot {name} is being read; {held}")
+        yield _ok("slot-read", f"slot {name} is being read; {held}")
     if found.safe_bytes is None:
-        yield _wrong(
-            "max_slot_wal_keep_size is not set: a slot that is forgotten fills the disk",
-            "set it (outbox/stack/postgres.conf)",
-        )
+        message = "max_slot_wal_keep_size is not set: a forgotten slot fills the disk"
+        yield _problem("slot-unlimited", message, "set it (outbox/stack/postgres.conf)")
     elif found.wal_status != "reserved" or found.safe_bytes < found.lag_bytes:
-        yield _wrong(
-            f"slot {name} is {found.wal_status}, {found.safe_bytes / 2**20:,.1f} MiB from being lost",
-            "let the relay catch up; raise max_slot_wal_keep_size if the disk has room",
-        )
+        message = f"slot {name} is {found.wal_status}: it is lost after {found.safe_bytes / MIB:,.1f} MiB more"
+        remedy = "let the relay catch up; raise max_slot_wal_keep_size if the disk has room"
+        yield _problem("slot-near-limit", message, remedy)
     else:
-        yield _well(f"{found.safe_bytes / 2**20:,.0f} MiB more may be written before it is lost")
+        yield _ok("slot-limit", f"slot {name} is lost only after {found.safe_bytes / MIB:,.0f} MiB more")
 
 
-def _kafka(settings: Settings) -> Iterator[Finding]:
-    yield from _topics_of(settings, connectors.load(settings))
+def _kafka(settings: Settings) -> Iterator[Diagnosis]:
+    yield from _topics(settings, connectors.load(settings))
     for connector in connectors.others(settings):
-        if topics.exists(settings, connector.topic):  # else it was never in use
-            yield from _topics_of(settings, connector)
+        if topics.exists(settings, connector.topic):  # otherwise it was never in use
+            yield from _topics(settings, connector)
 
 
-def _topics_of(settings: Settings, connector: Connector) -> Iterator[Finding]:
+def _topics(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
     events = topics.describe(settings, connector.topic)
-    yield _well(f"topic {events.name} has {events.partitions} partitions")
-    if events.partitions != settings.topic_partitions:
-        yield _wrong(
-            f"OUTBOX_TOPIC_PARTITIONS is {settings.topic_partitions}, topic {events.name} has {events.partitions}",
-            "set it to what the topic has: adding partitions breaks the order of each key",
-        )
+    if events.partitions == settings.topic_partitions:
+        yield _ok("partitions", f"topic {events.name} has {events.partitions} partitions")
+    else:
+        message = f"OUTBOX_TOPIC_PARTITIONS is {settings.topic_partitions}, topic {events.name} has {events.partitions}"
+        remedy = "set it to what the topic has: adding partitions breaks the order of each key"
+        yield _problem("partitions-differ", message, remedy)
     for name, wanted in topics.wanted_configs(settings, connector).items():
         found = topics.config(settings, name)
         different = {key: found.get(key) for key, value in wanted.items() if found.get(key) != value}
         for key, value in different.items():
             remedy = f"`kafka-configs --alter --topic {name} --add-config {key}={wanted[key]}`, or correct the setting"
-            yield _wrong(f"topic {name} has {key}={value}, not {wanted[key]}", remedy)
+            yield _problem("topic-config-differs", f"topic {name} has {key}={value}, not {wanted[key]}", remedy)
         if not different:
-            yield _well(f"topic {name} is configured as we make it")
+            yield _ok("topic-config", f"topic {name} has our configuration")
 
 
-def _connector(settings: Settings) -> Iterator[Finding]:
-    yield from _connector_of(settings, connectors.load(settings), "it")
+def _connectors(settings: Settings) -> Iterator[Diagnosis]:
+    yield from _connector(settings, connectors.load(settings))
     for connector in connectors.others(settings):
-        if connect.Rest(settings, connector).config() is not None:  # else it is not in use
-            yield from _connector_of(settings, connector, connector.name)
+        if connect.Rest(settings, connector).config() is not None:  # otherwise it is not in use
+            yield from _connector(settings, connector)
 
 
-def _connector_of(settings: Settings, connector: Connector, it: str) -> Iterator[Finding]:
-    found, again = connect.status(settings, connector), f"`{connector.command('apply')}`"
+def _connector(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
+    found, apply = connect.status(settings, connector), f"`{connector.command('apply')}`"
     if found.error:
-        yield _wrong(f"{it} failed: {found.error}", f"mend that, then {again}")
+        message = f"connector {connector.name} failed: {found.error}"
+        yield _problem("connector-failed", message, f"fix the cause, then {apply}")
         return
     if not found.is_running:
-        yield _wrong(f"{it} is {found.connector}, its tasks {found.tasks or 'none'}", again)
+        message = f"connector {connector.name} is {found.connector}, its tasks {found.tasks or 'none'}"
+        yield _problem("connector-not-running", message, apply)
         return
     reader = slot.read(settings, connector)
     if reader is not None and reader.active_pid is None:
-        yield _wrong(
-            f"the task of {connector.name} says RUNNING and reads nothing", f"see the worker's log, then {again}"
-        )
+        message = f"the task of connector {connector.name} is RUNNING and reads nothing"
+        yield _problem("connector-idle", message, f"see the worker's log, then {apply}")
     else:
-        yield _well(f"{connector.name} and its task are running")
+        yield _ok("connector", f"connector {connector.name} and its task are running")
     if found.mode.startswith("exactly-once") is settings.exactly_once:
-        yield _well(f"in force is {found.mode}")
+        yield _ok("delivery", f"the effective delivery is {found.mode}")
     else:
-        yield _wrong(
-            f"in force is {found.mode}, OUTBOX_EXACTLY_ONCE is {settings.exactly_once}",
-            "set exactly.once.source.support of the worker (`outbox up` switches the embedded one), then " + again,
-        )
+        message = f"the effective delivery is {found.mode}, OUTBOX_EXACTLY_ONCE is {settings.exactly_once}"
+        remedy = f"set exactly.once.source.support of the worker (`outbox up` switches the embedded one), then {apply}"
+        yield _problem("delivery-differs", message, remedy)
 
 
 # Sinks -------------------------------------------------------------------------------------------------------------
 
 
-def _sinks(settings: Settings) -> Iterator[Finding]:
-    topics.describe(settings, settings.topic)  # Kafka is there, whatever sinks there are
+def _sinks(settings: Settings) -> Iterator[Diagnosis]:
+    topics.describe(settings, settings.topic)  # Kafka is available, whatever sinks there are
     sinks = dict(_rows(settings, SinkRole.AUDITOR, "SELECT name, generation FROM sinks ORDER BY name"))
     if not sinks:
-        yield _well("none has ever run")
-    of = {name: job.topic_of(settings, name) for name in sinks}
-    marks = {topic: topics.watermarks(settings, topic) for topic in {*of.values()}}
-    for name, topic in of.items():
-        # Before the positions are read, which a running sink moves first.
+        yield _ok("no-sinks", "no sink has ever run")
+    topic_of = {name: spec.topic_of(settings, name) for name in sinks}
+    watermarks = {topic: topics.watermarks(settings, topic) for topic in set(topic_of.values())}
+    for name, topic in topic_of.items():
+        # Before the positions are read: a running sink moves them before its checkpoint.
         checkpoint = local_checkpoint.uri(settings, name, sinks[name])
         folder = local_checkpoint.folder(checkpoint)
         committed = None if folder is None else local_checkpoint.committed(folder, topic)
         stored = _rows(settings, SinkRole.AUDITOR, POSITIONS, name, topic)
-        yield from _sink(settings, name, topics.describe(settings, topic), marks[topic], stored)
+        yield from _sink(settings, name, topics.describe(settings, topic), watermarks[topic], stored)
         if folder is None:
-            yield _well(f"sink {name} keeps its checkpoint at {checkpoint}, where nobody has looked")
+            yield _ok("checkpoint-elsewhere", f"sink {name} keeps its checkpoint at {checkpoint}: not looked at")
         elif committed is None:
-            yield _well(f"sink {name} has no checkpoint in {folder}: without one it begins as its strategy does")
+            yield _ok(
+                "checkpoint-missing", f"sink {name} has no checkpoint in {folder}: it starts as its strategy does"
+            )
         else:
             yield from _checkpoint(name, {partition: offset for partition, offset, _ in stored}, committed)
 
 
 def _sink(
     settings: Settings, name: str, topic: Topic, marks: Mapping[int, tuple[int, int]], stored: Sequence[tuple[Any, ...]]
-) -> Iterator[Finding]:
+) -> Iterator[Diagnosis]:
     lag = 0
     for partition, next_offset, of_topic in stored:
         first, last = marks.get(partition, (0, 0))
         if of_topic != topic.id or next_offset > last:
-            yield _wrong(
-                f"sink {name} is at offset {next_offset} of partition {partition}, which the topic does not have: it "
-                "was made again",
+            yield _problem(
+                "topic-recreated",
+                f"sink {name} is at offset {next_offset} of partition {partition}, which the topic does not have: the "
+                "topic was recreated",
                 "compare with `outbox check`; to accept it, delete the sink's rows in `positions` and its checkpoint",
             )
         elif next_offset < first:
-            yield _wrong(
+            yield _problem(
+                "events-dropped",
                 f"sink {name} has not applied offsets {next_offset} to {first - 1} of partition {partition}, and the "
                 "topic has dropped them",
-                f"`outbox check` tells what is missing, `outbox rebuild --sink {name} --from ledger` brings it",
+                f"`outbox check` shows what is missing, `outbox rebuild --sink {name} --from source` restores it",
             )
         else:
             lag += last - next_offset
+    if stored:
+        yield _driver(settings, name, lag)
+    ((parked,),) = _rows(settings, SinkRole.AUDITOR, OPEN_DEAD_LETTERS, name)
+    if parked:
+        message = f"sink {name} has {parked} open dead letters"
+        yield _problem("dead-letters-open", message, f"`outbox dead-letters list --sink {name}`")
+
+
+def _driver(settings: Settings, name: str, lag: int) -> Diagnosis:
     with closing(connect_database(settings, SinkRole.AUDITOR)) as connection, connection.cursor() as cursor:
         driver = fence.driver(cursor, name)
-    if stored and driver is None and name.endswith(rebuild.SUFFIX):
-        sink = name.removesuffix(rebuild.SUFFIX)
-        yield _wrong(
-            f"{name} is a copy that was never swapped in", f"`outbox rebuild --sink {sink} --from topic`, or --forget"
-        )
-    elif stored and driver is None:
-        yield _wrong(f"sink {name} has no driver; it is {lag} offsets behind", f"`outbox sink --strategy {name}`")
-    elif stored:
-        yield _well(f"sink {name} runs, {lag} offsets behind")
-    query = "SELECT count(*) FROM dead_letters WHERE sink = %s AND status = 'open'"
-    ((parked,),) = _rows(settings, SinkRole.AUDITOR, query, name)
-    if parked:
-        yield _wrong(f"sink {name} has set {parked} events aside", f"`outbox dead-letters list --sink {name}`")
+    if driver is not None:
+        return _ok("sink-running", f"sink {name} is running, {lag} offsets behind")
+    if name.endswith(rebuild.SUFFIX):
+        remedy = f"`outbox rebuild --sink {name.removesuffix(rebuild.SUFFIX)} --from topic`, or --drop-copy"
+        return _problem("rebuild-unfinished", f"{name} is a copy that was never swapped in", remedy)
+    message = f"sink {name} is not running; it is {lag} offsets behind"
+    return _problem("sink-not-running", message, f"`outbox sink --strategy {name}`")
 
 
-def _checkpoint(name: str, stored: Offsets, committed: Offsets) -> Iterator[Finding]:
+def _checkpoint(name: str, stored: Offsets, committed: Offsets) -> Iterator[Diagnosis]:
     ahead = {partition: offset for partition, offset in committed.items() if offset > stored.get(partition, 0)}
     for partition, offset in sorted(ahead.items()):
-        yield _wrong(
-            f"sink {name} would go on at offset {offset} of partition {partition} by its checkpoint, and its database "
-            f"is at {stored.get(partition, 0)}: it is older than the checkpoint",
+        yield _problem(
+            "checkpoint-ahead",
+            f"the checkpoint of sink {name} is at offset {offset} of partition {partition}, its database at "
+            f"{stored.get(partition, 0)}: the database is older",
             f"`outbox rewind --sink {name} --to-positions`",
         )
     if not ahead:
-        yield _well(f"the checkpoint of sink {name} is not ahead of its database")
+        yield _ok("checkpoint", f"the checkpoint of sink {name} is not ahead of its database")
 
 
-def _retention(settings: Settings) -> Iterator[Finding]:
-    """Which days could be dropped is not judged: it takes reading the topic."""
-    ((floor,),) = _rows(settings, SinkRole.AUDITOR, "SELECT horizon FROM dedup_horizon")
+def _retention(settings: Settings) -> Iterator[Diagnosis]:
+    """Days that could be dropped are not looked for: that takes reading the topic."""
+    ((horizon,),) = _rows(settings, SinkRole.AUDITOR, "SELECT horizon FROM dedup_horizon")
     ((days, size),) = _rows(settings, SinkRole.AUDITOR, "SELECT count(*), coalesce(sum(bytes), 0) FROM processed_days")
-    yield _well(f"processed_events has {days} days, {size / 2**20:,.1f} MiB; its floor is {day_of(UUID(floor))}")
-    query = "SELECT id FROM outbox WHERE uuid_extract_version(id) = 7 ORDER BY id LIMIT 1"
-    oldest = _rows(settings, SourceRole.AUDITOR, query)
-    if oldest and UUID(oldest[0][0]) < UUID(floor):
-        yield _wrong(
-            f"the outbox has events from below the floor, the oldest of {day_of(UUID(oldest[0][0]))}: sent again, they "
-            "would be set aside",
-            "prune them once they are relayed; do not use `connect remove --forget` before",
-        )
+    message = f"processed_events has {days} days, {size / MIB:,.1f} MiB; the deduplication horizon is {_day(horizon)}"
+    yield _ok("dedup-horizon", message)
+    for (oldest,) in _rows(settings, SourceRole.AUDITOR, OLDEST_EVENT):
+        if UUID(oldest) < UUID(horizon):
+            message = f"the outbox has events older than the deduplication horizon, since {_day(oldest)}: if the relay "
+            message += "sends them again, sinks set them aside"
+            remedy = "prune them once they are relayed; do not use `connect remove --drop-slot` before"
+            yield _problem("outbox-older-than-horizon", message, remedy)
     if topics.config(settings, settings.topic).get("retention.ms") == "-1":
-        yield _wrong(
-            f"topic {settings.topic} keeps its events for ever, so processed_events can never shrink",
-            f"`kafka-configs --alter --topic {settings.topic} --add-config retention.ms=…`",
-        )
+        message = f"topic {settings.topic} keeps its events for ever, so processed_events never shrinks"
+        remedy = f"`kafka-configs --alter --topic {settings.topic} --add-config retention.ms=…`"
+        yield _problem("topic-unlimited", message, remedy)
 
 
-def _clocks(settings: Settings) -> Iterator[Finding]:
+def _day(event_id: str) -> str:
+    """The day of the time inside a UUIDv7."""
+    start, limit = datetime(1970, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+    return str((start + min(timedelta(milliseconds=UUID(event_id).int >> 80), limit - start)).date())
+
+
+def _clocks(settings: Settings) -> Iterator[Diagnosis]:
     for role in (SourceRole.AUDITOR, SinkRole.AUDITOR):
         before_s = time.time()
         ((there,),) = _rows(settings, role, "SELECT extract(epoch FROM clock_timestamp())::float8")
-        # Its clock was read somewhere between ours before and ours now.
-        ahead_s = max(there - time.time(), before_s - there, 0.0)
-        where = settings.dsn(role)["dbname"]
-        if ahead_s > CLOCK_LIMIT_S:
-            yield _wrong(f"the clock of database {where} is {ahead_s:.0f} s off ours", "run NTP on both")
+        # That clock was read between our two readings.
+        difference_s = max(there - time.time(), before_s - there, 0.0)
+        name = settings.dsn(role)["dbname"]
+        if difference_s > CLOCK_LIMIT_S:
+            message = f"the clock of database {name} differs from ours by {difference_s:.0f} s"
+            yield _problem("clock-differs", message, "run NTP on both hosts")
         else:
-            yield _well(f"the clock of database {where} agrees with ours")
+            yield _ok("clock", f"the clock of database {name} agrees with ours")
 
 
 def _rows(settings: Settings, role: SourceRole | SinkRole, query: str, *parameters: object) -> list[tuple[Any, ...]]:
@@ -363,11 +380,11 @@ def _rows(settings: Settings, role: SourceRole | SinkRole, query: str, *paramete
 
 
 HOPS: dict[str, Look] = {
-    "ledger": _ledger,
-    "slot": _slot,
-    "connector": _connector,
+    "source-db": _source,
+    "slot": _slots,
+    "connector": _connectors,
     "kafka": _kafka,
-    "balances": _balances,
+    "sink-db": _sink_database,
     "sinks": _sinks,
     "retention": _retention,
     "clocks": _clocks,

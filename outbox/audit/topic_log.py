@@ -1,103 +1,200 @@
-"""The events on the topic, read from its start: which there are, which come twice, which versions are missing."""
+"""Read the topic of the events: its distinct events, repeated records, records that break the contract.
+
+This module holds everything that grows with the number of events. A bounded algorithm would replace `TopicLog` alone.
+"""
 
 from __future__ import annotations
 
-import json
 import uuid
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from decimal import Context, Decimal
+from typing import Any, NamedTuple
 
 from confluent_kafka import Message
 
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.kafka import topics
+from outbox.sink.records import Event, Record, RecordDecoder, Rejection
 
-Place = tuple[int, int]  # partition and offset
-Awaited = Callable[[bytes, Place], bool]
-
-
-class Event(NamedTuple):
-    """What is compared of an event: how much it adds to which key, as its n-th event."""
-
-    key: str
-    amount: int
-    version: int
+# Sums of quantities are exact: the default context rounds to 28 digits.
+EXACT = Context(prec=1000)
+Quantity = int | Decimal
 
 
-@dataclass(frozen=True)
-class Surplus:
-    """A record of the topic whose event id stands on the topic before it."""
+class TopicOffset(NamedTuple):
+    """The place of a record."""
 
     partition: int
     offset: int
-    event_id: uuid.UUID
+
+    def __str__(self) -> str:
+        return f"partition {self.partition}, offset {self.offset}"
+
+
+class Delivered(NamedTuple):
+    """An event on the topic, at the first place where it is."""
+
     key: str
-    amount: int
+    version: int | None
+    quantity: Quantity  # 0 if the events have none
+    place: TopicOffset
+
+
+class Refused(NamedTuple):
+    """A record with an event id that breaks the contract."""
+
+    key: str
+    place: TopicOffset
 
 
 @dataclass
 class Versions:
-    """The distinct events of one key that are on the topic."""
+    """The versions of one key's events."""
 
     lowest: int
     highest: int
-    count: int
+    count: int = 1
+
+    def add(self, version: int) -> None:
+        """Count an event."""
+        self.lowest, self.highest = min(self.lowest, version), max(self.highest, version)
+        self.count += 1
 
     @property
-    def gaps(self) -> int:
+    def missing(self) -> int:
         """How many versions are missing between the lowest and the highest."""
-        return self.highest - self.lowest + 1 - self.count
+        return max(0, self.highest - self.lowest + 1 - self.count)
 
 
 @dataclass
+class Malformed:
+    """The records that break the contract. Sinks set them aside; they count in no comparison."""
+
+    count: int = 0
+    first: str = ""  # place and reason
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, place: TopicOffset, rejection: Rejection) -> None:
+        """Count a record."""
+        self.count += 1
+        self.first = self.first or f"{place}: {rejection.detail}"
+        self.reasons[rejection.reason] += 1
+
+
 class TopicLog:
-    """Everything committed on the topic when it was read."""
+    """The committed records of the topic, as far as it was read."""
 
-    is_whole: bool  # nothing has aged out of it yet
-    is_awaited: Awaited = lambda _event, _place: False
-    first: dict[bytes, Place] = field(default_factory=dict)  # event id: where it stands the first time
-    awaited: dict[bytes, Event] = field(default_factory=dict)  # by event id, those that are awaited
-    surplus: list[Surplus] = field(default_factory=list)
-    versions: dict[str, Versions] = field(default_factory=dict)  # by key
-    records: int = 0
-    malformed: int = 0  # no event: without id, or no JSON with amount and version; sinks set them aside
+    def __init__(self, decoder: RecordDecoder) -> None:
+        self._decoder = decoder
+        self._extract = extractor(decoder)
+        self._topic_id: str | None = None
+        self._next: dict[int, int] = {}
+        self.is_whole = True  # the topic has dropped nothing yet
+        self.dropped_until_ms = 0  # the topic may have dropped records that are not younger
+        self.records = 0
+        self.events: dict[bytes, Delivered] = {}  # by event id
+        self.refused: dict[bytes, Refused] = {}  # by event id
+        self.malformed = Malformed()
+        self.duplicates = 0  # records whose event was on the topic already
+        self.repeated: dict[str, Decimal] = {}  # by key, the quantity of the duplicates
+        self.versions: dict[str, Versions] = {}  # by key; empty if the events have no version
 
-    def add(self, message: Message) -> None:
-        """Take in the next record of its partition."""
+    def read_on(self, settings: Settings) -> None:
+        """Read from where the last call stopped to the last stable offset.
+
+        Transaction markers and aborted records are not counted. Raises Failure if the topic was recreated meanwhile, or
+        if Kafka is unavailable.
+        """
+        topic_id = topics.describe(settings, settings.topic).id
+        if self._topic_id not in (None, topic_id):
+            raise Failure(
+                f"topic {settings.topic} was recreated during the check", "run it again", code="topic-recreated"
+            )
+        self._topic_id = topic_id
+        watermarks = topics.watermarks(settings, settings.topic)
+        within = {number: (self._next.get(number, first), last) for number, (first, last) in watermarks.items()}
+        for message in topics.read(settings, settings.topic, within):
+            self.add(_record(message), TopicOffset(message.partition() or 0, message.offset() or 0))
+        self._next = {number: last for number, (_, last) in within.items()}
+        self.is_whole = not any(first for first, _ in watermarks.values())
+        dropped_until = None if self.is_whole else topics.dropped_until(settings)
+        self.dropped_until_ms = 0 if dropped_until is None else int(dropped_until.timestamp() * 1000)
+
+    def add(self, record: Record, place: TopicOffset) -> None:
+        """Add the next record of its partition."""
         self.records += 1
-        place = partition, offset = message.partition() or 0, message.offset() or 0
-        try:
-            event_id = id_of(message)
-            event = json.loads(message.value() or b"")
-            key, amount, version = (message.key() or b"").decode(), int(event["amount"]), int(event["version"])
-        except (KeyError, TypeError, ValueError, AttributeError):
-            self.malformed += 1
+        found = self._decoder.record(record)
+        if isinstance(found, Rejection):
+            self._refuse(record, place, found)
+        else:
+            self._deliver(found, place)
+
+    def _refuse(self, record: Record, place: TopicOffset, rejection: Rejection) -> None:
+        self.malformed.add(place, rejection)
+        event_id = self._decoder.event_id(record)
+        if event_id is not None:
+            key = (record.key or b"").decode(errors="replace")
+            self.refused.setdefault(uuid.UUID(event_id).bytes, Refused(key, place))
+
+    def _deliver(self, found: Event, place: TopicOffset) -> None:
+        identity = uuid.UUID(found.event_id).bytes
+        key, version, quantity = self._extract(found)
+        if identity in self.events:
+            self.duplicates += 1
+            self.repeated[key] = EXACT.add(self.repeated.get(key, Decimal(0)), quantity)
             return
-        if event_id.bytes in self.first:
-            self.surplus.append(Surplus(partition, offset, event_id, key, amount))
-            return
-        self.first[event_id.bytes] = place
-        if self.is_awaited(event_id.bytes, place):
-            self.awaited[event_id.bytes] = Event(key, amount, version)
-        known = self.versions.setdefault(key, Versions(version, version, 0))
-        known.lowest, known.highest = min(known.lowest, version), max(known.highest, version)
-        known.count += 1
+        self.events[identity] = Delivered(key, version, quantity, place)
+        if version is not None:
+            _add_version(self.versions, key, version)
+
+    def versions_without(self, event_ids: Mapping[bytes, Any]) -> Mapping[str, Versions]:
+        """By key, the versions of all events but these."""
+        if not event_ids:
+            return self.versions
+        keys = {self.events[event_id].key for event_id in event_ids}
+        found = {key: versions for key, versions in self.versions.items() if key not in keys}
+        for event_id, event in self.events.items():
+            if event.key in keys and event_id not in event_ids and event.version is not None:
+                _add_version(found, event.key, event.version)
+        return found
 
 
-def read_topic(settings: Settings, is_awaited: Awaited = lambda _event, _place: False) -> TopicLog:
-    """Read the topic from its start to its last stable offset; markers and aborted records are not counted.
+def extractor(decoder: RecordDecoder) -> Callable[[Event], tuple[str, int | None, Quantity]]:
+    """A function that returns key, version and quantity of an event, as the job declares them."""
+    names = [column.name for column in decoder.columns]
+    key_at = names.index(decoder.key)
+    version_at = None if decoder.version is None else names.index(decoder.version)
+    quantity_at = None if decoder.quantity is None else names.index(decoder.quantity)
 
-    Events themselves are kept only of those, told by id and place, that ``is_awaited`` is true of.
-    """
-    within = topics.watermarks(settings, settings.topic)
-    log = TopicLog(is_whole=not any(first for first, _ in within.values()), is_awaited=is_awaited)
-    for message in topics.read(settings, settings.topic, within):
-        log.add(message)
-    return log
+    def extract(event: Event) -> tuple[str, int | None, Quantity]:
+        version = None if version_at is None else event.values[version_at]
+        quantity = 0 if quantity_at is None else event.values[quantity_at]
+        return (
+            str(event.values[key_at]),
+            None if version is None else int(version),
+            quantity if isinstance(quantity, int) else Decimal(quantity or 0),
+        )
+
+    return extract
 
 
-def id_of(message: Message) -> uuid.UUID:
-    """The event's id. Raises KeyError, AttributeError or ValueError if the record has none."""
-    headers: dict[str, bytes] = dict(message.headers() or [])  # type: ignore[arg-type]  # stubs allow str too
-    return uuid.UUID(headers["id"].decode())
+def _add_version(versions: dict[str, Versions], key: str, version: int) -> None:
+    if key in versions:
+        versions[key].add(version)
+    else:
+        versions[key] = Versions(version, version)
+
+
+def _record(message: Message) -> Record:
+    key, value = message.key(), message.value()
+    pairs: list[tuple[str, str | bytes | None]] = list(message.headers() or [])  # type: ignore[arg-type]  # stubs are wider
+    headers = [(name, content.encode() if isinstance(content, str) else content) for name, content in pairs]
+    return Record(
+        key.encode() if isinstance(key, str) else key,
+        headers,
+        value.encode() if isinstance(value, str) else value,
+        message.timestamp()[1],
+    )

@@ -1,53 +1,82 @@
-"""outbox check: compare ledger, topic and sinks."""
+"""outbox check: compare source, topic and sinks."""
 
 from __future__ import annotations
 
-import json
-
 import click
+import msgspec
 
 from outbox.audit import check as checker
-from outbox.audit.check import Report
+from outbox.audit.report import Report, SinkReport, number, plural
 from outbox.base import settings as configuration
 from outbox.base.errors import Failure
 
 WORST_SHOWN = 5
+LABEL_WIDTH = 13
 
 
 @click.command()
-@click.option("--settle", "settle_s", type=float, help="Wait up to so many seconds until nothing is in flight.")
-@click.option("--json", "as_json", is_flag=True, help="For a script.")
-def check(settle_s: float | None, as_json: bool) -> None:
-    """Compare the ledger's outbox, the topic and every sink. Status 1 on a loss, a gap, a drift or a parked event.
+@click.option("--wait", "wait_s", type=float, help="Wait up to this many seconds until no event is in flight.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
+def check(wait_s: float | None, as_json: bool) -> None:
+    """Compare the source, the topic and every sink. Status 1 if a problem is found.
 
-    Works beside running writers and sinks: what is in flight is counted apart.
+    Problems are lost and foreign events, missing versions, records that break the contract, drift, and events that a
+    sink has set aside. Duplicates on the topic are none. The command works beside running writers and sinks: events in
+    flight are counted apart.
+
+    \b
+    The keys of --json are stable; `null` is no value:
+      topic, keys, outbox_events, records, duplicates, missing_versions, in_flight, pruned, settled
+      lost       ids of the events that are in the outbox and that the topic has skipped
+      malformed  count, first, reasons (by kind): records that break the contract
+      foreign    count, first, worst: valid events that never were in the outbox
+      sinks      name, drift (by key), drift_total, in_flight, lost, parked, duplicates, uncertain_keys, not_compared
+      notes      what is not compared, and why
+      findings   code, message, count, first, worst, sink
     """
     settings = configuration.load()
-    report = checker.check(settings) if settle_s is None else checker.check_settled(settings, settle_s)
-    click.echo(json.dumps(report.as_dict(), indent=2) if as_json else describe(report))
-    if report.findings:
-        raise Failure("; ".join(report.findings))
+    report = checker.check(settings) if wait_s is None else checker.check_settled(settings, wait_s)
+    click.echo(as_text(report) if as_json else describe(report))
+    findings = report.findings
+    if findings:
+        problems = "; ".join(map(str, findings))
+        raise Failure(f"{plural(len(findings), 'problem')} found: {problems}", code="problems-found")
+
+
+def as_text(report: Report) -> str:
+    """The report as JSON. Numbers are exact, also those with a fraction."""
+    return msgspec.json.format(msgspec.json.Encoder(decimal_format="number").encode(report.as_dict())).decode()
 
 
 def describe(report: Report) -> str:
-    """The report for a person, a line for each place of the chain."""
+    """The report for a person, one line per place of the chain."""
+    outside = f"{plural(report.pruned, 'event')} pruned from the outbox, {report.foreign.count} foreign"
     lines = [
-        f"ledger       {len(report.totals)} accounts, {report.outbox_events} events in the outbox",
-        f"topic        Found {report.duplicates} duplicates in {report.records} events; {len(report.lost)} lost, "
-        f"{report.gaps} gaps in versions, {report.in_flight} in flight",
+        ("source", f"{plural(len(report.totals), 'key')}, {plural(report.outbox_events, 'event')} in the outbox"),
+        ("topic", f"{plural(report.records, 'record')}, {plural(report.duplicates, 'duplicate')}"),
+        ("", f"{len(report.lost)} lost, {report.missing_versions} versions missing, {report.in_flight} in flight"),
     ]
-    if report.malformed:
-        lines.append(f"             {report.malformed} records are no events")
-    if report.unknown:
-        lines.append(f"             {report.unknown} events are not in the outbox (pruned there, or foreign)")
+    if report.malformed.count:
+        lines.append(("", f"{plural(report.malformed.count, 'record')} violate the contract"))
+    if report.pruned or report.foreign.count:
+        lines.append(("", outside))
     for sink in report.sinks:
-        verdict = sink.unread or (
-            "agrees with the ledger"
-            if not sink.drift
-            else f"DRIFTS by {sink.drift_total} in {len(sink.drift)} accounts"
-        )
-        apart = f"{sink.in_flight} in flight, {sink.parked} parked" + (f", {sink.lost} lost" if sink.lost else "")
-        lines.append(f"sink {sink.name:<7} {verdict}; {apart}")
-        worst = sorted(sink.drift.items(), key=lambda entry: -abs(entry[1]))[:WORST_SHOWN]
-        lines += [f"             {key}  {amount:+d}" for key, amount in worst]
-    return "\n".join(lines)
+        lines += _sink(sink)
+    lines += [("note", note) for note in report.notes]
+    return "\n".join(f"{label:<{LABEL_WIDTH - 1}} {text}" for label, text in lines)
+
+
+def _sink(sink: SinkReport) -> list[tuple[str, str]]:
+    if sink.not_compared:
+        result = f"not compared: {sink.not_compared}"
+    elif sink.drift:
+        result = f"DRIFTS by {number(sink.drift_total)} in {plural(len(sink.drift), 'key')}"
+    else:
+        result = "equals the source"
+    counts = {"lost": sink.lost, "keys uncertain": len(sink.uncertain)}
+    rest = "".join(f", {count} {name}" for name, count in counts.items() if count)
+    worst = sorted(sink.drift.items(), key=lambda entry: -abs(entry[1]))[:WORST_SHOWN]
+    return [
+        (f"sink {sink.name}", f"{result}; {sink.in_flight} in flight, {sink.parked} parked{rest}"),
+        *(("", f"{key}  {number(difference, sign='+')}") for key, difference in worst),
+    ]

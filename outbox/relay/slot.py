@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import psycopg2
 from psycopg2 import sql
 
-from outbox.audit import check
 from outbox.base.database import connect, told
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
-from outbox.base.wait import WaitTimeoutError, wait_for
-from outbox.relay import connectors
+from outbox.base.wait import wait_for
+from outbox.relay import arrivals, connectors
 from outbox.relay.connectors import Connector
 
 ARRIVE_TIMEOUT_S = 10.0
@@ -131,7 +130,9 @@ def require_continuity(
         )
     if slot.wal_status == "lost":
         raise Failure(f"the replication slot {connector.name} was invalidated (it fell behind too far)", again)
-    if slot.confirmed_lsn > stored_lsn and not (connector.is_outbox and _all_arrives(settings)):
+    if slot.confirmed_lsn > stored_lsn and not (
+        connector.is_outbox and arrivals.all_arrive(settings, ARRIVE_TIMEOUT_S)
+    ):
         missing = "and the topic has not got all events" if connector.is_outbox else "and what came between is unknown"
         raise Failure(
             f"the replication slot {connector.name} is at {lsn(slot.confirmed_lsn)}, ahead of the stored offset"
@@ -153,20 +154,6 @@ def drop(settings: Settings, connector: Connector) -> None:
         return read(settings, connector) is None
 
     wait_for(f"slot {connector.name} to be let go of", dropped, timeout_s=RELEASE_TIMEOUT_S)
-
-
-def _all_arrives(settings: Settings) -> bool:
-    """Whether all that the outbox holds now comes onto the topic, for which a running connector is given some time."""
-    missing: list[frozenset[str]] = []
-
-    def arrived() -> bool:
-        missing.append(check.unrelayed(settings))
-        return not frozenset.intersection(*missing)
-
-    try:
-        return wait_for("the outbox to be on the topic", arrived, timeout_s=ARRIVE_TIMEOUT_S, poll_s=0.5)
-    except WaitTimeoutError:
-        return False
 
 
 @contextmanager

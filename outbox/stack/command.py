@@ -9,8 +9,8 @@ from pathlib import Path
 
 import requests
 
-from outbox.audit.check import read_sinks
 from outbox.base.settings import DOTENV, Settings
+from outbox.sink import positions
 from outbox.stack.process import Process
 
 
@@ -58,8 +58,7 @@ def sink(settings: Settings, *strategies: str) -> Command:
     """The sinks of these strategies in one process, ready once each has ever begun to read the topic."""
 
     def ready() -> bool:
-        reading = {state.name for state in read_sinks(settings) if state.positions}
-        return reading.issuperset(strategies)
+        return positions.reading(settings).issuperset(strategies)
 
     options = [word for strategy in strategies for word in ("--strategy", strategy)]
     return Command("-".join(["sink", *strategies]), settings, ["sink", *options], ready)

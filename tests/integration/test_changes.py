@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from outbox.audit import check
+from outbox.audit import check, sinks, source
+from outbox.audit.comparison import compare_states
+from outbox.audit.report import SinkReport
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
@@ -304,9 +306,11 @@ def test_a_letter_that_is_still_wrong_stays_open(databases: Settings, database: 
     assert database.dead_letters() == {change.event_id: "schema violation"}
 
 
-def checked(settings: Settings) -> check.SinkReport:
+def checked(settings: Settings) -> SinkReport:
     """The sink against the ledger."""
-    (report,) = check.compare_states(settings, check.read_sinks(settings))
+    states = sinks.read(settings)
+    with source.read(settings, check.event_decoder(settings)) as read:
+        (report,) = compare_states(read, states)
     return report
 
 

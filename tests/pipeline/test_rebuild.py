@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from outbox.audit import check
+from outbox.audit import check, sinks
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
@@ -133,7 +133,7 @@ def test_from_the_ledger_beside_a_sink_and_a_service_that_go_on(chain: Settings,
 
 def wait_applied(settings: Settings, accounts: int = 6) -> None:
     """Wait until the sink knows so many accounts."""
-    wait_for("the sink to apply", lambda: len(check.read_sinks(settings)[0].totals) >= accounts, timeout_s=TIMEOUT_S)
+    wait_for("the sink to apply", lambda: len(sinks.read(settings)[0].totals) >= accounts, timeout_s=TIMEOUT_S)
 
 
 def test_a_topic_that_has_dropped_events_is_refused_and_the_ledger_is_the_way_out(topic: Settings) -> None:
@@ -148,7 +148,7 @@ def test_a_topic_that_has_dropped_events_is_refused_and_the_ledger_is_the_way_ou
     assert "there is no copy" in rebuild(topic, "--from", "topic", "--forget").stdout
 
     would = rebuild(topic, "--from", "ledger", "--dry-run")
-    assert (would.returncode, check.read_sinks(topic)[0].positions[0]) == (0, 1), would.stderr
+    assert (would.returncode, sinks.read(topic)[0].positions[0]) == (0, 1), would.stderr
     done = rebuild(topic, "--from", "ledger", "--yes")
     assert "partition 0: offsets 1 to 3, which the topic has dropped, are not waited for" in done.stdout, done.stderr
-    assert check.read_sinks(topic)[0].positions[0] == 4
+    assert sinks.read(topic)[0].positions[0] == 4

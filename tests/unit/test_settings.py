@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from outbox.base import settings as configuration
+from outbox.base import project as names
 from outbox.base.errors import Failure
 from outbox.base.settings import PREFIX, Settings, SinkRole, SourceRole, database_passwords, load
 
@@ -18,7 +18,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project root and an environment of the test's own: what is configured on this machine has no say."""
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(configuration, "ROOT", tmp_path)
+    # A project of its own: the checkout's home may have a stack that is up.
+    (tmp_path / "pyproject.toml").write_text('[tool.outbox]\nsource-database = "source"\nsink-database = "sink"\n')
+    monkeypatch.setenv(names.VARIABLE, str(tmp_path))
     return tmp_path
 
 

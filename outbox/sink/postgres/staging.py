@@ -21,6 +21,7 @@ from typing import NamedTuple
 import psycopg2
 import pyarrow as pa
 from psycopg2 import extensions, sql
+from psycopg2.extensions import make_dsn
 from pyarrow import csv
 
 from outbox.sink import dead_letters, partitions
@@ -40,6 +41,19 @@ CREATE UNLOGGED TABLE staging.{dead} (
     headers jsonb, value bytea, recorded_at timestamptz, event_id uuid, reason text NOT NULL, detail text NOT NULL
 );
 """
+DEAD_TYPES = {
+    "attempt": pa.int64(),
+    "identity": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "key": pa.string(),
+    "headers": pa.string(),
+    "value": pa.string(),
+    "recorded_at": ARROW_TYPES["timestamptz"],
+    "event_id": pa.string(),
+    "reason": pa.string(),
+    "detail": pa.string(),
+}
 EARLIER = """
 SELECT relname FROM pg_class
  WHERE relnamespace = 'staging'::regnamespace AND relkind = 'r'
@@ -136,7 +150,11 @@ class Copier:
         context = TaskContext.get()
         attempt = 0 if context is None else context.taskAttemptId()
         rows, dead, days, traced = 0, 0, set[date](), list[Traced]()
-        with closing(psycopg2.connect(**self.dsn)) as connection, connection, connection.cursor() as cursor:
+        with (
+            closing(psycopg2.connect(make_dsn(None, **self.dsn))) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
             for batch in batches:
                 decoded = self.decoder.decode(batch)
                 self._copy(cursor, attempt, decoded)
@@ -179,14 +197,9 @@ def copy_table(cursor: extensions.cursor, into: sql.Composable, rows: pa.Table) 
 
 
 def _dead_table(rows: Sequence[tuple[object, ...]]) -> pa.Table:
-    names = ("attempt", "identity", "partition", "offset", "key", "headers", "value", "recorded_at", "event_id")
-    types = (pa.int64(), pa.string(), pa.int32(), pa.int64(), pa.string(), pa.string(), pa.string())
-    types += (ARROW_TYPES["timestamptz"], pa.string(), pa.string(), pa.string())
-    columns = [
-        [_hex(value) if isinstance(value, bytes) else value for value in column] for column in zip(*rows, strict=True)
-    ]
-    arrays = [pa.array(column, type_) for column, type_ in zip(columns, types, strict=True)]
-    return pa.table(dict(zip((*names, "reason", "detail"), arrays, strict=True)))
+    columns = zip(*([_hex(value) if isinstance(value, bytes) else value for value in row] for row in rows), strict=True)
+    arrays = [pa.array(column, type_) for column, type_ in zip(columns, DEAD_TYPES.values(), strict=True)]
+    return pa.table(dict(zip(DEAD_TYPES, arrays, strict=True)))
 
 
 def _hex(content: bytes) -> str:

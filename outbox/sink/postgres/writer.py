@@ -28,9 +28,9 @@ class PostgresWriter(SinkWriter):
         super().__init__(connection, spec.name)
         self._applier = Applier(spec)
         self._remembers_ids = "processed_events" in spec.strategy.sql
-        self.staging = Staging(spec.name, self._epoch, spec.job.decoder)
+        self._staging = self.staging = Staging(spec.name, self._epoch, spec.job.decoder)
         with self._errors("does not let the sink start"):
-            self.staging.create(connection)
+            self._staging.create(connection)
             with connection, connection.cursor() as cursor:
                 self._applier.prepare(cursor)
 
@@ -46,13 +46,13 @@ class PostgresWriter(SinkWriter):
                 counts = self._apply(cursor, batch)
                 outcomes = traces.outcomes(cursor, batch.traced, batch.dead)
             if batch.staged:
-                self.staging.clear(self._connection)
+                self._staging.clear(self._connection)
         traces.log_outcomes(self.name, outcomes)
         return counts
 
     def close(self) -> None:
         if not self._connection.closed:
-            self.staging.drop(self._connection)
+            self._staging.drop(self._connection)
 
     def _apply(self, cursor: extensions.cursor, batch: Batch) -> Counts:
         self._enter(cursor)
@@ -63,7 +63,7 @@ class PostgresWriter(SinkWriter):
         rows, applied, rejected = batch.staged.rows if batch.staged else batch.rows.num_rows, 0, 0
         if rows:
             if batch.staged:
-                self.staging.take_rows(cursor, batch.staged)
+                self._staging.take_rows(cursor, batch.staged)
             else:
                 self._applier.copy(cursor, batch.rows)
             dead_letters.drop_resolved(cursor, self.name)
@@ -76,5 +76,5 @@ class PostgresWriter(SinkWriter):
     def _insert_dead(self, cursor: extensions.cursor, batch: Batch) -> int:
         if batch.staged is None:
             return dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.dead)
-        self.staging.take_dead(cursor, batch.topic, batch.topic_id, batch.staged)
+        self._staging.take_dead(cursor, batch.topic, batch.topic_id, batch.staged)
         return batch.staged.dead

@@ -1,0 +1,248 @@
+"""Compare source, topic and sinks: pure, on what was read before.
+
+Which events count
+    A record that breaks the contract counts in no drift, gap or loss. If it is an event of the outbox, nobody knows
+    what it should have added. So its key is *uncertain*, and not compared, for every sink that has set it aside or not
+    read it yet.
+
+In flight or lost
+    The relay keeps the order of commits. An event of the outbox that is not on the topic is lost if a later event of
+    its key is there: one with a higher version. Events without versions are compared by time: a lost one is more than
+    `LATE_MS` older than another event that was relayed. Other missing events are in flight, unless they are so old that
+    the topic has dropped them.
+
+Foreign or pruned
+    An event on the topic that the outbox does not have was deleted by `outbox prune`, or never was there. It is
+    *foreign*, never there, if either is true:
+
+    - Its version is higher than the version of its key in the source.
+    - The outbox still has an older event that stands before it in the same partition. That one was committed first,
+      because the relay keeps the order of commits. Prune deletes every relayed event up to a time, so it would have
+      deleted the older one too. `CLOCK_MARGIN_MS` allows for the two ways in which a row notes its time.
+
+    Every other event counts as pruned. The keep-hours of prune prove nothing: a run may have used others.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Literal
+
+from outbox.audit.report import Report, SinkReport
+from outbox.audit.sinks import SinkState
+from outbox.audit.source import Source, Written
+from outbox.audit.topic_log import EXACT, Delivered, TopicLog, TopicOffset, Versions
+
+LATE_MS = 600_000  # longer than any transaction that writes events
+CLOCK_MARGIN_MS = 1_000  # between the time inside a UUIDv7 and occurred_at of the same row
+
+Fate = Literal["relayed", "in flight", "lost", "aged out"]
+UUID_V7 = 7
+NO_STATES = "the source has no view source_totals with columns total and version"
+NO_TOTALS = "the source has no view source_totals with a column total"
+
+
+class _Tally:
+    """Counts the events that one sink has not applied."""
+
+    def __init__(self, state: SinkState, not_compared: str) -> None:
+        self.state = state
+        self.report = SinkReport(
+            state.name, duplicates=state.duplicates, not_compared=state.not_compared or not_compared
+        )
+        self._unapplied: dict[str, Decimal] = defaultdict(Decimal)
+
+    def add(
+        self, event_id: bytes, event: Written | Delivered, place: TopicOffset | None, fate: Fate = "relayed"
+    ) -> None:
+        """Count an event that the source's totals contain."""
+        if self.classify(event_id, event, place, fate):
+            return
+        if event.quantity is None:
+            self.report.uncertain.add(event.key)
+        else:
+            self._unapplied[event.key] = EXACT.add(self._unapplied[event.key], event.quantity)
+
+    def classify(
+        self, event_id: bytes, event: Written | Delivered, place: TopicOffset | None, fate: Fate = "relayed"
+    ) -> bool:
+        """Count an event as parked, lost or in flight unless the sink has applied it; True if its totals have it."""
+        state, version = self.state, event.version
+        if version is not None and version <= state.bases.get(event.key, 0):
+            return True
+        if state.is_parked(event_id, place):
+            self.report.parked += 1
+            self.report.first_parked = self.report.first_parked or str(uuid.UUID(bytes=event_id))
+        elif state.has_seen(place) or fate == "aged out":
+            return True
+        elif fate == "lost":
+            self.report.lost += 1
+        else:
+            self.report.in_flight += 1
+        # A later state makes up for an event that was not applied.
+        return state.takes_states and version is not None and version <= state.versions.get(event.key, 0)
+
+    def compare(self, source: Source) -> None:
+        """Compare the totals of each key."""
+        if self.report.not_compared or source.totals is None:
+            return
+        for key in source.totals.keys() | self.state.totals.keys():
+            if key not in self.report.uncertain:
+                due = EXACT.subtract(source.totals.get(key, Decimal(0)), self._unapplied.get(key, Decimal(0)))
+                difference = EXACT.subtract(self.state.totals.get(key, Decimal(0)), due)
+                if difference:
+                    self.report.drift[key] = difference
+
+
+class _Outbox:
+    """What one pass over the outbox found: which of its events are on the topic, and which are not."""
+
+    def __init__(self, source: Source, log: TopicLog, tallies: Sequence[_Tally]) -> None:
+        self.ids: set[bytes] = set()
+        self.missing: list[Written] = []
+        self._earliest: dict[int, tuple[int, int]] = {}  # by partition, offset and time of its first known event
+        self.latest_ms = 0  # the time of the latest event that is on the topic
+        for row in source.events:
+            self.ids.add(row.event_id)
+            event, refused = log.events.get(row.event_id), log.refused.get(row.event_id)
+            if event is not None:
+                self._note(event.place, row.occurred_ms)
+                for tally in tallies:
+                    tally.add(row.event_id, event, event.place)
+            elif refused is not None:
+                for tally in tallies:
+                    tally.add(row.event_id, row._replace(quantity=None), refused.place)
+            else:
+                self.missing.append(row)
+
+    def _note(self, place: TopicOffset, occurred_ms: int) -> None:
+        known = self._earliest.get(place.partition)
+        if known is None or place.offset < known[0]:
+            self._earliest[place.partition] = place.offset, occurred_ms
+        self.latest_ms = max(self.latest_ms, occurred_ms)
+
+    def keeps_older(self, event_id: bytes, place: TopicOffset) -> bool:
+        """Whether it has an older event that stands before this place: so prune has not deleted this one."""
+        offset, occurred_ms = self._earliest.get(place.partition, (place.offset, 0))
+        return offset < place.offset and occurred_ms + CLOCK_MARGIN_MS < _made_at_ms(event_id)
+
+
+def compare(source: Source, log: TopicLog, states: Sequence[SinkState], topic: str = "") -> Report:
+    """Compare the source with a topic and with sinks of events. Sinks were read first, and the source last."""
+    tallies = [_Tally(state, NO_TOTALS if source.totals is None else "") for state in states]
+    outbox = _Outbox(source, log, tallies)
+    report = Report(
+        topic=topic,
+        totals=source.totals or {},
+        outbox_events=len(outbox.ids),
+        records=log.records,
+        duplicates=log.duplicates,
+        repeated=log.repeated,
+        malformed=log.malformed,
+        sinks=[tally.report for tally in tallies],
+    )
+    versions = log.versions_without(_count_unknown(source, log, outbox, tallies, report))
+    _count_missing(log, outbox, versions, tallies, report)
+    _count_gaps(log, versions, report)
+    for tally in tallies:
+        tally.compare(source)
+    return report
+
+
+def compare_states(source: Source, states: Sequence[SinkState]) -> list[SinkReport]:
+    """Compare the source with sinks of states that were read before it.
+
+    A key with the source's version must have its total. A key that is behind is in flight, by as many versions: its
+    total says nothing yet. So is a key whose change is lost or set aside, until the next change makes up for it. A key
+    that the source does not have must have the total 0.
+    """
+    reports = []
+    for state in states:
+        report = SinkReport(
+            state.name, parked=len(state.parked), duplicates=state.duplicates, not_compared=state.not_compared
+        )
+        reports.append(report)
+        if source.totals is None or source.versions is None:
+            report.not_compared = report.not_compared or NO_STATES
+        if report.not_compared or source.totals is None or source.versions is None:
+            continue
+        for key in source.totals.keys() | state.totals.keys():
+            # A key begins with version 0, and that is a change too.
+            behind = source.versions.get(key, 0) - state.versions.get(key, -1)
+            if key in source.totals and behind > 0:
+                report.in_flight += behind
+            elif difference := EXACT.subtract(state.totals[key], source.totals.get(key, Decimal(0))):
+                report.drift[key] = difference
+    return reports
+
+
+def _count_unknown(
+    source: Source, log: TopicLog, outbox: _Outbox, tallies: Sequence[_Tally], report: Report
+) -> dict[bytes, Delivered]:
+    """Count the events on the topic that the outbox does not have, and return the foreign ones."""
+    foreign = {}
+    for event_id, event in log.events.items():
+        if event_id in outbox.ids:
+            continue
+        known = (source.versions or {}).get(event.key)
+        is_beyond = known is not None and event.version is not None and event.version > known
+        if is_beyond or outbox.keeps_older(event_id, event.place):
+            foreign[event_id] = event
+            report.foreign.add(f"{uuid.UUID(bytes=event_id)} at {event.place}, key {event.key}", event.quantity)
+            for tally in tallies:
+                tally.classify(event_id, event, event.place)
+        else:
+            report.pruned += 1
+            for tally in tallies:
+                tally.add(event_id, event, event.place)
+    return foreign
+
+
+def _count_missing(
+    log: TopicLog,
+    outbox: _Outbox,
+    versions: Mapping[str, Versions],
+    tallies: Sequence[_Tally],
+    report: Report,
+) -> None:
+    """Count the events of the outbox that are not on the topic."""
+    applied: dict[str, int] = defaultdict(int)  # by key, the highest version that any sink has
+    for tally in tallies:
+        for key, version in tally.state.versions.items():
+            applied[key] = max(applied[key], version)
+    for row in outbox.missing:
+        fate = _fate(row, log, versions.get(row.key), applied.get(row.key, 0), outbox.latest_ms)
+        if fate == "lost":
+            report.lost.append(str(uuid.UUID(bytes=row.event_id)))
+        elif fate == "in flight":
+            report.in_flight += 1
+        for tally in tallies:
+            tally.add(row.event_id, row, None, fate)
+
+
+def _fate(row: Written, log: TopicLog, known: Versions | None, applied: int, latest_ms: int) -> Fate:
+    if row.version is None:
+        if row.occurred_ms <= log.dropped_until_ms:
+            return "aged out"
+        return "lost" if row.occurred_ms + LATE_MS < latest_ms else "in flight"
+    if not log.is_whole and (row.version < known.lowest if known else row.version <= applied):
+        return "aged out"
+    return "lost" if known and known.lowest <= row.version < known.highest else "in flight"
+
+
+def _count_gaps(log: TopicLog, versions: Mapping[str, Versions], report: Report) -> None:
+    """Count the versions that no event on the topic has. Each record that breaks the contract accounts for one."""
+    refused = Counter(one.key for one in log.refused.values())
+    gaps = {key: found.missing - refused[key] for key, found in versions.items() if found.missing > refused[key]}
+    report.missing_versions = sum(gaps.values())
+    if gaps:
+        worst = max(gaps, key=lambda key: gaps[key])
+        report.most_missing = f"key {worst}, {gaps[worst]}"
+
+
+def _made_at_ms(event_id: bytes) -> int:
+    """The time inside a UUIDv7, in milliseconds since 1970; 0 for another UUID."""
+    return int.from_bytes(event_id[:6]) if event_id[6] >> 4 == UUID_V7 else 0

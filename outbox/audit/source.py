@@ -1,0 +1,120 @@
+"""Read the source: the events of the outbox table, and the totals that the domain offers, in one snapshot."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from typing import Any, NamedTuple
+
+import psycopg2
+from psycopg2 import extensions, sql
+
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Role, Settings, SourceRole
+from outbox.sink.records import RecordDecoder
+
+FETCH_ROWS = 10_000
+DIGITS_MAX = 200  # of a number; the contract refuses longer ones
+VIEW = "source_totals"
+EVENTS = """
+SELECT id, aggregateid, {version}, {quantity}, (extract(epoch FROM occurred_at) * 1000)::bigint FROM outbox
+"""
+COLUMNS = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
+
+
+class Written(NamedTuple):
+    """An event of the outbox table."""
+
+    event_id: bytes
+    key: str
+    version: int | None  # None if the events have none, or if this one has no valid one
+    quantity: Decimal | None  # None if this event has no valid one; 0 if the events have none
+    occurred_ms: int
+
+
+@dataclass
+class Source:
+    """The source in one snapshot. ``totals`` or ``versions`` are None if no view ``source_totals`` has the column."""
+
+    events: Iterable[Written] = ()  # read once
+    totals: Mapping[str, Decimal] | None = field(default_factory=dict)  # by key
+    versions: Mapping[str, int] | None = field(default_factory=dict)  # by key, the version of its last event
+
+
+@contextmanager
+def read(settings: Settings, decoder: RecordDecoder) -> Iterator[Source]:
+    """The source, until the end of the block. Raises Failure if the database cannot be read."""
+    with snapshot(settings, SourceRole.AUDITOR) as connection:
+        yield Source(_events(connection, decoder), *_totals(connection))
+
+
+@contextmanager
+def snapshot(settings: Settings, role: Role) -> Iterator[extensions.connection]:
+    """A connection that reads one snapshot. Raises Failure if the database refuses a query of the block."""
+    with closing(connect(settings, role)) as connection:
+        connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
+        try:
+            yield connection
+        except psycopg2.Error as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise Failure(
+                f"reading database {settings.dsn(role)['dbname']}: {reason}", "`outbox migrate`", code="database-unread"
+            ) from error
+
+
+def columns(connection: extensions.connection, relation: str) -> set[str]:
+    """The columns of a table or view; none if it does not exist."""
+    with connection.cursor() as cursor:
+        cursor.execute(COLUMNS, [f"public.{relation}"])
+        return {name for (name,) in cursor}
+
+
+def rows(connection: extensions.connection, query: str | sql.Composable) -> Iterator[tuple[Any, ...]]:
+    """The rows of a query that may be larger than memory."""
+    with connection.cursor(name="check") as cursor:
+        cursor.itersize = FETCH_ROWS
+        cursor.execute(query)
+        yield from cursor
+
+
+def _events(connection: extensions.connection, decoder: RecordDecoder) -> Iterator[Written]:
+    is_optional = all(column.is_nullable for column in decoder.columns if column.name == decoder.quantity)
+    query = sql.SQL(EVENTS).format(version=_property(decoder.version), quantity=_property(decoder.quantity))
+    for event_id, key, version, quantity, occurred_ms in rows(connection, query):
+        number = Decimal(0) if quantity is None and is_optional else _number(quantity)
+        counted = _number(version)
+        whole = None if counted is None or counted != counted.to_integral_value() else int(counted)
+        yield Written(uuid.UUID(event_id).bytes, key, whole, number, occurred_ms)
+
+
+def _property(name: str | None) -> sql.Composable:
+    return sql.SQL("NULL") if name is None else sql.SQL("payload ->> {}").format(sql.Literal(name))
+
+
+def _number(text: str | None) -> Decimal | None:
+    """The number of a property; None if it has none, as in a payload that breaks the contract."""
+    try:
+        number = None if text is None or len(text) > DIGITS_MAX else Decimal(text)
+    except InvalidOperation:
+        return None
+    return number if number is not None and number.is_finite() else None
+
+
+def _totals(connection: extensions.connection) -> tuple[dict[str, Decimal] | None, dict[str, int] | None]:
+    known = columns(connection, VIEW)
+    wanted = [name for name in ("total", "version") if name in known]
+    if "key" not in known or not wanted:
+        return None, None
+    found: dict[str, dict[str, Any]] = {name: {} for name in wanted}
+    query = sql.SQL("SELECT key, {} FROM {}").format(
+        sql.SQL(", ").join(map(sql.Identifier, wanted)), sql.Identifier(VIEW)
+    )
+    for key, *values in rows(connection, query):
+        for name, value in zip(wanted, values, strict=True):
+            if value is not None:
+                found[name][key] = Decimal(value) if name == "total" else value
+    return found.get("total"), found.get("version")
