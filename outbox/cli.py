@@ -1,7 +1,7 @@
 """The `outbox` command: its groups, what each subcommand loads, and the exit status.
 
 A subcommand is a module of outbox/commands, imported only when it runs: `outbox status` does not load Spark.
-Exit status: 0 fine, 1 a finding or a failure told in one line on stderr, 2 wrong usage.
+Exit status: 0 = fine, 1 = a finding or a failure in one line on stderr, 2 = wrong usage.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,35 +27,35 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "up": Entry("Run", "outbox.commands.stack:up", "start the embedded stack, or what is missing of it"),
+    "up": Entry("Run", "outbox.commands.stack:up", "start the embedded stack, or the parts that do not run"),
     "down": Entry("Run", "outbox.commands.stack:down", "stop the embedded stack; data stays"),
     "reset": Entry("Run", "outbox.commands.stack:reset", "stop the embedded stack and delete its data"),
-    "migrate": Entry("Run", "outbox.commands.migrate:migrate", "bring both databases to the newest schema"),
+    "migrate": Entry("Run", "outbox.commands.migrate:migrate", "upgrade both databases to the newest schema"),
     "connect": Entry("Run", "outbox.commands.connect:connect", "the Debezium connector: apply, status, render, remove"),
     "serve": Entry("Run", "outbox.commands.serve:serve", "run the service under gunicorn"),
-    "sink": Entry("Run", "outbox.commands.sink:sink", "run one or more sinks, each strategy its own streaming query"),
+    "sink": Entry("Run", "outbox.commands.sink:sink", "run sinks: one streaming query per strategy"),
     "status": Entry("Check", "outbox.commands.stack:status", "the parts of the embedded stack"),
     "logs": Entry("Check", "outbox.commands.stack:logs", "the log of one part of the embedded stack"),
     "check": Entry(
-        "Check", "outbox.commands.check:check", "compare ledger, topic and sinks: duplicates, losses, drift"
+        "Check", "outbox.commands.check:check", "compare source, topic and sinks: duplicates, losses, drift"
     ),
-    "doctor": Entry("Check", "outbox.commands.doctor:doctor", "look at every hop, each finding with its remedy"),
-    "rewind": Entry("Repair", "outbox.commands.rewind:rewind", "let a sink read again what it has read"),
+    "doctor": Entry("Check", "outbox.commands.doctor:doctor", "examine every hop, and say how to fix what is wrong"),
+    "rewind": Entry("Repair", "outbox.commands.rewind:rewind", "reset a sink's offsets and replay"),
     "rebuild": Entry(
-        "Repair", "outbox.commands.rebuild:rebuild", "recompute what a sink holds, from the topic or from the ledger"
+        "Repair", "outbox.commands.rebuild:rebuild", "recompute a sink's result from the topic or the source"
     ),
     "dead-letters": Entry(
         "Repair",
         "outbox.commands.dead_letters:dead_letters",
-        "events that a sink has set aside: list, show, replay, discard",
+        "events that a sink could not apply: list, show, replay, discard",
     ),
-    "prune": Entry("Repair", "outbox.commands.prune:prune", "forget relayed events, and ids that cannot come again"),
+    "prune": Entry("Repair", "outbox.commands.prune:prune", "delete relayed outbox rows and expired deduplication ids"),
 }
 GROUPS = ("Run", "Check", "Repair")
 
 
 class LazyGroup(click.Group):
-    """A click group that imports a subcommand when it is asked for."""
+    """A click group that imports a subcommand only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -75,8 +76,18 @@ class LazyGroup(click.Group):
                     formatter.write_dl(rows)
 
 
+def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    """Print the version of the distribution that brought this package, whatever the project calls it."""
+    if is_asked:
+        names = metadata.packages_distributions().get("outbox", ["outbox"])
+        click.echo(f"{names[0]} {metadata.version(names[0])}")
+        ctx.exit()
+
+
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="outbox-ledger")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Print the version."
+)
 @click.option(
     "--home",
     type=click.Path(path_type=Path, file_okay=False),
@@ -85,7 +96,7 @@ class LazyGroup(click.Group):
 def outbox(home: Path | None) -> None:
     """A transactional outbox, end to end: service, Postgres, Debezium, Kafka, idempotent sinks."""
     if home is not None:
-        os.environ["OUTBOX_HOME"] = str(home.absolute())  # so that the processes we start agree
+        os.environ["OUTBOX_HOME"] = str(home.absolute())  # for the processes that we start
     with suppress(Failure):  # help needs no project; a command that needs one says what is wrong
         project.make_importable()
 

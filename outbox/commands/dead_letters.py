@@ -1,4 +1,4 @@
-"""outbox dead-letters list | show | replay | discard: events that a sink has set aside."""
+"""outbox dead-letters list | show | replay | discard: events that a sink could not apply."""
 
 from __future__ import annotations
 
@@ -30,27 +30,31 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def filters(command: Command) -> Command:
-    """The options that choose letters."""
+    """The options that choose dead letters."""
     for option in (
-        click.option("--until", type=Moment(), help="First seen before then."),
-        click.option("--since", type=Moment(), help="First seen then or later (ISO 8601, UTC unless it says)."),
-        click.option("--key", help="Of records with this key."),
-        click.option("--identity", "--event-id", "identities", multiple=True, help="This one; may be repeated."),
-        click.option("--reason", help="Set aside for this reason."),
+        click.option("--until", type=Moment(), help="First seen before that time."),
+        click.option(
+            "--since", type=Moment(), help="First seen at that time or later (ISO 8601; UTC if there is no offset)."
+        ),
+        click.option("--key", help="With this key."),
+        click.option(
+            "--identity", "--event-id", "identities", multiple=True, help="With this identity; repeat it for several."
+        ),
+        click.option("--reason", help="With this reason."),
         click.option("--sink", help="Of this sink."),
     ):
         command = option(command)
     return command
 
 
-dry = click.option("--dry-run", is_flag=True, help="Change nothing, and tell what would be done.")
-everything = click.option("--all", "is_all", is_flag=True, help="All open ones, in place of a filter.")
+dry = click.option("--dry-run", is_flag=True, help="Change nothing, and print what would be done.")
+everything = click.option("--all", "is_all", is_flag=True, help="All open ones, instead of a filter.")
 as_json_option = click.option("--json", "as_json", is_flag=True, help="For a script.")
 
 
 @click.group("dead-letters")
 def dead_letters() -> None:
-    """Events that a sink could not apply and has set aside, so that the stream goes on."""
+    """Events that a sink could not apply and has set aside, so that the stream continues."""
 
 
 @dead_letters.command("list")
@@ -60,10 +64,10 @@ def dead_letters() -> None:
     type=click.Choice(["open", "replayed", "discarded", "all"]),
     default="open",
     show_default=True,
-    help="What has become of them.",
+    help="With this status.",
 )
-@click.option("--limit", type=click.IntRange(min=1), help=f"At most so many; a table has {SHOWN} unless told.")
-@click.option("--json", "as_json", is_flag=True, help="For a script: a JSON object a line.")
+@click.option("--limit", type=click.IntRange(min=1), help=f"At most so many; a table has {SHOWN} by default.")
+@click.option("--json", "as_json", is_flag=True, help="For a script: one JSON object per line.")
 def list_(limit: int | None, as_json: bool, **chosen: Any) -> None:
     """List them, the oldest first."""
     settings = configuration.load()
@@ -83,19 +87,25 @@ def list_(limit: int | None, as_json: bool, **chosen: Any) -> None:
 
 @dead_letters.command()
 @click.argument("identity")
-@click.option("--sink", help="Of this sink; needed if several have set it aside.")
+@click.option("--sink", help="Of this sink; required if several sinks have it.")
 @as_json_option
 def show(identity: str, sink: str | None, as_json: bool) -> None:
-    """Show one in full, whatever has become of it."""
+    """Show one in full, whatever its status."""
     settings = configuration.load()
     selection = _selection(settings, {"identities": [identity], "sink": sink, "status": "all"})
     with _reading(settings) as connection:
         letters = selection.in_full(connection)
     if not letters:
-        raise Failure(f"no dead letter is called {identity}", "`outbox dead-letters list --status all` names them")
+        raise Failure(
+            f"there is no dead letter {identity}",
+            "`outbox dead-letters list --status all` lists them",
+            code="letter-unknown",
+        )
     if len(letters) > 1:
         sinks = ", ".join(letter["sink"] for letter in letters)
-        raise Failure(f"several sinks have set {identity} aside: {sinks}", "choose one by --sink")
+        raise Failure(
+            f"several sinks have dead letter {identity}: {sinks}", "choose one by --sink", code="letter-ambiguous"
+        )
     found = _json(letters[0])
     click.echo(json.dumps(found, indent=2) if as_json else _page(found))
 
@@ -111,10 +121,10 @@ def show(identity: str, sink: str | None, as_json: bool) -> None:
 @dry
 @as_json_option
 def replay(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
-    """Judge them again by today's contract and apply those that stand it, each once. Status 1 if any stays open.
+    """Validate them by today's contract and apply the valid ones, each once. Status 1 if any stays open.
 
-    In a sink that needs order, those that are parked behind them come along. Works beside a running sink. Give it again
-    as you like: a letter that was replayed is no longer open.
+    If the projection is ordered, events that are parked behind them are replayed too. Works beside a running sink. It
+    is safe to repeat: a dead letter that was replayed is no longer open.
     """
     settings = configuration.load()
     with _to_repair(settings, chosen, is_all, with_parked=True) as (connection, letters):
@@ -150,7 +160,7 @@ def replay(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bo
 @dry
 @as_json_option
 def discard(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
-    """Give them up: their events are never applied, also not if they come again."""
+    """Give them up: their events are never applied, even if they are repeated."""
     with _to_repair(configuration.load(), chosen, is_all) as (connection, letters):
         done = repair.discard(connection, letters, dry_run=dry_run)
     if as_json:
@@ -178,10 +188,10 @@ def _reading(settings: Settings) -> Iterator[extensions.connection]:
 def _to_repair(
     settings: Settings, chosen: dict[str, Any], is_all: bool, *, with_parked: bool = False
 ) -> Iterator[tuple[extensions.connection, list[Chosen]]]:
-    """The letters that were chosen, and a connection to deal with them. Fails with wrong usage without any filter."""
+    """The chosen dead letters, and a connection to work on them. Wrong usage without any filter."""
     selection = _selection(settings, chosen)
     if not (is_all or selection.is_narrow):
-        raise click.UsageError("Choose letters by an option, or give --all.")
+        raise click.UsageError("Choose dead letters by an option, or use --all.")
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         with _errors(connection), connection, connection.cursor() as cursor:
             letters = selection.choose(cursor, with_parked=with_parked)
@@ -189,11 +199,11 @@ def _to_repair(
 
 
 def _errors(connection: extensions.connection) -> AbstractContextManager[None]:
-    return database_errors(connection, "dead letters", "does not tell them", "give the command again")
+    return database_errors(connection, "dead letters", "does not return them", "run the command again")
 
 
 def _json(letter: dict[str, Any]) -> dict[str, Any]:
-    """A letter as JSON has it: times as text, bytes as text, or in base64 under a name that says so."""
+    """A dead letter as JSON: times as text, bytes as text or in base64 under a name that says so."""
     found: dict[str, Any] = {}
     for name, value in letter.items():
         if isinstance(value, memoryview):
@@ -231,7 +241,7 @@ def _short(text: str) -> str:
 
 
 def _page(letter: dict[str, Any]) -> str:
-    """A letter for a person: a line a field, what is no text as JSON."""
+    """A dead letter for a person: one line per field; a value that is no text as JSON."""
     shown = {name: value for name, value in letter.items() if value is not None}
     width = max(map(len, shown)) + 2
     return "\n".join(

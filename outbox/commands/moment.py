@@ -1,4 +1,4 @@
-"""A moment as an option of a command."""
+"""A point in time as an option of a command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 class Moment(click.ParamType[datetime]):
-    """A date or a time in ISO 8601; UTC if it does not say."""
+    """A date or a time in ISO 8601; UTC if it has no offset."""
 
     name = "moment"
 
@@ -18,5 +18,5 @@ class Moment(click.ParamType[datetime]):
         try:
             found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is no time like 2026-11-21T05:00:00Z", param, ctx)
+            self.fail(f"{value!r} is not a time like 2026-11-21T05:00:00Z", param, ctx)
         return found if found.tzinfo else found.replace(tzinfo=UTC)

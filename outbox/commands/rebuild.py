@@ -1,9 +1,10 @@
-"""outbox rebuild: recompute what a sink holds."""
+"""outbox rebuild: recompute a sink's result."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from decimal import Decimal
 from typing import Literal
 
 import click
@@ -21,7 +22,7 @@ UNCHANGED = "nothing was changed (--dry-run)"
 
 
 @click.command()
-@click.option("--sink", required=True, metavar="NAME", help="The sink, named as its strategy.")
+@click.option("--sink", required=True, metavar="NAME", help="The sink; it has the name of its strategy.")
 @click.option(
     "--from",
     "source",
@@ -29,19 +30,19 @@ UNCHANGED = "nothing was changed (--dry-run)"
     required=True,
     help="The topic, if it still has every event; or the source database.",
 )
-@click.option("--restart", is_flag=True, help="From the topic: not on from where an earlier rebuild was cut off.")
+@click.option("--restart", is_flag=True, help="From the topic: start again instead of resuming an interrupted rebuild.")
 @click.option(
     "--drop-copy", is_flag=True, help="From the topic: only delete the copy that an earlier rebuild has left."
 )
-@click.option("--dry-run", is_flag=True, help="Only tell what would change.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only print what would change.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def rebuild(
     *, sink: str, source: Literal["topic", "source"], restart: bool, drop_copy: bool, dry_run: bool, yes: bool
 ) -> None:
-    """Recompute what a sink holds. It may run meanwhile.
+    """Recompute a sink's result. The sink may run meanwhile.
 
-    From the source: its totals become the sink's, at once. From the topic: a copy of the sink reads all of it, and
-    then takes the sink's place; a driver that runs is stopped by that, and is to be started again.
+    From the source: its totals become the sink's, at once. From the topic: a copy of the sink reads all of it and
+    then replaces the sink. A running driver stops when that happens; start it again.
     """
     settings = configuration.load()
     if source == "source" and (restart or drop_copy):
@@ -63,17 +64,17 @@ def _from_source(settings: Settings, declared: SinkSpec, dry_run: bool, yes: boo
     first = topics.first_offsets(settings, topic.name)
     if dry_run or not yes:
         would = rebuilding.from_source(settings, declared, topic, first, dry_run=True)
-        _tell(would.differences)
-        _tell_skipped(would.skipped)
+        _print_differences(would.differences)
+        _print_skipped(would.skipped)
         if dry_run:
             click.echo(UNCHANGED)
             return
-        click.confirm(f"Set sink {sink} to what the source says?", abort=True)
+        click.confirm(f"Set sink {sink} to the source's totals?", abort=True)
     taken = rebuilding.from_source(settings, declared, topic, first)
     if yes:
-        _tell(taken.differences)
-        _tell_skipped(taken.skipped)
-    click.echo(f"sink {sink} holds what the source says; what is on its way from there is not counted twice")
+        _print_differences(taken.differences)
+        _print_skipped(taken.skipped)
+    click.echo(f"sink {sink} has the source's totals; events that are in flight are not counted twice")
 
 
 def _from_topic(settings: Settings, declared: SinkSpec, restart: bool, dry_run: bool, yes: bool) -> None:
@@ -87,31 +88,31 @@ def _from_topic(settings: Settings, declared: SinkSpec, restart: bool, dry_run: 
             rebuilding.drop_copy(connection, sink)
         topic = topics.describe(settings, declared.job.topic)
         if rebuilding.begin(connection, sink, topic, topics.first_offsets(settings, topic.name)):
-            click.echo("going on where an earlier rebuild was cut off; --restart begins anew")
-        # The port of the metrics is the live sink's.
+            click.echo("resuming an interrupted rebuild; --restart starts again")
+        # The live sink has the metrics port.
         quiet = settings.model_copy(update={"sink_metrics_port": 0})
         stream.run(quiet, [SinkSpec(declared.job, copy)], until_caught_up=True)
-        _tell(rebuilding.differences(connection, sink))
+        _print_differences(rebuilding.differences(connection, sink))
         if dry_run:
-            click.echo(f"{UNCHANGED}; the copy stays: the command goes on with it, --drop-copy deletes it")
+            click.echo(f"{UNCHANGED}; the copy stays: the next run resumes it, --drop-copy deletes it")
             return
         if not yes:
-            click.confirm(f"Let the copy take the place of sink {sink}?", abort=True)
+            click.confirm(f"Replace sink {sink} by the copy?", abort=True)
         generation = rebuilding.swap(connection, sink, topic, topics.first_offsets(settings, topic.name))
     click.echo(
-        f"sink {sink} is swapped: a driver that runs ends at its next batch, the next one begins with checkpoint "
-        f"{generation}; older ones and those of {copy.name} can be deleted"
+        f"sink {sink} is replaced: a running driver stops at its next batch, the next one uses checkpoint generation "
+        f"{generation}; older generations and those of {copy.name} can be deleted"
     )
 
 
-def _tell(differences: Mapping[str, int]) -> None:
-    """What changes, the worst first; events that are not applied yet are in it too."""
+def _print_differences(differences: Mapping[str, Decimal]) -> None:
+    """What changes, the largest first; events that are not applied yet are included."""
     total = sum(map(abs, differences.values()))
-    click.echo(f"{len(differences)} keys differ, by {total} in all, what is in flight included")
+    click.echo(f"{len(differences)} keys differ, by {total} in total, events in flight included")
     for key, difference in sorted(differences.items(), key=lambda entry: -abs(entry[1]))[:WORST_SHOWN]:
-        click.echo(f"  {key}  {difference:+d}")
+        click.echo(f"  {key}  {difference:+}")
 
 
-def _tell_skipped(skipped: Mapping[int, tuple[int, int]]) -> None:
+def _print_skipped(skipped: Mapping[int, tuple[int, int]]) -> None:
     for partition, (first, last) in sorted(skipped.items()):
-        click.echo(f"partition {partition}: offsets {first} to {last}, which the topic has dropped, are not waited for")
+        click.echo(f"partition {partition}: offsets {first} to {last} are skipped: the topic has dropped them")

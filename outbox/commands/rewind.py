@@ -1,4 +1,4 @@
-"""outbox rewind: let a sink read again what it has read."""
+"""outbox rewind: reset a sink's offsets and replay."""
 
 from __future__ import annotations
 
@@ -14,16 +14,27 @@ from outbox.sink.repair import rewind as rewinding
 
 
 @click.command()
-@click.option("--sink", required=True, metavar="NAME", help="The sink, named as its strategy.")
-@click.option("--to-positions", is_flag=True, help="What its database says, when the checkpoint is ahead of that.")
-@click.option("--to-earliest", is_flag=True, help="Everything that the topic still has.")
+@click.option("--sink", required=True, metavar="NAME", help="The sink; it has the name of its strategy.")
 @click.option(
-    "--to-datetime", type=Moment(), metavar="TIME", help="What has arrived since, in ISO 8601; UTC unless it says."
+    "--to-positions", is_flag=True, help="To the positions in its database, if its checkpoint is ahead of them."
 )
-@click.option("--to-offset", "to_offsets", multiple=True, metavar="PARTITION:OFFSET", help="Once a partition.")
-@click.option("--skip-dropped", is_flag=True, help="Give up what the topic has dropped before it was applied.")
-@click.option("--dry-run", is_flag=True, help="Only tell what would be read again.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--to-earliest", is_flag=True, help="To the first event that the topic still has.")
+@click.option(
+    "--to-datetime",
+    type=Moment(),
+    metavar="TIME",
+    help="To the first event that arrived then or later (ISO 8601; UTC if there is no offset).",
+)
+@click.option(
+    "--to-offset",
+    "to_offsets",
+    multiple=True,
+    metavar="PARTITION:OFFSET",
+    help="To this offset; repeat it for several partitions.",
+)
+@click.option("--skip-dropped", is_flag=True, help="Give up events that the topic dropped before they were applied.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be replayed.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def rewind(
     *,
     sink: str,
@@ -35,13 +46,13 @@ def rewind(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Replay on purpose: at its next start the sink reads again from there. It must not run meanwhile.
+    """Replay on purpose: at its next start the sink reads from there. It must not run meanwhile.
 
-    Its strategy decides what that does: `dedup` skips what it knows, `naive` applies it all again.
+    The strategy decides the result: `dedup` skips the events that it knows, `naive` applies all of them again.
     """
     settings = configuration.load()
     if sum([to_positions, to_earliest, to_datetime is not None, bool(to_offsets)]) != 1:
-        raise click.UsageError("say one of --to-positions, --to-earliest, --to-datetime, --to-offset")
+        raise click.UsageError("choose one of --to-positions, --to-earliest, --to-datetime, --to-offset")
     if to_datetime is not None:
         moves = rewinding.to_datetime(settings, sink, to_datetime)
     elif to_offsets:
@@ -54,16 +65,18 @@ def rewind(
         moves = rewinding.skip_dropped(settings, sink, moves)
     for partition, move in moves.items():
         gives_up = move.begin > move.position
-        what = f"giving up {move.position} to {move.begin - 1}" if gives_up else f"{move.position - move.begin} again"
+        what = (
+            f"giving up {move.position} to {move.begin - 1}" if gives_up else f"replaying {move.position - move.begin}"
+        )
         click.echo(f"partition {partition}: from offset {move.begin}, {what}")
     again = sum(max(0, move.position - move.begin) for move in moves.values())
     if not again and not to_positions and not skip_dropped:
-        raise Failure(f"sink {sink} would read nothing again", "choose an earlier place")
+        raise Failure(f"sink {sink} would replay nothing", "choose an earlier offset", code="nothing-to-replay")
     if dry_run:
         click.echo("nothing was changed (--dry-run)")
         return
     if not yes:
-        click.confirm(f"Let sink {sink} begin there, with up to {again} events again?", abort=True)
+        click.confirm(f"Let sink {sink} begin there and replay up to {again} events?", abort=True)
     generation = rewinding.rewind(settings, sink, moves)
     click.echo(f"sink {sink} begins there at its next start, with checkpoint {generation}; older ones can be deleted")
 

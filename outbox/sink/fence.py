@@ -1,9 +1,9 @@
-"""The fence: one driver a sink.
+"""The fence: one driver per sink.
 
-A driver holds a session lock on the connection that it applies with, so that the lock and the ability to write are lost
-together: Postgres frees it when the connection ends, and notices within `DEAD_HOST_S` that the driver's host is gone.
-Besides, each start moves the sink's epoch, which every transaction checks: behind a pooler that swaps sessions, where
-the lock means little, the newest driver wins and the older one stops.
+A driver holds a session lock on the connection that it applies with, so it loses the lock and the ability to write
+together. Postgres frees the lock when the connection ends, and detects within `DEAD_HOST_S` that the driver's host is
+gone. In addition each start increments the sink's epoch, and every transaction checks it. Behind a pooler that swaps
+sessions the lock means little; there the newest driver wins and the older one stops.
 
 Session locks need a connection of the driver's own: connect directly, or through a pooler in session mode.
 """
@@ -20,7 +20,7 @@ from outbox.base.errors import Failure
 
 DEAD_HOST_S = 30
 LOCK_TIMEOUT_S = 60
-GRACE_S = 3  # a driver that has just ended may hold its lock for a moment yet
+GRACE_S = 3  # a driver that has just ended may hold its lock for another moment
 
 SESSION = f"""
 SET tcp_keepalives_idle = {DEAD_HOST_S // 2};
@@ -42,7 +42,7 @@ SELECT coalesce(host(client_addr), 'local'), pid, date_trunc('second', backend_s
 def acquire(connection: extensions.connection, sink: str) -> int:
     """Become the driver of a sink for as long as the connection lives, and return the new epoch.
 
-    Raises Failure if another driver has it.
+    Raises Failure if another driver holds the sink.
     """
     with connection, connection.cursor() as cursor:
         cursor.execute(SESSION)
@@ -63,7 +63,7 @@ def acquire(connection: extensions.connection, sink: str) -> int:
 
 
 def driver(cursor: extensions.cursor, sink: str) -> tuple[str, int, str] | None:
-    """Who drives the sink now: address, backend and since when, as far as the asking role may see; None if nobody."""
+    """Who drives the sink: address, backend and start, as far as the asking role may see; None if nobody does."""
     cursor.execute(HOLDER, {"sink": sink})
     return cursor.fetchone()
 
@@ -72,14 +72,14 @@ def _held(connection: extensions.connection, sink: str) -> Failure:
     with connection, connection.cursor() as cursor:
         address, pid, since = driver(cursor, sink) or ("?", "?", "?")
     return Failure(
-        f"sink {sink} has a driver already: connected from {address} since {since}, backend {pid}",
+        f"sink {sink} already has a driver, connected from {address} since {since}, backend {pid}",
         f"stop that one; if its host died, wait {DEAD_HOST_S} s for Postgres to notice",
         code="sink-has-driver",
     )
 
 
 def lock(cursor: extensions.cursor, sink: str) -> None:
-    """Wait for whoever else changes this sink's tables now, until the end of the transaction.
+    """Hold the sink's lock until the end of the transaction; wait for whoever holds it.
 
     Whatever writes for a sink, its driver or a repair command, takes this lock first.
     """
@@ -88,9 +88,9 @@ def lock(cursor: extensions.cursor, sink: str) -> None:
 
 @contextmanager
 def held(connection: extensions.connection, sink: str) -> Iterator[None]:
-    """The same for a block of several transactions, and for what is between them, which is no idle transaction.
+    """The same for a block of several transactions.
 
-    After an error the lock stays until the connection ends, as nobody knows what has been done.
+    After an error the lock stays until the connection ends, because nobody knows what was done.
     """
     with connection, connection.cursor() as cursor:
         cursor.execute(f"SELECT pg_advisory_lock({APPLY_KEY})", {"sink": sink})
@@ -112,7 +112,7 @@ def require_epoch(cursor: extensions.cursor, sink: str, epoch: int) -> None:
 
 
 def supersede(cursor: extensions.cursor, sink: str) -> None:
-    """Let a driver that runs stop at its next batch, in the caller's transaction with the lock held."""
+    """Make a running driver stop at its next batch, in the caller's transaction with the lock held."""
     cursor.execute("UPDATE sinks SET epoch = epoch + 1 WHERE name = %s", (sink,))
 
 

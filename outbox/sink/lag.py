@@ -1,6 +1,6 @@
-"""How far sinks are behind their topic, as Kafka tells it.
+"""How far sinks are behind their topic.
 
-Spark's Kafka source commits nothing to a consumer group, so no tool of Kafka's can know this: the sinks say it.
+Spark's Kafka source commits nothing to a consumer group, so no tool of Kafka can know this: the sinks report it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PASSING_ERRORS = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # librdk
 class Lag(NamedTuple):
     """How far one sink is behind.
 
-    ``offsets``: by partition, the last stable offset less the next offset to apply. That is the number of events which
-    are committed and not applied, or a little more: transaction markers and aborted records take offsets too. 0 means
-    that nothing is missing.
+    ``offsets``: by partition, the last stable offset minus the next offset to apply. That is the number of events that
+    are committed and not applied, or slightly more, because transaction markers and aborted records take offsets too.
+    0 means that nothing is missing.
 
-    ``age_s``: seconds since the broker took in the oldest committed record that is not applied; 0.0 if there is none.
-    It is measured with two clocks, the broker's and ours.
+    ``age_s``: seconds since the broker received the oldest committed record that is not applied; 0.0 if there is none.
+    It compares two clocks, the broker's and ours.
     """
 
     offsets: Offsets
@@ -37,9 +37,9 @@ class Lag(NamedTuple):
 
 
 class LagLookup:
-    """Asks Kafka for the lag of any sinks of one topic, by a connection of its own that the sinks do not wait for.
+    """Asks Kafka for the lag of the sinks of one topic, on a connection of its own, so that no sink waits for it.
 
-    Connects at the first question. May be asked by several threads; they take turns.
+    It connects at the first question. Several threads may ask; they take turns.
     """
 
     def __init__(self, settings: Settings, topic: str) -> None:
@@ -50,9 +50,9 @@ class LagLookup:
         self._closed = False
 
     def ask(self, next_offsets: Mapping[str, Offsets], timeout_s: float = TIMEOUT_S) -> dict[str, Lag] | None:
-        """By name of a sink, its lag, given the next offsets that it will apply; a partition not named there is at 0.
+        """The lag by sink, given the next offsets that each will apply. A partition without an offset is at 0.
 
-        All of them, or None if Kafka has not told it all within the time; never an error.
+        All of them, or None if Kafka did not answer in time; never an error.
         """
         deadline = time.monotonic() + timeout_s
         if not self._turn.acquire(timeout=timeout_s):
@@ -68,21 +68,21 @@ class LagLookup:
             self._turn.release()
 
     def close(self) -> None:
-        """Let go of Kafka, once a question that is under way is answered. Later ones are answered by None."""
+        """Disconnect once a running question is answered. Later questions return None."""
         with self._turn:
             self._closed = True
             if self._consumer is not None:
                 self._consumer.close()
 
     def _lag(self, ends: Offsets, next_offsets: Offsets, deadline: float) -> Lag:
-        # A sink that went on since its offsets were noted, or a topic that was made again: never below 0.
+        # Never below 0, also if the sink advanced meanwhile or the topic was recreated.
         offsets = {partition: max(0, end - next_offsets.get(partition, 0)) for partition, end in ends.items()}
         behind = {partition: next_offsets.get(partition, 0) for partition, count in offsets.items() if count}
         oldest_s = self._oldest_s(behind, deadline) if behind else None
         return Lag(offsets, 0.0 if oldest_s is None else max(0.0, time.time() - oldest_s))
 
     def _ends(self, deadline: float) -> dict[int, int]:
-        """By partition the last stable offset. The partitions are asked for each time, as some may be added."""
+        """By partition the last stable offset. Partitions may be added, so they are asked for each time."""
         consumer = self._connected()
         metadata = consumer.list_topics(self._topic, timeout=_left_s(deadline)).topics[self._topic]
         if metadata.error is not None:
@@ -97,7 +97,7 @@ class LagLookup:
         return ends
 
     def _oldest_s(self, behind: Offsets, deadline: float) -> float | None:
-        """When the broker took in the oldest committed record at or after these offsets, as Unix time in seconds."""
+        """When the broker received the oldest committed record at or after these offsets, as Unix time in seconds."""
         consumer, waiting, found_s = self._connected(), set(behind), []
         consumer.assign([TopicPartition(self._topic, partition, offset) for partition, offset in behind.items()])
         try:
@@ -109,7 +109,7 @@ class LagLookup:
                 if partition is None or partition not in waiting:
                     continue
                 waiting.remove(partition)
-                # What else it has would be polled before the first record of another.
+                # Its other records would be polled before the first record of another partition.
                 consumer.incremental_unassign([TopicPartition(self._topic, partition)])
                 kind, at_ms = message.timestamp()
                 if message.error() is None and kind != TIMESTAMP_NOT_AVAILABLE:
@@ -123,16 +123,16 @@ class LagLookup:
             self._consumer = Consumer(
                 {
                     **topics.client_config(self._settings),
-                    "group.id": "outbox-sink-lag",  # librdkafka wants one; nothing is committed to it
+                    "group.id": "outbox-sink-lag",  # librdkafka requires one; nothing is committed to it
                     "isolation.level": "read_committed",
                     "enable.auto.commit": False,
                     "enable.auto.offset.store": False,
-                    "auto.offset.reset": "earliest",  # what is gone is not the oldest any more
-                    "enable.partition.eof": True,  # behind by markers alone: there is no record to wait for
+                    "auto.offset.reset": "earliest",  # dropped records do not count
+                    "enable.partition.eof": True,  # a lag of markers alone has no record to wait for
                     "fetch.wait.max.ms": 20,
-                    # One record a partition is wanted, and it comes with its whole batch: no more than that. But the
-                    # queue stays as long as it is by default: a short one is full at once, and librdkafka then waits a
-                    # second before it fetches from the next partition.
+                    # One record per partition is needed; it arrives with its whole batch, and no more. The queue keeps
+                    # its default length: a short one is full at once, and librdkafka then waits a second before it
+                    # fetches from the next partition.
                     "max.partition.fetch.bytes": 1 << 16,
                     "log_level": 0,
                 }
@@ -141,7 +141,7 @@ class LagLookup:
 
 
 def _is_passing(message: Message) -> bool:
-    """Whether it is an error that goes away by itself. Raises KafkaException for one that does not."""
+    """Whether it is a transient error. Raises KafkaException for one that is not."""
     error = message.error()
     if error is None or error.code() == KafkaError._PARTITION_EOF:
         return False

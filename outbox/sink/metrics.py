@@ -1,19 +1,19 @@
 """Prometheus metrics of the sinks of one process, and the port that they are scraped from.
 
-| metric | of a sink, since its process started |
+| metric | per sink, since its process started |
 |---|---|
-| `outbox_sink_rows_total` | events read: fresh ones, duplicates, and those that the projection refused |
-| `outbox_sink_duplicates_total` | rows that the strategy knew already, and skipped |
-| `outbox_sink_dead_letters_total` | records set aside, undecodable or refused; one that comes again counts again |
+| `outbox_sink_rows_total` | valid events read: applied, duplicate or refused |
+| `outbox_sink_duplicates_total` | events that the strategy knew and skipped |
+| `outbox_sink_dead_letters_total` | records set aside, invalid or refused; a repetition counts again |
 | `outbox_sink_batch_duration_seconds` | by `stage`: `read` is Spark's reading and decoding, `apply` the transaction |
-| `outbox_sink_last_progress_timestamp_seconds` | Unix time of the last batch applied; before it, of the sink's start |
-| `outbox_sink_lag_events` | events on the topic that are not applied, at most: markers and aborted records count too |
+| `outbox_sink_last_progress_timestamp_seconds` | Unix time of the last applied batch; before it, of the start |
+| `outbox_sink_lag_events` | upper bound of events not applied: markers and aborted records count too |
 | `outbox_sink_partition_lag_events` | the same by `partition` |
 | `outbox_sink_lag_seconds` | age of the oldest record that is not applied; 0 when there is none |
-| `outbox_sink_kafka_up` | 1 if Kafka told the lag for this scrape; at 0 there is no lag, rather than an old one |
+| `outbox_sink_kafka_up` | 1 if Kafka answered for this scrape; at 0 the lag is absent, not outdated |
 
-A batch counts once it is committed in the database, so one that failed does not, and one that is delivered again does.
-The lag is asked for when Prometheus asks: no batch waits for it.
+A batch counts once it is committed in the database: a failed batch does not count, a repeated batch does. The lag is
+queried when Prometheus scrapes, so no batch waits for it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ AskLag = Callable[[Mapping[str, Offsets]], Mapping[str, Lag] | None]
 
 
 class Metrics:
-    """What the sinks of one process count. Each method may be called by any thread, and none waits for anything."""
+    """What the sinks of one process count. Any thread may call each method, and none of them blocks."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._next_offsets: dict[str, dict[str, Offsets]] = defaultdict(dict)  # by topic and sink
         self._topics: dict[str, str] = {}
-        self._rows = self._counter("rows", "Events read: fresh, duplicate or refused")
-        self._duplicates = self._counter("duplicates", "Events that were known already, and skipped")
-        self._dead_letters = self._counter("dead_letters", "Records set aside, as they cannot be decoded or applied")
+        self._rows = self._counter("rows", "Valid events read: applied, duplicate or refused")
+        self._duplicates = self._counter("duplicates", "Events that were known and skipped")
+        self._dead_letters = self._counter("dead_letters", "Records set aside, invalid or refused")
         self._duration = Histogram(
             "outbox_sink_batch_duration_seconds",
             "How long a stage of a batch took: read, apply",
@@ -63,7 +63,7 @@ class Metrics:
         )
 
     def started(self, sink: str, topic: str, next_offsets: Offsets) -> None:
-        """A sink is about to read a topic from these offsets. All that it counts is there from now on, as 0."""
+        """A sink is about to read a topic from these offsets. All its metrics exist from now on, as 0."""
         self._topics[sink] = topic
         for counter in (self._rows, self._duplicates, self._dead_letters):
             counter.labels(sink)
@@ -81,7 +81,7 @@ class Metrics:
         self._reached(sink, next_offsets)
 
     def collect_lag(self, ask: Mapping[str, AskLag]) -> None:
-        """From now on the lag is among the metrics, asked for at each scrape, topic by topic."""
+        """Add the lag to the metrics, queried at each scrape, topic by topic."""
         self.registry.register(_LagCollector(ask, self._next_offsets))
 
     def _counter(self, name: str, documentation: str) -> Counter:
@@ -96,7 +96,7 @@ class Metrics:
 def served(settings: Settings, metrics: Metrics, topics: Collection[str]) -> Iterator[None]:
     """Serve the metrics, with the lag on these topics, over HTTP within the block; nothing at all if no port is set.
 
-    Raises Failure if the port cannot be had.
+    Raises Failure if the port is taken.
     """
     host, port = settings.sink_metrics_host, settings.sink_metrics_port
     if port == 0:
@@ -108,6 +108,7 @@ def served(settings: Settings, metrics: Metrics, topics: Collection[str]) -> Ite
         raise Failure(
             f"the sink's metrics cannot be served at {host}:{port}: {error.strerror}",
             "choose another OUTBOX_SINK_METRICS_PORT, or 0 for none",
+            code="port-taken",
         ) from None
     with ExitStack() as lookups:
         metrics.collect_lag({topic: lookups.enter_context(closing(LagLookup(settings, topic))).ask for topic in topics})
@@ -120,7 +121,7 @@ def served(settings: Settings, metrics: Metrics, topics: Collection[str]) -> Ite
 
 
 class _LagCollector(Collector):
-    """Asks for the lag when it is scraped."""
+    """Queries the lag when it is scraped."""
 
     def __init__(self, ask: Mapping[str, AskLag], next_offsets: Mapping[str, Mapping[str, Offsets]]) -> None:
         self._ask = ask
@@ -128,13 +129,13 @@ class _LagCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         answers = [ask(dict(self._next_offsets.get(topic, {}))) for topic, ask in self._ask.items()]
-        told = [answer for answer in answers if answer is not None]
-        is_up = len(told) == len(answers)
-        yield GaugeMetricFamily("outbox_sink_kafka_up", "Whether Kafka told the lag for this scrape", is_up)
+        known = [answer for answer in answers if answer is not None]
+        is_up = len(known) == len(answers)
+        yield GaugeMetricFamily("outbox_sink_kafka_up", "Whether Kafka answered for this scrape", is_up)
         events = _gauge("lag_events", "Events on the topic that are not applied, at most")
         by_partition = _gauge("partition_lag_events", "The same by partition", "partition")
         age = _gauge("lag_seconds", "Age of the oldest record on the topic that is not applied")
-        for sink, lag in (entry for answer in told for entry in answer.items()):
+        for sink, lag in (entry for answer in known for entry in answer.items()):
             events.add_metric([sink], sum(lag.offsets.values()))
             age.add_metric([sink], lag.age_s)
             for partition, count in sorted(lag.offsets.items()):

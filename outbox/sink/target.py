@@ -35,9 +35,8 @@ class Target(ABC):
     def applier(self, settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
         """What applies the events of dead letters in a replay."""
 
-    @abstractmethod
-    def require_rebuildable(self, spec: SinkSpec) -> None:
-        """Raises Failure if the result cannot be recomputed by `outbox rebuild`."""
+    def require_rebuildable(self, spec: SinkSpec) -> None:  # noqa: B027 - a result is, unless a target says otherwise
+        """Raises Failure if `outbox rebuild` cannot recompute the result."""
 
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState | None:
         """What the target holds, for `outbox check`; None if that is in the sink database."""

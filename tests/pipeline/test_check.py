@@ -1,22 +1,33 @@
-"""`outbox check` on histories written by hand: sane ones, and each kind of wrong."""
+"""`outbox check` on real databases and a real topic. What each kind of history means is tested without them in
+tests/unit/test_audit_comparison.py.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from random import Random
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from outbox.audit import check
+from outbox.audit.report import Report
 from outbox.base.database import connect
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import WaitTimeoutError
-from outbox.commands.check import describe
 from outbox.kafka import topics
+from outbox.relay import arrivals
+from outbox.sink import spec
+from outbox.stack.postgres import Postgres
+from tests.command import outbox
+from tests.sink import uuid7
 
 SINK = "dedup"
 
@@ -30,12 +41,22 @@ class Event:
     version: int
     id: str
 
+    @property
+    def payload(self) -> dict[str, Any]:
+        """A value that the contract allows."""
+        return {
+            "transfer_id": str(uuid.uuid4()),
+            "account_id": self.account,
+            "amount": self.amount,
+            "currency": "EUR",
+            "balance_after": 0,
+            "version": self.version,
+            "occurred_at": "2026-11-21T10:00:00.123456Z",
+        }
+
 
 class History:
     """Writes ledger, topic and sink directly, each as the test wants it."""
-
-    name = SINK
-    version = 1  # of each account of the sink
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -45,44 +66,38 @@ class History:
         self._producer.init_transactions(30)
 
     def account(self, *amounts: int) -> list[Event]:
-        """An account of the ledger with an event in the outbox for each amount."""
+        """An account of the ledger with an event in the outbox per amount."""
         account = str(uuid.uuid4())
+        events = []
         with self._ledger, self._ledger.cursor() as cursor:
             cursor.execute(
                 "INSERT INTO accounts (id, kind, currency, balance_minor, version)"
                 " VALUES (%s, 'system', 'EUR', %s, %s)",
                 [account, sum(amounts), len(amounts)],
             )
-            events = []
             for version, amount in enumerate(amounts, start=1):
-                payload = json.dumps({"amount": amount, "version": version})
+                payload = Event(account, amount, version, "").payload
                 cursor.execute(
                     "INSERT INTO outbox (aggregatetype, aggregateid, type, payload)"
                     " VALUES ('account', %s, 'transfer.credited', %s) RETURNING id",
-                    [account, payload],
+                    [account, json.dumps(payload)],
                 )
-                row = cursor.fetchone()
-                assert row is not None
-                events.append(Event(account, amount, version, row[0]))
+                (event_id,) = cursor.fetchone() or ("",)
+                events.append(Event(account, amount, version, event_id))
         return events
 
-    def publish(self, *events: Event, committed: bool = True) -> None:
-        """Put events on the topic, in one transaction."""
+    def publish(self, *events: Event, committed: bool = True, **changed: Any) -> None:
+        """Put events on the topic, in one transaction; ``changed`` are properties that differ."""
         self._producer.begin_transaction()
         for event in events:
-            value = json.dumps({"amount": event.amount, "version": event.version})
-            self._producer.produce(self._settings.topic, value, event.account, headers=[("id", event.id)], partition=0)
+            headers = [("id", event.id), ("eventType", "transfer.credited"), ("schemaVersion", "1")]
+            value = json.dumps({**event.payload, **changed})
+            self._producer.produce(self._settings.topic, value, event.account, headers=headers, partition=0)
         if committed:
             self._producer.commit_transaction(30)
         else:
             self._producer.flush()
             self._producer.abort_transaction(30)
-
-    def publish_raw(self, value: bytes) -> None:
-        """Put something on the topic that is no event."""
-        self._producer.begin_transaction()
-        self._producer.produce(self._settings.topic, value, b"key", partition=0)
-        self._producer.commit_transaction(30)
 
     def sink(self, next_offset: int | None = None, **balances: int) -> None:
         """A sink that has read so far (default: all of the topic) and has these balances by account."""
@@ -90,34 +105,34 @@ class History:
         if next_offset is not None:
             end[0] = next_offset
         with self._balances, self._balances.cursor() as cursor:
-            cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1)", [self.name])
+            cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1)", [SINK])
             for partition, offset in end.items():
                 cursor.execute(
                     "INSERT INTO positions (sink, topic, partition, topic_id, next_offset)"
                     " VALUES (%s, %s, %s, 'x', %s)",
-                    [self.name, self._settings.topic, partition, offset],
+                    [SINK, self._settings.topic, partition, offset],
                 )
             for account, balance in balances.items():
                 cursor.execute(
                     "INSERT INTO balances (sink, account_id, currency, balance_minor, version, events)"
-                    " VALUES (%s, %s, 'EUR', %s, %s, 1)",
-                    [self.name, account, balance, self.version],
+                    " VALUES (%s, %s, 'EUR', %s, 1, 1)",
+                    [SINK, account, balance],
                 )
 
-    def set_aside(self, event: Event) -> None:
-        """The sink's dead letter of an event."""
+    def set_aside(self, event: Event, offset: int, *, is_valid: bool = True) -> None:
+        """The sink's dead letter of an event that stands at this offset."""
         with self._balances, self._balances.cursor() as cursor:
             cursor.execute(
                 "INSERT INTO dead_letters"
-                ' (sink, identity, topic, topic_id, partition, "offset", event_id, reason, detail)'
-                " VALUES (%s, %s, %s, 'x', 0, 0, %s, 'test', '')",
-                [self.name, event.id, self._settings.topic, event.id],
+                ' (sink, identity, topic, topic_id, partition, "offset", event_id, event, reason, detail)'
+                " VALUES (%s, %s, %s, 'x', 0, %s, %s, %s, 'test', '')",
+                [SINK, event.id, self._settings.topic, offset, event.id, "{}" if is_valid else None],
             )
 
-    def rebuilt(self, version: int) -> None:
-        """The sink's balances are the ledger's, up to this version of each account."""
+    def rebuilt(self, account: str, version: int) -> None:
+        """The sink's balance of the account is the ledger's, up to this version."""
         with self._balances, self._balances.cursor() as cursor:
-            cursor.execute("UPDATE balances SET version = %s, base_version = %s", [version, version])
+            cursor.execute("INSERT INTO base_versions VALUES (%s, %s, %s)", [SINK, account, version])
 
     def prune(self, *events: Event) -> None:
         """Remove events from the outbox, as `outbox prune` does."""
@@ -125,10 +140,10 @@ class History:
             cursor.execute("DELETE FROM outbox WHERE id = ANY(%s::uuid[])", [[event.id for event in events]])
             assert cursor.rowcount == len(events)
 
-    def age_out(self, records: int) -> None:
-        """Delete the first records of the partition, as retention does."""
+    def age_out(self, offset: int) -> None:
+        """Delete the records of the partition up to an offset, as retention does."""
         admin = AdminClient(topics.client_config(self._settings))
-        for future in admin.delete_records([TopicPartition(self._settings.topic, 0, records)]).values():
+        for future in admin.delete_records([TopicPartition(self._settings.topic, 0, offset)]).values():
             future.result(10)
 
     def close(self) -> None:
@@ -143,178 +158,157 @@ def history(topic: Settings) -> Iterator[History]:
     made.close()
 
 
-def test_an_empty_chain_is_settled_and_without_findings(topic: Settings) -> None:
+def codes(report: Report) -> list[str]:
+    return [finding.code for finding in report.findings]
+
+
+def variables(settings: Settings) -> dict[str, str]:
+    names = ("source_db_name", "sink_db_name", "topic", "connector")
+    return {f"OUTBOX_{name.upper()}": getattr(settings, name) for name in names}
+
+
+def foreign(account: str, version: int, amount: int = 5) -> Event:
+    """An event that the ledger never wrote."""
+    at_ms = int(time.time() * 1000) + 5_000
+    return Event(account, amount, version, uuid7(Random(version), at_ms))  # noqa: S311
+
+
+def test_empty_chain_is_settled(topic: Settings) -> None:
     report = check.check(topic)
-    assert (report.outbox_events, report.records, report.sinks, report.findings) == (0, 0, [], [])
+    assert (report.outbox_events, report.records, report.sinks, codes(report)) == (0, 0, [], [])
     assert report.settled
 
 
-def test_a_sane_history_has_no_findings_whatever_markers_and_aborted_records_lie_between(
-    topic: Settings, history: History
-) -> None:
+def test_markers_and_aborted_records_are_not_counted(topic: Settings, history: History) -> None:
     first, second = history.account(5, -2, 4), history.account(7)
     history.publish(first[0], second[0])
     history.publish(*first[1:], committed=False)  # sent again below, as Connect does after an abort
     history.publish(*first[1:])
     history.sink(**{first[0].account: 7, second[0].account: 7})
     report = check.check(topic)
-    assert (report.records, report.duplicates, report.gaps, report.in_flight) == (4, 0, 0, 0)
-    assert report.findings == []
-    assert report.settled
+    assert (report.records, report.duplicates, report.missing_versions, report.in_flight) == (4, 0, 0, 0)
+    assert (codes(report), report.settled) == ([], True)
 
 
-def test_duplicates_on_the_topic_are_counted_and_are_no_finding(topic: Settings, history: History) -> None:
-    events = history.account(5, 6)
-    history.publish(*events)
-    history.publish(*events)
-    history.sink(**{events[0].account: 11})
-    report = check.check(topic)
-    assert (report.records, report.duplicates) == (4, 2)
-    assert [(surplus.key, surplus.amount) for surplus in report.surplus] == [(e.account, e.amount) for e in events]
-    assert report.findings == []
-
-
-def test_an_event_that_the_topic_has_jumped_over_is_lost(topic: Settings, history: History) -> None:
-    events = history.account(5, 6, 7)
-    history.publish(events[0], events[2])
-    history.sink(**{events[0].account: 5 + 7})
-    report = check.check(topic)
-    assert report.lost == [events[1].id]
-    assert report.gaps == 1
-    assert "1 events are lost" in report.findings[0]
-    sink = report.sink(SINK)
-    assert (sink.lost, sink.in_flight, sink.drift) == (1, 0, {}), "what never came to it is no drift of its own"
-    assert report.settled
-    assert "agrees with the ledger; 0 in flight, 0 parked, 1 lost" in describe(report)
-
-
-@pytest.mark.parametrize("name", ["dedup", "upsert"])
-def test_an_event_that_carries_the_state_makes_up_for_those_before_it(
-    topic: Settings, history: History, name: str
-) -> None:
-    parked, lost = history.account(5, 6, 7), history.account(1, 2, 3)
-    history.publish(*parked, lost[0], lost[2])
-    history.name, history.version = name, 3
-    history.set_aside(parked[1])
-    history.sink(**{parked[0].account: 5 + 6 + 7, lost[0].account: 1 + 2 + 3})
-    sink = check.check(topic).sink(name)
-    assert (sink.parked, sink.lost) == (1, 1), "told all the same"
-    # Under dedup, who has these amounts has applied what was set aside, and what never came.
-    assert sink.drift == ({} if name == "upsert" else {parked[0].account: 6, lost[0].account: 2})
-
-
-def test_what_the_topic_does_not_have_is_in_flight_until_a_later_event_of_its_account_is_there(
-    topic: Settings, history: History
-) -> None:
-    events = history.account(5, 6, 7)
-    history.publish(events[0])
-    history.sink(**{events[0].account: 5})
-    report = check.check(topic)
-    assert (report.in_flight, report.lost) == (2, [])
-    assert (report.sink(SINK).in_flight, report.sink(SINK).drift) == (2, {})
-    assert not report.settled
-
-
-def test_what_a_sink_has_not_read_yet_is_in_flight_and_no_drift(topic: Settings, history: History) -> None:
-    events = history.account(5, 6)
-    history.publish(*events)
-    history.sink(next_offset=1, **{events[0].account: 5})
-    report = check.check(topic)
-    assert (report.in_flight, report.sink(SINK).in_flight, report.sink(SINK).drift) == (0, 1, {})
-
-
-@pytest.mark.parametrize("surplus", [3, -4])
-def test_a_balance_that_is_off_is_drift_of_that_account(topic: Settings, history: History, surplus: int) -> None:
-    right, wrong = history.account(5), history.account(6)
+def test_totals_positions_and_dead_letters_are_read(topic: Settings, history: History) -> None:
+    right, wrong = history.account(5, 6, 7), history.account(1)
     history.publish(*right, *wrong)
-    history.sink(**{right[0].account: 5, wrong[0].account: 6 + surplus})
-    report = check.check(topic)
-    assert report.sink(SINK).drift == {wrong[0].account: surplus}
-    assert report.sink(SINK).drift_total == abs(surplus)
-    assert report.findings == [f"sink {SINK} drifts by {abs(surplus)} in 1 accounts"]
+    history.sink(next_offset=2, **{right[0].account: 5, wrong[0].account: 3})
+    history.set_aside(right[1], 1)
+    sink = check.check(topic).sink(SINK)
+    assert (sink.parked, sink.in_flight, sink.drift) == (1, 2, {wrong[0].account: 3})
 
 
-def test_opposite_drifts_do_not_cancel(topic: Settings, history: History) -> None:
-    one, other = history.account(5), history.account(6)
-    history.publish(*one, *other)
-    history.sink(**{one[0].account: 7, other[0].account: 4})
-    assert check.check(topic).sink(SINK).drift_total == 4
-
-
-def test_an_event_that_was_set_aside_is_parked_and_no_drift(topic: Settings, history: History) -> None:
-    events = history.account(5, 6)
-    history.publish(*events)
-    history.sink(**{events[0].account: 5})
-    history.set_aside(events[1])
-    report = check.check(topic)
-    assert (report.sink(SINK).parked, report.sink(SINK).drift) == (1, {})
-    assert report.findings == [f"sink {SINK} has set 1 events aside"]
-
-
-def test_what_is_in_a_balance_taken_from_the_ledger_is_applied_wherever_it_is(
-    topic: Settings, history: History
-) -> None:
+def test_base_versions_are_read(topic: Settings, history: History) -> None:
     events = history.account(5, 6, 7, 8)
     history.publish(*events[:2])
     history.sink(next_offset=1, **{events[0].account: 5 + 6 + 7})
-    history.set_aside(events[0])
-    history.rebuilt(version=3)
-    report = check.check(topic)
-    assert report.in_flight == 2, "not on the topic yet: the third, which the sink has, and the fourth"
-    sink = report.sink(SINK)
+    history.set_aside(events[0], 0)
+    history.rebuilt(events[0].account, version=3)
+    sink = check.check(topic).sink(SINK)
     assert (sink.in_flight, sink.parked, sink.drift) == (1, 0, {})
 
 
-def test_what_was_pruned_before_a_sink_has_read_it_is_in_flight_and_no_drift(topic: Settings, history: History) -> None:
-    events = history.account(5, 6, 7)
-    history.publish(*events, events[1])
-    history.sink(next_offset=1, **{events[0].account: 5})
-    history.prune(*events[:2])
-    report = check.check(topic)
-    assert (report.in_flight, report.lost, report.unknown) == (0, [], 2)
-    assert (report.sink(SINK).in_flight, report.sink(SINK).drift) == (2, {})
-    assert not report.settled
-    history.prune(events[2])
-    assert check.check(topic).sink(SINK) == report.sink(SINK)
-
-
-def test_what_was_pruned_and_is_set_aside_is_parked_and_no_drift(topic: Settings, history: History) -> None:
-    events = history.account(5, 6)
-    history.publish(*events)
-    history.sink(**{events[0].account: 5})
-    history.set_aside(events[1])
-    history.prune(*events)
-    report = check.check(topic)
-    assert (report.sink(SINK).parked, report.sink(SINK).in_flight, report.sink(SINK).drift) == (1, 0, {})
-    assert report.findings == [f"sink {SINK} has set 1 events aside"]
-
-
-def test_drift_is_seen_also_where_everything_was_pruned(topic: Settings, history: History) -> None:
-    events = history.account(5, 6)
-    history.publish(*events)
-    history.sink(**{events[0].account: 5})
-    history.prune(*events)
-    assert check.check(topic).sink(SINK).drift == {events[0].account: -6}
-
-
-def test_what_has_left_the_topic_by_retention_is_neither_in_flight_nor_drift(topic: Settings, history: History) -> None:
+def test_events_dropped_by_the_topic_are_applied(topic: Settings, history: History) -> None:
     old, quiet, live = history.account(5, 6), history.account(7), history.account(8)
     history.publish(old[0], quiet[0])
     history.publish(old[1], live[0])
     history.sink(**{old[0].account: 11, quiet[0].account: 7, live[0].account: 8})
-    history.age_out(records=3)  # two events and a marker
+    history.age_out(offset=3)  # two events and a marker
     report = check.check(topic)
     assert (report.records, report.in_flight, report.lost) == (2, 0, [])
     assert (report.sink(SINK).in_flight, report.sink(SINK).drift) == (0, {})
 
 
-def test_a_record_that_is_no_event_is_counted_apart(topic: Settings, history: History) -> None:
-    history.publish_raw(b"{")
+def test_malformed_foreign_record_is_one_finding_and_no_drift(topic: Settings, history: History) -> None:
+    events = history.account(5)
+    history.publish(*events)
+    stranger = foreign(events[0].account, 999_999_943)
+    history.publish(stranger, amount=10**30)
+    history.sink(**{events[0].account: 5})
+    history.set_aside(stranger, 2, is_valid=False)
     report = check.check(topic)
-    assert (report.records, report.malformed, report.duplicates) == (1, 1, 0)
+    assert codes(report) == ["malformed-records"]
+    assert report.findings[0].first.startswith("partition 0, offset 2: ")
+    assert (report.missing_versions, report.sink(SINK).drift, report.sink(SINK).parked) == (0, {}, 0)
 
 
-def test_waiting_for_what_never_arrives_ends_at_the_deadline(topic: Settings, history: History) -> None:
+def test_malformed_records_do_not_count_as_unrelayed(topic: Settings, history: History) -> None:
+    """`connect apply` asks this where a slot may have skipped events."""
+    events = history.account(5, 6)
+    history.publish(*events, amount="5")
+    assert arrivals.all_arrive(topic, timeout_s=0.1)
+    history.account(7)
+    assert not arrivals.all_arrive(topic, timeout_s=0.1)
+
+
+def test_foreign_event_is_told_from_pruned_ones(topic: Settings, history: History) -> None:
+    pruned, kept = history.account(5, 6), history.account(7)
+    history.publish(*pruned, *kept, foreign(str(uuid.uuid4()), 1))
+    history.prune(*pruned)
+    history.sink(**{pruned[0].account: 11, kept[0].account: 7})
+    report = check.check(topic)
+    assert (report.pruned, report.foreign.count, codes(report)) == (2, 1, ["foreign-events"])
+
+
+def test_domain_without_views_is_compared_by_events_alone(
+    topic: Settings, history: History, postgres: Postgres
+) -> None:
+    events = history.account(5, 6, 7)
+    history.publish(events[0], events[2])
+    history.sink(**{events[0].account: 1})
+    postgres.psql("DROP VIEW sink_totals", topic.sink_db_name)
+    report = check.check(topic)
+    assert (codes(report), bool(report.sink(SINK).not_compared)) == (["events-lost"], True)
+    postgres.psql("DROP VIEW source_totals", topic.source_db_name)
+    report = check.check(topic)
+    assert (codes(report), len(report.notes)) == (["events-lost"], 1)
+
+
+def test_topic_that_no_job_declares_is_a_failure(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spec, "jobs", lambda _: [])
+    with pytest.raises(Failure) as failure:
+        check.check(topic)
+    assert failure.value.code == "event-undeclared"
+
+
+def test_waiting_reads_only_new_records(topic: Settings, history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = history.account(5, 6)
+    history.publish(events[0])
+    history.sink(next_offset=4, **{events[0].account: 11})
+    read: list[int] = []
+    original = topics.read
+
+    def counting(*arguments: Any) -> Iterator[Any]:
+        found = list(original(*arguments))
+        read.append(len(found))
+        if len(read) == 1:
+            history.publish(events[1])
+        return iter(found)
+
+    monkeypatch.setattr(topics, "read", counting)
+    report = check.check_settled(topic, timeout_s=10)
+    assert (codes(report), report.records, read) == ([], 2, [1, 1])
+
+
+def test_wait_ends_at_its_deadline(topic: Settings, history: History) -> None:
     history.account(5)
-    with pytest.raises(WaitTimeoutError, match="nothing to be in flight"):
+    with pytest.raises(WaitTimeoutError):
         check.check_settled(topic, timeout_s=0.5)
+
+
+def test_command_ends_with_1_and_prints_json(topic: Settings, history: History) -> None:
+    events = history.account(5, 6)
+    history.publish(*events, amount="5")
+    history.sink(**{events[0].account: 11})
+    plain = outbox("check", home=topic.home, **variables(topic))
+    assert plain.returncode == 1
+    assert plain.stderr.startswith("outbox: 2 problems found: ")
+    done = outbox("check", "--json", "--wait", "10", home=topic.home, **variables(topic))
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["malformed"]["count"], report["outbox_events"]) == (1, 2, 2)
+    assert [finding["code"] for finding in report["findings"]] == ["nothing-compared", "malformed-records"]
+    assert set(report) == {
+        *("topic", "keys", "outbox_events", "records", "duplicates", "malformed", "missing_versions", "lost"),
+        *("in_flight", "foreign", "pruned", "sinks", "notes", "settled", "findings"),
+    }

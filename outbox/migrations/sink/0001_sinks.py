@@ -228,6 +228,6 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     raise Failure(
-        "the deduplication horizon is not dropped by a migration: an older event that is repeated would be applied twice",
+        "the deduplication horizon is not dropped by a migration: a repeated older event would be applied twice",
         "restore a backup, or write a migration that goes forward",
     )

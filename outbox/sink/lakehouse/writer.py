@@ -3,25 +3,27 @@
 A commit of the table is no part of a Postgres transaction. So a batch is applied in three steps, each of which may be
 repeated, under the sink's lock all the time:
 
-1. a transaction: epoch, gap check, dead letters, and which events their letters have settled;
+1. a transaction: epoch, gap check, dead letters, and which events their letters have resolved;
 2. the MERGE, one commit of the table, which also says how far the batch goes;
-3. a transaction: letters of events that have come well are closed, counts, positions.
+3. a transaction: letters of merged events are closed, counts, positions.
 
-Dead letters are committed before the table, so that an event is never in neither place once the table says that it has
-passed it; positions after, so that they never claim what the table does not have. Should the process end between two
-steps, the batch comes again: the letters are there and stay as they are, and the MERGE finds its events and skips them
-(and they are counted as duplicates, although they are not). What it may leave is files that no commit names.
+Dead letters are committed before the table: once the table says that it has passed an event, the event is in one of the
+two. Positions are committed after it: they never claim what the table does not have. If the process ends between two
+steps, the batch is delivered again: its letters exist and stay as they are, and the MERGE finds its events and skips
+them (they count as duplicates, although they are not). An interrupted MERGE may leave files that no commit names.
 
-Not one open transaction around all of it: a MERGE may take longer than a transaction may idle. Hence a lock of the
-session, which keeps repairs out as the transaction's own would.
+One open transaction around all of it would not do: a MERGE may take longer than a transaction may idle. So the lock is
+the session's; it keeps repairs out as a transaction's lock would.
 
-Two drivers, the older of which has lost its fence in the middle of a MERGE, do no harm: the table's log has one commit
-a version, so whoever comes second is refused, or merges on top of the first and finds the events. The log stores of
-HDFS, Azure and Google keep to that. On a local disk a commit is renamed into place, which replaces what is there, and
-only threads of one JVM are kept apart (io.delta.storage.HDFSLogStore of Delta 4.0.1, RawLocalFileSystem.rename): there
-a lock on a file beside the table keeps processes apart.
+Two drivers do no harm, even if the older one loses its fence in the middle of a MERGE: the table's log has one commit
+per version, so the second committer is refused, or merges on top of the first and finds the events. The log stores of
+HDFS, Azure and Google guarantee that. On a local disk a commit is renamed into place and would replace another one;
+Delta only separates threads of one JVM (io.delta.storage.HDFSLogStore of Delta 4.0.1, RawLocalFileSystem.rename). There
+a lock on a file beside the table separates processes.
 
-The table refuses no event: what a projection would reject, like another currency, is a row like others.
+The table refuses no event: what a projection would refuse is a row like any other.
+
+The driver holds a batch in memory. OUTBOX_SINK_MAX_OFFSETS_PER_TRIGGER bounds its records, and nothing its bytes.
 """
 
 from __future__ import annotations
@@ -138,14 +140,14 @@ def copy_ids(cursor: extensions.cursor, rows: pa.Table) -> None:
 
 
 class Table:
-    """The Delta table of a sink, in a Spark session of its own, and a name space of its own: the names of tables are
-    shared by all sessions of a process, and one that is taken would mean the table of another sink.
+    """The Delta table of a sink, in a Spark session and a database of its own: all sessions of a process share the
+    names of tables, and a name that is taken would mean the table of another sink.
     """
 
     _numbers = itertools.count()
 
     def __init__(self, spark: SparkSession, sink: str, merge: str, schema: str, uri: str) -> None:
-        """``merge`` and ``schema`` are the SQL of the strategy and of the table; ``uri`` is where it lies."""
+        """``merge`` and ``schema`` are the SQL of the strategy and of the table; ``uri`` is its location."""
         self._spark = spark.newSession()
         for name, value in SESSION.items():
             self._spark.conf.set(name, value)
@@ -154,30 +156,31 @@ class Table:
         self._jvm: Any = self._spark._jvm
 
     def require(self) -> None:
-        """Find the table that there must be. Raises Failure if it is gone, or is not as its SQL declares it."""
+        """Find the table that must exist. Raises Failure if it is gone, or differs from what its SQL declares."""
         log = self._jvm.org.apache.hadoop.fs.Path(f"{self._uri}/_delta_log")
         files = log.getFileSystem(self._spark._jsparkSession.sessionState().newHadoopConf())
-        with self._errors("cannot be looked for"):
+        with self._errors("cannot be read"):
             is_there = files.exists(log)
         if not is_there:
             raise Failure(
                 f"sink {self._sink}: the table at {self._uri} is gone, and events were applied to it",
-                "bring it back; or, to fill a new one from what the topic has, delete the sink's rows in `positions` "
+                "restore it; or, to fill a new one from what the topic has, delete the sink's rows in `positions` "
                 "and its checkpoint",
+                code="table-missing",
             )
         self.make()
 
     def make(self) -> None:
-        """Make the table, or compare the one that is there with its schema. Raises Failure if they differ."""
-        with self._errors("is not as its SQL declares it"), self._alone():
+        """Make the table, or compare an existing one with its schema. Raises Failure if they differ."""
+        with self._errors("differs from what its SQL declares"), self._alone():
             self._spark.sql(f"CREATE DATABASE IF NOT EXISTS {self._names}")
             self._spark.sql(f"USE {self._names}")
             self._spark.sql(self._schema % {"location": _literal(self._uri)})
 
     def merge(self, rows: pa.Table, metadata: Mapping[str, Any] | None = None) -> int:
-        """Merge events in one commit, which says ``metadata``, and return how many were not there.
+        """Merge events in one commit that carries ``metadata``, and return how many were new.
 
-        Raises Failure if that cannot be done; then it has not been, unless the JVM has gone.
+        Raises Failure if that fails; then nothing is merged, unless the JVM is gone.
         """
         ids = rows["event_id"].to_pylist()
         parameters = {
@@ -197,7 +200,7 @@ class Table:
         """Those of these events that are not in the table."""
         if not event_ids:
             return set()
-        with self._errors("does not tell its events"):
+        with self._errors("does not return its events"):
             wanted = self._spark.createDataFrame(pa.table({"event_id": [*event_ids]}))
             known = self._spark.read.format("delta").load(self._uri)
             return {event_id for (event_id,) in wanted.join(known, "event_id", "left_anti").collect()}
@@ -207,13 +210,13 @@ class Table:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """On a local disk, no other process writes to the table within the block: see above."""
+        """On a local disk, no other process writes to the table within the block."""
         if not self._uri.startswith("file:"):
             yield
             return
         folder = Path(self._uri.removeprefix("file://"))
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Held by the JVM, as it is the JVM that writes, for a moment longer than a process that is killed.
+        # Held by the JVM because the JVM writes: it lives a moment longer than a process that is killed.
         file = self._jvm.java.io.RandomAccessFile(f"{folder}.lock", "rw")
         try:
             wait_for(f"{folder}.lock", lambda: file.getChannel().tryLock(), timeout_s=LOCK_TIMEOUT_S)
@@ -222,6 +225,7 @@ class Table:
             raise Failure(
                 f"sink {self._sink}: another process writes to the table at {self._uri}: it has {folder}.lock",
                 "end it, and start the sink again",
+                code="table-locked",
             ) from None
         finally:
             file.close()
@@ -233,7 +237,9 @@ class Table:
         except (PySparkException, Py4JError) as error:
             reason = str(getattr(error, "java_exception", error)).strip().partition("\n")[0]
             raise Failure(
-                f"sink {self._sink}: the table at {self._uri} {what}: {reason}", "correct that and start the sink again"
+                f"sink {self._sink}: the table at {self._uri} {what}: {reason}",
+                "correct the cause and start the sink again",
+                code="table-failed",
             ) from error
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from psycopg2 import extensions
 
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.sink import projection
 from outbox.sink.postgres.applier import Applier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spec import SinkSpec
@@ -22,11 +20,3 @@ class PostgresTarget(Target):
 
     def applier(self, settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:  # noqa: ARG002
         return Applier(spec)
-
-    def require_rebuildable(self, spec: SinkSpec) -> None:
-        if not projection.rebuilds(spec.job.projections):
-            raise Failure(
-                f"sink {spec.name} cannot be taken from the source: {spec.job.projections} has no NAME.rebuild.sql",
-                f"`outbox rewind --sink {spec.name} --to-earliest --skip-dropped` gives up what the topic has dropped",
-                code="rebuild-unsupported",
-            )

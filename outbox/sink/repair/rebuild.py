@@ -6,14 +6,15 @@ snapshot has whatever the sink has applied. Any other event that is in the snaps
 above the base, and the sink drops it as a duplicate.
 
 **From the topic**: a copy of the sink, by the engine itself under a name of its own, reads the topic from its first
-event, beside the live sink. Then it takes the live one's place in one transaction. Ended anywhere before, the live sink
-is as it was, and the copy goes on from where it was.
+event, beside the live sink. Then it replaces the live sink in one transaction. Interrupted before that, the live sink
+is unchanged, and the copy resumes where it stopped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from decimal import Decimal
 from typing import NamedTuple
 
 import psycopg2
@@ -34,8 +35,7 @@ AGAIN = "run the command again"
 FROM_SOURCE = "`outbox rebuild --sink {} --from source`"
 
 REBUILD_KEY = "hashtextextended('outbox rebuild of sink ' || %(sink)s, 0)"
-# Never deleted and never renamed: what was begun there says which checkpoints there have been, so that each copy gets
-# one that nobody has used.
+# Never deleted and never renamed: it records which checkpoints were used, so that each copy gets an unused one.
 KEPT = "checkpoint_generations"
 TABLES = """
 SELECT relname FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
@@ -56,7 +56,7 @@ SELECT copied.*
  WHERE letter.sink = %(sink)s AND letter.status = 'discarded'
 ON CONFLICT DO NOTHING
 """
-# Those that were given up while the copy was made.
+# Letters that were discarded while the copy was made.
 DISCARD = """
 UPDATE dead_letters AS letter SET status = 'discarded'
   FROM dead_letters AS live
@@ -91,12 +91,12 @@ class RebuildResult(NamedTuple):
     first and the last offset of events that the topic has dropped before the sink had applied them.
     """
 
-    differences: dict[str, int]
+    differences: dict[str, Decimal]
     skipped: dict[int, tuple[int, int]]
 
 
 def copy_of(sink: str) -> str:
-    """The name under which a sink is recomputed from the topic."""
+    """The name of the copy that a rebuild from the topic makes."""
     return f"{sink}{SUFFIX}"
 
 
@@ -111,11 +111,12 @@ def from_source(
     Raises Failure if the job has no SQL for it or its events no version, or if a database refuses.
     """
     job, sink = spec.job, spec.name
-    job.target.require_rebuildable(spec)
-    if job.decoder.version is None:
+    files = projection.rebuilds(job.projections)
+    if not files or job.decoder.version is None:
+        lack = "its events have no version" if files else f"{job.projections} has no NAME.rebuild.sql"
         raise Failure(
-            f"sink {sink} cannot be taken from the source: its events have no version",
-            f"`outbox rebuild --sink {sink} --from topic`",
+            f"sink {sink} cannot be taken from the source: {lack}",
+            f"`outbox rewind --sink {sink} --to-earliest --skip-dropped` gives up what the topic has dropped",
             code="rebuild-unsupported",
         )
     with closing(connect(settings, SinkRole.WRITER)) as connection, _errors(connection, sink):
@@ -126,10 +127,10 @@ def from_source(
             cursor.execute("CREATE TEMPORARY TABLE source (total jsonb NOT NULL) ON COMMIT DROP")
             execute_values(cursor, "INSERT INTO source VALUES %s", _totals(settings), page_size=FETCH_ROWS)
             cursor.execute(SET_BASES, {"sink": sink})
-            differences: dict[str, int] = {}
-            for file in projection.rebuilds(job.projections):
+            differences: dict[str, Decimal] = {}
+            for file in files:
                 cursor.execute(file.read_text(), {"sink": sink})
-                differences |= {str(key): int(difference) for key, difference in cursor}
+                differences |= {str(key): difference for key, difference in cursor}
             skipped = _skip(cursor, sink, topic, first)
             if dry_run:
                 connection.rollback()
@@ -138,9 +139,9 @@ def from_source(
 
 @contextmanager
 def reserved(settings: Settings, sink: str) -> Iterator[extensions.connection]:
-    """A connection to make the copy of a sink and swap it in; meanwhile nobody else does.
+    """A connection to make the copy of a sink and swap it in. Nobody else can do so meanwhile.
 
-    As the owner, because a sink's role may not delete. Raises Failure if another rebuild of the sink runs.
+    It is the owner's, because a sink's role may not delete. Raises Failure if another rebuild of the sink runs.
     """
     with closing(connect(settings, SinkRole.OWNER)) as connection, _errors(connection, sink):
         with connection, connection.cursor() as cursor:
@@ -150,7 +151,9 @@ def reserved(settings: Settings, sink: str) -> Iterator[extensions.connection]:
                 cursor.execute(f"SET LOCAL lock_timeout = '{fence.GRACE_S}s'")
                 cursor.execute(f"SELECT pg_advisory_lock({REBUILD_KEY})", {"sink": sink})
         except psycopg2.errors.LockNotAvailable:
-            raise Failure(f"sink {sink} is being rebuilt already", "wait for that, or stop it") from None
+            raise Failure(
+                f"sink {sink} is being rebuilt already", "wait for that, or stop it", code="rebuild-running"
+            ) from None
         yield connection
 
 
@@ -171,7 +174,9 @@ def begin(connection: extensions.connection, sink: str, topic: Topic, first: Off
         dropped = [f"partition {partition} begins at offset {offset}" for partition, offset in first.items() if offset]
         if dropped:
             raise Failure(
-                f"topic {topic.name} does not have everything any more: {', '.join(dropped)}", FROM_SOURCE.format(sink)
+                f"topic {topic.name} does not have every event any more: {', '.join(dropped)}",
+                FROM_SOURCE.format(sink),
+                code="topic-incomplete",
             )
         cursor.execute(ADD_COPY, {"copy": copy})
         start = dict.fromkeys(first, 0)
@@ -191,18 +196,18 @@ def drop_copy(connection: extensions.connection, sink: str) -> bool:
         return bool(cursor.rowcount)
 
 
-def differences(connection: extensions.connection, sink: str) -> dict[str, int]:
-    """By key how much more the copy holds than the live sink, where that is not nothing."""
+def differences(connection: extensions.connection, sink: str) -> dict[str, Decimal]:
+    """By key how much more the copy holds than the live sink, where that is not zero."""
     with connection, connection.cursor() as cursor:
         cursor.execute(DIFFERENCES, {"sink": sink, "copy": copy_of(sink)})
-        return {str(key): int(difference) for key, difference in cursor}
+        return {str(key): difference for key, difference in cursor}
 
 
 def swap(connection: extensions.connection, sink: str, topic: Topic, first: Offsets) -> int:
     """Let the copy take the sink's place, in one transaction, and return the generation of its next checkpoint.
 
-    A driver that runs is superseded: it stops at its next batch, and the next one begins where the copy has ended.
-    Every table that has a column ``sink`` takes part, also those that the machinery does not know.
+    A running driver is superseded: it stops at its next batch, and the next driver begins where the copy has ended.
+    Every table with a column ``sink`` takes part, the project's own included.
 
     Raises Failure, with nothing changed, if there is no copy, if the topic has dropped what comes after it, or if the
     database refuses.
@@ -213,7 +218,7 @@ def swap(connection: extensions.connection, sink: str, topic: Topic, first: Offs
             fence.lock(cursor, name)
         reached = positions.read(cursor, names["copy"], topic.name, topic.id)
         if not reached:
-            raise Failure(f"there is no copy of sink {sink}", AGAIN)
+            raise Failure(f"there is no copy of sink {sink}", AGAIN, code="copy-missing")
         positions.require_no_gap(names["copy"], topic.name, reached, first)
         cursor.execute(DISCARD, names)
         _delete(cursor, sink)
@@ -236,9 +241,9 @@ def _totals(settings: Settings) -> Iterator[tuple[str]]:
 
 
 def _skip(cursor: extensions.cursor, sink: str, topic: Topic, first: Offsets) -> dict[int, tuple[int, int]]:
-    """Let the sink go on behind what the topic has dropped, and return that.
+    """Let the sink continue behind what the topic has dropped, and return that range.
 
-    It begins anew where it stands, so its driver, if it still has one, must not go on from elsewhere.
+    Its checkpoint begins again there, so a driver that still runs must not continue from elsewhere.
     """
     stored = positions.read(cursor, sink, topic.name, topic.id)
     begin = {partition: max(offset, stored.get(partition, 0)) for partition, offset in first.items()}
@@ -257,14 +262,16 @@ def _skip(cursor: extensions.cursor, sink: str, topic: Topic, first: Offsets) ->
 def _require_this_topic(cursor: extensions.cursor, sink: str, topic: Topic) -> None:
     cursor.execute("SELECT FROM sinks WHERE name = %s", (sink,))
     if not cursor.rowcount:
-        raise Failure(f"no sink called {sink} has run yet", f"`outbox sink --strategy {sink}` runs it")
+        raise Failure(
+            f"no sink called {sink} has run yet", f"`outbox sink --strategy {sink}` runs it", code="sink-unknown"
+        )
     cursor.execute("SELECT DISTINCT topic, topic_id FROM positions WHERE sink = %s", (sink,))
     others = {name for name, of_topic in cursor if (name, of_topic) != (topic.name, topic.id)}
     if others:
         raise Failure(
-            f"sink {sink} holds what was on another topic: {', '.join(sorted(others))}, from before it was made again "
-            f"or replaced by {topic.name}",
+            f"sink {sink} holds events of another topic ({', '.join(sorted(others))}), recreated or replaced since",
             FROM_SOURCE.format(sink),
+            code="topic-recreated",
         )
 
 
@@ -280,4 +287,4 @@ def _delete(cursor: extensions.cursor, sink: str) -> None:
 
 
 def _errors(connection: extensions.connection, sink: str) -> AbstractContextManager[None]:
-    return database_errors(connection, f"sink {sink}", "refused its rebuild, all of it", AGAIN)
+    return database_errors(connection, f"sink {sink}", "refused the rebuild, all of it", AGAIN)

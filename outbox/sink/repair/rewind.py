@@ -1,7 +1,7 @@
-"""Replay on purpose: let a sink read again what it has read.
+"""Replay on purpose: reset the offsets that a sink reads from.
 
-Its positions stay, as they say what is applied; what is set anew is where its next checkpoint begins. So the strategy
-meets a re-read, which it survives or does not, exactly as after a lost checkpoint.
+Its positions stay, because they say what is applied. A rewind sets where its next checkpoint begins. To the strategy it
+is a re-read, exactly as after a lost checkpoint.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from outbox.sink.spec import topic_of
 
 
 class Move(NamedTuple):
-    """One partition: where the sink is, and where it will read from. What lies between is read again; or, if the sink
-    is to begin beyond where it is, given up.
+    """One partition: where the sink is, and where it will read from. What lies between is replayed; or given up, if
+    the sink is to begin beyond its position.
     """
 
     position: int
@@ -40,22 +40,29 @@ def to_earliest(settings: Settings, sink: str) -> dict[int, Move]:
 
 
 def to_datetime(settings: Settings, sink: str, moment: datetime) -> dict[int, Move]:
-    """Read what has arrived on the topic since that moment."""
+    """Read what arrived on the topic then or later."""
     return _moves(settings, sink, topics.offsets_since(settings, topic_of(settings, sink), moment))
 
 
 def to_offsets(settings: Settings, sink: str, offsets: Offsets) -> dict[int, Move]:
-    """Read these partitions from these offsets; the others go on.
+    """Read these partitions from these offsets; the others continue.
 
-    Raises Failure for an offset that the topic does not have any more, or that the sink has not reached.
+    Raises Failure for an offset that the topic has dropped, or that the sink has not reached.
     """
     topic = topic_of(settings, sink)
     first = topics.first_offsets(settings, topic)
     for partition, offset in offsets.items():
         if partition not in first:
-            raise Failure(f"topic {topic} has no partition {partition}", f"it has {', '.join(map(str, first))}")
+            raise Failure(
+                f"topic {topic} has no partition {partition}",
+                f"it has {', '.join(map(str, first))}",
+                code="partition-unknown",
+            )
         if offset < first[partition]:
-            raise Failure(f"partition {partition} begins at offset {first[partition]}, {offset} is not there any more")
+            raise Failure(
+                f"partition {partition} begins at offset {first[partition]}; the topic has dropped {offset}",
+                code="offset-dropped",
+            )
     moves = _moves(settings, sink, offsets)
     for partition, offset in offsets.items():
         if offset > moves[partition].position:
@@ -63,12 +70,13 @@ def to_offsets(settings: Settings, sink: str, offsets: Offsets) -> dict[int, Mov
                 f"sink {sink} is at offset {moves[partition].position} of partition {partition}: "
                 f"beginning at {offset} would skip events",
                 "rewind to its position or before",
+                code="offset-ahead",
             )
     return moves
 
 
 def skip_dropped(settings: Settings, sink: str, moves: Mapping[int, Move]) -> dict[int, Move]:
-    """The same, but for events that the topic has dropped before the sink has applied them: those are given up."""
+    """The same moves, but events that the topic dropped before the sink applied them are given up."""
     first = topics.first_offsets(settings, topic_of(settings, sink))
     return {key: move._replace(begin=max(move.begin, first.get(key, 0))) for key, move in moves.items()}
 
@@ -94,7 +102,11 @@ def _moves(settings: Settings, sink: str, begin: Offsets) -> dict[int, Move]:
     with closing(connect(settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
         stored = positions.read(cursor, sink, topic.name, topic.id)
     if not stored:
-        raise Failure(f"no sink called {sink} has read topic {topic.name}", f"`outbox sink --strategy {sink}` runs it")
+        raise Failure(
+            f"no sink called {sink} has read topic {topic.name}",
+            f"`outbox sink --strategy {sink}` runs it",
+            code="sink-unknown",
+        )
     return {
         partition: Move(position, min(position, begin.get(partition, position)))
         for partition, position in sorted(stored.items())

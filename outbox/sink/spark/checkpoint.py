@@ -24,7 +24,7 @@ class Checkpoint:
     """The checkpoint of one query that reads one topic. Only the query's driver, behind its fence, may use it."""
 
     def __init__(self, spark: SparkSession, uri: str, topic: str) -> None:
-        """Make its folder, unless it is there. Raises Failure if the URI is none, or nothing can be written there."""
+        """Make its folder if it is missing. Raises Failure if the URI is invalid or cannot be written to."""
         self.uri = uri
         self._topic = topic
         self._jvm: Any = spark._jvm
@@ -37,7 +37,7 @@ class Checkpoint:
             raise self._unusable("it cannot be made")
 
     def exists(self) -> bool:
-        """Whether a batch was ever planned: until then a query begins at the offsets that it is given."""
+        """Whether a batch was ever planned. Until then a query begins at the offsets that it is given."""
         return bool(self._batches("offsets"))
 
     def end(self, batch_id: int) -> Offsets:
@@ -52,7 +52,7 @@ class Checkpoint:
         return self._offsets(text[text.index("{") :])
 
     def is_committed(self, batch_id: int) -> bool:
-        """Whether Spark has noted that a batch is done, so that it will not come again."""
+        """Whether Spark has recorded that a batch is done, so that it will not be repeated."""
         return bool(self._files.exists(self._path(f"commits/{batch_id}")))
 
     def applied(self) -> Offsets | None:
@@ -61,11 +61,12 @@ class Checkpoint:
         return self.end(max(batches)) if batches else None
 
     def repair(self) -> list[str]:
-        """Delete the newest log files that a crash of the host has cut off, and return them.
+        """Delete the newest log files that a crash of the host has truncated, and return them.
 
-        Forgetting that a batch was planned or committed does no harm: its events come again, and the sink knows them.
+        It does no harm to forget that a batch was planned or committed: its events are repeated, and the sink knows
+        them.
         """
-        broken = [file for log in ("offsets", "commits") for file in self._cut_off(log)]
+        broken = [file for log in ("offsets", "commits") for file in self._truncated(log)]
         for file in broken:
             self._files.delete(self._path(file), False)
         planned = max(self._batches("offsets"), default=-1)
@@ -74,8 +75,8 @@ class Checkpoint:
             self._files.delete(self._path(file), False)
         return broken + orphans
 
-    def _cut_off(self, log: str) -> Iterator[str]:
-        """The newest files of a log down to the first that is whole."""
+    def _truncated(self, log: str) -> Iterator[str]:
+        """The newest files of a log down to the first complete one."""
         for batch in sorted(self._batches(log), reverse=True):
             if self._read(f"{log}/{batch}").rstrip().endswith(("}", "-")):
                 return
@@ -94,11 +95,14 @@ class Checkpoint:
             raise Failure(
                 f"checkpoint {self.uri} is of topic {', '.join(by_topic)}, not of {self._topic}",
                 "choose another OUTBOX_SINK_CHECKPOINTS, or delete the checkpoint",
+                code="checkpoint-of-other-topic",
             )
         return {int(partition): offset for partition, offset in by_topic[self._topic].items()}
 
     def _unusable(self, reason: str) -> Failure:
-        return Failure(f"checkpoint {self.uri}: {reason}", "correct OUTBOX_SINK_CHECKPOINTS")
+        return Failure(
+            f"checkpoint {self.uri}: {reason}", "correct OUTBOX_SINK_CHECKPOINTS", code="checkpoint-unusable"
+        )
 
     def _read(self, name: str) -> str:
         stream = self._files.open(self._path(name))
@@ -112,6 +116,6 @@ class Checkpoint:
 
 
 def _reason(error: Exception) -> str:
-    """What Java said, without where it said it."""
-    told = error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
-    return str(told).partition("\n")[0]
+    """Java's message without its stack trace."""
+    message = error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
+    return str(message).partition("\n")[0]

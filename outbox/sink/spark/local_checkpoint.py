@@ -1,7 +1,7 @@
 """Where a sink keeps its Spark checkpoint; and, if that is a folder of this host, how far Spark has committed it.
 
-For those who look at a sink from outside, without Spark; the sink itself reads its checkpoint through Hadoop's file
-system (`outbox.sink.spark.checkpoint`, which tells the files).
+This is for commands that look at a sink without Spark. The sink itself reads its checkpoint through Hadoop's file
+system (`outbox.sink.spark.checkpoint`, which describes the files).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ LOCAL = re.compile(r"(?:file:(?://)?)?(/.*)")
 
 
 def uri(settings: Settings, sink: str, generation: int) -> str:
-    """The checkpoint of a generation of a sink: each rewind begins a new one."""
+    """The checkpoint of a generation of a sink: each rewind starts a new generation."""
     return f"{settings.checkpoints.rstrip('/')}/{f'{sink}.{generation}' if generation else sink}"
 
 
 def folder(of_uri: str) -> Path | None:
-    """The folder of a checkpoint, None if it is elsewhere, as in an object store. Nothing is percent-encoded."""
+    """The folder of a checkpoint; None if it is elsewhere, as in an object store. Nothing is percent-encoded."""
     found = LOCAL.fullmatch(of_uri)
     return Path(found[1]) if found else None
 
@@ -30,7 +30,7 @@ def folder(of_uri: str) -> Path | None:
 def committed(checkpoint: Path, topic: str) -> Offsets | None:
     """By partition the offsets up to which batches of a topic are committed; None without any.
 
-    A log file that is cut off, or that the sink is just removing, does not count: the sink does without it as well.
+    A log file that is truncated, or that the sink is just removing, does not count; the sink ignores it too.
     """
     batches = sorted((int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")), reverse=True)
     for batch in batches:
