@@ -18,7 +18,8 @@ from outbox.base.database import connect as connect_database
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.kafka import topics
 from outbox.migrations.migrate import migrate
-from outbox.relay import connect
+from outbox.relay import apply as relay
+from outbox.relay import connectors
 from outbox.stack.command import sink
 from outbox.stack.stack import PARTS, Stack
 
@@ -39,7 +40,7 @@ def latency(events: int) -> None:
     and those after them.
     """
     with _stack() as settings:
-        connect.apply(settings)
+        relay.apply(settings)
         process = sink(settings, "dedup")
         process.start()
         try:
@@ -61,7 +62,7 @@ def backlog(events: int) -> None:
     By halves: in the first Spark's JVM compiles what it runs, in the second it is warm.
     """
     with _stack() as settings:
-        topics.create(settings)
+        topics.create(settings, connectors.topic_specs(settings))
         drain.produce(settings, events, report=click.echo)
         by_hand = drain.drain_by_hand(settings, "dedup", BATCH_EVENTS)
         _empty(settings)

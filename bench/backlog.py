@@ -19,6 +19,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 from outbox.stack.command import sink
 
 ACCOUNTS = 1_000
@@ -29,7 +30,7 @@ SINKS = project.current().root / "sinks"
 
 def produce(settings: Settings, events: int, report: Callable[[str], None]) -> None:
     """Put events on the topic, as fast as a client can."""
-    producer = Producer({**topics.client_config(settings), "linger.ms": 50, "compression.type": "lz4"})
+    producer = Producer({**client_config(settings), "linger.ms": 50, "compression.type": "lz4"})
     accounts = [str(uuid.uuid4()) for _ in range(ACCOUNTS)]
     versions: dict[str, int] = defaultdict(int)
     for number in range(events):
@@ -89,7 +90,7 @@ def drain_by_hand(settings: Settings, strategy: str, batch_events: int) -> Rates
     end = topics.last_stable_offsets(settings, settings.topic)
     consumer = Consumer(
         {
-            **topics.client_config(settings),
+            **client_config(settings),
             "group.id": f"bench-{uuid.uuid4()}",
             "isolation.level": "read_committed",
             "enable.auto.commit": False,

@@ -17,6 +17,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 
 POLL_S = 0.005  # often enough, and seldom enough to leave the processor to what is measured
 PAUSE_S = 0.02  # between the arrival of an event and the next: a quiet stack, and no rhythm to fall in with
@@ -72,7 +73,7 @@ def _arrivals(settings: Settings) -> Iterator[dict[str, float]]:
     ends = topics.last_stable_offsets(settings, settings.topic)
     consumer = Consumer(
         {
-            **topics.client_config(settings),
+            **client_config(settings),
             "group.id": f"bench-{uuid.uuid4()}",
             "isolation.level": "read_committed",
             "fetch.wait.max.ms": 5,

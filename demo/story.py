@@ -15,7 +15,7 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.migrations.migrate import migrate
-from outbox.relay import connect
+from outbox.relay import apply as relay
 from outbox.stack.command import service, sink
 from outbox.stack.stack import Stack
 
@@ -83,8 +83,8 @@ class Story:
         self._settings = self._stack.settings
         migrate(self._settings)
         self._screen.progress("databases migrated")
-        connect.apply(self._settings)
-        self._screen.progress(f"connector applied: {connect.status(self._settings).mode}")
+        relay.apply(self._settings)
+        self._screen.progress(f"connector applied: {relay.status(self._settings).mode}")
         self._sinks = sink(self._settings, RIGHT, NAIVE)
         ledger = service(self._settings)
         ledger.spawn()
@@ -190,8 +190,8 @@ class Story:
         self._stack = Stack(self._settings.model_copy(update={"exactly_once": exactly_once}))
         self._stack.up(["connect"], report=self._screen.progress)
         self._settings = self._stack.settings
-        connect.apply(self._settings)
-        mode = connect.status(self._settings).mode
+        relay.apply(self._settings)
+        mode = relay.status(self._settings).mode
         wanted = "exactly-once" if exactly_once else "at-least-once"
         self._screen.expect(mode.startswith(wanted), "the mode in force, as Connect itself says", mode)
 

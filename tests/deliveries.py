@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from outbox.sink.apply import Driver
+from outbox.sink.writer import SinkWriter
 from tests.sink import TOPIC, TOPIC_ID, Event, account, batch, sums, uuid7
 
 ACCOUNTS, EVENTS = 4, 16
@@ -107,7 +107,7 @@ checked = settings(
 class Run:
     """Deliveries to one sink, each example starting where the last has left it, in offsets of its own."""
 
-    def __init__(self, sink: Driver, balances: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, sink: SinkWriter, balances: Callable[[], Mapping[str, int]]) -> None:
         """``balances`` tells what the sink holds."""
         self.sink = sink
         self._balances = balances

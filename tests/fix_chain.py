@@ -10,7 +10,9 @@ from confluent_kafka.admin import AdminClient
 
 from outbox.base.settings import Settings
 from outbox.kafka import topics
-from outbox.relay import connect
+from outbox.kafka.clients import client_config, request_timeout_s
+from outbox.relay import apply as relay
+from outbox.relay import connectors
 from outbox.stack.stack import Stack
 
 
@@ -49,16 +51,17 @@ def topic_of(databases: Settings, stack: Stack) -> Iterator[Settings]:
             "sink_lakehouse": f"file://{stack.home}/lakehouse/{suffix}",
         }
     )
-    topics.create(settings)
+    specs = connectors.topic_specs(settings)
+    topics.create(settings, specs)
     yield settings
-    admin = AdminClient(topics.client_config(settings))
-    for future in admin.delete_topics([*topics.wanted_configs(settings)]).values():
-        future.result(10)
+    admin = AdminClient(client_config(settings))
+    for request in admin.delete_topics([spec.name for spec in specs]).values():
+        request.result(request_timeout_s())
 
 
 @contextmanager
 def relaying(settings: Settings) -> Iterator[None]:
     """A connector from the ledger to the topic, removed at the end with its slot."""
-    connect.apply(settings)
+    relay.apply(settings)
     yield
-    connect.remove(settings, forget=True)
+    relay.remove(settings, drop_slot=True)

@@ -46,7 +46,7 @@ def clone(template: Settings, postgres: Postgres) -> Iterator[Settings]:
         postgres.psql(f"REVOKE ALL ON DATABASE {name} FROM PUBLIC")
     postgres.psql(f"GRANT CONNECT ON DATABASE {ledger} TO ledger_app, ledger_cdc, ledger_pruner, ledger_auditor")
     postgres.psql(f"GRANT CONNECT, TEMPORARY ON DATABASE {balances} TO balances_writer")
-    postgres.psql(f"GRANT CONNECT ON DATABASE {balances} TO balances_auditor")
+    postgres.psql(f"GRANT CONNECT ON DATABASE {balances} TO balances_pruner, balances_auditor")
     yield template.model_copy(update={"source_db_name": ledger, "sink_db_name": balances})
     for name in (ledger, balances):
         postgres.psql(f"DROP DATABASE {name} WITH (FORCE)")

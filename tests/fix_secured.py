@@ -12,7 +12,6 @@ import secrets
 import shutil
 import sys
 import tempfile
-import uuid
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,8 +31,8 @@ from outbox.stack.connect import Connect, worker_file
 from outbox.stack.kafka import Kafka
 from outbox.stack.postgres import UNPRIVILEGED, Postgres
 from tests.archive import unpack
-from tests.fix_stack import TEST_HOMES
 from tests.paths import ROOT
+from tests.support.homes import TEST_HOMES, Homes
 
 SYSTEM = {"linux": "linux", "darwin": "darwin"}.get(sys.platform)
 MACHINE = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}.get(platform.machine())
@@ -217,15 +216,13 @@ class Secured:
 
 
 @pytest.fixture(scope="module")
-def secured(request: pytest.FixtureRequest) -> Iterator[Secured]:
-    """Postgres, Kafka and Connect, all secured; stopped and deleted at the end, but for the logs if a test failed."""
+def secured(homes: Homes) -> Iterator[Secured]:
+    """Postgres, Kafka and Connect, all secured; stopped at the end."""
     if SYSTEM is None or MACHINE is None:
         pytest.skip(f"no Postgres that speaks TLS for {sys.platform} on {platform.machine()}")
-    home = TEST_HOMES / f"a secured stack {uuid.uuid4().hex[:8]}"
-    home.mkdir(parents=True)
+    home = homes.new("secured")
     certificates = Certificates(home)
     settings = _settings(home, certificates)
-    failed_before = request.session.testsfailed
     postgres = SecuredPostgres(settings, certificates)
     parts = [postgres, SecuredKafka(settings, certificates), SecuredConnect(settings, certificates)]
     try:
@@ -235,8 +232,6 @@ def secured(request: pytest.FixtureRequest) -> Iterator[Secured]:
     finally:
         for part in reversed(parts):
             part.stop()
-        for folder in [] if request.session.testsfailed > failed_before else [home]:
-            shutil.rmtree(folder)
 
 
 def _settings(home: Path, certificates: Certificates) -> Settings:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +11,8 @@ import pytest
 from outbox.base.settings import Settings, load
 from outbox.stack.postgres import Postgres
 from outbox.stack.stack import Stack
-from tests.paths import ROOT
+from tests.support.homes import TEST_HOMES, Homes
 
-TEST_HOMES = ROOT / ".outbox" / "tests"
 STARTED_AT = pytest.StashKey[float]()
 
 
@@ -40,27 +37,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Where the logs are, if a test failed. Here, as what a fixture prints in one of several processes is lost."""
-    for logs in TEST_HOMES.glob("*/logs"):
+    for logs in TEST_HOMES.glob("*/*/logs"):
         if logs.stat().st_mtime >= config.stash[STARTED_AT]:
             terminalreporter.write_line(f"logs of the stack: {logs}")
 
 
 @pytest.fixture(scope="session")
-def stack_home(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """The folder of the session's stack; its logs are kept if a test failed."""
-    home = TEST_HOMES / f"a stack {uuid.uuid4().hex[:8]}"  # paths have spaces
-    home.mkdir(parents=True)
-    yield home
-    private_stack(home).down()
-    for entry in home.iterdir():
-        if entry.name == "logs" and request.session.testsfailed:
-            continue
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-    if not any(home.iterdir()):
-        home.rmdir()
+def homes(request: pytest.FixtureRequest) -> Iterator[Homes]:
+    """Folders for stacks; at the end all that runs in them is stopped. Their logs are kept if a test failed."""
+    made = Homes()
+    yield made
+    made.close(keep_logs=request.session.testsfailed > 0)
+
+
+@pytest.fixture
+def home(homes: Homes) -> Path:
+    """A folder for a stack, or another controlled process, of this test alone."""
+    return homes.new("test")
+
+
+@pytest.fixture(scope="session")
+def stack_home(homes: Homes) -> Path:
+    """The folder of the session's stack."""
+    return homes.new("stack")
 
 
 @pytest.fixture(scope="session")

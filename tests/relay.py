@@ -20,6 +20,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 
 INSERT = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload, traceparent) VALUES %s"
 
@@ -90,7 +91,7 @@ class Log:
         self.records: list[Record] = []
         self._consumer = Consumer(
             {
-                **topics.client_config(settings),
+                **client_config(settings),
                 "group.id": f"test-{uuid.uuid4()}",
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,

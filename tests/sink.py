@@ -14,19 +14,23 @@ from random import Random
 import pyarrow as pa
 from psycopg2 import extensions
 
+from outbox.base import settings as configuration
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink import strategy
-from outbox.sink.apply import Sink
-from outbox.sink.batch import Batch
-from outbox.sink.dead_letters import DeadLetter
+from outbox.sink import spec, strategy
+from outbox.sink.batch import Batch, DeadRecord, Traced
+from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.records import Event as DecodedEvent
+from outbox.sink.records import Record, RecordDecoder, Rejection
+from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.strategy import Strategy
-from outbox.sink.traces import Traced
+from sinks.balances import job as balances
 from tests.paths import ROOT
 
 SINKS = ROOT / "sinks"
-STRATEGIES = strategy.load(SINKS / "strategies")
-PROJECTION = SINKS / "projections" / "balances.sql"
+STRATEGIES = strategy.load(strategy.BUILT_IN)
+PROJECTIONS = balances.PROJECTIONS
+DECODER = balances.decoder(configuration.load(environment=False))
 TOPIC = "ledger.events"
 TOPIC_ID = "topic-1"
 NOW_MS = int(time.time() * 1000)
@@ -50,6 +54,12 @@ class Event:
     currency: str = "EUR"
     balance_after: int = 0
 
+    @property
+    def decoded(self) -> DecodedEvent:
+        """The event as the decoder returns it."""
+        columns = {**vars(self), "transfer_id": self.event_id, "occurred_at": datetime.now(UTC)}
+        return DecodedEvent(self.event_id, tuple(columns[column.name] for column in DECODER.columns))
+
 
 def account(number: int) -> str:
     """The id of the n-th account."""
@@ -58,18 +68,8 @@ def account(number: int) -> str:
 
 def rows(events: Sequence[Event], first_offset: int = 0, partition: int = 0) -> pa.Table:
     """The events as rows to stage, one after the other in one partition."""
-    columns = {
-        "event_id": pa.array([event.event_id for event in events], pa.string()),
-        "partition": pa.array([partition] * len(events), pa.int32()),
-        "offset": pa.array(range(first_offset, first_offset + len(events)), pa.int64()),
-        "account_id": pa.array([event.account_id for event in events], pa.string()),
-        "amount": pa.array([event.amount for event in events], pa.int64()),
-        "currency": pa.array([event.currency for event in events], pa.string()),
-        "balance_after": pa.array([event.balance_after for event in events], pa.int64()),
-        "version": pa.array([event.version for event in events], pa.int64()),
-        "occurred_at": pa.array([datetime.now(UTC)] * len(events), pa.timestamp("us", tz="UTC")),
-    }
-    return pa.table(columns)
+    places = [(partition, offset) for offset in range(first_offset, first_offset + len(events))]
+    return DECODER.rows([event.decoded for event in events], places)
 
 
 def batch(
@@ -79,32 +79,65 @@ def batch(
     *,
     partition: int = 0,
     topic_id: str = TOPIC_ID,
-    dead: Sequence[DeadLetter] = (),
+    dead: Sequence[DeadRecord] = (),
 ) -> Batch:
     """A batch of one partition; it ends behind its last event, unless said otherwise."""
     until = start + len(events) + len(dead) if end is None else end
     return Batch(TOPIC, topic_id, {partition: start}, {partition: until}, rows(events, start, partition), dead)
 
 
-def traced(events: Sequence[Event], start: int = 0, dead: Sequence[DeadLetter] = ()) -> Batch:
+def dead_record(
+    offset: int,
+    event_id: str | None = None,
+    value: bytes | None = b"bad",
+    *,
+    key: bytes | None = b"key",
+    reason: str = "not JSON",
+    partition: int = 0,
+) -> DeadRecord:
+    """A record that is no event."""
+    record = Record(key, [("h", b"\xff")], value, NOW_MS)
+    return DeadRecord(partition, offset, record, event_id, Rejection(reason, "a detail"))
+
+
+def traced(events: Sequence[Event], start: int = 0, dead: Sequence[DeadRecord] = ()) -> Batch:
     """A batch each of whose records is in the trace."""
     good = [Traced(TRACE, event.event_id, 0, start + number) for number, event in enumerate(events)]
-    bad = [Traced(TRACE, None, 0, letter.offset) for letter in dead]
+    bad = [Traced(TRACE, None, 0, one.offset) for one in dead]
     return replace(batch(events, start, dead=dead), traced=good + bad)
 
 
 @contextmanager
-def open_sink(settings: Settings, name: str = "dedup") -> Iterator[Sink]:
+def open_sink(settings: Settings, name: str = "dedup") -> Iterator[PostgresWriter]:
     """The sink of a strategy, with the fence, until the end of the block."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         yield sink_on(connection, STRATEGIES[name])
 
 
 def sink_on(
-    connection: extensions.connection, chosen: Strategy = STRATEGIES["dedup"], projection: Path = PROJECTION
-) -> Sink:
-    """The sink of a strategy on a connection."""
-    return Sink(connection, chosen, SINKS / "staged.sql", projection)
+    connection: extensions.connection, chosen: Strategy = STRATEGIES["dedup"], projections: Path = PROJECTIONS
+) -> PostgresWriter:
+    """The sink of a strategy on a connection. ``projections`` is the folder of its projections."""
+    return PostgresWriter(connection, SinkSpec(job_with(projections), chosen))
+
+
+def job_with(projections: Path = PROJECTIONS, decoder: RecordDecoder = DECODER) -> SinkJob:
+    """The job of the events, with other projections."""
+    return SinkJob(topic=TOPIC, decoder=decoder, projections=projections)
+
+
+def projections_in(folder: Path, sql: str, name: str = "balances") -> Path:
+    """A folder with one projection of this SQL, for strategies that take events and for those that take states."""
+    made = folder / f"projections-{uuid.uuid4().hex[:8]}"
+    made.mkdir()
+    for suffix in (".sql", ".states.sql"):
+        (made / f"{name}{suffix}").write_text(sql)
+    return made
+
+
+def key_columns(settings: Settings) -> dict[str, str]:
+    """By sink, the column that a record's key repeats."""
+    return {name: one.job.decoder.key for name, one in spec.sinks(settings).items()}
 
 
 @dataclass
@@ -138,6 +171,11 @@ class Database:
         """The reason of each dead letter, by its identity."""
         found = self.query("SELECT identity, reason FROM dead_letters WHERE sink = %s", self.sink)
         return {str(identity): str(reason) for identity, reason in found}
+
+    def statuses(self) -> dict[str, str]:
+        """The status of each dead letter, by its identity."""
+        found = self.query("SELECT identity, status FROM dead_letters WHERE sink = %s", self.sink)
+        return {str(identity): str(status) for identity, status in found}
 
 
 def sums(events: Iterable[Event]) -> Mapping[str, int]:

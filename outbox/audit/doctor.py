@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -22,9 +21,12 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import topics
 from outbox.kafka.topics import Topic
 from outbox.migrations.migrate import Database, is_current, owner_engine
-from outbox.relay import connect, connectors, slot
+from outbox.relay import apply as relay
+from outbox.relay import connectors, slot
 from outbox.relay.connectors import Connector
+from outbox.relay.rest import Rest
 from outbox.sink import fence, spec
+from outbox.sink.partitions import day_of
 from outbox.sink.positions import Offsets
 from outbox.sink.repair import rebuild
 from outbox.sink.spark import local_checkpoint
@@ -45,6 +47,7 @@ SELECT partition, next_offset, topic_id FROM positions WHERE sink = %s AND topic
 OPEN_DEAD_LETTERS = "SELECT count(*) FROM dead_letters WHERE sink = %s AND status = 'open'"
 PRIVILEGES = "SELECT privilege FROM unnest(%s) AS privilege WHERE has_table_privilege(%s, 'outbox', privilege)"
 OUTBOX_IS_WRITE_ONLY = ("SELECT", "UPDATE", "DELETE", "TRUNCATE")
+SIZE = "SELECT count(*), coalesce(sum(pg_total_relation_size(name)), 0) FROM processed_partitions"
 OLDEST_EVENT = "SELECT id FROM outbox WHERE uuid_extract_version(id) = 7 ORDER BY id LIMIT 1"
 
 
@@ -212,7 +215,7 @@ def _topics(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
         message = f"OUTBOX_TOPIC_PARTITIONS is {settings.topic_partitions}, topic {events.name} has {events.partitions}"
         remedy = "set it to what the topic has: adding partitions breaks the order of each key"
         yield _problem("partitions-differ", message, remedy)
-    for name, wanted in topics.wanted_configs(settings, connector).items():
+    for name, _, wanted in connectors.topic_specs(settings, connector):
         found = topics.config(settings, name)
         different = {key: found.get(key) for key, value in wanted.items() if found.get(key) != value}
         for key, value in different.items():
@@ -225,12 +228,12 @@ def _topics(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
 def _connectors(settings: Settings) -> Iterator[Diagnosis]:
     yield from _connector(settings, connectors.load(settings))
     for connector in connectors.others(settings):
-        if connect.Rest(settings, connector).config() is not None:  # otherwise it is not in use
+        if Rest(settings, connector).config() is not None:  # otherwise it is not in use
             yield from _connector(settings, connector)
 
 
 def _connector(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
-    found, apply = connect.status(settings, connector), f"`{connector.command('apply')}`"
+    found, apply = relay.status(settings, connector), f"`{connector.command('apply')}`"
     if found.error:
         message = f"connector {connector.name} failed: {found.error}"
         yield _problem("connector-failed", message, f"fix the cause, then {apply}")
@@ -338,12 +341,14 @@ def _checkpoint(name: str, stored: Offsets, committed: Offsets) -> Iterator[Diag
 def _retention(settings: Settings) -> Iterator[Diagnosis]:
     """Days that could be dropped are not looked for: that takes reading the topic."""
     ((horizon,),) = _rows(settings, SinkRole.AUDITOR, "SELECT horizon FROM dedup_horizon")
-    ((days, size),) = _rows(settings, SinkRole.AUDITOR, "SELECT count(*), coalesce(sum(bytes), 0) FROM processed_days")
-    message = f"processed_events has {days} days, {size / MIB:,.1f} MiB; the deduplication horizon is {_day(horizon)}"
+    ((count, size),) = _rows(settings, SinkRole.AUDITOR, SIZE)
+    message = f"processed_events has {count} partitions, {size / MIB:,.1f} MiB; "
+    message += f"the deduplication horizon is {day_of(UUID(horizon))}"
     yield _ok("dedup-horizon", message)
     for (oldest,) in _rows(settings, SourceRole.AUDITOR, OLDEST_EVENT):
         if UUID(oldest) < UUID(horizon):
-            message = f"the outbox has events older than the deduplication horizon, since {_day(oldest)}: if the relay "
+            message = f"the outbox has events older than the deduplication horizon, since {day_of(UUID(oldest))}: "
+            message += "if the relay "
             message += "sends them again, sinks set them aside"
             remedy = "prune them once they are relayed; do not use `connect remove --drop-slot` before"
             yield _problem("outbox-older-than-horizon", message, remedy)
@@ -351,12 +356,6 @@ def _retention(settings: Settings) -> Iterator[Diagnosis]:
         message = f"topic {settings.topic} keeps its events for ever, so processed_events never shrinks"
         remedy = f"`kafka-configs --alter --topic {settings.topic} --add-config retention.ms=…`"
         yield _problem("topic-unlimited", message, remedy)
-
-
-def _day(event_id: str) -> str:
-    """The day of the time inside a UUIDv7."""
-    start, limit = datetime(1970, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-    return str((start + min(timedelta(milliseconds=UUID(event_id).int >> 80), limit - start)).date())
 
 
 def _clocks(settings: Settings) -> Iterator[Diagnosis]:

@@ -16,7 +16,7 @@ from confluent_kafka import Message
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.kafka import topics
+from outbox.kafka import records, topics
 from outbox.sink.records import Event, Record, RecordDecoder, Rejection
 
 # Sums of quantities are exact: the default context rounds to 28 digits.
@@ -116,11 +116,11 @@ class TopicLog:
         self._topic_id = topic_id
         watermarks = topics.watermarks(settings, settings.topic)
         within = {number: (self._next.get(number, first), last) for number, (first, last) in watermarks.items()}
-        for message in topics.read(settings, settings.topic, within):
+        for message in records.read(settings, settings.topic, within):
             self.add(_record(message), TopicOffset(message.partition() or 0, message.offset() or 0))
         self._next = {number: last for number, (_, last) in within.items()}
         self.is_whole = not any(first for first, _ in watermarks.values())
-        dropped_until = None if self.is_whole else topics.dropped_until(settings)
+        dropped_until = None if self.is_whole else records.dropped_until(settings)
         self.dropped_until_ms = 0 if dropped_until is None else int(dropped_until.timestamp() * 1000)
 
     def add(self, record: Record, place: TopicOffset) -> None:

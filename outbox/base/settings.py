@@ -107,6 +107,8 @@ class Settings(BaseSettings):
     topic_replication: int = Field(1, ge=1, description="replication factor of the topics that we create")
 
     prune_keep_hours: int = Field(24, ge=0, description="how long `outbox prune` leaves relayed events in the outbox")
+    prune_landed_events_days: int = Field(90, ge=1, description="how long strategy `merge` keeps events, at the least")
+    prune_dead_letters_days: int = Field(90, ge=1, description="how long resolved dead letters are kept, at the least")
 
     connect_url: str = Field("http://127.0.0.1:8083", description="Kafka Connect's REST interface")
     connect_username: str | None = Field(None, description="basic auth of Connect's REST interface")

@@ -22,7 +22,7 @@ def _stack() -> Stack:
 @click.command()
 @click.argument("parts", nargs=-1, type=click.Choice(PARTS))
 def up(parts: tuple[str, ...]) -> None:
-    """Start the embedded stack, or what is missing of it. PARTS: only these."""
+    """Start the parts of the embedded stack that do not run. PARTS: only these."""
     stack = _stack()
     started_at = time.monotonic()
     stack.up(only=parts or PARTS, report=click.echo)
@@ -34,52 +34,54 @@ def down() -> None:
     """Stop every process of the embedded stack. Data stays."""
     stack = _stack()
     stack.down(report=click.echo)
-    click.echo("nothing is running; data stays until `outbox reset`")
+    click.echo("nothing runs; data stays until `outbox reset`")
 
 
 @click.command()
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def reset(yes: bool) -> None:
     """Stop the embedded stack and delete its data, ports and passwords."""
     stack = _stack()
     if not yes:
         click.confirm(f"Delete everything in {stack.home}?", abort=True)
     stack.reset(report=click.echo)
-    click.echo(f"{stack.home} is gone")
+    click.echo(f"{stack.home} is deleted")
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="For a script.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(as_json: bool) -> None:
-    """Which parts of the embedded stack run and answer. Status 1 if one does not."""
+    """Show which parts of the embedded stack run and answer. Status 1 if one does not."""
     stack = _stack()
     parts = {}
     for name in PARTS:
-        part = stack.part(name)
-        pid = part.pid()
-        state = "stopped" if pid is None else "ready" if part.is_ready() else "not answering"
-        parts[name] = {"state": state, "pid": pid, "log": str(part.log_file)}
+        process = stack.part(name)
+        pid = process.pid()
+        state = "stopped" if pid is None else "ready" if process.is_ready() else "not answering"
+        parts[name] = {"state": state, "pid": pid, "log": str(process.log_file)}
     if as_json:
         click.echo(json.dumps(parts, indent=2))
     else:
-        for name, told in parts.items():
-            click.echo(f"{name:<10} {told['state']:<14} {'pid ' + str(told['pid']) if told['pid'] else ''}".rstrip())
-    away = [name for name, told in parts.items() if told["state"] != "ready"]
-    if away:
+        for name, part in parts.items():
+            click.echo(f"{name:<10} {part['state']:<14} {'pid ' + str(part['pid']) if part['pid'] else ''}".rstrip())
+    missing = [name for name, part in parts.items() if part["state"] != "ready"]
+    if missing:
         raise Failure(
-            f"not ready: {', '.join(away)}", "`outbox up` starts what is missing, `outbox logs NAME` says why it ended"
+            f"not ready: {', '.join(missing)}",
+            "`outbox up` starts what is missing, `outbox logs NAME` says why it ended",
+            code="stack-not-ready",
         )
 
 
 @click.command()
 @part_argument
-@click.option("-n", "--lines", default=50, show_default=True, help="How many of the last lines.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("-n", "--lines", default=50, show_default=True, help="Number of lines.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until Ctrl-C.")
 def logs(name: str, lines: int, follow: bool) -> None:
-    """The last lines of the log of a part."""
+    """Show the last lines of the log of a part."""
     part = _stack().part(name)
     if not part.log_file.exists():
-        raise Failure(f"{name} has no log yet", "`outbox up` starts it")
+        raise Failure(f"{name} has no log yet", "`outbox up` starts it", code="log-missing")
     if follow:
         subprocess.run(["tail", "-n", str(lines), "-f", str(part.log_file)], check=False)
     else:

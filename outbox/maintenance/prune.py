@@ -1,52 +1,56 @@
-"""Remove from the outbox what is surely relayed, and move the slot of an outbox in which nothing happens.
+"""Delete relayed events from the outbox table, and move the slot of an outbox in which nothing happens.
 
-What proves that events were relayed is a marker that goes their way. A snapshot of the outbox is taken, and then a
-position L of the log is read: every event that the snapshot shows was committed before L. Then the marker is committed,
-behind L, and goes through the slot and Debezium to a topic of its own. Once the offset that Connect has *stored* is L
-or more, every transaction that was committed before L has been sent and acknowledged: Debezium sends in the order of
-commits, and Connect stores no offset before all records ahead of it are acknowledged. An offset of a snapshot says
-nothing of the kind, as all its rows share one position.
+A marker proves that events were relayed. The ids of old events are copied aside; then a position L of the write-ahead
+log is read: every event that was copied was committed before L. Then the marker is committed, behind L. It goes through
+the slot and Debezium to a topic of its own. Once the offset that Connect has *stored* is L or more, every transaction
+committed before L has been sent and acknowledged: Debezium sends in the order of commits, and Connect stores no offset
+before all records ahead of it are acknowledged. The offset of a snapshot proves nothing, because all rows of a snapshot
+share one position.
 
-The slot's own position proves nothing: without exactly-once Debezium confirms what Kafka acknowledged before Connect
-has stored it, and anybody may advance a slot. It is waited for too, as it is what lets go of the log.
+The slot's own position proves nothing either. Without exactly-once Debezium confirms what Kafka acknowledged before
+Connect has stored it, and other clients may advance a slot. Prune waits for it too, because it releases the log.
 
-And an offset cannot tell what the slot never gave. So each event is also looked for on the topic before it is deleted.
-One that the marker has overtaken and that is not there is *lost*; its row is the last copy, and stays. One so old that
-the topic may have dropped it cannot be looked up, and stays unless the marker alone is trusted.
+Offsets do not reveal events that the slot never delivered. So each event is also looked up on the topic before it is
+deleted. An event that the marker has overtaken and that is not on the topic is *lost*: its row is the last copy and
+stays. An event so old that the topic may have dropped it cannot be looked up; it stays unless the caller trusts the
+marker alone.
 
-Deleted is in small transactions, each of events that were found. Cut off anywhere, it can be run again.
+No snapshot stays open while prune waits or reads the topic. Deletes are small transactions. An interrupted prune can be
+run again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import IO, Any
 
 from psycopg2 import extensions
 
-from outbox.base.database import connect, told
+from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
-from outbox.kafka import topics
+from outbox.kafka import records, topics
 from outbox.relay import connectors, slot
 from outbox.relay.arrivals import id_of
-from outbox.relay.connect import Rest
+from outbox.relay.rest import Rest
 
-# Without exactly-once Connect stores offsets once a minute (offset.flush.interval.ms), and two may be waited for.
+# Without exactly-once Connect stores offsets once a minute (offset.flush.interval.ms); prune may need two of them.
 PASS_TIMEOUT_S = 150.0
-LOOK_UP_EVENTS = 250_000  # at once; what bounds the memory
+LOOK_UP_EVENTS = 250_000  # at once; this bounds the memory
 DELETE_EVENTS = 1_000  # in one transaction
-CLOCK_MARGIN = timedelta(minutes=10)  # that the clocks of ledger and brokers may differ
+CLOCK_MARGIN = timedelta(minutes=10)  # how far the clocks of source database and brokers may differ
 ROUTE = "transforms.outbox.route.topic.regex"
 AGAIN = "run it again"
 
 OLD = "occurred_at <= (now() AT TIME ZONE 'utc') - make_interval(hours => %s)"
 
-# Deleted in the transaction that inserts it: the log has it, and nobody who reads the table sees a marker among events.
+# Deleted in the transaction that inserts it: the log has it, and no reader of the table sees a marker among the events.
 MARK = """
 INSERT INTO outbox (aggregatetype, aggregateid, type, payload)
 VALUES (%s, 'outbox prune', 'outbox.marker', '{}') RETURNING id
@@ -54,8 +58,8 @@ VALUES (%s, 'outbox prune', 'outbox.marker', '{}') RETURNING id
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """Who has passed the marker. Positions in the log are bytes since its beginning."""
+class Passed:
+    """The positions that have passed the marker, in bytes since the log's beginning."""
 
     marker_lsn: int  # every event that may be deleted was committed before it
     offset_lsn: int  # that Connect has stored
@@ -63,8 +67,8 @@ class Evidence:
 
 
 @dataclass
-class Kept:
-    """Events that were old enough and stay."""
+class Retained:
+    """Old events that stay."""
 
     count: int = 0
     first: str | None = None  # id
@@ -75,14 +79,14 @@ class Kept:
 
 
 @dataclass
-class Pruned:
-    """What was done to the outbox, and why that was safe."""
+class PruneResult:
+    """What was done to the outbox table, and why that was safe. ``passed`` is None if no event was old enough."""
 
-    evidence: Evidence
-    found: int  # old events that are on the topic
-    deleted: int
-    lost: Kept  # relayed past, and not on the topic
-    too_old: Kept  # to be looked up: the topic may have dropped them
+    passed: Passed | None = None
+    found: int = 0  # old events that are on the topic
+    deleted: int = 0
+    lost: Retained = field(default_factory=Retained)  # relayed past, and not on the topic
+    too_old: Retained = field(default_factory=Retained)  # to be looked up: the topic may have dropped them
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -90,16 +94,16 @@ class Pruned:
 
 
 def count_old(settings: Settings, keep_hours: int) -> int:
-    """How many events are older than that."""
-    with _ledger(settings) as connection, connection.cursor() as cursor:
+    """The number of events older than ``keep_hours``."""
+    with _pruner(settings) as connection, connection.cursor() as cursor:
         cursor.execute(f"SELECT count(*) FROM outbox WHERE {OLD}", [keep_hours])  # noqa: S608
         ((count,),) = cursor.fetchall()
     return int(count)
 
 
 def mark(settings: Settings) -> None:
-    """Send markers through the relay: a commit that moves the slot, and no event to anybody."""
-    with _ledger(settings) as connection:
+    """Send markers through the relay: commits that move the slot and that no sink sees."""
+    with _pruner(settings) as connection:
         _mark(settings, connection)
 
 
@@ -110,71 +114,92 @@ def prune(
     trust_marker: bool = False,
     timeout_s: float = PASS_TIMEOUT_S,
     report: Callable[[str], None] = lambda _: None,
-) -> Pruned:
-    """Delete the relayed events that are older than ``keep_hours``, beside whoever writes.
+) -> PruneResult:
+    """Delete relayed events older than ``keep_hours``, beside running writers. If there are none, only send markers.
 
-    ``trust_marker`` deletes also what is too old to be looked up; what is lost is never deleted. ``report`` is given a
-    line for each step that may take long.
-    Raises Failure, with nothing deleted, if the connector does not pass the marker in time, if it or its slot cannot be
-    trusted, or if another prune is at work.
+    ``trust_marker`` also deletes events that are too old to be looked up; lost events are never deleted. ``report``
+    receives a line for each step that may take long. It needs 60 bytes of disk (in the folder for temporary files) per
+    old event, and memory for `LOOK_UP_EVENTS`.
+
+    Raises Failure, with nothing deleted, if the connector does not pass the marker in time, if the connector or its
+    slot cannot be trusted, or if another prune is running.
     """
     rest = Rest(settings)
     _require_route(settings, rest)
     slot.require_continuity(settings, rest.offset_lsn)
-    with _ledger(settings) as snapshot, _ledger(settings) as connection:
-        snapshot.set_session(isolation_level="REPEATABLE READ", readonly=True)
-        marker_lsn = _begin(snapshot)
+    result = PruneResult()
+    with _pruner(settings) as connection, tempfile.TemporaryFile() as old_events:
+        _require_alone(connection)
+        _copy_old(connection, keep_hours, old_events)
+        marker_lsn = _end_of_log(connection)
         _mark(settings, connection)
-        report(f"marker sent; the relay is given {timeout_s:.0f} s to pass it")
-        evidence = _wait_passed(settings, rest, marker_lsn, timeout_s)
+        if not old_events.tell():
+            return result
+        report(f"marker sent; waiting up to {timeout_s:.0f} s until the relay has passed it")
+        result.passed = _wait_passed(settings, rest, marker_lsn, timeout_s)
         end = _wait_decided(settings, timeout_s)
-        done = Pruned(evidence, 0, 0, Kept(), Kept())
-        for events in _old_events(snapshot, keep_hours):
-            report(f"looking {len(events)} events up on {settings.topic}; {done.deleted} are deleted so far")
+        for events in _chunks(old_events):
+            report(f"looking up {len(events)} events on {settings.topic}; {result.deleted} deleted so far")
             missing = _missing(settings, events, end)
-            done.found += len(events) - len(missing)
-            staying = _sort_out(settings, missing, done, trust_marker=trust_marker) if missing else set()
-            done.deleted += _delete(connection, [event_id for event_id in events if event_id not in staying])
-    return done
+            result.found += len(events) - len(missing)
+            staying = _classify(settings, missing, result, trust_marker=trust_marker) if missing else set()
+            result.deleted += _delete(connection, [event_id for event_id in events if event_id not in staying])
+    return result
 
 
 def _require_route(settings: Settings, rest: Rest) -> None:
-    """A marker for which there is no route or no topic would be an event to every sink, or stop the relay."""
+    """A marker without a route would be an event to every sink; without a topic it would stop the relay."""
     config = rest.config()
-    if config is None or config.get(ROUTE) != connectors.load(settings).config[ROUTE]:
+    if config is None:
         raise Failure(
-            f"connector {settings.connector} {'is not there' if config is None else 'has no route for markers'}",
-            "`outbox connect apply`",
+            f"connector {settings.connector} does not exist", "`outbox connect apply`", code="connector-missing"
         )
-    topics.describe(settings, topics.markers_topic(settings))
+    if config.get(ROUTE) != connectors.load(settings).config[ROUTE]:
+        raise Failure(
+            f"connector {settings.connector} has no route for markers",
+            "`outbox connect apply`",
+            code="marker-route-missing",
+        )
+    topics.describe(settings, connectors.markers_topic(settings))
 
 
-def _begin(snapshot: extensions.connection) -> int:
-    """Take the snapshot, and return a position of the log behind everything that it shows."""
-    with snapshot.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_xact_lock(hashtext('outbox prune'))")  # the snapshot is this statement's
-        ((alone,),) = cursor.fetchall()
-        if not alone:
-            raise Failure("another `outbox prune` is at work", "let it finish")
+def _require_alone(connection: extensions.connection) -> None:
+    """Hold a lock until the connection ends."""
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(hashtext('outbox prune'))")
+        ((is_alone,),) = cursor.fetchall()
+    if not is_alone:
+        raise Failure("another `outbox prune` is running", "wait until it ends", code="prune-running")
+
+
+def _copy_old(connection: extensions.connection, keep_hours: int, file: IO[bytes]) -> None:
+    """Write id and time (seconds since 1970) of each old event into a file, in the order of their ids."""
+    query = f"SELECT id, extract(epoch FROM occurred_at) FROM outbox WHERE {OLD} ORDER BY id"  # noqa: S608
+    with connection, connection.cursor() as cursor:
+        cursor.copy_expert(f"COPY ({cursor.mogrify(query, [keep_hours]).decode()}) TO STDOUT", file)
+
+
+def _end_of_log(connection: extensions.connection) -> int:
+    with connection, connection.cursor() as cursor:
         cursor.execute("SELECT pg_current_wal_insert_lsn() - '0/0'")
-        ((marker_lsn,),) = cursor.fetchall()
-    return int(marker_lsn)
+        ((lsn,),) = cursor.fetchall()
+    return int(lsn)
 
 
 def _mark(settings: Settings, connection: extensions.connection) -> None:
-    """Two markers: with an event Debezium confirms to the slot the commit before it, which is to be the first one's."""
+    """Send two markers: at an event Debezium confirms the commit before it, so only the second confirms the first."""
     for _ in range(2):
         with connection, connection.cursor() as cursor:
-            cursor.execute(MARK, [topics.markers_topic(settings)])
+            cursor.execute(MARK, [connectors.markers_topic(settings)])
             cursor.execute("DELETE FROM outbox WHERE id = %s", cursor.fetchone())
 
 
-def _wait_passed(settings: Settings, rest: Rest, marker_lsn: int, timeout_s: float) -> Evidence:
-    def passed() -> Evidence | None:
+def _wait_passed(settings: Settings, rest: Rest, marker_lsn: int, timeout_s: float) -> Passed:
+    def passed() -> Passed | None:
         stored, found = rest.streamed_lsn(), slot.read(settings)
         if stored is None or found is None or min(stored, found.confirmed_lsn) < marker_lsn:
             return None
-        return Evidence(marker_lsn, stored, found.confirmed_lsn)
+        return Passed(marker_lsn, stored, found.confirmed_lsn)
 
     try:
         return wait_for("the marker", passed, timeout_s=timeout_s, poll_s=0.2)
@@ -183,14 +208,15 @@ def _wait_passed(settings: Settings, rest: Rest, marker_lsn: int, timeout_s: flo
         raise Failure(
             f"connector {settings.connector} has not passed the marker at {slot.lsn(marker_lsn)} in {timeout_s:.0f} s;"
             f" its stored offset is {'none' if stored is None else slot.lsn(stored)}; nothing was deleted",
-            "`outbox doctor`, then again",
+            "`outbox doctor`, then run it again",
+            code="marker-not-passed",
         ) from error
 
 
 def _wait_decided(settings: Settings, timeout_s: float) -> dict[int, int]:
-    """By partition, an offset up to which no transaction is open, behind everything that was relayed by now.
+    """By partition, an offset behind everything relayed so far, below which no transaction is open.
 
-    The offset that Connect stored is committed together with the records, but a reader may see it a little before them.
+    Connect commits its stored offset together with the records, but a reader may see the offset a little earlier.
     """
     written = topics.high_watermarks(settings, settings.topic)
 
@@ -198,29 +224,38 @@ def _wait_decided(settings: Settings, timeout_s: float) -> dict[int, int]:
         stable = topics.last_stable_offsets(settings, settings.topic)
         return stable if all(stable[partition] >= end for partition, end in written.items()) else None
 
-    return wait_for("the transactions on the topic to end", decided, timeout_s=timeout_s, poll_s=0.2)
+    try:
+        return wait_for("the transactions on the topic to end", decided, timeout_s=timeout_s, poll_s=0.2)
+    except WaitTimeoutError as error:
+        raise Failure(
+            f"a transaction on topic {settings.topic} did not end in {timeout_s:.0f} s; nothing was deleted",
+            "end it (`kafka-transactions find-hanging`), then run it again",
+            code="topic-transaction-open",
+        ) from error
 
 
-def _old_events(snapshot: extensions.connection, keep_hours: int) -> Iterator[dict[str, datetime]]:
-    """Id and time of the events that the snapshot shows and that are old enough, in the order of their ids."""
-    with snapshot.cursor(name="old_events") as cursor:
-        cursor.execute(
-            f"SELECT id, occurred_at AT TIME ZONE 'utc' FROM outbox WHERE {OLD} ORDER BY id",  # noqa: S608
-            [keep_hours],
-        )
-        while rows := cursor.fetchmany(LOOK_UP_EVENTS):
-            yield dict(rows)
+def _chunks(old_events: IO[bytes]) -> Iterator[dict[str, datetime]]:
+    """Id and time of the events that were copied aside, `LOOK_UP_EVENTS` at once."""
+    old_events.seek(0)
+    while lines := list(itertools.islice(old_events, LOOK_UP_EVENTS)):
+        yield dict(_parsed(lines))
+
+
+def _parsed(lines: Iterable[bytes]) -> Iterator[tuple[str, datetime]]:
+    for line in lines:
+        event_id, seconds = line.decode().split("\t")
+        yield event_id, datetime.fromtimestamp(float(seconds), UTC)
 
 
 def _missing(settings: Settings, events: Mapping[str, datetime], end: Mapping[int, int]) -> dict[str, datetime]:
-    """Those of the events that are not on the topic, read from where the oldest may have arrived.
+    """The events that are not on the topic, which is read from where the oldest may have arrived until all are found.
 
-    The topic's timestamps are those of arrival, so that none can stand before.
+    The topic's timestamps are those of arrival, so no event stands before its own time.
     """
     missing = dict(events)
     begin = topics.offsets_since(settings, settings.topic, min(events.values()) - CLOCK_MARGIN)
     within = {partition: (begin[partition], end[partition]) for partition in begin.keys() & end.keys()}
-    for message in topics.read(settings, settings.topic, within):
+    for message in records.read(settings, settings.topic, within):
         try:
             missing.pop(str(id_of(message)), None)
         except (KeyError, AttributeError, ValueError):
@@ -230,15 +265,17 @@ def _missing(settings: Settings, events: Mapping[str, datetime], end: Mapping[in
     return missing
 
 
-def _sort_out(settings: Settings, missing: Mapping[str, datetime], done: Pruned, *, trust_marker: bool) -> set[str]:
-    """Tell the lost from those that the topic may have dropped, and return the events that stay."""
-    # Asked after the topic was read, as it drops records meanwhile.
-    dropped_until = topics.dropped_until(settings)
+def _classify(
+    settings: Settings, missing: Mapping[str, datetime], result: PruneResult, *, trust_marker: bool
+) -> set[str]:
+    """Distinguish lost events from those that the topic may have dropped, and return the events that stay."""
+    # Ask after the topic was read, because it drops records meanwhile.
+    dropped_until = records.dropped_until(settings)
     staying = set()
     for event_id, occurred_at in missing.items():
         is_lost = dropped_until is None or occurred_at - CLOCK_MARGIN > dropped_until
         if is_lost or not trust_marker:
-            (done.lost if is_lost else done.too_old).add(event_id)
+            (result.lost if is_lost else result.too_old).add(event_id)
             staying.add(event_id)
     return staying
 
@@ -253,6 +290,9 @@ def _delete(connection: extensions.connection, ids: Sequence[str]) -> int:
 
 
 @contextmanager
-def _ledger(settings: Settings) -> Iterator[extensions.connection]:
-    with closing(connect(settings, SourceRole.PRUNER)) as connection, told(connection, "prune", "refused", AGAIN):
+def _pruner(settings: Settings) -> Iterator[extensions.connection]:
+    with (
+        closing(connect(settings, SourceRole.PRUNER)) as connection,
+        database_errors(connection, "prune", "refused", AGAIN),
+    ):
         yield connection

@@ -15,7 +15,7 @@ from confluent_kafka import Message
 from outbox.base.database import connect, database_errors
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
-from outbox.kafka import topics
+from outbox.kafka import records, topics
 
 CLOCK_MARGIN = timedelta(minutes=10)  # that the clocks of source and brokers may differ
 FETCH_ROWS = 10_000
@@ -67,7 +67,7 @@ def _arrived(settings: Settings, missing: set[bytes], oldest: datetime) -> Calla
     def arrived() -> bool:
         ends = topics.last_stable_offsets(settings, settings.topic)
         within = {partition: (begin.get(partition, 0), end) for partition, end in ends.items()}
-        for message in topics.read(settings, settings.topic, within):
+        for message in records.read(settings, settings.topic, within):
             try:
                 missing.discard(id_of(message).bytes)
             except (KeyError, AttributeError, ValueError):

@@ -1,7 +1,7 @@
 """The connectors, each a file of connect/: `outbox` relays the events; any other captures a table as it is.
 
-What a connector owns is named after it: its slot, its offsets topic, and, beside the outbox's, its publication. The
-file says so, and everybody else asks here.
+What a connector owns is named after it: its slot, its offsets topic and, except for the outbox, its publication. The
+file says so; other modules ask here.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from pathlib import Path
 
 from outbox.base import project
 from outbox.base.settings import Settings, SourceRole
+from outbox.kafka.topics import TopicSpec
 
 OUTBOX = "outbox"
 REFERENCE = re.compile(r"\$\{settings:(\w+)\}")
+MARKERS_RETENTION_MS = 24 * 3_600_000
 
 Config = dict[str, str]
 
 
 @dataclass(frozen=True)
 class Connector:
-    """One connector, with its configuration as Connect is given it. The slot has the connector's name."""
+    """One connector, with the configuration to send to Connect. The slot has the connector's name."""
 
     kind: str  # the name of its file
     name: str
@@ -31,12 +33,12 @@ class Connector:
 
     @property
     def is_outbox(self) -> bool:
-        """Whether it relays the outbox, a table that keeps every event, so that what is missing can be sent again."""
+        """Whether it relays the outbox: a table that keeps its events, so that missing ones can be sent again."""
         return self.kind == OUTBOX
 
     @property
     def publication(self) -> str:
-        """The publication that it reads: made by a migration for the outbox, by `connect apply` for others."""
+        """The publication that it reads: created by a migration for the outbox, by `connect apply` for others."""
         return self.config["publication.name"]
 
     @property
@@ -47,24 +49,24 @@ class Connector:
 
     @property
     def offsets_topic(self) -> str:
-        """The topic of its own in which Connect keeps its offsets, in every mode.
+        """Its own topic in which Connect keeps its offsets, in every mode.
 
-        Not the worker's: of that one a worker without exactly-once reads aborted offsets too, and would go on behind
+        Not the worker's topic: a worker without exactly-once reads aborted offsets there too, and would continue after
         events that were never committed.
         """
         return self.config["offsets.storage.topic"]
 
     def command(self, verb: str) -> str:
-        """The command that does this to it: `outbox connect apply`, `outbox connect apply changes`."""
+        """The command for this connector: `outbox connect apply`, `outbox connect apply changes`."""
         return f"outbox connect {verb}" + ("" if self.is_outbox else f" {self.kind}")
 
     @property
     def start_again(self) -> str:
         """The remedy where changes are, or may be, missing on the topic."""
-        brings = "the whole outbox table again; idempotent sinks skip it"
+        effect = "resends the whole outbox table; idempotent sinks skip what they know"
         if not self.is_outbox:
-            brings = f"a snapshot brings the state of every row of {self.table[1]}, not what came in between"
-        return f"`{self.command('remove')} --forget`, then `{self.command('apply')}`: {brings}"
+            effect = f"a snapshot sends the present state of every row of {self.table[1]}, not the changes in between"
+        return f"`{self.command('remove')} --drop-slot`, then `{self.command('apply')}`: {effect}"
 
 
 def folder() -> Path:
@@ -78,10 +80,10 @@ def kinds() -> list[str]:
 
 
 def load(settings: Settings, kind: str = OUTBOX) -> Connector:
-    """The connector of a file, each ``${settings:NAME}`` in it replaced.
+    """The connector of a file, with each ``${settings:NAME}`` in it replaced.
 
-    A line is left out if its setting has no value. Other references, as ``${env:NAME}`` of the password, stay: a config
-    provider of the worker resolves them, so no secret stands in Connect's REST interface or its config topic.
+    A line is left out if its setting has no value. Other references, such as ``${env:NAME}`` of the password, stay: a
+    config provider of the worker resolves them, so Connect's REST interface and config topic hold no secret.
     """
     values = {
         **{name: getattr(settings, name) for name in type(settings).model_fields},
@@ -99,12 +101,38 @@ def load(settings: Settings, kind: str = OUTBOX) -> Connector:
 
     written = json.loads((folder() / f"{kind}.json").read_text())
     config = {key: replace(value) for key, value in written.items() if is_set(value)}
-    # Debezium names the topic of a table so; the EventRouter puts another name in its place.
+    # Debezium's name for the topic of a table; the EventRouter replaces it.
     captured = f"{config['topic.prefix']}.{config['table.include.list']}"
     topic = settings.topic if kind == OUTBOX else captured
     return Connector(kind=kind, name=config["slot.name"], topic=topic, config=config)
 
 
 def others(settings: Settings) -> list[Connector]:
-    """Those beside the outbox's; whether one is in use is another question."""
+    """All connectors except the outbox's, in use or not."""
     return [load(settings, kind) for kind in kinds() if kind != OUTBOX]
+
+
+def markers_topic(settings: Settings) -> str:
+    """The topic of the markers that `outbox prune` sends through the relay; nobody reads it."""
+    return f"{settings.connector}.markers"
+
+
+def topic_specs(settings: Settings, connector: Connector | None = None) -> list[TopicSpec]:
+    """The topics that a connector writes; that of its records first."""
+    connector = connector or load(settings)
+    records = {
+        "cleanup.policy": "delete",
+        "retention.ms": str(settings.topic_retention_hours * 3_600_000),
+        # Retention counts from the arrival on the topic. By the time of the event, a record that arrives late after
+        # an outage or with a first snapshot could be deleted before any sink has read it.
+        "message.timestamp.type": "LogAppendTime",
+    }
+    # The others have one partition: an exactly-once transaction writes a marker to each partition that it touches.
+    specs = [
+        TopicSpec(connector.topic, settings.topic_partitions, records),
+        TopicSpec(connector.offsets_topic, 1, {"cleanup.policy": "compact"}),
+    ]
+    if connector.is_outbox:
+        markers = {"cleanup.policy": "delete", "retention.ms": str(MARKERS_RETENTION_MS)}
+        specs.append(TopicSpec(markers_topic(settings), 1, markers))
+    return specs

@@ -1,4 +1,4 @@
-"""The replication slot and the publication that the connector reads the log through: what Debezium would not notice."""
+"""The replication slot and the publication of a connector: the checks that Debezium does not make."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psycopg2
 from psycopg2 import sql
 
-from outbox.base.database import connect, told
+from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
@@ -22,17 +22,17 @@ RELEASE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Slot:
-    """The slot as the server sees it. Positions in the log are bytes since its beginning."""
+    """The slot as the server sees it. Positions in the write-ahead log are bytes since its beginning."""
 
-    confirmed_lsn: int  # everything that was committed before it is confirmed as relayed
+    confirmed_lsn: int  # everything committed before it is confirmed as relayed
     wal_status: str  # reserved, extended, unreserved or lost
-    active_pid: int | None  # the server's process that somebody reads it with
-    lag_bytes: int  # log that is held back for it
-    safe_bytes: int | None  # how much more log may be written before it is lost; None: no limit is set
+    active_pid: int | None  # the server process that reads it for a client
+    lag_bytes: int  # log that the server retains for it
+    safe_bytes: int | None  # log that may still be written before the slot is lost; None: no limit is set
 
 
 def read(settings: Settings, connector: Connector | None = None) -> Slot | None:
-    """Look the slot of a connector up; None if there is none."""
+    """Look up the slot of a connector; None if there is none."""
     connector = connector or connectors.load(settings)
     with _cdc(settings) as cursor:
         cursor.execute(
@@ -49,16 +49,16 @@ def read(settings: Settings, connector: Connector | None = None) -> Slot | None:
 
 
 def end_of_log(settings: Settings) -> int:
-    """Where the log ends: whatever was committed by now lies before it."""
+    """The end of the write-ahead log: everything committed by now lies before it."""
     with _cdc(settings) as cursor:
         cursor.execute("SELECT pg_current_wal_insert_lsn() - '0/0'")
         return int((cursor.fetchone() or (0,))[0])
 
 
 def require_publication(settings: Settings, connector: Connector | None = None) -> None:
-    """Without its publication a slot skips every change, with no more than a warning in the server's log.
+    """Check the publication: without it a slot skips every change, with only a warning in the server's log.
 
-    Raises Failure if there is none of the table, or if it lets go of inserts; or, but for the outbox, of any change.
+    Raises Failure if it does not publish the table's inserts; or, except for the outbox, its updates and deletes.
     """
     connector = connector or connectors.load(settings)
     schema, table = connector.table
@@ -74,14 +74,15 @@ def require_publication(settings: Settings, connector: Connector | None = None) 
         raise Failure(
             f"database {settings.source_db_name} has no publication {connector.publication} of the {table} table",
             "`outbox migrate`" if connector.is_outbox else connector.start_again,
+            code="publication-missing",
         )
 
 
 def publish(settings: Settings, connector: Connector) -> None:
-    """Make the publication of a captured table, unless it is there, and let Debezium's role read the table.
+    """Create the publication of a captured table unless it exists, and let Debezium's role read the table.
 
-    As the owner, and on demand: who does not capture the table, need not let Debezium's role read it. A publication
-    that is there is left as it is: what a wrong one did not let pass is missing, and to correct it now would hide that.
+    It is created on demand, so that Debezium's role may read only tables that are captured. An existing publication is
+    not changed: the changes that a wrong one did not publish are missing, and a correction would hide that.
     """
     schema, table = connector.table
     names = {
@@ -98,51 +99,57 @@ def publish(settings: Settings, connector: Connector) -> None:
 
 
 def unpublish(settings: Settings, connector: Connector) -> None:
-    """Undo what ``publish`` did. The slot must be gone: it would skip every change from then on."""
+    """Undo ``publish``. The slot must be dropped before: it would skip every later change."""
     cdc = sql.Identifier(settings.role_name(SourceRole.CDC))
     schema, table = connector.table
     with _owning(settings, connector) as cursor:
         cursor.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(connector.publication)))
         cursor.execute("SELECT FROM pg_publication_tables WHERE schemaname = %s AND tablename = %s", [schema, table])
-        if not cursor.rowcount:  # a connector of another name may still capture it
+        if not cursor.rowcount:  # otherwise a connector with another name still captures it
             cursor.execute(sql.SQL("REVOKE SELECT ON {} FROM {}").format(sql.Identifier(schema, table), cdc))
 
 
 def require_continuity(
     settings: Settings, stored_offset: Callable[[], int | None], connector: Connector | None = None
 ) -> None:
-    """The slot must hold everything behind the stored offset; else what lies between is lost to the topic.
+    """Check that the slot still has everything after the stored offset; otherwise the topic misses events.
 
-    A slot that stands further than the stored offset was recreated or read by somebody else; or Debezium runs without
-    exactly-once, when it confirms what Kafka has acknowledged before Connect stores it. Of the outbox the topic can
-    tell; a captured table does not keep what it was, so of that one nobody can. Raises Failure if the slot has, or may
-    have, let go of events.
+    A slot ahead of the stored offset was recreated, or another client read it. Debezium without exactly-once leaves
+    one too: it confirms acknowledged records before Connect stores their offset. For the outbox, a comparison with the
+    topic decides. A captured table keeps no history, so nothing can decide. Raises Failure if events are, or may be,
+    missing.
     """
     connector = connector or connectors.load(settings)
-    slot = read(settings, connector)  # before the stored offset, which moves on ahead of it
+    slot = read(settings, connector)  # before the stored offset, which advances first
     stored_lsn = stored_offset()
     if stored_lsn is None:
         return
     again = connector.start_again
     if slot is None:
         raise Failure(
-            f"the replication slot {connector.name} is gone; events since {lsn(stored_lsn)} are not in it", again
+            f"the replication slot {connector.name} does not exist; events since {lsn(stored_lsn)} are not in it",
+            again,
+            code="slot-missing",
         )
     if slot.wal_status == "lost":
-        raise Failure(f"the replication slot {connector.name} was invalidated (it fell behind too far)", again)
-    if slot.confirmed_lsn > stored_lsn and not (
-        connector.is_outbox and arrivals.all_arrive(settings, ARRIVE_TIMEOUT_S)
-    ):
-        missing = "and the topic has not got all events" if connector.is_outbox else "and what came between is unknown"
+        raise Failure(
+            f"the replication slot {connector.name} was invalidated (it fell too far behind)",
+            again,
+            code="slot-invalidated",
+        )
+    is_ahead = slot.confirmed_lsn > stored_lsn
+    if is_ahead and not (connector.is_outbox and arrivals.all_arrive(settings, ARRIVE_TIMEOUT_S)):
+        missing = "the topic misses events" if connector.is_outbox else "the changes in between are unknown"
         raise Failure(
             f"the replication slot {connector.name} is at {lsn(slot.confirmed_lsn)}, ahead of the stored offset"
-            f" {lsn(stored_lsn)}, {missing}: it was recreated or read by another",
+            f" {lsn(stored_lsn)}, and {missing}: it was recreated, or another client read it",
             again,
+            code="slot-ahead",
         )
 
 
 def drop(settings: Settings, connector: Connector) -> None:
-    """Drop the slot once nobody reads it any more. Raises WaitTimeoutError if somebody goes on reading."""
+    """Drop the slot once nobody reads it. Raises WaitTimeoutError if a client keeps reading."""
 
     def dropped() -> bool:
         with _cdc(settings) as cursor:
@@ -153,12 +160,12 @@ def drop(settings: Settings, connector: Connector) -> None:
             )
         return read(settings, connector) is None
 
-    wait_for(f"slot {connector.name} to be let go of", dropped, timeout_s=RELEASE_TIMEOUT_S)
+    wait_for(f"slot {connector.name} to be released", dropped, timeout_s=RELEASE_TIMEOUT_S)
 
 
 @contextmanager
 def _cdc(settings: Settings) -> Iterator[psycopg2.extensions.cursor]:
-    """A cursor as Debezium's role, which thereby is seen to be able to log in."""
+    """A cursor as Debezium's role; this also checks that the role can log in."""
     connection = connect(settings, SourceRole.CDC)
     try:
         connection.autocommit = True
@@ -172,12 +179,16 @@ def _cdc(settings: Settings) -> Iterator[psycopg2.extensions.cursor]:
 def _owning(settings: Settings, connector: Connector) -> Iterator[psycopg2.extensions.cursor]:
     """A cursor of one transaction as the owner of the captured table."""
     with closing(connect(settings, SourceRole.OWNER)) as connection:
-        what = f"does not let {'.'.join(connector.table)} be captured"
+        what = f"refuses the capture of {'.'.join(connector.table)}"
         again = f"`{connector.command('apply')}`"
-        with told(connection, f"connector {connector.name}", what, again), connection, connection.cursor() as cursor:
+        with (
+            database_errors(connection, f"connector {connector.name}", what, again),
+            connection,
+            connection.cursor() as cursor,
+        ):
             yield cursor
 
 
 def lsn(position: int) -> str:
-    """A position in the log as Postgres writes it."""
+    """A position in the write-ahead log as Postgres writes it."""
     return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"

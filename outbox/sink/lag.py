@@ -13,7 +13,7 @@ from typing import NamedTuple
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from outbox.base.settings import Settings
-from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 from outbox.sink.positions import Offsets
 
 TIMEOUT_S = 2.0  # of one look-up, all of it; Prometheus waits 10 s for a scrape
@@ -122,7 +122,7 @@ class LagLookup:
         if self._consumer is None:
             self._consumer = Consumer(
                 {
-                    **topics.client_config(self._settings),
+                    **client_config(self._settings),
                     "group.id": "outbox-sink-lag",  # librdkafka requires one; nothing is committed to it
                     "isolation.level": "read_committed",
                     "enable.auto.commit": False,

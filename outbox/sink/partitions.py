@@ -1,33 +1,46 @@
-"""The partitions of processed_events that a batch needs, made before the transaction that applies it."""
+"""The partitions of processed_events: which ones a batch needs, made before the transaction that applies the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
 from datetime import date, timedelta
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg2 import extensions
 
 EPOCH = date(1970, 1, 1)
+DAY_MS = 24 * 60 * 60 * 1000
 STEP_MS = 1 << 16
-DAYS_PER_CALL = 50  # what one transaction makes at the most: each partition costs locks
 
 
-def days(event_ids: pa.ChunkedArray) -> list[date]:
+def day_of(event_id: UUID) -> date:
+    """The day (UTC) of the time inside a UUIDv7; the last day of the calendar for a time beyond it."""
+    return EPOCH + min(timedelta(days=(event_id.int >> 80) // DAY_MS), date.max - EPOCH)
+
+
+def days(event_ids: pa.ChunkedArray) -> set[date]:
     """The days, in UTC, of the times inside these UUIDv7s, and maybe the day before one of them."""
     # The first eight digits count in steps of 65.5 s, so that a batch has few of them, however many ids it has.
     steps = pc.unique(pc.utf8_slice_codeunits(event_ids, 0, 8)).to_pylist()
     first_ms = {int(step, 16) << 16 for step in steps}
-    return sorted({EPOCH + timedelta(milliseconds=ms) for start in first_ms for ms in (start, start + STEP_MS - 1)})
+    return {EPOCH + timedelta(milliseconds=ms) for start in first_ms for ms in (start, start + STEP_MS - 1)}
 
 
-def ensure(connection: extensions.connection, wanted: Sequence[date]) -> None:
-    """Make the partitions that these days lack, in transactions of a bounded number each."""
-    for chunk in _chunks(wanted):
+def ensure(connection: extensions.connection, wanted: Collection[date]) -> None:
+    """Make the partitions that events of these days need and that do not exist; days below the horizon need none.
+
+    It commits its own transactions, so call it before the one that applies. Each makes at most 50 partitions, which
+    takes some 400 locks. The days near today get a partition each and older ones a partition per month, so that a batch
+    with ids of fifty years needs some 700 partitions. Inserting takes two locks per partition; a default Postgres has
+    room for 6,400 (max_locks_per_transaction 64, max_connections 100).
+
+    A partition is only dropped when the horizon is at or above its end. So if one of these is gone when the batch is
+    applied, its events are below the horizon, where the strategy sets them aside.
+    """
+    is_complete = not wanted
+    while not is_complete:
         with connection, connection.cursor() as cursor:
-            cursor.execute("SELECT ensure_processed_events(%s)", [chunk])
-
-
-def _chunks(wanted: Sequence[date]) -> Iterable[list[date]]:
-    return ([*wanted[start : start + DAYS_PER_CALL]] for start in range(0, len(wanted), DAYS_PER_CALL))
+            cursor.execute("SELECT ensure_processed_events(%s::date[])", [sorted(wanted)])
+            ((is_complete,),) = cursor.fetchall()

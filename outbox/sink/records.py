@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,6 +27,7 @@ UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
 UUID_V7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 NUL = "\0"
 EXPONENT_MAX = 100  # no column holds a larger number, and writing out 1e999999 takes a while
+NUMBER_MAX_CHARACTERS = 1000  # Postgres has room for 16,383 digits behind the point
 DAY_MS = 24 * 60 * 60 * 1000
 FUTURE_MAX_MS = DAY_MS
 HEADER_REASONS = {"eventType": "unknown event type", "schemaVersion": "unknown schema version"}
@@ -207,9 +208,12 @@ def parse_json(value: bytes | None) -> tuple[Any, Rejection | None]:
 
 
 def _number(text: str) -> Decimal:
-    number = Decimal(text)
-    if abs(number.adjusted()) > EXPONENT_MAX:
-        raise ValueError(f"{shortened(text)} is out of range")
+    try:
+        number = Decimal(text)
+    except InvalidOperation:  # its exponent has too many digits
+        number = None
+    if number is None or abs(number.adjusted()) > EXPONENT_MAX or len(text) > NUMBER_MAX_CHARACTERS:
+        raise ValueError(f"the number {shortened(text)} is out of range")
     return number
 
 

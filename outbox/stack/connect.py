@@ -21,7 +21,7 @@ def worker_file() -> Path:
 
 
 class Connect(Jvm):
-    """A distributed worker; REST on loopback. Exactly-once as ``settings.exactly_once`` says when it is made."""
+    """A distributed worker with REST on loopback; exactly-once as in the settings when it starts."""
 
     main_class = "org.apache.kafka.connect.cli.ConnectDistributed"
     heap = "512m"
@@ -43,14 +43,14 @@ class Connect(Jvm):
             "OUTBOX_SOURCE_DB_CDC_PASSWORD": settings.source_db_cdc_password.get_secret_value(),
         }
 
-    def is_as_wished(self) -> bool:
-        """Whether the worker that runs was started with exactly-once as the settings say now."""
+    def has_requested_mode(self) -> bool:
+        """Whether the running worker was started with exactly-once as the settings request now."""
         mode = "OUTBOX_CONNECT_EXACTLY_ONCE"
         return all(process.environ().get(mode) == self.env()[mode] for process in self.processes())
 
     def prepare(self) -> None:
         ports.require_free(urlsplit(self._settings.connect_url).port or 0, "connect")
-        plugins = self.folder / "plugins"  # as worker.properties says, relative to where it runs
+        plugins = self.folder / "plugins"  # worker.properties names it relative to the working directory
         plugins.unlink(missing_ok=True)
         plugins.symlink_to(resolve("plugin"))
 

@@ -1,4 +1,4 @@
-"""What the two JVM parts share: how a bounded JVM is started."""
+"""The command line that the two JVM parts share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Jvm(Process):
         return [*self.java(), self.main_class, *self.arguments()]
 
     def java(self) -> Sequence[str | Path]:
-        """A bounded java: the serial collector wants the least memory and no cores of its own."""
+        """A bounded JVM. The serial collector needs the least memory and no core of its own."""
         options = [
             f"-Xmx{self.heap}",
             "-Xms64m",

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 from outbox.stack import ports
 from outbox.stack.jvm import Jvm
 
@@ -43,29 +43,29 @@ class Kafka(Jvm):
         self._format()
 
     def properties(self) -> Mapping[str, str]:
-        """What to add to the broker's file; of a property that comes twice, the last counts."""
+        """Properties to add to the broker's file; the last of two equal names counts."""
         return {
             "listeners": f"CLIENT://{self.bootstrap},CONTROLLER://{ports.LOOPBACK}:{self.controller_port}",
             "advertised.listeners": f"CLIENT://{self.bootstrap}",
             "controller.quorum.voters": f"1@{ports.LOOPBACK}:{self.controller_port}",
-            "log.dirs": "data",  # where it runs: a properties file cannot hold every path
+            "log.dirs": "data",  # in its working directory: a properties file cannot contain every path
         }
 
     def is_ready(self) -> bool:
         if not ports.is_open(self._port):
             return False
-        admin = AdminClient({**topics.client_config(self._settings), "log_level": 0})
+        admin = AdminClient({**client_config(self._settings), "log_level": 0})
         try:
             return bool(admin.list_topics(timeout=2).brokers)
         except KafkaException:
             return False
 
     def _format(self) -> None:
-        """Format the storage; done once, and again after an interruption, which it tolerates."""
+        """Format the storage once. An interrupted formatting is repeated."""
         if (self._data / "meta.properties").exists():
             return
         tool = [*self.java(), "kafka.tools.StorageTool", "format", "--ignore-formatted", *self.format_options]
         argv = [*tool, "--cluster-id", uuid.uuid4().hex[:22], "--config", self._config]
         done = self._run(argv)
         if done.returncode != 0:
-            raise Failure(f"formatting Kafka's storage failed: {done.stdout}{done.stderr}")
+            raise Failure(f"formatting Kafka's storage failed: {done.stdout}{done.stderr}", code="kafka-format-failed")

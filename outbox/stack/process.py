@@ -1,7 +1,7 @@
 """One operating system process with its children: start, stop, kill, pause, watch.
 
-The process table is the truth: a process carries its name in its environment (``OUTBOX_PROCESS``), so that it is found
-again by any later command, also when the one that started it was killed before it could write anything down.
+The process table is the only record. A process carries its name in its environment (``OUTBOX_PROCESS``), so that any
+later command finds it, even if the command that started it was killed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ KEPT = {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL", project.VARIABLE}
 
 
 class Controller(ABC):
-    """What can be done to a part, be it a process or a container: the interface that commands, tests and faults use."""
+    """The operations on a part, a process or a container: the interface for commands, tests and faults."""
 
     name: str
 
     @abstractmethod
     def start(self) -> None:
-        """Start it and return once it is ready to serve. Does nothing to a part that is ready already."""
+        """Start it and return once it is ready. Does nothing to a part that is ready."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ask it to end, and return once nothing of it is left."""
+        """Ask it to end, and return once none of its processes is left."""
 
     @abstractmethod
     def kill(self) -> None:
-        """End it as a crash would (SIGKILL), and return once nothing of it is left."""
+        """End it as a crash would (SIGKILL), and return once none of its processes is left."""
 
     @abstractmethod
     def pause(self) -> None:
@@ -52,11 +52,11 @@ class Controller(ABC):
 
     @abstractmethod
     def is_running(self) -> bool:
-        """Whether it lives, ready or not."""
+        """Whether it runs, ready or not."""
 
 
 class Process(Controller):
-    """A controlled process of ours, told apart by its home folder and its name.
+    """A controlled process of ours, identified by its home folder and its name.
 
     A subclass says how to start (``argv``) and when it is ready (``is_ready``).
     """
@@ -77,14 +77,14 @@ class Process(Controller):
         raise NotImplementedError
 
     def env(self) -> Mapping[str, str]:
-        """What to add to our own environment."""
+        """Variables to add to our own environment."""
         return {}
 
     def prepare(self) -> None:
-        """Make what must be there before a start. May be cut off at any point and run again."""
+        """Create what a start requires. May be interrupted at any point and repeated."""
 
     def is_ready(self) -> bool:
-        """Whether it serves. Called again and again while it starts."""
+        """Whether it serves. Called repeatedly while it starts."""
         return True
 
     # The interface ------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Process(Controller):
         self.wait_ready()
 
     def spawn(self) -> None:
-        """Start it and do not wait. What a crash left of it, children without their parent, is ended first."""
+        """Start it and do not wait. Children that a crash left without their parent are ended first."""
         if self.processes():
             self.kill()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -111,23 +111,26 @@ class Process(Controller):
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        child.returncode = 0  # let go of it: it outlives us, and is found by its mark, not by this handle
+        child.returncode = 0  # it outlives us and is found by its mark, not by this handle
 
     def wait_ready(self) -> None:
         """Wait until it serves. Raises Failure with the end of its log if it died or took too long."""
 
         def ready_or_dead() -> bool:
             if not self.is_running():
-                raise Failure(f"{self.name} ended while it was starting; the end of {self.log_file}:\n{self.tail()}")
+                raise Failure(
+                    f"{self.name} ended while it was starting; the end of {self.log_file}:\n{self.tail()}",
+                    code="process-ended",
+                )
             return self.is_ready()
 
         try:
             wait_for(f"{self.name} to be ready", ready_or_dead, timeout_s=self.start_timeout_s)
         except TimeoutError as error:
-            raise Failure(f"{error}; the end of {self.log_file}:\n{self.tail()}") from None
+            raise Failure(f"{error}; the end of {self.log_file}:\n{self.tail()}", code="process-not-ready") from None
 
     def stop(self) -> None:
-        # Children whose parent crashed have nothing left to end in order.
+        # Children whose parent crashed have nothing to finish.
         self._end(self.stop_signal if self.is_running() else signal.SIGKILL)
 
     def kill(self) -> None:
@@ -144,7 +147,7 @@ class Process(Controller):
     def is_running(self) -> bool:
         return self.pid() is not None
 
-    # Looking ------------------------------------------------------------------------------------------------------
+    # Look-ups -----------------------------------------------------------------------------------------------------
 
     def processes(self) -> list[psutil.Process]:
         """Every living process of this part, the oldest first."""
@@ -158,7 +161,7 @@ class Process(Controller):
             return False
 
     def pid(self) -> int | None:
-        """The main process, if it lives: the one that leads its session; children may outlive it for a moment."""
+        """The main process, if it lives: the leader of its session. Children may outlive it for a moment."""
         for process in self.processes():
             with suppress(ProcessLookupError, psutil.Error):
                 if os.getsid(process.pid) == process.pid and environment(process).get(MARK) == self._mark:
@@ -176,13 +179,13 @@ class Process(Controller):
     # ----------------------------------------------------------------------------------------------------------------
 
     def _run(self, argv: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
-        """Run a program of the preparation, marked, so that it is found and ended if we are killed meanwhile."""
+        """Run a program of the preparation with our mark, so that it is found if we are killed meanwhile."""
         return subprocess.run(
             argv, env=self._marked_env(), cwd=self.folder, capture_output=True, text=True, check=False
         )
 
     def _marked_env(self) -> Mapping[str, str]:
-        # Its settings come from us alone, not from whatever this shell has besides.
+        # Its settings come from us alone, not from the shell.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) or name in KEPT}
         return {**inherited, **self.env(), MARK: self._mark}
 
@@ -191,11 +194,11 @@ class Process(Controller):
         # A gentle signal goes to the main process, which ends its children; a crash takes them all.
         for process in found if with_signal == signal.SIGKILL else found[:1]:
             _send(process, with_signal)
-        for process in found:  # paused, they would not hear it, nor end what it tells them to
+        for process in found:  # a paused process does not react to the signal
             _send(process, signal.SIGCONT)
 
         def ended() -> bool:
-            # A process that is ending loses its environment, and so our mark, before it lets go of its ports.
+            # An ending process loses its environment, and our mark, before it releases its ports.
             return not any(map(_lives, found)) and not self.processes()
 
         try:
@@ -207,14 +210,14 @@ class Process(Controller):
 
 
 def environment(process: psutil.Process) -> Mapping[str, str]:
-    """Its environment. One that is just replacing its program has neither that nor a command line: look again."""
+    """Its environment. While a process replaces its program it has none, and no command line: look again."""
 
-    def environ() -> tuple[Mapping[str, str]] | None:  # a tuple, as an empty one counts as false
+    def environ() -> tuple[Mapping[str, str]] | None:  # a tuple, because an empty environment is false
         found = process.environ()
         if found:
             return (found,)
-        has_none = process.cmdline() or not process.exe()  # nothing but the kernel runs without a program
-        return (process.environ(),) if has_none else None  # read again, as it may have come by it in between
+        has_none = process.cmdline() or not process.exe()  # only the kernel runs without a program
+        return (process.environ(),) if has_none else None  # read again: it may have appeared in between
 
     with suppress(TimeoutError):
         return wait_for(f"process {process.pid} to have its program", environ, timeout_s=1, poll_s=0.001)[0]

@@ -1,7 +1,7 @@
 """The embedded stack: Postgres, Kafka and Kafka Connect on loopback, without containers and without root.
 
-All of it lives in one home folder, so that several stacks stand side by side. What ``up`` chose (ports) and generated
-(passwords) is kept in ``stack.env``, which every other command reads as settings.
+A stack lives in one home folder, so that several stacks run side by side. ``up`` keeps the ports it chose and the
+passwords it generated in ``stack.env``, which every other command reads as settings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outbox.base import settings as configuration
 from outbox.base.errors import Failure
 from outbox.base.settings import PREFIX, Settings
 from outbox.jvm.jars import resolve
-from outbox.relay.connect import relax
+from outbox.relay import apply as relay
 from outbox.stack import envfile, ports
 from outbox.stack.connect import Connect
 from outbox.stack.kafka import Kafka
@@ -30,7 +30,7 @@ Report = Callable[[str], None]
 
 
 def quiet(_: str) -> None:
-    """A report that goes nowhere."""
+    """A report that is ignored."""
 
 
 class Stack:
@@ -48,21 +48,21 @@ class Stack:
         return self._given.model_copy(update={name: getattr(chosen, name) for name in names})
 
     def up(self, only: Iterable[str] = PARTS, report: Report = quiet) -> None:
-        """Start what is not running, in order, and return when all of it is ready.
+        """Start the parts that do not run, in order, and return when all are ready.
 
-        Raises Failure saying which part did not come up, with the end of its log.
+        Raises Failure naming the part that did not start, with the end of its log.
         """
         wanted = set(only)
         with self._locked():
-            # Ports and passwords are chosen once: what stack.env says already, stays.
+            # Ports and passwords are chosen once: existing values in stack.env stay.
             envfile.add(self._given.stack_env_file, {**self._ports(), **envfile.generate()})
             if wanted & {"kafka", "connect"}:
                 resolve("kafka", report)
             for part in (self.part(name) for name in PARTS if name in wanted):
-                if isinstance(part, Connect) and not part.is_as_wished():
+                if isinstance(part, Connect) and not part.has_requested_mode():
                     report(f"{part.name}: switching exactly-once {'on' if self.settings.exactly_once else 'off'}")
                     if not self.settings.exactly_once and part.is_ready():
-                        relax(self.settings)  # on a worker without it, a connector that requires it would fail
+                        relay.disable_exactly_once(self.settings)
                     part.stop()
                 if part.is_running() and part.is_ready():
                     report(f"{part.name}: running")
@@ -72,15 +72,15 @@ class Stack:
                 report(f"{part.name}: ready")
 
     def down(self, report: Report = quiet) -> None:
-        """Stop every process of this home folder, whoever started it: first what uses the stack, then its parts.
+        """Stop every process of this home folder: first the users of the stack, then its parts.
 
-        Stacks in folders below this one, as those of the walkthrough and of the tests, are stopped too.
+        Stacks in folders below, such as those of the walkthrough and of tests, are stopped too.
         """
         for home in sorted({home for home, _ in _marked() if self.home in home.parents}):
             Stack(configuration.load(home, environment=False)).down(report)
         with self._locked():
             for process in [*self._others(), *(self.part(name) for name in reversed(PARTS))]:
-                if process.processes():  # also what a crash left without its parent
+                if process.processes():  # also children that a crash left behind
                     report(f"{process.name}: stopping")
                     process.stop()
 
@@ -99,25 +99,27 @@ class Stack:
                 return Kafka(settings)
             case "connect":
                 return Connect(settings)
-        raise Failure(f"no part is called {name}", f"the parts are {', '.join(PARTS)}")
+        raise Failure(f"no part is called {name}", f"the parts are {', '.join(PARTS)}", code="part-unknown")
 
     # ----------------------------------------------------------------------------------------------------------------
 
     def _others(self) -> list[Process]:
-        """What runs in this home beside the parts: service, sinks, whatever a demo or a test started here."""
+        """The other processes of this home: service, sinks, and what a demo or a test started here."""
         names = {name for home, name in _marked() if home == self.home and name not in PARTS}
         return [Process(name, self.home) for name in sorted(names)]
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Two commands at once on one home would start everything twice."""
+        """Lock the home: two commands at once would start everything twice."""
         self.home.mkdir(parents=True, exist_ok=True)
         with (self.home / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise Failure(
-                    f"another command is starting or stopping the stack in {self.home}", "wait for it"
+                    f"another command is starting or stopping the stack in {self.home}",
+                    "wait until it has ended",
+                    code="stack-locked",
                 ) from None
             yield
 

@@ -17,20 +17,21 @@ import pytest
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.migrations.migrate import migrate
-from outbox.relay import connect
+from outbox.relay import apply as relay
 from outbox.stack.postgres import Postgres
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
 from tests.fix_stack import private_stack
 from tests.relay import Log, Record, Writer, duplicates, ids, insert, out_of_order, relayed, row, writing
+from tests.support.homes import Homes
 
 PROGRESS = 300  # events: how far a part must have got before it is killed again
 
 
 @pytest.fixture(scope="module")
-def home_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def home_stack(homes: Homes) -> Iterator[Stack]:
     """A stack for the tests of this module to break."""
-    stack = private_stack(tmp_path_factory.mktemp("faults"))
+    stack = private_stack(homes.new("faults"))
     stack.up()
     migrate(stack.settings)
     yield stack
@@ -41,8 +42,8 @@ def switched(stack: Stack, exactly_once: bool) -> Settings:
     """The stack with its one switch so, its connector applied."""
     settings = stack.settings.model_copy(update={"exactly_once": exactly_once})
     Stack(settings).up()
-    connect.apply(settings)
-    status = connect.status(settings)
+    relay.apply(settings)
+    status = relay.status(settings)
     assert status.worker_exactly_once is exactly_once
     assert status.connector_exactly_once == ("required" if exactly_once else "requested")
     assert status.mode.startswith("exactly-once" if exactly_once else "at-least-once")
@@ -100,7 +101,7 @@ def test_with_exactly_once_a_worker_killed_three_times_repeats_and_loses_nothing
         for _ in range(3):
             kill_in_mid_stream(home_stack.part("connect"), settings, log)
             Stack(settings).up()
-            connect.apply(settings)
+            relay.apply(settings)
     records = settled(settings)
     assert_nothing_lost(settings, records)
     assert duplicates(records) == before
@@ -143,7 +144,7 @@ def test_with_exactly_once_a_killed_server_makes_the_relay_repeat_and_lose_nothi
         Stack(settings).up()
         start = len(log.read())
         wait_for("it to relay again", lambda: len(log.read()) > start + PROGRESS, timeout_s=120)
-    connect.apply(settings)
+    relay.apply(settings)
     records = settled(settings)
     assert_nothing_lost(settings, records)
     assert duplicates(records) == before
@@ -155,7 +156,7 @@ def test_without_exactly_once_a_killed_worker_repeats_and_loses_nothing(home_sta
     with load(settings) as (_, log):
         kill_in_mid_stream(home_stack.part("connect"), settings, log)
         Stack(settings).up()
-        connect.apply(settings)
+        relay.apply(settings)
     records = settled(settings)
     assert_nothing_lost(settings, records)
     assert duplicates(records) > before

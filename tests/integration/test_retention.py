@@ -1,12 +1,10 @@
-"""The floor of processed_events against a real Postgres: what lies below is forgotten, and not applied again."""
+"""Retention against a real Postgres: partitions of processed_events, the deduplication horizon, useless rows."""
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 
@@ -17,326 +15,410 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.maintenance import retention
-from outbox.sink import fence
-from outbox.sink import job as jobs
-from outbox.sink.apply import Counts
-from outbox.sink.repair import replay as repair
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
-from tests import command
-from tests.sink import NOW_MS, STRATEGIES, Database, Event, account, batch, open_sink, sums, uuid7
+from outbox.maintenance import evidence, expiry, retention, turn
+from outbox.maintenance.evidence import Evidence
+from outbox.sink import fence, partitions
+from tests import kept
+from tests.kept import aged, ago, partition, remember
 
-RANDOM = random.Random(7)  # noqa: S311
-DAY_MS = 24 * 60 * 60 * 1000
-TODAY = datetime.fromtimestamp(NOW_MS / 1000, UTC).date()
 ZERO = UUID(int=0)
-BELOW = "below the retention floor"
+DEFAULT_LOCKS = 64 * 100  # max_locks_per_transaction * max_connections of a default Postgres
+LOCKS = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid()"
 
 
-def aged(days: int, amount: int = 7, number: int = 1) -> Event:
-    """A new event of so many days ago, the only one of its account."""
-    event_id = uuid7(RANDOM, NOW_MS - days * DAY_MS)
-    return Event(event_id, account(number), amount, version=1, balance_after=amount)
+def day_id(day: date) -> str:
+    """A UUIDv7 of noon on a day."""
+    return kept.id_of(datetime(day.year, day.month, day.day, 12, tzinfo=UTC))
 
 
-def ago(days: int) -> date:
-    return TODAY - timedelta(days=days)
-
-
-@pytest.fixture
-def database(databases: Settings) -> Database:
-    return Database(databases)
-
-
-def floor(database: Database) -> UUID:
-    ((found,),) = database.query("SELECT floor FROM processed_floor")
-    return UUID(str(found))
-
-
-def days(database: Database) -> list[str]:
-    """The partitions there are."""
-    return [str(name) for (name,) in database.query("SELECT name FROM processed_days ORDER BY bound")]
-
-
-def partition(days_ago: int) -> str:
-    return f"processed_events_{ago(days_ago):%Y%m%d}"
-
-
-def apply(settings: Settings, *events: Event, start: int = 0, name: str = "dedup") -> Counts:
-    with open_sink(settings, name) as sink:
-        return sink.apply(batch(events, start))
-
-
-def forgotten(settings: Settings, upto: int, *events: Event) -> None:
-    """Events are applied, and then what is older than so many days is dropped."""
-    apply(settings, *events)
-    retention.drop(settings, ago(upto))
-
-
-def replay(settings: Settings, *, below_floor: bool, reason: str | None = None) -> Replayed:
-    """Replay the open letters of `dedup`."""
+def ensure(settings: Settings, *days: date) -> None:
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection("account_id", sink="dedup", reason=reason).choose(cursor)
-        done = repair.replay(connection, jobs.sinks(settings), chosen, below_floor=below_floor)
-        return done.get("dedup", Replayed())
+        partitions.ensure(connection, days)
 
 
-def status(database: Database, event: Event) -> str:
-    ((found,),) = database.query("SELECT status FROM dead_letters WHERE identity = %s", event.event_id)
-    return str(found)
+class TestPartitions:
+    def test_a_recent_day_has_one_of_its_own_and_an_old_month_one_for_all_its_days(self, databases: Settings) -> None:
+        ensure(databases, ago(0), ago(1), date(2019, 2, 3), date(2019, 2, 27), date(2020, 2, 1))
+        expected = ["processed_events_20190201_20190228", "processed_events_20200201_20200229"]
+        assert kept.names(databases) == [*expected, partition(1), partition(0)]
+
+    def test_an_old_month_that_has_days_of_its_own_gets_the_gaps_between_them(self, databases: Settings) -> None:
+        for day in (date(2019, 2, 5), date(2019, 2, 6), date(2019, 2, 20)):
+            kept.query(databases, f"CREATE TABLE day_{day:%d} PARTITION OF processed_events FOR VALUES FROM ('{first(day)}') TO ('{first(day + timedelta(days=1))}')")  # fmt: skip # noqa: E501
+        month = [date(2019, 2, 1) + timedelta(days=number) for number in range(28)]
+        assert remember(databases, *map(day_id, month)) == 28
+        assert kept.names(databases) == [
+            "processed_events_20190201_20190204",
+            "day_05",
+            "day_06",
+            "processed_events_20190207_20190219",
+            "day_20",
+            "processed_events_20190221_20190228",
+        ]
+
+    def test_ids_of_fifty_years_take_few_locks_to_make_and_to_insert(self, databases: Settings) -> None:
+        days = kept.spread(years=50, count=6000)
+        with closing(connect(databases, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
+            is_complete, locks = False, []
+            while not is_complete:
+                cursor.execute("SELECT ensure_processed_events(%s::date[])", [list(days)])
+                ((is_complete,),) = cursor.fetchall()
+                cursor.execute(LOCKS)
+                locks.append(int(cursor.fetchall()[0][0]))
+                connection.commit()
+        assert max(locks) < 500
+        assert len(kept.names(databases)) <= 700
+        events = [day_id(day) for day in days]
+        assert remember(databases, *events) == len(set(days)) == 6000
+        assert remember(databases, *events) == 0, "and each is a duplicate now"
+        # Each partition and, while the statement runs, its index.
+        assert 2 * len(kept.names(databases)) < DEFAULT_LOCKS / 4
+
+    def test_sinks_that_need_the_same_days_at_once_make_each_once(self, databases: Settings) -> None:
+        days = [*kept.spread(years=5, count=60), *(ago(number) for number in range(30))]
+        errors: list[BaseException] = []
+
+        def make() -> None:
+            try:
+                ensure(databases, *days)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=make) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert remember(databases, *map(day_id, days)) == len(days)
+
+    def test_a_day_below_the_horizon_needs_none(self, databases: Settings) -> None:
+        retention.drop(databases, ago(5))
+        ensure(databases, ago(6), ago(5), date(2019, 2, 3))
+        assert kept.names(databases) == [partition(5)]
 
 
-class TestFloor:
-    def test_whole_days_below_it_are_dropped_and_named_and_the_others_stay(
-        self, databases: Settings, database: Database
-    ) -> None:
-        assert floor(database) == ZERO
-        apply(databases, *(aged(number, number=number) for number in (0, 1, 5, 6, 7)))
-        assert [day.name for day in retention.below(databases, ago(5))] == [partition(7), partition(6)]
+class TestHorizon:
+    def test_whole_partitions_below_it_are_dropped_and_the_others_stay(self, databases: Settings) -> None:
+        assert kept.horizon(databases) == ZERO
+        old = kept.id_of(datetime(2019, 2, 3, tzinfo=UTC))
+        remember(databases, old, *(aged(number) for number in (0, 1, 5, 6, 7)))
         dropped = retention.drop(databases, ago(5))
-        assert [day.name for day in dropped] == [partition(7), partition(6)]
-        assert all(day.bytes > 0 for day in dropped)
-        assert days(database) == [partition(5), partition(1), partition(0)]
-        assert retention.day_of(floor(database)) == ago(5)
+        assert [part.name for part in dropped] == ["processed_events_20190201_20190228", partition(7), partition(6)]
+        assert all(part.bytes > 0 for part in dropped)
+        assert kept.names(databases) == [partition(5), partition(1), partition(0)]
+        assert partitions.day_of(kept.horizon(databases)) == ago(5)
         assert retention.below(databases, ago(5)) == ()
 
-    def test_it_is_never_lowered(self, databases: Settings, database: Database) -> None:
-        for upto in (6, 9, 6):
-            retention.drop(databases, ago(upto))
-            assert retention.day_of(floor(database)) == ago(6)
+    def test_a_month_that_reaches_beyond_it_stays(self, databases: Settings) -> None:
+        remember(databases, kept.id_of(datetime(2019, 2, 3, tzinfo=UTC)))
+        assert retention.drop(databases, date(2019, 2, 28)) == ()
+        assert len(retention.drop(databases, date(2019, 3, 1))) == 1
+
+    def test_many_partitions_are_dropped_in_several_transactions(self, databases: Settings) -> None:
+        ensure(databases, *kept.spread(years=10, count=200))
+        many = [name for name in kept.names(databases) if name < partition(5)]
+        kept.start(databases, "dedup")
+        with kept.cursor_of(databases, SinkRole.PRUNER) as cursor:
+            cursor.execute("SELECT name FROM drop_processed_events(%s)", [ago(5)])
+            assert cursor.rowcount == 50
+        dropped = retention.drop(databases, ago(5))
+        assert len(dropped) == len(many) - 50 > 50
+        assert kept.names(databases) == [name for name in kept.names(databases) if name >= partition(5)]
+
+    def test_it_is_never_lowered(self, databases: Settings) -> None:
+        for day in (6, 9, 6):
+            retention.drop(databases, ago(day))
+            assert partitions.day_of(kept.horizon(databases)) == ago(6)
         retention.drop(databases, ago(4))
-        assert retention.day_of(floor(database)) == ago(4)
+        assert partitions.day_of(kept.horizon(databases)) == ago(4)
 
-    @pytest.mark.parametrize("upto", [0, -1])
-    def test_today_and_yesterday_are_kept_whatever_is_asked_for(
-        self, databases: Settings, database: Database, upto: int
-    ) -> None:
-        apply(databases, aged(1))
+    @pytest.mark.parametrize("day", [0, -1])
+    def test_today_and_yesterday_are_kept_whatever_is_asked_for(self, databases: Settings, day: int) -> None:
+        remember(databases, aged(1))
         with pytest.raises(Failure, match="today and yesterday are kept"):
-            retention.drop(databases, ago(upto))
-        assert (floor(database), days(database)) == (ZERO, [partition(1)])
+            retention.drop(databases, ago(day))
+        assert (kept.horizon(databases), kept.names(databases)) == (ZERO, [partition(1)])
         retention.drop(databases, ago(1))
-        assert days(database) == [partition(1)]
-
-    def test_a_day_below_it_is_not_made_again(self, databases: Settings, database: Database) -> None:
-        retention.drop(databases, ago(5))
-        for day in (6, 5):
-            statement = "SELECT ensure_processed_events(ARRAY[%s])"
-            if day == 5:
-                database.query(statement, ago(day))
-            else:
-                with pytest.raises(psycopg2.errors.RaiseException, match="below the retention floor"):
-                    database.query(statement, ago(day))
-
-    def test_nobody_else_may_raise_it(self, databases: Settings, database: Database) -> None:
-        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
-            database.query("UPDATE processed_floor SET floor = floor")
-        with (
-            closing(connect(databases, SinkRole.AUDITOR)) as connection,
-            connection.cursor() as cursor,
-            pytest.raises(psycopg2.errors.InsufficientPrivilege),
-        ):
-            cursor.execute("SELECT drop_processed_events('2020-01-01')")
+        assert kept.names(databases) == [partition(1)]
 
     def test_killed_before_its_commit_it_has_done_nothing(
-        self, databases: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+        self, databases: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        apply(databases, aged(6), aged(0, number=2))
-        before = days(database)
+        remember(databases, aged(6), aged(0))
+        before = kept.names(databases)
         deadly = f"CREATE TEMPORARY TABLE dropped AS {retention.DROP}; SELECT pg_terminate_backend(pg_backend_pid())"
+        kept.query(databases, f"GRANT TEMPORARY ON DATABASE {databases.sink_db_name} TO PUBLIC")
         with monkeypatch.context() as patched:
             patched.setattr(retention, "DROP", deadly)
             with pytest.raises(Failure, match="lost its database connection"):
                 retention.drop(databases, ago(5))
-        assert (floor(database), days(database)) == (ZERO, before)
-        assert [day.name for day in retention.drop(databases, ago(5))] == [partition(6)]
+        assert (kept.horizon(databases), kept.names(databases)) == (ZERO, before)
+        assert [part.name for part in retention.drop(databases, ago(5))] == [partition(6)]
 
 
 class TestBesideASink:
-    def test_it_waits_for_the_transaction_of_a_sink(self, databases: Settings, database: Database) -> None:
-        apply(databases, aged(6))
-        dropped: list[retention.Day] = []
+    def test_it_waits_for_the_transaction_of_a_sink(self, databases: Settings) -> None:
+        remember(databases, aged(6))
+        dropped: list[retention.Partition] = []
         thread = threading.Thread(target=lambda: dropped.extend(retention.drop(databases, ago(5))))
         waits = (
-            "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = "
+            "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = "
             "(SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-        with closing(connect(databases, SinkRole.WRITER)) as driver, driver, driver.cursor() as cursor:
+        with kept.cursor_of(databases) as cursor:
             fence.lock(cursor, "dedup")
             thread.start()
-            wait_for("the drop to wait", lambda: bool(database.query(waits)), timeout_s=20)
-            assert (floor(database), dropped) == (ZERO, [])
+            wait_for("the drop to wait", lambda: bool(kept.query(databases, waits)), timeout_s=20)
+            assert (kept.horizon(databases), dropped) == (ZERO, [])
         thread.join()
-        assert [day.name for day in dropped] == [partition(6)]
+        assert [part.name for part in dropped] == [partition(6)]
 
     @pytest.mark.parametrize(
-        ("does", "told"),
+        ("does", "holder"),
         [
             (lambda cursor: fence.lock(cursor, "dedup"), "sink dedup is in a transaction"),
-            (lambda cursor: cursor.execute("SELECT FROM processed_events"), "somebody uses processed_events"),
+            (lambda cursor: cursor.execute("SELECT FROM processed_events"), "another session uses the tables"),
         ],
     )
-    def test_who_does_not_end_his_transaction_is_told_and_lets_it_work_later(
+    def test_a_transaction_that_does_not_end_is_named_and_is_no_obstacle_later(
         self,
         databases: Settings,
-        database: Database,
         monkeypatch: pytest.MonkeyPatch,
         does: Callable[[psycopg2.extensions.cursor], None],
-        told: str,
+        holder: str,
     ) -> None:
-        monkeypatch.setattr(retention, "LOCK_TIMEOUT_S", 0.2)
-        monkeypatch.setattr(retention, "DROP_TIMEOUT_S", 1)
-        apply(databases, aged(6))
-        with closing(connect(databases, SinkRole.WRITER)) as other, other, other.cursor() as cursor:
+        monkeypatch.setattr(turn, "LOCK_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(turn, "TURN_TIMEOUT_S", 0.3)
+        remember(databases, aged(6))
+        with kept.cursor_of(databases) as cursor:
             does(cursor)
-            with pytest.raises(Failure, match=f"no day was dropped: {told}"):
+            with pytest.raises(Failure, match=holder) as failure:
                 retention.drop(databases, ago(5))
-            assert (floor(database), days(database)) == (ZERO, [partition(6)])
+            assert failure.value.code == "sinks-busy"
+            assert (kept.horizon(databases), kept.names(databases)) == (ZERO, [partition(6)])
             # Nor does it stand in a sink's way between its attempts.
-            if "sink" not in told:
-                apply(databases, aged(0, number=2), start=1)
-        assert [day.name for day in retention.drop(databases, ago(5))] == [partition(6)]
+            if "sink" not in holder:
+                remember(databases, aged(0))
+        assert [part.name for part in retention.drop(databases, ago(5))] == [partition(6)]
 
-    def test_while_the_floor_rises_each_event_is_applied_once_or_set_aside(
-        self, databases: Settings, database: Database
+
+FORGETTING = [
+    "SELECT drop_processed_events('2020-01-01')",
+    "UPDATE dedup_horizon SET horizon = horizon",
+    "DELETE FROM processed_events",
+    "TRUNCATE processed_events",
+    "DROP TABLE processed_events",
+    "DELETE FROM landed_events",
+    "DELETE FROM event_log",
+    "DELETE FROM processed_changes",
+    "DELETE FROM dead_letters",
+    "UPDATE landed_events SET event_id = event_id",
+]
+
+
+class TestRoles:
+    @pytest.mark.parametrize("role", [SinkRole.WRITER, SinkRole.AUDITOR])
+    @pytest.mark.parametrize("statement", FORGETTING)
+    def test_no_sink_and_no_auditor_can_forget_an_event(
+        self, shared_databases: Settings, role: SinkRole, statement: str
     ) -> None:
-        """Two sinks read events of twenty days, each thrice, while a third party forgets day after day."""
-        seed = random.randrange(1 << 32)  # noqa: S311
-        print(f"seed: {seed}")  # noqa: T201
-        chance = random.Random(seed)  # noqa: S311
-        some = [aged(chance.randrange(20), amount=number + 1, number=number) for number in range(60)]
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+            kept.query(shared_databases, statement, role=role)
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "INSERT INTO processed_events VALUES ('dedup', uuidv7())",
+            "UPDATE dedup_horizon SET horizon = horizon",
+            "UPDATE dead_letters SET status = 'open'",
+            "UPDATE sinks SET epoch = epoch",
+            "SELECT ensure_processed_events(ARRAY[current_date])",
+            "SELECT value FROM dead_letters",
+            "SELECT event FROM landed_events",
+            "SELECT event FROM event_log",
+        ],
+    )
+    def test_the_pruner_can_neither_apply_an_event_nor_read_its_content(
+        self, shared_databases: Settings, statement: str
+    ) -> None:
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+            kept.query(shared_databases, statement, role=SinkRole.PRUNER)
+
+    def test_only_the_pruner_may_drop_and_only_a_sink_may_make_partitions(self, shared_databases: Settings) -> None:
+        may = "SELECT has_function_privilege(%s, 'ensure_processed_events(date[])', 'EXECUTE'),"
+        may += " has_function_privilege(%s, 'drop_processed_events(date)', 'EXECUTE')"
+        found = {
+            role: kept.query(shared_databases, may, *[shared_databases.role_name(role)] * 2)[0]
+            for role in (SinkRole.WRITER, SinkRole.PRUNER, SinkRole.AUDITOR)
+        }
+        assert found == {
+            SinkRole.WRITER: (True, False),
+            SinkRole.PRUNER: (False, True),
+            SinkRole.AUDITOR: (False, False),
+        }
+
+
+class TestExpire:
+    """Kafka does not run here, so whatever asks it fails."""
+
+    def test_with_nothing_to_forget_no_evidence_is_looked_for(self, databases: Settings) -> None:
+        remember(databases, aged(0), aged(1))
+        kept.land(databases, aged(0), aged(20))
+        kept.set_aside(databases, "young", aged(0), status="replayed", seen_days_ago=1)
+        kept.set_aside(databases, "open", aged(200))
+        result = retention.expire(databases, nudge=unwanted)
+        assert (result.due, result.evidence, result.dropped, result.deleted) == (None, (), (), {})
+        assert kept.horizon(databases) == ZERO
+
+    def test_what_an_interrupted_drop_has_left_is_dropped_without_evidence(self, databases: Settings) -> None:
+        ensure(databases, *kept.spread(years=10, count=120))
+        kept.start(databases, "dedup")
+        with kept.cursor_of(databases, SinkRole.PRUNER) as cursor:
+            cursor.execute("SELECT drop_processed_events(%s)", [ago(1)])
+        left = kept.names(databases)
+        result = retention.expire(databases, nudge=unwanted)
+        assert result.evidence == ()
+        assert [part.name for part in result.dropped] == [name for name in left if name < partition(1)] != []
+
+    @pytest.mark.parametrize(
+        ("does", "due"),
+        [
+            (lambda settings: remember(settings, aged(9), aged(6)), 8),
+            (lambda settings: kept.land(settings, aged(101), aged(95)), 100),
+            (lambda settings: kept.set_aside(settings, "one", aged(99), status="discarded"), 98),
+        ],
+    )
+    def test_each_table_alone_makes_the_horizon_rise(
+        self, databases: Settings, monkeypatch: pytest.MonkeyPatch, does: Callable[[Settings], object], due: int
+    ) -> None:
+        does(databases)
+        wanted: list[date] = []
+
+        def held(_: Settings, day: date) -> Evidence:
+            wanted.append(day)
+            return Evidence("test", evidence.first_uuid(day - timedelta(days=1)))
+
+        monkeypatch.setattr(evidence, "glance", held)
+        assert retention.expire(databases).dropped == ()
+        monkeypatch.setattr(evidence, "glance", lambda *_: Evidence("test", evidence.first_uuid(ago(due - 1))))
+        retention.expire(databases)
+        assert wanted == [ago(due)]
+        assert partitions.day_of(kept.horizon(databases)) == ago(due - 1)
+
+
+class TestLandedEvents:
+    def test_an_event_goes_when_it_is_below_the_horizon_and_old_enough(self, databases: Settings) -> None:
+        far, near, young = aged(120), aged(80), aged(3)
+        kept.land(databases, far, near, young)
+        assert expiry.expire(databases, ZERO) == {}
+        retention.drop(databases, ago(100))
+        assert expiry.expire(databases, kept.horizon(databases), dry_run=True) == {"landed_events": 1}
+        assert kept.landed(databases) == {far, near, young}
+        assert expiry.expire(databases, kept.horizon(databases)) == {"landed_events": 1}
+        assert kept.landed(databases) == {near, young}
+        retention.drop(databases, ago(2))
+        assert expiry.expire(databases, kept.horizon(databases)) == {}, "it is kept for its readers"
+        soon = databases.model_copy(update={"prune_landed_events_days": 1})
+        assert expiry.expire(soon, kept.horizon(databases)) == {"landed_events": 2}
+
+    def test_what_is_forgotten_is_below_the_horizon_and_the_rest_is_a_duplicate(self, databases: Settings) -> None:
+        events = [aged(number) for number in range(1, 200)]
+        kept.land(databases, *events)
+        retention.drop(databases, ago(90))
+        expiry.expire(databases, kept.horizon(databases))
+        kept_events = kept.landed(databases)
+        assert all(UUID(event) < kept.horizon(databases) for event in set(events) - kept_events)
+        assert {event for event in events if UUID(event) >= kept.horizon(databases)} <= kept_events
+
+    def test_many_are_deleted_in_small_transactions(self, databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(expiry, "DELETE_ROWS", 40)
+        old = [aged(120) for _ in range(100)]
+        kept.land(databases, *old)
+        kept.land(databases, *old[:50], sink="other")
+        retention.drop(databases, ago(100))
+        before = kept.query(databases, "SELECT pg_current_xact_id()::text::bigint")[0][0]
+        assert expiry.expire(databases, kept.horizon(databases)) == {"landed_events": 150}
+        after = kept.query(databases, "SELECT pg_current_xact_id()::text::bigint")[0][0]
+        assert int(str(after)) - int(str(before)) >= 3 + 2
+        assert kept.landed(databases) == set()
+
+    def test_a_sink_in_the_middle_of_a_batch_is_waited_for(
+        self, databases: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(turn, "LOCK_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(turn, "TURN_TIMEOUT_S", 0.3)
+        kept.land(databases, aged(120))
+        retention.drop(databases, ago(100))
+        with kept.cursor_of(databases) as cursor:
+            fence.lock(cursor, "merge")
+            with pytest.raises(Failure) as failure:
+                expiry.expire(databases, kept.horizon(databases))
+        assert failure.value.code == "sinks-busy"
+        assert expiry.expire(databases, kept.horizon(databases)) == {"landed_events": 1}
+
+
+class TestDeadLetters:
+    def test_only_those_go_whose_event_cannot_be_applied_without_them(self, databases: Settings) -> None:
+        random = f"{aged(120)[:14]}4{aged(120)[15:]}"
+        for status in ("replayed", "discarded"):
+            kept.set_aside(databases, f"{status} below", aged(120), status=status)
+            kept.set_aside(databases, f"{status} above", aged(80), status=status)
+            kept.set_aside(databases, f"{status} of the future", aged(-1000), status=status)
+            kept.set_aside(databases, f"{status} without id", None, status=status)
+            kept.set_aside(databases, f"{status} of no v7", random, status=status)
+            kept.set_aside(databases, f"{status} below, seen", aged(120), status=status, seen_days_ago=80)
+            kept.set_aside(databases, f"{status} elsewhere", aged(120), status=status, topic="other")
+        kept.set_aside(databases, "open below", aged(120))
+        kept.set_aside(databases, "open without id")
+        retention.drop(databases, ago(100))
+        before = kept.dead_letters(databases)
+        assert expiry.expire(databases, kept.horizon(databases), dry_run=True) == {"dead_letters": 6}
+        assert kept.dead_letters(databases) == before
+        assert expiry.expire(databases, kept.horizon(databases)) == {"dead_letters": 6}
+        gone = {
+            f"{status} {which}" for status in ("replayed", "discarded") for which in ("below", "without id", "of no v7")
+        }
+        assert before - kept.dead_letters(databases) == gone
+
+    def test_a_sink_that_sees_them_again_meanwhile_is_no_deadlock(self, databases: Settings) -> None:
+        """Each locks many of them, in its own order."""
+        identities = [f"{number:04}" for number in range(600)]
+        for identity in identities:
+            kept.query(
+                databases,
+                'INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", reason, detail,'
+                " status, last_seen_at)"
+                " VALUES ('dedup', %s, %s, 'x', 0, 0, '', '', 'replayed', now() - interval '100 days')",
+                identity,
+                databases.topic,
+            )
+        kept.start(databases, "dedup")
         errors: list[BaseException] = []
 
-        def read(name: str, order: list[Event]) -> None:
+        def see() -> None:
             try:
-                with open_sink(databases, name) as sink:
-                    for start in range(0, len(order), 4):
-                        sink.apply(batch(order[start : start + 4], start))
+                for _ in range(20):
+                    with kept.cursor_of(databases) as cursor:
+                        fence.lock(cursor, "dedup")
+                        for identity in reversed(identities[::50]):
+                            cursor.execute(
+                                "UPDATE dead_letters SET last_seen_at = last_seen_at WHERE identity = %s", [identity]
+                            )
             except BaseException as error:
                 errors.append(error)
 
-        orders = [chance.sample(some * 3, 180) for _ in range(2)]
-        sinks = [threading.Thread(target=read, args=pair) for pair in zip(("dedup", "upsert"), orders, strict=True)]
-        for thread in sinks:
-            thread.start()
-        for upto in range(19, 1, -1):
-            retention.drop(databases, ago(upto))
-        for thread in sinks:
-            thread.join()
+        thread = threading.Thread(target=see)
+        thread.start()
+        assert expiry.expire(databases, ZERO) == {"dead_letters": len(identities)}
+        thread.join()
         assert errors == []
-        set_aside = database.dead_letters()
-        assert set(set_aside.values()) <= {BELOW}
-        assert all(UUID(identity) < floor(database) for identity in set_aside)
-        found = database.balances()
-        assert sums(some).items() >= found.items(), "what was applied was applied once"
-        assert {one.event_id for one in some if one.account_id not in found} <= set_aside.keys()
-        assert Database(databases, "upsert").balances() == sums(some)
 
 
-class TestBelowTheFloor:
-    def test_an_event_is_set_aside_moves_no_balance_and_is_remembered_nowhere(
-        self, databases: Settings, database: Database
-    ) -> None:
-        new, late = aged(5, 5), aged(6, number=2)
-        retention.drop(databases, ago(5))
-        with open_sink(databases) as sink:
-            assert sink.apply(batch([late, new, late])) == Counts(rows=3, fresh=2, duplicates=1, dead=1)
-            assert sink.apply(batch([late, late], start=3)) == Counts(2, 0, 2), "nor does sending it again change that"
-        assert database.balances() == sums([new])
-        assert database.processed() == 1
-        assert database.dead_letters() == {late.event_id: BELOW}
-        ((detail, event_id),) = database.query("SELECT detail, event->>'event_id' FROM dead_letters")
-        assert (str(floor(database)) in str(detail), event_id) == (True, late.event_id)
-        assert database.query("SELECT applied, duplicates FROM sinks") == [(1, 3)]
-
-    def test_one_that_was_applied_before_it_was_forgotten_is_not_applied_again(
-        self, databases: Settings, database: Database
-    ) -> None:
-        old = aged(6)
-        forgotten(databases, 5, old)
-        assert database.processed() == 0
-        assert apply(databases, old, start=1) == Counts(1, 1, dead=1)
-        assert database.balances() == sums([old])
-
-    def test_the_floor_itself_is_above(self, databases: Settings, database: Database) -> None:
-        retention.drop(databases, ago(5))
-        first_ms = floor(database).int >> 80
-        at, below = (Event(uuid7(RANDOM, first_ms + step), account(2 + step), 1, version=1) for step in (0, -1))
-        apply(databases, at, below)
-        assert database.dead_letters() == {below.event_id: BELOW}
-        assert database.balances() == sums([at])
-
-    @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - {"dedup"}))
-    def test_strategies_that_forget_nothing_apply_it(self, databases: Settings, name: str) -> None:
-        late = aged(6)
-        retention.drop(databases, ago(5))
-        assert apply(databases, late, name=name) == Counts(1, 1)
-        assert Database(databases, name).balances() == sums([late])
-
-    def test_what_the_projection_refuses_besides_is_refused_for_its_own_reason(
-        self, databases: Settings, database: Database
-    ) -> None:
-        first, late = aged(0, 5), aged(6, number=2)
-        other = replace(aged(0), currency="USD", version=2)
-        retention.drop(databases, ago(5))
-        assert apply(databases, first, late, other) == Counts(3, 3, dead=2)
-        assert database.dead_letters() == {late.event_id: BELOW, other.event_id: "currency mismatch"}
-        assert database.balances() == sums([first])
+def first(day: date) -> UUID:
+    """The lowest UUID of a day."""
+    return evidence.first_uuid(day)
 
 
-class TestWayOut:
-    def test_replay_refuses_it_and_with_the_flag_applies_it_once(self, databases: Settings, database: Database) -> None:
-        late = aged(6)
-        retention.drop(databases, ago(5))
-        apply(databases, late)
-        assert replay(databases, below_floor=False) == Replayed(refused=1)
-        assert (status(database, late), database.balances()) == ("open", {})
-        assert replay(databases, below_floor=True) == Replayed(applied=1)
-        assert replay(databases, below_floor=True) == Replayed()
-        assert (status(database, late), database.balances()) == ("replayed", sums([late]))
-        assert apply(databases, late, start=1) == Counts(1, 0, 1), "its letter remembers it"
-        assert database.balances() == sums([late])
-        assert days(database) == []
-
-    def test_the_flag_is_for_its_own_letters_only(self, databases: Settings, database: Database) -> None:
-        first, late = aged(0, 5), aged(6, number=2)
-        other = replace(aged(0), currency="USD", version=2)
-        retention.drop(databases, ago(5))
-        apply(databases, first, late, other)
-        assert replay(databases, below_floor=True) == Replayed(applied=1)
-        assert database.dead_letters()[other.event_id] == "currency mismatch"
-        assert (status(database, late), status(database, other)) == ("replayed", "open")
-        assert database.balances() == sums([first, late])
-
-    def test_discarded_it_is_never_applied(self, databases: Settings, database: Database) -> None:
-        late = aged(6)
-        retention.drop(databases, ago(5))
-        apply(databases, late)
-        with closing(connect(databases, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = Selection("account_id", sink="dedup").choose(cursor)
-            assert repair.discard(connection, chosen) == {"dedup": 1}
-        assert replay(databases, below_floor=True) == Replayed()
-        assert apply(databases, late, start=1) == Counts(1, 0, 1)
-        assert database.balances() == {}
-
-    def test_the_command(self, databases: Settings, database: Database) -> None:
-        late = aged(6)
-        retention.drop(databases, ago(5))
-        apply(databases, late)
-
-        def run(*words: str) -> tuple[int, str]:
-            done = command.outbox("dead-letters", "replay", *words, home=databases.home, **databases.as_env())
-            assert "Traceback" not in done.stderr
-            return done.returncode, done.stdout + done.stderr
-
-        assert run("--below-floor")[0] == 2, "it says how, not which"
-        code, told = run("--all")
-        assert (code, "1 refused again" in told, "--below-floor" in told) == (1, True, True)
-        assert run("--all", "--below-floor", "--dry-run")[0] == 0
-        assert database.balances() == {}
-        code, told = run("--event-id", late.event_id, "--below-floor")
-        assert (code, "replayed 1 (1 applied" in told) == (0, True)
-        assert database.balances() == sums([late])
+def unwanted() -> None:
+    raise AssertionError("nobody has to nudge the relay")

@@ -26,15 +26,15 @@ from outbox.stack.stack import Stack
 from tests.command import outbox
 from tests.fix_stack import private_stack
 from tests.ledger import audit, chosen_seed, query, seeded
+from tests.support.homes import Homes
 
 CLIENTS = 4
 
 
 @pytest.fixture(scope="module")
-def private(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def private(homes: Homes) -> Iterator[Stack]:
     """A Postgres that nobody else uses, migrated."""
-    home: Path = tmp_path_factory.mktemp("home")
-    stack = private_stack(home)
+    stack = private_stack(homes.new("service"))
     stack.up(only=["postgres"])
     try:
         migrate(stack.settings)

@@ -21,10 +21,11 @@ import psycopg2
 import pytest
 from confluent_kafka import Producer
 
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole, database_passwords, load
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from outbox.relay import connectors
 from outbox.stack import ports
 from outbox.stack.postgres import Postgres
 from outbox.stack.process import Process
@@ -32,6 +33,8 @@ from outbox.stack.stack import PARTS, Stack
 from tests.command import environment, outbox
 from tests.fix_stack import private_stack
 from tests.paths import ROOT
+from tests.support.failures import raises
+from tests.support.homes import Homes
 
 FREE_PORTS = {f"OUTBOX_{name}_PORT": "0" for name in ("STACK_POSTGRES", "STACK_KAFKA", "STACK_CONNECT", "SERVICE")}
 
@@ -80,9 +83,9 @@ def remember(settings: Settings, what: str) -> None:
     Postgres(settings).psql(
         f"CREATE TABLE IF NOT EXISTS memory (what text); INSERT INTO memory VALUES ('{what}')", "ledger"
     )
-    topics.create(settings)
+    topics.create(settings, connectors.topic_specs(settings))
     errors: list[object] = []
-    producer = Producer({**topics.client_config(settings), "acks": "all"})
+    producer = Producer({**client_config(settings), "acks": "all"})
     producer.produce(settings.topic, what, partition=0, on_delivery=lambda error, _: errors.append(error))
     producer.flush(30)
     assert errors == [None]
@@ -95,9 +98,9 @@ def remembered(settings: Settings) -> tuple[list[str], int]:
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def own(homes: Homes) -> Iterator[Stack]:
     """A whole stack to break, in a folder with a space in its name."""
-    stack = private_stack(tmp_path_factory.mktemp("a home with spaces"))
+    stack = private_stack(homes.new("own"))
     yield stack
     stack.down()
 
@@ -110,12 +113,18 @@ def up(own: Stack) -> Stack:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Stack]:
-    """A stack of the test's own of which only Postgres runs, as that is quick."""
-    stack = private_stack(tmp_path / "home")
+def small(home: Path) -> Iterator[Stack]:
+    """A stack of the test's own of which only Postgres runs, because that is quick."""
+    stack = private_stack(home)
     stack.up(only=["postgres"])
     yield stack
     stack.down()
+
+
+@pytest.fixture(scope="module")
+def interrupted(homes: Homes) -> Path:
+    """A home in which starts are interrupted."""
+    return homes.new("interrupted")
 
 
 # Up ---------------------------------------------------------------------------------------------------------------
@@ -198,11 +207,10 @@ def test_a_paused_part_is_ended_by_down(small: Stack) -> None:
 
 @pytest.mark.parametrize("seen", ["postgres", "kafka", "connect"])
 def test_killing_the_command_while_it_starts_a_part_leaves_nothing_that_down_does_not_end(
-    seen: str, tmp_path_factory: pytest.TempPathFactory
+    seen: str, interrupted: Path
 ) -> None:
     # The same home three times over: each start goes one part further, and begins on what the last one left.
-    home = tmp_path_factory.getbasetemp() / "interrupted"
-    home.mkdir(exist_ok=True)
+    home = interrupted
     part = Process(seen, home)
     command = [sys.executable, "-m", "outbox", "up"]
     with subprocess.Popen(command, env=environment(home, **FREE_PORTS), cwd=ROOT) as starting:
@@ -218,23 +226,23 @@ def test_killing_the_command_while_it_starts_a_part_leaves_nothing_that_down_doe
 
 
 def test_two_commands_at_once_on_one_home_are_told_so(small: Stack) -> None:
-    with small._locked(), pytest.raises(Failure, match=f"another command is starting or stopping .*{small.home}"):
+    with small._locked(), raises("stack-locked", str(small.home)):
         small.up(only=["postgres"])
 
 
 # Side by side -----------------------------------------------------------------------------------------------------
 
 
-def test_two_stacks_stand_side_by_side(small: Stack, tmp_path: Path) -> None:
+def test_two_stacks_stand_side_by_side(small: Stack, homes: Homes) -> None:
     # Both prefer the same ports; the second takes others.
     taken = small.settings.source_db_port
-    other = Stack(load(tmp_path / "other", stack_postgres_port=taken, stack_kafka_port=0, stack_connect_port=0))
+    other = Stack(load(homes.new("other"), stack_postgres_port=taken, stack_kafka_port=0, stack_connect_port=0))
     try:
         other.up(only=["postgres"])
         assert other.settings.source_db_port != taken
         assert set(passwords(other.settings)).isdisjoint(passwords(small.settings))
         Postgres(small.settings).psql("CREATE TABLE only_here ()", "ledger")
-        with pytest.raises(Failure, match="only_here"):
+        with raises("psql-failed", "only_here"):
             Postgres(other.settings).psql("SELECT FROM only_here", "ledger")
         pid = small.part("postgres").pid()
         other.reset()
@@ -250,7 +258,7 @@ def test_a_port_that_somebody_took_meanwhile_is_named(small: Stack) -> None:
     port = small.settings.source_db_port
     with (
         socket.create_server((ports.LOOPBACK, port)),
-        pytest.raises(Failure, match=f"port {port} of postgres is taken"),
+        raises("port-taken", f"port {port} of postgres"),
     ):
         small.up(only=["postgres"])
     small.up(only=["postgres"])
@@ -264,7 +272,7 @@ def test_a_broken_data_folder_fails_with_the_reason_from_the_log_and_is_not_touc
     small.down()
     version = postgres.data / "PG_VERSION"
     version.write_text("99\n")
-    with pytest.raises(Failure, match=r"(?s)postgres ended while it was starting.*postgres\.log.*version 99"):
+    with raises("process-ended", "postgres.log", "version 99"):
         small.up(only=["postgres"])
     assert leftovers(small.home) == []
     version.write_text("18\n")
@@ -277,7 +285,7 @@ def test_a_broker_that_cannot_start_fails_with_the_reason_from_the_log(own: Stac
     whole = meta.read_text()
     meta.write_text(whole.replace("node.id=1", "node.id=7"))
     try:
-        with pytest.raises(Failure, match=r"(?s)kafka ended while it was starting.*kafka\.log.*node.id"):
+        with raises("process-ended", "kafka.log", "node.id"):
             own.up(only=["kafka"])
     finally:
         meta.write_text(whole)

@@ -27,7 +27,7 @@ def relaying(secured: Secured) -> Iterator[Secured]:
     assert "applied" in succeed(secured, "migrate")
     assert "created, exactly-once" in succeed(secured, "connect", "apply")
     yield secured
-    succeed(secured, "connect", "remove", "--forget", "--yes")
+    succeed(secured, "connect", "remove", "--drop-slot", "--yes")
 
 
 def run(secured: Secured, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -16,8 +16,9 @@ from outbox.audit import check
 from outbox.audit.doctor import examine
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
-from outbox.kafka import topics
-from outbox.relay import connect, connectors, slot
+from outbox.kafka.clients import client_config
+from outbox.relay import apply as relay
+from outbox.relay import connectors, slot
 from outbox.relay.connectors import Connector
 from outbox.sink.repair import rewind
 from outbox.stack.postgres import Postgres
@@ -36,7 +37,7 @@ def changes(chain: Settings) -> Iterator[Connector]:
     """The connector, which a test makes itself; it is removed in the end."""
     connector = connectors.load(chain, "changes")
     yield connector
-    connect.remove(chain, connector, forget=True)
+    relay.remove(chain, connector, drop_slot=True)
 
 
 @pytest.fixture
@@ -106,8 +107,8 @@ def test_the_whole_way_beside_the_outbox(chain: Settings, changes: Connector, se
     bank.transfers(10)
     told_of = {value["op"] for value in (json.loads(record.value) for record in arrived(chain, changes))}
     assert told_of == {"r", "u"}
-    assert connect.apply(chain, changes) == "unchanged"
-    assert connect.apply(chain) == "unchanged"
+    assert relay.apply(chain, changes) == "unchanged"
+    assert relay.apply(chain) == "unchanged"
 
     done = catch_up(chain, "dedup", "changes")
     assert done.returncode == 0, done.stderr
@@ -139,11 +140,11 @@ def test_the_whole_way_beside_the_outbox(chain: Settings, changes: Connector, se
     assert run("remove", "changes", "--yes").returncode == 0
     wait_for("doctor to see that nobody reads the slot", lambda: _unread(chain, changes), timeout_s=30)
     assert may_read(chain), "its place is kept"
-    assert run("remove", "changes", "--yes", "--forget").stdout == f"connector {changes.name}: was not there\n"
+    assert run("remove", "changes", "--yes", "--drop-slot").stdout == f"connector {changes.name}: was not there\n"
     assert slot.read(chain, changes) is None
     assert query(chain, "SELECT pubname FROM pg_publication") == [("outbox",)]
     assert not may_read(chain)
-    assert connect.status(chain).is_running, "the other one goes on"
+    assert relay.status(chain).is_running, "the other one goes on"
 
 
 def _unread(settings: Settings, connector: Connector) -> bool:
@@ -155,12 +156,12 @@ def test_what_comes_twice_and_what_is_forgotten(
 ) -> None:
     """A slot that somebody else has read is refused; the way out is a snapshot, which brings rows that are known."""
     bank = Bank(service, chosen_seed())
-    connect.apply(chain, changes)
+    relay.apply(chain, changes)
     bank.transfers(10)
     arrived(chain, changes)
     assert catch_up(chain, "changes").returncode == 0
 
-    connect.remove(chain, changes)
+    relay.remove(chain, changes)
     bank.transfers(10)
     wait_for("the slot to be let go of", lambda: not _active(chain, changes), timeout_s=30)
     move = f"SELECT pg_replication_slot_advance('{changes.name}', pg_current_wal_insert_lsn())"
@@ -174,13 +175,13 @@ def test_what_comes_twice_and_what_is_forgotten(
     )
     assert refused.returncode == 1
     assert f"slot {changes.name} is at" in refused.stderr
-    assert "`outbox connect remove changes --forget`, then `outbox connect apply changes`" in refused.stderr
+    assert "`outbox connect remove changes --drop-slot`, then `outbox connect apply changes`" in refused.stderr
     assert check.check(chain).sink("changes").in_flight == 20, "in no slot, and never to come as they were"
 
     # A snapshot brings the state of all, and while it is taken the ledger goes on.
-    connect.remove(chain, changes, forget=True)
+    relay.remove(chain, changes, drop_slot=True)
     before = len(on_topic(chain, changes))
-    connect.apply(chain, changes)
+    relay.apply(chain, changes)
     bank.transfers(10)
     records = arrived(chain, changes)
     assert sum(json.loads(record.value)["op"] == "r" for record in records[before:]) > 0
@@ -190,7 +191,7 @@ def test_what_comes_twice_and_what_is_forgotten(
     assert report.sink("changes").drift == {}
 
     # The same changes under the same LSN at other offsets: what a worker does that is killed without exactly-once.
-    producer = Producer(topics.client_config(chain))
+    producer = Producer(client_config(chain))
     for record in records:
         producer.produce(changes.topic, record.value.encode(), record.key.encode(), partition=record.partition)
     assert producer.flush(30) == 0

@@ -24,10 +24,13 @@ from outbox.base.database import connect as connect_database
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
-from outbox.kafka import topics
+from outbox.kafka import records, topics
+from outbox.kafka.clients import client_config
 from outbox.maintenance import prune as pruning
 from outbox.maintenance.prune import prune
-from outbox.relay import connect, connectors, slot
+from outbox.relay import apply as relay
+from outbox.relay import connectors, slot
+from outbox.relay.rest import Rest
 from outbox.stack.postgres import Postgres
 from tests.command import environment, outbox
 from tests.paths import ROOT
@@ -52,14 +55,14 @@ def insert_at_once(settings: Settings, *rows: Row) -> None:
 
 def markers(settings: Settings) -> int:
     """How many records the markers' topic has."""
-    name = topics.markers_topic(settings)
-    return sum(1 for _ in topics.read(settings, name, topics.watermarks(settings, name)))
+    name = connectors.markers_topic(settings)
+    return sum(1 for _ in records.read(settings, name, topics.watermarks(settings, name)))
 
 
 @contextmanager
-def stopped(settings: Settings) -> Iterator[connect.Rest]:
+def stopped(settings: Settings) -> Iterator[Rest]:
     """A connector that does not run meanwhile, its slot let go of."""
-    rest = connect.Rest(settings)
+    rest = Rest(settings)
     rest.stop()
     wait_for("the slot to be let go of", lambda: _slot(settings).active_pid is None, timeout_s=30)
     yield rest
@@ -189,7 +192,7 @@ def test_what_is_in_an_open_transaction_of_the_topic_is_waited_for(shared_chain:
     insert(shared_chain, row())
     relayed(shared_chain)
     before = ids(shared_chain)
-    other = Producer({**topics.client_config(shared_chain), "transactional.id": f"other-{uuid.uuid4()}"})
+    other = Producer({**client_config(shared_chain), "transactional.id": f"other-{uuid.uuid4()}"})
     other.init_transactions(30)
     other.begin_transaction()
     other.produce(shared_chain.topic, b"{}", partition=0)
@@ -252,7 +255,7 @@ def test_what_is_not_on_the_topic_is_never_deleted(
         advance = f"SELECT pg_replication_slot_advance('{chain.connector}', pg_current_wal_insert_lsn())"
         assert postgres.psql(advance, chain.source_db_name).returncode == 0
         monkeypatch.setattr(slot, "ARRIVE_TIMEOUT_S", 0.5)
-        with pytest.raises(Failure, match=r"ahead of the stored offset.*remove --forget"):
+        with pytest.raises(Failure, match=r"ahead of the stored offset.*remove --drop-slot"):
             prune(chain, keep_hours=0)
         # Resumed by somebody who does not `apply`, which would refuse.
         rest.resume()
@@ -263,7 +266,7 @@ def test_what_is_not_on_the_topic_is_never_deleted(
 
     # The topic drops the first event, which from then on cannot be told from one that never came.
     partition = records[0].partition
-    admin = AdminClient(topics.client_config(chain))
+    admin = AdminClient(client_config(chain))
     for future in admin.delete_records([TopicPartition(chain.topic, partition, records[0].offset + 1)]).values():
         future.result(10)
     dropped, second = ids(chain)[:2]
@@ -286,10 +289,10 @@ def test_what_is_not_on_the_topic_is_never_deleted(
     assert connectors.load(chain).start_again in told.stderr
 
     # What it says is the way out.
-    connect.remove(chain, forget=True)
-    connect.apply(chain)
+    relay.remove(chain, drop_slot=True)
+    relay.apply(chain)
     relayed(chain, lost)
-    rest = connect.Rest(chain)
+    rest = Rest(chain)
     assert rest.offset_lsn() is not None
     assert rest.streamed_lsn() is None, "the offset of a snapshot is no evidence; the markers' will be"
     told = outbox(*command, home=chain.home, **variables(chain))

@@ -15,7 +15,7 @@ from outbox.audit import check, sinks
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 from outbox.stack import command
 from outbox.stack.command import Command
 from tests.command import outbox
@@ -138,7 +138,7 @@ def wait_applied(settings: Settings, accounts: int = 6) -> None:
 
 def test_a_topic_that_has_dropped_events_is_refused_and_the_ledger_is_the_way_out(topic: Settings) -> None:
     applied_until(topic, 1)
-    admin = AdminClient(topics.client_config(topic))
+    admin = AdminClient(client_config(topic))
     for future in admin.delete_records([TopicPartition(topic.topic, 0, 4)]).values():
         future.result(10)
 

@@ -20,24 +20,26 @@ from confluent_kafka import Producer
 from psycopg2.extras import execute_values
 
 from outbox.base.database import connect as connect_database
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
-from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 from outbox.migrations.migrate import migrate
-from outbox.relay import connect, connectors
+from outbox.relay import apply as relay
+from outbox.relay import connectors
+from outbox.relay.rest import Rest
 from outbox.stack.connect import worker_file
 from outbox.stack.postgres import Postgres
 from tests.command import outbox
 from tests.paths import ROOT
 from tests.relay import INSERT, duplicates, ids, insert, out_of_order, read, relayed, row, writing
+from tests.support.failures import raises
 
 
 @pytest.fixture
-def relay(topic: Settings) -> Iterator[Settings]:
+def unapplied(topic: Settings) -> Iterator[Settings]:
     """Settings whose connector a test makes itself; it is removed in the end, whatever state it is in."""
     yield topic
-    connect.remove(topic, forget=True)
+    relay.remove(topic, drop_slot=True)
 
 
 def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
@@ -69,33 +71,33 @@ def advance(settings: Settings, postgres: Postgres) -> None:
 # First start ------------------------------------------------------------------------------------------------------
 
 
-def test_rows_from_before_the_connector_existed_arrive_and_so_do_those_after(relay: Settings) -> None:
-    insert(relay, row(), row(), row())
-    before = ids(relay)
-    assert connect.apply(relay) == "created"
-    relayed(relay, before)
-    insert(relay, row(), row())
-    records = relayed(relay)
+def test_rows_from_before_the_connector_existed_arrive_and_so_do_those_after(unapplied: Settings) -> None:
+    insert(unapplied, row(), row(), row())
+    before = ids(unapplied)
+    assert relay.apply(unapplied) == "created"
+    relayed(unapplied, before)
+    insert(unapplied, row(), row())
+    records = relayed(unapplied)
     assert len(before) == 3
-    assert sorted(record.id for record in records) == ids(relay)
+    assert sorted(record.id for record in records) == ids(unapplied)
     assert len(records) == 5
 
 
-def test_rows_written_while_the_connector_starts_arrive_once_each(relay: Settings) -> None:
-    with writing(relay, seed=uuid.uuid4().int % 10**6) as writer:
+def test_rows_written_while_the_connector_starts_arrive_once_each(unapplied: Settings) -> None:
+    with writing(unapplied, seed=uuid.uuid4().int % 10**6) as writer:
         wait_for("rows before the connector", lambda: writer.committed > 500, timeout_s=30)
         before = writer.committed
-        connect.apply(relay)
+        relay.apply(unapplied)
         wait_for("rows after it", lambda: writer.committed > before + 500, timeout_s=30)
-    records = relayed(relay)
-    assert sorted(record.id for record in records) == ids(relay)
+    records = relayed(unapplied)
+    assert sorted(record.id for record in records) == ids(unapplied)
     assert out_of_order(records) == []
 
 
 def test_a_snapshot_that_is_taken_again_may_repeat_an_event_with_exactly_once_on(chain: Settings) -> None:
     # Until its first event is relayed a connector has no offset stored: started again, it takes its snapshot again,
     # beside a slot that is there. What commits after it has looked at the log and before it reads the table is in both.
-    rest = connect.Rest(chain)
+    rest = Rest(chain)
     rest.stop()
     waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'outbox'::regclass AND NOT granted"
     with closing(connect_database(chain, SourceRole.OWNER)) as owner, owner.cursor() as cursor:
@@ -109,26 +111,26 @@ def test_a_snapshot_that_is_taken_again_may_repeat_an_event_with_exactly_once_on
         wait_for("the snapshot to wait for the table", is_blocked, timeout_s=30)
         execute_values(cursor, INSERT, [row()])
         owner.commit()
-    assert connect.status(chain).mode.startswith("exactly-once (")
+    assert relay.status(chain).mode.startswith("exactly-once (")
     wait_for("the event to come twice", lambda: duplicates(read(chain)) == 1, timeout_s=30)
     insert(chain, row())
     assert sorted({record.id for record in relayed(chain)}) == ids(chain)
     assert duplicates(read(chain)) == 1
 
 
-def test_registering_before_migrating_is_refused_and_loses_nothing(relay: Settings, postgres: Postgres) -> None:
-    empty = relay.model_copy(update={"source_db_name": f"{relay.source_db_name}_empty"})
+def test_registering_before_migrating_is_refused_and_loses_nothing(unapplied: Settings, postgres: Postgres) -> None:
+    empty = unapplied.model_copy(update={"source_db_name": f"{unapplied.source_db_name}_empty"})
     postgres.psql(f"CREATE DATABASE {empty.source_db_name} OWNER ledger_owner")
     try:
-        with pytest.raises(Failure, match=rf"{empty.source_db_name} has no publication outbox .*outbox migrate"):
-            connect.apply(empty)
-        assert connect.status(empty).connector == "MISSING"
+        with raises("publication-missing", "outbox migrate"):
+            relay.apply(empty)
+        assert relay.status(empty).connector == "MISSING"
         migrate(empty)
         insert(empty, row())
-        connect.apply(empty)
+        relay.apply(empty)
         assert [record.id for record in relayed(empty)] == ids(empty) != []
     finally:
-        connect.remove(empty, forget=True)
+        relay.remove(empty, drop_slot=True)
         postgres.psql(f"DROP DATABASE {empty.source_db_name} WITH (FORCE)")
 
 
@@ -137,11 +139,13 @@ def test_registering_before_migrating_is_refused_and_loses_nothing(relay: Settin
     ["DROP PUBLICATION outbox", "ALTER PUBLICATION outbox SET (publish = 'update')"],
     ids=["gone", "no insert"],
 )
-def test_a_publication_that_would_relay_nothing_is_refused(relay: Settings, postgres: Postgres, broken: str) -> None:
-    postgres.psql(broken, relay.source_db_name)
-    with pytest.raises(Failure, match="has no publication outbox"):
-        connect.apply(relay)
-    assert connect.status(relay).connector == "MISSING"
+def test_a_publication_that_would_relay_nothing_is_refused(
+    unapplied: Settings, postgres: Postgres, broken: str
+) -> None:
+    postgres.psql(broken, unapplied.source_db_name)
+    with raises("publication-missing"):
+        relay.apply(unapplied)
+    assert relay.status(unapplied).connector == "MISSING"
 
 
 # Applying ---------------------------------------------------------------------------------------------------------
@@ -149,7 +153,7 @@ def test_a_publication_that_would_relay_nothing_is_refused(relay: Settings, post
 
 def test_applying_twice_changes_nothing(chain: Settings, postgres: Postgres) -> None:
     reader = wait_for("Debezium to read the slot", lambda: walsender(chain, postgres), timeout_s=30)
-    assert connect.apply(chain) == "unchanged"
+    assert relay.apply(chain) == "unchanged"
     assert walsender(chain, postgres) == reader
 
 
@@ -159,9 +163,9 @@ def test_applying_a_changed_file_updates_the_connector_and_it_goes_on(
     insert(chain, row())
     relayed(chain)
     edited(tmp_path, monkeypatch, poll__interval__ms="11")
-    assert connect.apply(chain) == "updated"
-    assert (connect.Rest(chain).config() or {})["poll.interval.ms"] == "11"
-    assert connect.apply(chain) == "unchanged"
+    assert relay.apply(chain) == "updated"
+    assert (Rest(chain).config() or {})["poll.interval.ms"] == "11"
+    assert relay.apply(chain) == "unchanged"
     insert(chain, row())
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
@@ -171,9 +175,9 @@ def test_a_stopped_connector_is_resumed(chain: Settings) -> None:
     relayed(chain)
     url = f"{chain.connect_url}/connectors/{chain.connector}/stop"
     assert requests.put(url, timeout=10).ok
-    wait_for("it to stop", lambda: connect.status(chain).tasks == [], timeout_s=30)
-    assert not connect.status(chain).is_running
-    connect.apply(chain)
+    wait_for("it to stop", lambda: relay.status(chain).tasks == [], timeout_s=30)
+    assert not relay.status(chain).is_running
+    relay.apply(chain)
     insert(chain, row())
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
@@ -181,18 +185,18 @@ def test_a_stopped_connector_is_resumed(chain: Settings) -> None:
 def test_a_transaction_boundary_that_debezium_does_not_have_is_refused_and_nothing_changes(
     chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    current = connect.Rest(chain).config()
+    current = Rest(chain).config()
     edited(tmp_path, monkeypatch, transaction__boundary="connector")
-    with pytest.raises(Failure, match=r"(?s)400.*does not support connector-defined transaction boundaries"):
-        connect.apply(chain)
-    assert connect.Rest(chain).config() == current
+    with raises("connect-refused", "does not support connector-defined transaction boundaries"):
+        relay.apply(chain)
+    assert Rest(chain).config() == current
     insert(chain, row())
     relayed(chain)
 
 
 def test_render_is_what_connect_has_and_holds_no_secret(chain: Settings) -> None:
     rendered = connectors.load(chain).config
-    assert {**rendered, "name": chain.connector} == connect.Rest(chain).config()
+    assert {**rendered, "name": chain.connector} == Rest(chain).config()
     assert rendered["database.password"] == "${env:OUTBOX_SOURCE_DB_CDC_PASSWORD}"
     answers = requests.get(f"{chain.connect_url}/connectors?expand=info&expand=status", timeout=10).text
     assert chain.connector in answers
@@ -203,11 +207,11 @@ def test_render_is_what_connect_has_and_holds_no_secret(chain: Settings) -> None
 def test_removing_keeps_the_place_and_applying_goes_on_there(chain: Settings) -> None:
     insert(chain, row())
     relayed(chain)
-    assert connect.remove(chain) is True
-    assert connect.status(chain).connector == "MISSING"
-    assert connect.remove(chain) is False
+    assert relay.remove(chain) is True
+    assert relay.status(chain).connector == "MISSING"
+    assert relay.remove(chain) is False
     insert(chain, row())
-    connect.apply(chain)
+    relay.apply(chain)
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
     assert duplicates(read(chain)) == 0
 
@@ -215,33 +219,35 @@ def test_removing_keeps_the_place_and_applying_goes_on_there(chain: Settings) ->
 def test_forgetting_delivers_everything_again(chain: Settings) -> None:
     insert(chain, row(), row())
     relayed(chain)
-    connect.remove(chain, forget=True)
-    connect.apply(chain)
+    relay.remove(chain, drop_slot=True)
+    relay.apply(chain)
     insert(chain, row())
     relayed(chain)
     assert len(read(chain)) == 2 + 2 + 1
 
 
-def test_the_commands_say_what_was_done_and_what_is_in_force(relay: Settings) -> None:
+def test_the_commands_say_what_was_done_and_what_is_in_force(unapplied: Settings) -> None:
     names = ("source_db_name", "sink_db_name", "topic", "connector")
-    env = {f"OUTBOX_{name.upper()}": str(getattr(relay, name)) for name in names}
+    env = {f"OUTBOX_{name.upper()}": str(getattr(unapplied, name)) for name in names}
 
     def run(*arguments: str) -> Any:
-        return outbox("connect", *arguments, home=relay.home, **env)
+        return outbox("connect", *arguments, home=unapplied.home, **env)
 
-    away = run("status")
-    assert away.returncode == 1
-    assert away.stderr == f"outbox: connector {relay.connector} does not run — `outbox connect apply`\n"
-    assert run("apply").stdout == f"connector {relay.connector}: created, exactly-once (transaction boundary poll)\n"
+    missing = run("status")
+    assert missing.returncode == 1
+    assert missing.stderr == f"outbox: connector {unapplied.connector} does not run — `outbox connect apply`\n"
+    assert (
+        run("apply").stdout == f"connector {unapplied.connector}: created, exactly-once (transaction boundary poll)\n"
+    )
     told = run("status", "--json")
     assert told.returncode == 0, told.stderr
     found = json.loads(told.stdout)
     assert (found["connector"], found["tasks"], found["error"]) == ("RUNNING", ["RUNNING"], None)
     assert found["worker_exactly_once"] is True
     assert found["connector_exactly_once"] == "required"
-    assert json.loads(run("render").stdout) == connectors.load(relay).config
-    assert run("remove", "--yes").stdout == f"connector {relay.connector}: removed\n"
-    assert run("remove", "--yes", "--forget").stdout == f"connector {relay.connector}: was not there\n"
+    assert json.loads(run("render").stdout) == connectors.load(unapplied).config
+    assert run("remove", "--yes").stdout == f"connector {unapplied.connector}: removed\n"
+    assert run("remove", "--yes", "--drop-slot").stdout == f"connector {unapplied.connector}: was not there\n"
 
 
 # What Debezium would not notice -----------------------------------------------------------------------------------
@@ -250,13 +256,13 @@ def test_the_commands_say_what_was_done_and_what_is_in_force(relay: Settings) ->
 def test_a_slot_that_is_gone_is_refused_and_forgetting_is_the_way_out(chain: Settings, postgres: Postgres) -> None:
     insert(chain, row())
     relayed(chain)
-    connect.remove(chain)
+    relay.remove(chain)
     drop_slot(chain, postgres)
     insert(chain, row())  # in no slot
-    with pytest.raises(Failure, match=f"slot {chain.connector} is gone.*remove --forget"):
-        connect.apply(chain)
-    connect.remove(chain, forget=True)
-    connect.apply(chain)
+    with raises("slot-missing", "outbox connect remove --drop-slot"):
+        relay.apply(chain)
+    relay.remove(chain, drop_slot=True)
+    relay.apply(chain)
     records = relayed(chain)
     assert {record.id for record in records} == set(ids(chain))
 
@@ -267,7 +273,7 @@ def test_a_slot_that_has_let_go_of_events_is_refused_and_forgetting_is_the_way_o
 ) -> None:
     insert(chain, row())
     relayed(chain)
-    connect.remove(chain)
+    relay.remove(chain)
     wait_for("the slot to be let go of", lambda: not walsender(chain, postgres), timeout_s=30)
     if how == "made again":
         drop_slot(chain, postgres)
@@ -277,10 +283,10 @@ def test_a_slot_that_has_let_go_of_events_is_refused_and_forgetting_is_the_way_o
         postgres.psql(create, chain.source_db_name)
     else:
         advance(chain, postgres)
-    with pytest.raises(Failure, match=f"slot {chain.connector} is at .*ahead of the stored offset.*remove --forget"):
-        connect.apply(chain)
-    connect.remove(chain, forget=True)
-    connect.apply(chain)
+    with raises("slot-ahead", "outbox connect remove --drop-slot"):
+        relay.apply(chain)
+    relay.remove(chain, drop_slot=True)
+    relay.apply(chain)
     assert {record.id for record in relayed(chain)} == set(ids(chain))
 
 
@@ -292,12 +298,12 @@ def test_overlapping_transactions_are_no_recreated_slot(chain: Settings, postgre
         relayed(chain, ids(chain))
         connection.commit()
     relayed(chain)
-    rest = connect.Rest(chain)
+    rest = Rest(chain)
     rest.stop()  # by which it stores and confirms where it is
     answer = requests.get(f"{chain.connect_url}/connectors/{chain.connector}/offsets", timeout=30).json()
     (stored,) = [entry["offset"] for entry in answer["offsets"]]
     assert stored["lsn"] < stored["lsn_commit"]
-    connect.apply(chain)
+    relay.apply(chain)
     insert(chain, row())
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
@@ -306,10 +312,10 @@ def test_a_slot_ahead_by_events_that_are_on_the_topic_is_no_loss(chain: Settings
     # As a worker without exactly-once leaves it when it is killed between confirming and storing.
     insert(chain, row())
     relayed(chain)
-    connect.remove(chain)
+    relay.remove(chain)
     wait_for("the slot to be let go of", lambda: not walsender(chain, postgres), timeout_s=30)
     advance(chain, postgres)
-    assert connect.apply(chain) == "created"
+    assert relay.apply(chain) == "created"
     insert(chain, row())
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
@@ -319,7 +325,7 @@ def test_a_slot_that_was_invalidated_is_refused_and_forgetting_is_the_way_out(
 ) -> None:
     insert(chain, row())
     relayed(chain)
-    connect.remove(chain)
+    relay.remove(chain)
     wait_for("the slot to be let go of", lambda: not walsender(chain, postgres), timeout_s=30)
     status = f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = '{chain.connector}'"
 
@@ -335,30 +341,29 @@ def test_a_slot_that_was_invalidated_is_refused_and_forgetting_is_the_way_out(
     finally:
         postgres.psql("ALTER SYSTEM RESET idle_replication_slot_timeout")
         postgres.psql("SELECT pg_reload_conf()")
-    with pytest.raises(Failure, match=f"slot {chain.connector} was invalidated.*remove --forget"):
-        connect.apply(chain)
-    connect.remove(chain, forget=True)
-    connect.apply(chain)
+    with raises("slot-invalidated", "outbox connect remove --drop-slot"):
+        relay.apply(chain)
+    relay.remove(chain, drop_slot=True)
+    relay.apply(chain)
     assert {record.id for record in relayed(chain)} == set(ids(chain))
 
 
 def test_a_failed_task_is_reported_with_its_reason_and_restarted_by_apply(chain: Settings) -> None:
     # Somebody else takes the task's transactional id, as a second Connect cluster of the same group would.
     group = re.findall(r"^group.id=(.*)$", worker_file().read_text(), re.MULTILINE)[0]
-    rival = Producer({**topics.client_config(chain), "transactional.id": f"{group}-{chain.connector}-0"})
+    rival = Producer({**client_config(chain), "transactional.id": f"{group}-{chain.connector}-0"})
     insert(chain, row())
     relayed(chain)  # else Connect has no offset yet, and the task begins with a snapshot
     rival.init_transactions(30)
     insert(chain, row())
-    error = wait_for("the task to fail", lambda: connect.status(chain).error, timeout_s=30)
+    error = wait_for("the task to fail", lambda: relay.status(chain).error, timeout_s=30)
     assert "\n" not in error
     assert "ProducerFencedException" in error or "InvalidProducerEpochException" in error
-    told = outbox("connect", "status", home=chain.home, OUTBOX_CONNECTOR=chain.connector)
-    assert told.returncode == 1
-    assert told.stderr == (
-        f"outbox: connector {chain.connector} failed: {error} — mend it, then `outbox connect apply`\n"
-    )
-    assert connect.apply(chain) == "restarted"
+    status = outbox("connect", "status", home=chain.home, OUTBOX_CONNECTOR=chain.connector)
+    assert status.returncode == 1
+    assert status.stderr.startswith(f"outbox: connector {chain.connector} failed: {error} — ")
+    assert "`outbox connect apply`" in status.stderr
+    assert relay.apply(chain) == "restarted"
     insert(chain, row())
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
@@ -376,7 +381,7 @@ def test_a_request_during_a_rebalance_is_repeated_until_it_is_through(
         return response
 
     monkeypatch.setattr(requests.Session, "request", watched)
-    rest = connect.Rest(chain)
+    rest = Rest(chain)
     current = rest.config()
     over = threading.Event()
     url, other = f"{chain.connect_url}/connectors", f"{chain.connector}_other"
@@ -397,7 +402,7 @@ def test_a_request_during_a_rebalance_is_repeated_until_it_is_through(
             return bool(refusals)
 
         wait_for("a request to meet a rebalance", disturbed, timeout_s=60, poll_s=0)
-        assert connect.apply(chain) == "unchanged"
+        assert relay.apply(chain) == "unchanged"
     finally:
         over.set()
         disturbing.join()
@@ -408,11 +413,11 @@ def test_a_request_during_a_rebalance_is_repeated_until_it_is_through(
 def test_an_apply_that_comes_too_late_to_create_the_connector_finds_that_of_another(
     topic: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, config = threading.current_thread(), connect.Rest.config
+    ours, config = threading.current_thread(), Rest.config
     has_looked, is_created = threading.Event(), threading.Event()
     looks: list[connectors.Config | None] = []
 
-    def looked(rest: connect.Rest) -> connectors.Config | None:
+    def looked(rest: Rest) -> connectors.Config | None:
         found = config(rest)
         if threading.current_thread() is not ours and not looks:
             looks.append(found)
@@ -420,13 +425,13 @@ def test_an_apply_that_comes_too_late_to_create_the_connector_finds_that_of_anot
             is_created.wait(300)
         return found
 
-    monkeypatch.setattr(connect.Rest, "config", looked)
+    monkeypatch.setattr(Rest, "config", looked)
     try:
         with ThreadPoolExecutor(1) as pool:
-            late = pool.submit(connect.apply, topic)
+            late = pool.submit(relay.apply, topic)
             try:
                 assert has_looked.wait(300)
-                assert connect.apply(topic) == "created"
+                assert relay.apply(topic) == "created"
             finally:
                 is_created.set()
             assert late.result() == "unchanged"
@@ -434,4 +439,4 @@ def test_an_apply_that_comes_too_late_to_create_the_connector_finds_that_of_anot
         insert(topic, row())
         assert [record.id for record in relayed(topic)] == ids(topic)
     finally:
-        connect.remove(topic, forget=True)
+        relay.remove(topic, drop_slot=True)

@@ -16,7 +16,8 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.kafka import topics
-from outbox.relay import connect as connector
+from outbox.kafka.clients import client_config
+from outbox.relay import apply as relay
 from outbox.stack.postgres import Postgres
 from outbox.writing.contract import Contract
 from tests.paths import SCHEMA_FILE
@@ -39,7 +40,7 @@ def arrivals(settings: Settings, before: list[str]) -> list[Record]:
     return [record for record in relayed(settings) if record.id not in before]
 
 
-def relay(settings: Settings, *rows: Row) -> list[Record]:
+def send(settings: Settings, *rows: Row) -> list[Record]:
     """The records of these rows."""
     before = [record.id for record in read(settings)]
     insert(settings, *rows)
@@ -59,7 +60,7 @@ def occurred_at(settings: Settings, event_id: str) -> datetime:
 @pytest.mark.parametrize("amount", [5, -5], ids=["credit", "debit"])
 def test_a_row_becomes_a_record_that_keeps_the_contract(shared_chain: Settings, amount: int) -> None:
     written = row(amount=amount, traceparent=TRACEPARENT)
-    [record] = relay(shared_chain, written)
+    [record] = send(shared_chain, written)
     assert record.key == written.aggregateid
     assert json.loads(record.value) == json.loads(written.payload)
     assert record.headers == {
@@ -79,18 +80,18 @@ def test_a_row_becomes_a_record_that_keeps_the_contract(shared_chain: Settings, 
 def test_a_record_of_the_snapshot_is_like_one_of_the_stream(topic: Settings) -> None:
     account = str(uuid.uuid4())
     insert(topic, row(account))
-    connector.apply(topic)
+    relay.apply(topic)
     try:
         insert(topic, row(account))
         first, second = relayed(topic)
     finally:
-        connector.remove(topic, forget=True)
+        relay.remove(topic, drop_slot=True)
     assert set(first.headers) == set(second.headers)
     assert {**json.loads(first.value), "transfer_id": ""} == {**json.loads(second.value), "transfer_id": ""}
 
 
 def test_a_row_without_a_traceparent_becomes_a_record_that_keeps_the_contract(shared_chain: Settings) -> None:
-    [record] = relay(shared_chain, row())
+    [record] = send(shared_chain, row())
     assert record.headers.get("traceparent") is None
     Contract(SCHEMA_FILE).check_headers(record.headers)
 
@@ -99,14 +100,14 @@ def test_text_and_numbers_arrive_as_they_were_written(shared_chain: Settings) ->
     odd = {"text": 'Zoë "quoted" \\ 日本 🙂 \u0001', "big": 9223372036854775807, "small": -9223372036854775808}
     payload = {**odd, "nothing": None, "nested": {"list": [1, {"deep": True}]}, "precise": 0.1}
     written = row()._replace(payload=json.dumps(payload, ensure_ascii=False), aggregateid="a key / with ümlauts")
-    [record] = relay(shared_chain, written)
+    [record] = send(shared_chain, written)
     assert json.loads(record.value) == payload
     assert record.key == "a key / with ümlauts"
 
 
 def test_a_large_payload_arrives(shared_chain: Settings) -> None:
     written = row()._replace(payload=json.dumps({"text": "x" * 900_000}))
-    [record] = relay(shared_chain, written)
+    [record] = send(shared_chain, written)
     assert json.loads(record.value) == json.loads(written.payload)
 
 
@@ -119,16 +120,16 @@ def test_another_schema_version_is_told_in_the_header(shared_chain: Settings) ->
 
 
 def test_all_aggregate_types_go_to_the_one_topic(shared_chain: Settings) -> None:
-    assert len(relay(shared_chain, row(), row()._replace(aggregatetype="something else"))) == 2
+    assert len(send(shared_chain, row(), row()._replace(aggregatetype="something else"))) == 2
 
 
 def test_deleting_and_changing_rows_is_no_event(shared_chain: Settings, postgres: Postgres) -> None:
-    written = relay(shared_chain, row(), row())
+    written = send(shared_chain, row(), row())
     with transaction(shared_chain, SourceRole.PRUNER) as cursor:
         cursor.execute("DELETE FROM outbox WHERE id = %s", [written[0].id])
     postgres.psql(f"UPDATE outbox SET type = 'changed' WHERE id = '{written[1].id}'", shared_chain.source_db_name)
     known = len(read(shared_chain))
-    relay(shared_chain, row())  # comes behind whatever the changes would have become
+    send(shared_chain, row())  # comes behind whatever the changes would have become
     assert len(read(shared_chain)) == known + 1
 
 
@@ -137,13 +138,13 @@ def test_a_transaction_that_is_rolled_back_is_no_event(shared_chain: Settings) -
     with transaction(shared_chain) as cursor:
         cursor.execute(f"{COLUMNS}) VALUES ('account', 'a', 'never', '{{}}')")
         cursor.connection.rollback()
-    relay(shared_chain, row())
+    send(shared_chain, row())
     assert len(read(shared_chain)) == known + 1
 
 
 def test_the_events_of_a_key_keep_their_order_on_one_partition(shared_chain: Settings) -> None:
     keys = [str(uuid.uuid4()) for _ in range(20)]
-    records = relay(shared_chain, *(row(key, version) for version in range(1, 26) for key in keys))
+    records = send(shared_chain, *(row(key, version) for version in range(1, 26) for key in keys))
     assert len(records) == 500
     assert out_of_order(records) == []
     assert {record.partition for record in records} == set(range(shared_chain.topic_partitions))
@@ -153,7 +154,7 @@ def test_the_last_stable_offset_stops_before_an_open_transaction_and_passes_an_a
     def end() -> int:
         return topics.last_stable_offsets(topic, topic.topic)[0]
 
-    config = topics.client_config(topic)
+    config = client_config(topic)
     plain, transactional = Producer(config), Producer({**config, "transactional.id": f"test-{uuid.uuid4()}"})
     transactional.init_transactions(30)
     plain.produce(topic.topic, "first", partition=0, headers={"id": "1"})

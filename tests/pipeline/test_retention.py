@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
-from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 from outbox.maintenance import retention
 from outbox.maintenance.retention import Retired
 from tests.relay import insert, relayed, row
@@ -89,7 +89,7 @@ def settled(topic: Settings, quick: None) -> Iterator[Settings]:
 
 @contextmanager
 def on_topic(settings: Settings, event_id: str) -> Iterator[None]:
-    producer = Producer(topics.client_config(settings))
+    producer = Producer(client_config(settings))
     texts: tuple[str | bytes | None, ...] = (event_id, "no id", "0" * 36, b"\xff", None)
     for text in texts:
         producer.produce(settings.topic, b"{}", partition=0, headers=[("id", text)])

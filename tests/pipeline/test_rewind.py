@@ -14,6 +14,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 from outbox.sink.repair import rewind
 from outbox.sink.repair.rewind import Beginning, Move
 from tests.command import outbox
@@ -96,7 +97,7 @@ def test_a_sink_reads_from_a_moment_and_from_an_offset_in_the_middle(topic: Sett
 
 
 def test_what_the_topic_has_dropped_is_given_up_only_if_told_so(applied: Settings) -> None:
-    admin = AdminClient(topics.client_config(applied))
+    admin = AdminClient(client_config(applied))
     for future in admin.delete_records([TopicPartition(applied.topic, 0, 5)]).values():
         future.result(10)
     position = {0: 4, 1: 0}

@@ -21,6 +21,8 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from outbox.relay import connectors
 from outbox.sink import dead_letters, fence, job
 from outbox.sink.lag import LagLookup
 from outbox.sink.repair import rewind
@@ -83,7 +85,7 @@ def test_everything_committed_is_applied_and_nothing_else(
     assert told(again, "applied") == []
 
     # A partition added later is read from its beginning.
-    admin = AdminClient(topics.client_config(topic))
+    admin = AdminClient(client_config(topic))
     admin.create_partitions([NewPartitions(topic.topic, 6)])[topic.topic].result(10)
     more = publisher.events(60, accounts=40)
     publisher.send(more)
@@ -197,7 +199,7 @@ def test_a_bad_record_is_kept_whole_with_its_coordinates(topic: Settings, databa
         (None, b"\xff\x00{", [("id", str(ids[1]).encode()), ("odd", None), ("odd", b"\xfe"), ("", b"")], "not UTF-8"),
         (b"\xfe", b"{}", [], "missing id"),
     ]
-    producer, refused = Producer({**topics.client_config(topic), "message.max.bytes": 2 << 20}), list[object]()
+    producer, refused = Producer({**client_config(topic), "message.max.bytes": 2 << 20}), list[object]()
     began_at = datetime.now(UTC) - timedelta(minutes=1)
     for number, (key, value, headers, _) in enumerate(bad):
         producer.produce(
@@ -284,7 +286,7 @@ def test_events_that_are_gone_stop_it_with_their_range(
     shutil.rmtree(checkpoint(topic, "dedup.1"))
     publisher.send(publisher.events(40))
     ends = topics.last_stable_offsets(topic, topic.topic)
-    admin = AdminClient(topics.client_config(topic))
+    admin = AdminClient(client_config(topic))
     for future in admin.delete_records([TopicPartition(topic.topic, *item) for item in ends.items()]).values():
         future.result(10)
     failure = the_failure(catch_up(topic))
@@ -293,7 +295,7 @@ def test_events_that_are_gone_stop_it_with_their_range(
     # The topic is deleted and made again.
     admin.delete_topics([topic.topic])[topic.topic].result(10)
     wait_for("the topic to be gone", lambda: topic.topic not in admin.list_topics(timeout=5).topics, timeout_s=30)
-    topics.create(topic)
+    topics.create(topic, connectors.topic_specs(topic))
     assert "was deleted and made again" in the_failure(catch_up(topic))
 
 
@@ -301,11 +303,11 @@ def test_what_spark_fails_by_is_told_too(topic: Settings, publisher: Publisher, 
     publisher.send(publisher.events(10))
     with running(topic) as sink:
         wait_applied(sink, database, 10)
-        admin = AdminClient(topics.client_config(topic))
+        admin = AdminClient(client_config(topic))
         admin.delete_topics([topic.topic])[topic.topic].result(10)
         wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
         last = sink.tail(1)
-    topics.create(topic)
+    topics.create(topic, connectors.topic_specs(topic))
     assert last.startswith("outbox: sink dedup: Spark gave up: ")
     assert "Traceback" not in last
 

@@ -15,7 +15,8 @@ from outbox.audit import check
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
-from outbox.relay import connect
+from outbox.kafka.clients import client_config
+from outbox.relay import apply as relay
 from outbox.stack.command import sink as sink_command
 from tests.deliveries import SURVIVES_RE_SENDS
 from tests.ledger import Client, chosen_seed, seeded
@@ -86,8 +87,8 @@ def test_re_sends_and_re_reads_make_those_drift_that_do_not_survive_them_and_by_
     try:
         sinks.start()
         wait_caught_up(sinks, chain, ALL)
-        connect.remove(chain, forget=True)
-        connect.apply(chain)  # a new snapshot: the whole outbox is sent again
+        relay.remove(chain, drop_slot=True)
+        relay.apply(chain)  # a new snapshot: the whole outbox is sent again
         wait_for("the events to be sent again", lambda: duplicates(read(chain)) == 60, timeout_s=TIMEOUT_S)
         wait_caught_up(sinks, chain, ALL)
         killed_in = kill_between_commits(sinks, chain, ALL, lambda: transfer(20))
@@ -121,7 +122,7 @@ def test_partitions_added_while_sinks_run_are_read_from_their_beginning_once(top
     before.send(some)
     with running(topic, *ALL) as sinks:
         wait_caught_up(sinks, topic, ALL)
-        admin = AdminClient(topics.client_config(topic))
+        admin = AdminClient(client_config(topic))
         admin.create_partitions([NewPartitions(topic.topic, 7)])[topic.topic].result(10)
         wait_for(
             "brokers to know the partitions", lambda: topics.describe(topic, topic.topic).partitions == 7, timeout_s=30

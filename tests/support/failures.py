@@ -1,4 +1,4 @@
-"""Expected failures, told apart by their codes: the wording of a message may change."""
+"""Assert that a Failure is raised, by its stable code."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from outbox.base.errors import Failure
 
 
 @contextmanager
-def failing(code: str) -> Iterator[pytest.ExceptionInfo[Failure]]:
-    """The block raises a Failure of this code."""
+def raises(code: str, *parts: str) -> Iterator[None]:
+    """The block must raise a Failure of this code; its text must contain these parts, such as a name or a command."""
     with pytest.raises(Failure) as caught:
-        yield caught
-    assert caught.value.code == code, f"{caught.value.code}: {caught.value}"
+        yield
+    assert caught.value.code == code, caught.value
+    assert [part for part in parts if part not in str(caught.value)] == [], caught.value

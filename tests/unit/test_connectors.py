@@ -12,7 +12,7 @@ from outbox.base.settings import Settings, load
 from outbox.relay import connectors
 from tests.paths import ROOT
 
-# What two connectors of one ledger must not share.
+# What two connectors of one database must not share.
 OWN = ("slot.name", "topic.prefix", "publication.name", "offsets.storage.topic", "table.include.list")
 
 
@@ -69,6 +69,16 @@ def test_another_file_is_another_connector(settings: Settings, tmp_path: Path, m
     assert [other.table for other in connectors.others(settings)] == [("public", "orders")]
 
 
+def test_the_topics_of_a_connector_and_only_the_outbox_has_markers(settings: Settings) -> None:
+    outbox, changes = (connectors.load(settings, kind) for kind in connectors.kinds())
+    assert [(spec.name, spec.partitions) for spec in connectors.topic_specs(settings, outbox)] == [
+        ("events", settings.topic_partitions),
+        ("mine.offsets", 1),
+        ("mine.markers", 1),
+    ]
+    assert [spec.name for spec in connectors.topic_specs(settings, changes)] == [changes.topic, "mine_changes.offsets"]
+
+
 def rendered(tmp_path: Path, **settings: Any) -> connectors.Config:
     return connectors.load(load(tmp_path, environment=False, **settings)).config
 
@@ -82,9 +92,11 @@ def test_a_line_without_a_value_is_left_out(tmp_path: Path) -> None:
     ("setting", "line"),
     [("host", "database.hostname"), ("sslrootcert", "database.sslrootcert")],
 )
-def test_connect_sees_the_ledger_as_we_do_unless_told_otherwise(tmp_path: Path, setting: str, line: str) -> None:
+def test_connect_uses_our_address_of_the_database_unless_it_has_its_own(
+    tmp_path: Path, setting: str, line: str
+) -> None:
     ours = tmp_path / "ours"
     ours.touch()
-    assert rendered(tmp_path, **{f"ledger_{setting}": str(ours)})[line] == str(ours)
-    both = {f"ledger_{setting}": str(ours), f"connect_ledger_{setting}": "theirs"}
-    assert rendered(tmp_path, **both)[line] == "theirs"
+    given = {f"source_db_{setting}": str(ours)}
+    assert rendered(tmp_path, **given)[line] == str(ours)
+    assert rendered(tmp_path, **given, **{f"connect_source_db_{setting}": "theirs"})[line] == "theirs"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox.base.errors import Failure
 from outbox.jvm import jars
+from tests.support.failures import raises
 
 
 def test_every_configuration_is_in_one_set_and_the_optional_one_by_itself() -> None:
@@ -20,5 +20,5 @@ def test_every_configuration_is_in_one_set_and_the_optional_one_by_itself() -> N
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(jars, "_cache", lambda: tmp_path / "file" / "jars")
-    with pytest.raises(Failure, match="the jars of lakehouse are not there, and cannot be kept in"):
+    with raises("jars-not-writable", str(tmp_path)):
         jars.resolve("lakehouse")

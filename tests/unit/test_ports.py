@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from outbox.base.errors import Failure
 from outbox.stack import ports
+from tests.support.failures import raises
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_free_and_open_are_told_apart(taken: int) -> None:
 
 
 def test_a_taken_port_is_a_failure_that_names_the_port_and_the_part(taken: int) -> None:
-    with pytest.raises(Failure, match=rf"port {taken} of the broker is taken .*sport = :{taken}"):
+    with raises("port-taken", f"port {taken} of the broker", f"sport = :{taken}"):
         ports.require_free(taken, "the broker")
 
 

@@ -77,6 +77,7 @@ CREATE TABLE dead_letters (
     PRIMARY KEY (sink, identity)
 );
 CREATE INDEX dead_letters_open ON dead_letters (sink, first_seen_at) WHERE status = 'open';
+CREATE INDEX dead_letters_resolved ON dead_letters (sink, last_seen_at) WHERE status <> 'open';
 
 -- Where executors copy the rows of large batches (outbox/sink/postgres/staging.py): unlogged tables of running sinks.
 CREATE SCHEMA staging;
@@ -84,8 +85,8 @@ GRANT USAGE, CREATE ON SCHEMA staging TO {writer};
 """
 
 STRATEGIES = """
--- Strategy `dedup`: the ids a sink has applied, one partition per day of the time inside the UUIDv7. Inserts stay in a
--- small, warm index however long the history grows, and retention drops a day at a time.
+-- Strategy `dedup`: the ids a sink has applied, in partitions by the time inside the UUIDv7: one per day or, for old
+-- ids, per month. Inserts stay in a small, warm index however long the history grows; retention drops whole partitions.
 CREATE TABLE processed_events (
     sink     text NOT NULL,
     event_id uuid NOT NULL,
@@ -118,14 +119,15 @@ CREATE TABLE event_log (
     PRIMARY KEY (sink, topic_id, partition, "offset")
 );
 
--- Strategy `changes`: changes of captured tables. All rows of a snapshot share an LSN, so the LSN alone is no key.
+-- Strategy `changes`: changes of captured tables. All rows of a snapshot share an LSN, so the LSN alone is no key. It
+-- comes first because it grows: inserts stay in a small, warm part of the index, and retention deletes by it.
 CREATE TABLE processed_changes (
     sink       text   NOT NULL,
     table_name text   NOT NULL,
     pk         text   NOT NULL,
     lsn        bigint NOT NULL,
     op         text   NOT NULL,
-    PRIMARY KEY (sink, table_name, pk, lsn, op)
+    PRIMARY KEY (sink, lsn, table_name, pk, op)
 );
 """
 
@@ -138,60 +140,90 @@ CREATE TABLE dedup_horizon (
 );
 INSERT INTO dedup_horizon (horizon) VALUES ('00000000-0000-0000-0000-000000000000');
 
+-- The lowest UUID with a time on this day, and the day (UTC) of the time inside a UUID.
 CREATE FUNCTION first_uuid_of(day date) RETURNS uuid
 LANGUAGE sql IMMUTABLE STRICT
 RETURN rpad(lpad(to_hex((extract(epoch FROM day) * 1000)::bigint), 12, '0'), 32, '0')::uuid;
 
-CREATE FUNCTION partition_of(day date) RETURNS text
-LANGUAGE sql STABLE STRICT
-RETURN 'public.processed_events_' || to_char(day, 'YYYYMMDD');
+CREATE FUNCTION day_of(id uuid) RETURNS date
+LANGUAGE sql IMMUTABLE STRICT
+RETURN date '1970-01-01' + (('x' || left(replace(id::text, '-', ''), 12))::bit(48)::bigint / 86400000)::int;
 
--- The days of processed_events: the ids of each are below its bound. Rows are as of the last ANALYZE, if any.
-CREATE VIEW processed_days AS
-    SELECT part.oid::regclass::text AS name,
-           substring(pg_get_expr(part.relpartbound, part.oid) FROM $$TO \\('([0-9a-f-]+)'\\)$$)::uuid AS bound,
-           nullif(part.reltuples, -1)::bigint AS estimated_rows,
-           pg_total_relation_size(part.oid) AS bytes
-      FROM pg_inherits JOIN pg_class AS part ON part.oid = inhrelid
-     WHERE inhparent = 'public.processed_events'::regclass;
+-- The partitions of processed_events, with the days that each covers; its ids are below its bound. Days and bound come
+-- from the catalog, so they are true whoever made the partition. Rows are as of the last ANALYZE, if any. The size is
+-- left to the reader: to look it up takes longer than all the rest.
+CREATE VIEW processed_partitions AS
+    SELECT name, daterange(day_of(bounds[1]::uuid), day_of(bounds[2]::uuid)) AS days, bounds[2]::uuid AS bound,
+           estimated_rows
+      FROM (SELECT part.oid::regclass AS name,
+                   regexp_match(pg_get_expr(part.relpartbound, part.oid),
+                                $$FROM \\('([0-9a-f-]+)'\\) TO \\('([0-9a-f-]+)'\\)$$) AS bounds,
+                   nullif(part.reltuples, -1)::bigint AS estimated_rows
+              FROM pg_inherits JOIN pg_class AS part ON part.oid = inhrelid
+             WHERE inhparent = 'public.processed_events'::regclass) AS part;
 
--- Makes the missing partitions of processed_events for these days, and none below the horizon. It runs as its owner
--- because a sink may not make tables. ATTACH lets other sinks read and insert meanwhile; PARTITION OF would not.
-CREATE FUNCTION ensure_processed_events(days date[]) RETURNS void
+-- The partitions that events of these days need and that do not exist, as ranges of days. A day near today gets its own
+-- partition. Any other day gets one for the gap of its month that it is in, mostly the whole month: so ids of fifty
+-- years need some 700 partitions. Days below the horizon need none.
+CREATE FUNCTION missing_partitions(days date[]) RETURNS SETOF daterange
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    WITH covered AS (
+        SELECT coalesce(range_agg(part.days), '{}') AS days FROM processed_partitions AS part
+    ), missing AS (
+        SELECT day, (now() AT TIME ZONE 'UTC')::date AS today, covered.days AS covered,
+               daterange(first_of_month, (first_of_month + interval '1 month')::date) AS month
+          FROM unnest(days) AS day, CAST(date_trunc('month', day) AS date) AS first_of_month, covered
+         WHERE NOT day <@ covered.days AND day >= day_of((SELECT horizon FROM dedup_horizon))
+    )
+    SELECT DISTINCT daterange(day, day + 1)
+      FROM missing
+     WHERE upper(month) >= today - 62 AND day <= today + 62
+     UNION
+    SELECT DISTINCT gap
+      FROM missing, unnest(datemultirange(month) - covered) AS gap
+     WHERE NOT (upper(month) >= today - 62 AND day <= today + 62) AND day <@ gap
+     ORDER BY 1;
+END;
+
+-- Makes partitions of processed_events that events of these days need. It makes at most 50, because each holds locks
+-- until the caller's transaction ends, and returns whether none is missing now; if not, call it again in the next
+-- transaction. It runs as its owner because a sink may not make tables. ATTACH lets other sinks read and insert
+-- meanwhile; PARTITION OF would not.
+CREATE FUNCTION ensure_processed_events(days date[]) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp AS $$
 DECLARE
-    wanted date;
+    wanted daterange;
     part   text;
 BEGIN
-    IF EXISTS (SELECT FROM unnest(days) AS day WHERE to_regclass(public.partition_of(day)) IS NULL) THEN
-        -- Of two sinks that need the same day, the second waits here and then finds it. It looks into the catalog:
-        -- to_regclass answers from the session's cache, where a day that was missing before the wait stays missing.
-        PERFORM pg_advisory_xact_lock(hashtextextended('outbox: partitions of processed_events', 0));
-        FOREACH wanted IN ARRAY days LOOP
-            part := public.partition_of(wanted);
-            CONTINUE WHEN EXISTS (
-                SELECT FROM pg_class WHERE relnamespace = 'public'::regnamespace AND 'public.' || relname = part
-            );
-            IF public.first_uuid_of(wanted) < (SELECT horizon FROM public.dedup_horizon) THEN
-                RAISE 'events of % are older than the deduplication horizon', wanted;
-            END IF;
-            EXECUTE format('CREATE TABLE %s (LIKE public.processed_events)', part);
-            EXECUTE format('ALTER TABLE public.processed_events ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)',
-                           part, public.first_uuid_of(wanted), public.first_uuid_of(wanted + 1));
-        END LOOP;
+    IF NOT EXISTS (SELECT FROM public.missing_partitions(days)) THEN
+        RETURN true;
     END IF;
+    -- Of two sinks that need the same day, the second waits here and then finds it.
+    PERFORM pg_advisory_xact_lock(hashtextextended('outbox: partitions of processed_events', 0));
+    FOR wanted IN SELECT range FROM public.missing_partitions(days) AS range LIMIT 50 LOOP
+        part := 'public.processed_events_' || to_char(lower(wanted), 'YYYYMMDD');
+        IF upper(wanted) - lower(wanted) > 1 THEN
+            part := part || '_' || to_char(upper(wanted) - 1, 'YYYYMMDD');
+        END IF;
+        EXECUTE format('CREATE TABLE %s (LIKE public.processed_events)', part);
+        EXECUTE format('ALTER TABLE public.processed_events ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)',
+                       part, public.first_uuid_of(lower(wanted)), public.first_uuid_of(upper(wanted)));
+    END LOOP;
+    RETURN NOT EXISTS (SELECT FROM public.missing_partitions(days));
 END $$;
 
--- Forgets the days before this one, wholly or not at all: raises the horizon to it, never lowers it, and drops the
--- partitions below. The last two days always stay. The caller holds the apply lock of every sink, so that nobody is
+-- Forgets the ids of the days before this one: raises the horizon to it, never lowers it, and drops the partitions that
+-- are wholly below, the lowest 50 of them. Call it until it returns none: the others are below the horizon too, so no
+-- sink needs them. Today and yesterday always stay. The caller holds the apply lock of every sink, so that no sink is
 -- between reading the horizon and inserting, and has set a lock_timeout.
 CREATE FUNCTION drop_processed_events(upto date)
-RETURNS TABLE (name text, bound uuid, estimated_rows bigint, bytes bigint)
+RETURNS TABLE (name text, days daterange, estimated_rows bigint, bytes bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     raised uuid;
-    parts  text;
+    parts  regclass[];
 BEGIN
     IF upto > (now() AT TIME ZONE 'UTC')::date - 1 THEN
         RAISE 'today and yesterday are kept: % is too late a day', upto;
@@ -200,24 +232,32 @@ BEGIN
     UPDATE public.dedup_horizon SET horizon = public.first_uuid_of(upto), raised_at = now()
      WHERE horizon < public.first_uuid_of(upto);
     SELECT horizon INTO STRICT raised FROM public.dedup_horizon;
-    RETURN QUERY SELECT day.name, day.bound, day.estimated_rows, day.bytes
-                   FROM public.processed_days AS day WHERE day.bound <= raised ORDER BY day.bound;
-    SELECT string_agg(day.name, ', ' ORDER BY day.bound) INTO parts
-      FROM public.processed_days AS day WHERE day.bound <= raised;
+    SELECT array_agg(part.name ORDER BY part.bound) INTO parts
+      FROM (SELECT part.name, part.bound FROM public.processed_partitions AS part
+             WHERE part.bound <= raised ORDER BY part.bound LIMIT 50) AS part;
     IF parts IS NOT NULL THEN
-        EXECUTE 'DROP TABLE ' || parts;
+        RETURN QUERY SELECT part.name::text, part.days, part.estimated_rows, pg_total_relation_size(part.name)
+                       FROM public.processed_partitions AS part WHERE part.name = ANY (parts) ORDER BY part.bound;
+        EXECUTE 'DROP TABLE ' || array_to_string(parts, ', ');
     END IF;
 END $$;
 """
 
 GRANTS = """
 GRANT SELECT, INSERT, UPDATE ON sinks, positions, base_versions, dead_letters, key_versions TO {writer};
-GRANT SELECT, INSERT ON checkpoint_generations, processed_events, landed_events, event_log, processed_changes TO
-{writer}; GRANT SELECT ON dedup_horizon, processed_days TO {writer}, {pruner}, {auditor}; GRANT SELECT ON sinks,
-positions, base_versions, dead_letters TO {auditor}, {pruner}; REVOKE ALL ON FUNCTION ensure_processed_events,
-drop_processed_events FROM PUBLIC; GRANT EXECUTE ON FUNCTION ensure_processed_events TO {writer};
--- A sink cannot forget what it has applied.
+GRANT SELECT, INSERT ON checkpoint_generations TO {writer};
+GRANT SELECT, INSERT ON processed_events, landed_events, event_log, processed_changes TO {writer};
+GRANT SELECT ON dedup_horizon, processed_partitions TO {writer}, {pruner}, {auditor};
+GRANT SELECT ON sinks, positions, base_versions, dead_letters TO {auditor};
+REVOKE ALL ON FUNCTION ensure_processed_events, drop_processed_events FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION ensure_processed_events TO {writer};
+-- A sink cannot forget what it has applied. Only the pruner can; it reads the id and place of an event, no content.
 GRANT EXECUTE ON FUNCTION drop_processed_events TO {pruner};
+GRANT SELECT ON sinks, positions, processed_changes TO {pruner};
+GRANT SELECT (sink, identity, topic, event_id, status, last_seen_at) ON dead_letters TO {pruner};
+GRANT SELECT (sink, event_id) ON landed_events TO {pruner};
+GRANT SELECT (sink, topic_id, partition, "offset") ON event_log TO {pruner};
+GRANT DELETE ON dead_letters, landed_events, event_log, processed_changes TO {pruner};
 """
 
 
@@ -228,6 +268,6 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     raise Failure(
-        "the deduplication horizon is not dropped by a migration: a repeated older event would be applied twice",
+        "a migration does not drop the deduplication horizon: a repeated older event would be applied twice",
         "restore a backup, or write a migration that goes forward",
     )

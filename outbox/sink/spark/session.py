@@ -15,7 +15,7 @@ from outbox.base import log
 from outbox.base.settings import Settings
 from outbox.jvm.jars import jars
 from outbox.jvm.java import java
-from outbox.kafka import topics
+from outbox.kafka.clients import spark_options
 from outbox.sink.target import Target
 
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
@@ -83,7 +83,7 @@ def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
 def records(spark: SparkSession, settings: Settings, topic: str, starting_offsets: str) -> DataFrame:
     """The committed records of a topic, as a stream. ``starting_offsets`` counts where there is no checkpoint only."""
     options = {
-        **topics.spark_options(settings),
+        **spark_options(settings),
         "subscribe": topic,
         "startingOffsets": starting_offsets,
         "includeHeaders": "true",

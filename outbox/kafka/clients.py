@@ -1,0 +1,148 @@
+"""Kafka clients: the options that reach the brokers, and client errors as failures."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.base.wait import timeout_scale
+
+IsolationLevel = Literal["read_committed", "read_uncommitted"]
+REQUEST_TIMEOUT_S = 10.0
+POLL_S = 0.1
+# Retrying cannot help: the configuration is wrong.
+HOPELESS = {KafkaError._AUTHENTICATION, KafkaError._SSL}
+MISSING = object()
+
+
+def client_config(settings: Settings) -> dict[str, str | int | float | bool]:
+    """librdkafka's settings for reaching the brokers, for any client of confluent-kafka."""
+    config: dict[str, str | int | float | bool] = {
+        "bootstrap.servers": settings.kafka_bootstrap,
+        "security.protocol": settings.kafka_security_protocol,
+    }
+    if settings.kafka_cafile is not None:
+        config["ssl.ca.location"] = str(settings.kafka_cafile)
+    if settings.kafka_username is not None:
+        config["sasl.mechanism"] = settings.kafka_sasl_mechanism
+        config["sasl.username"] = settings.kafka_username
+        config["sasl.password"] = settings.kafka_password.get_secret_value()
+    return config
+
+
+def spark_options(settings: Settings) -> dict[str, str]:
+    """The same for Spark's Kafka source: its Java client uses other names."""
+    options = {
+        "kafka.bootstrap.servers": settings.kafka_bootstrap,
+        "kafka.security.protocol": settings.kafka_security_protocol,
+    }
+    if settings.kafka_cafile is not None:
+        options["kafka.ssl.truststore.type"] = "PEM"
+        options["kafka.ssl.truststore.location"] = str(settings.kafka_cafile)
+    if settings.kafka_username is not None:
+        scram = settings.kafka_sasl_mechanism.startswith("SCRAM")
+        module = "scram.ScramLoginModule" if scram else "plain.PlainLoginModule"
+        user, password = (
+            _quoted(word) for word in (settings.kafka_username, settings.kafka_password.get_secret_value())
+        )
+        options["kafka.sasl.mechanism"] = settings.kafka_sasl_mechanism
+        options["kafka.sasl.jaas.config"] = (
+            f"org.apache.kafka.common.security.{module} required username={user} password={password};"
+        )
+    return options
+
+
+def request_timeout_s() -> float:
+    """The deadline of one request to the brokers, scaled for slow machines."""
+    return REQUEST_TIMEOUT_S * timeout_scale()
+
+
+@contextmanager
+def consumer(settings: Settings, isolation_level: IsolationLevel = "read_committed") -> Iterator[Consumer]:
+    """A consumer that belongs to no group and commits nothing. Kafka's errors inside the block become Failure."""
+    made = Consumer(
+        {
+            **client_config(settings),
+            "group.id": f"outbox-{uuid.uuid4()}",
+            "isolation.level": isolation_level,
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": 20,
+            "log_level": 0,  # errors are raised; closing during a login would also print one
+        }
+    )
+    try:
+        yield made
+    except KafkaException as error:
+        raise unavailable(settings, error.args[0]) from error
+    finally:
+        made.close()
+
+
+class Admin:
+    """An admin client that fails at once where retrying cannot help.
+
+    librdkafka retries every error until the deadline and then reports a timeout. It passes the cause to ``error_cb``.
+    Raises Failure if the settings are no valid configuration, such as a CA file without a certificate.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        # The callback refers to this list and not to us: a reference cycle would keep the client's threads alive.
+        errors: list[KafkaError] = []
+        self._errors = errors
+        config: dict[str, Any] = {**client_config(settings), "log_level": 0, "error_cb": errors.append}
+        try:
+            self.client = AdminClient(config)
+        except KafkaException as error:
+            raise unavailable(settings, error.args[0]) from None
+
+    def result(self, request: Future[Any], missing: int | None = None) -> Any:
+        """The result of a request, or MISSING if Kafka answers with this error code. Raises Failure for any other."""
+        while not request.done():
+            self.client.poll(POLL_S)
+            for error in self._errors:
+                if error.code() in HOPELESS:
+                    raise unavailable(self._settings, error)
+        try:
+            return request.result()
+        except KafkaException as error:
+            answer: KafkaError = error.args[0]
+            if answer.code() == missing:
+                return MISSING
+            causes = [each for each in self._errors if each.code() != KafkaError._ALL_BROKERS_DOWN]
+            is_late = answer.code() == KafkaError._TIMED_OUT
+            raise unavailable(self._settings, causes[-1] if is_late and causes else answer) from error
+
+
+def unavailable(settings: Settings, error: KafkaError) -> Failure:
+    """The failure for an error of a Kafka client, with the settings to correct."""
+    code, remedy = "kafka-unavailable", "start it, or correct OUTBOX_KAFKA_BOOTSTRAP and OUTBOX_KAFKA_SECURITY_PROTOCOL"
+    match error.code():
+        case KafkaError._AUTHENTICATION:
+            code = "kafka-login-refused"
+            remedy = "correct OUTBOX_KAFKA_USERNAME, OUTBOX_KAFKA_PASSWORD and OUTBOX_KAFKA_SASL_MECHANISM"
+        case KafkaError._SSL | KafkaError._INVALID_ARG:
+            code = "kafka-tls"
+            remedy = (
+                "correct OUTBOX_KAFKA_CAFILE, OUTBOX_KAFKA_SECURITY_PROTOCOL, or the host in OUTBOX_KAFKA_BOOTSTRAP: "
+                "use a name in the brokers' certificates"
+            )
+        case KafkaError.TOPIC_AUTHORIZATION_FAILED | KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+            code = "kafka-not-authorized"
+            remedy = f"grant it to {settings.kafka_username or 'the client'} in Kafka's access control lists"
+        case _ if "refused" in error.str() and settings.is_embedded("kafka_bootstrap"):
+            remedy = "`outbox up` starts the embedded one"
+    return Failure(f"Kafka at {settings.kafka_bootstrap}: {error.str()}", remedy, code=code)
+
+
+def _quoted(word: str) -> str:
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

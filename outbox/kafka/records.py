@@ -1,0 +1,71 @@
+"""Records of a Kafka topic: read a range of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+
+from confluent_kafka import KafkaException, Message, TopicPartition
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.base.wait import timeout_scale
+from outbox.kafka import topics
+from outbox.kafka.clients import POLL_S, consumer
+
+FETCH_RECORDS = 10_000
+SILENCE_TIMEOUT_S = 30.0
+
+
+def read(settings: Settings, name: str, within: Mapping[int, tuple[int, int]]) -> Iterator[Message]:
+    """Every committed record of a topic within these first and last offsets per partition; the last is excluded.
+
+    Records of one partition come in order. Transaction markers and aborted records are left out. Raises Failure if the
+    topic sends nothing for a while before its end is reached.
+    """
+    end = {partition: last for partition, (first, last) in within.items() if first < last}
+    with consumer(settings) as client:
+        client.assign([TopicPartition(name, partition, within[partition][0]) for partition in end])
+        last_record_at = time.monotonic()
+        while end:
+            messages = client.consume(num_messages=FETCH_RECORDS, timeout=POLL_S)
+            if messages:
+                last_record_at = time.monotonic()
+            else:
+                _require_progress(name, last_record_at)
+            for message in messages:
+                error, partition, offset = message.error(), message.partition(), message.offset()
+                if error is not None:
+                    raise KafkaException(error)
+                if partition in end and offset is not None and offset < end[partition]:
+                    yield message
+            # The end may be a marker or an aborted record, which no consumer returns: use the consumer's position.
+            for place in client.position([TopicPartition(name, partition) for partition in end]):
+                if place.offset >= end[place.partition]:
+                    del end[place.partition]
+
+
+def dropped_until(settings: Settings) -> datetime | None:
+    """The latest moment whose events the events' topic may have dropped; None if it has dropped nothing.
+
+    A partition drops records that are older than its retention and older than the first record it still has.
+    """
+    cut = {number: marks for number, marks in topics.watermarks(settings, settings.topic).items() if marks[0] > 0}
+    if not cut:
+        return None
+    expired = datetime.now(UTC) - timedelta(hours=settings.topic_retention_hours)
+    firsts = [next(read(settings, settings.topic, {number: marks}), None) for number, marks in cut.items()]
+    return max(min(expired, _timestamp(first)) if first else expired for first in firsts)
+
+
+def _require_progress(name: str, last_record_at: float) -> None:
+    limit_s = SILENCE_TIMEOUT_S * timeout_scale()
+    if time.monotonic() - last_record_at > limit_s:
+        raise Failure(
+            f"topic {name} sent no record for {limit_s:.0f} s", "`outbox doctor` looks at Kafka", code="topic-silent"
+        )
+
+
+def _timestamp(message: Message) -> datetime:
+    return datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)

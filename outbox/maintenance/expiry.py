@@ -1,0 +1,210 @@
+"""Rows of the sinks' tables that nothing can need again.
+
+Each table has a rule that says when a row is useless:
+
+- landed_events (strategy `merge`): the id is below the deduplication horizon, so nothing can bring the event again, and
+  `merge` sets it aside if it comes; and the event is older than `OUTBOX_PRUNE_LANDED_EVENTS_DAYS`, because people read
+  this table.
+- dead_letters: a person or a replay has resolved it, its event was not seen for `OUTBOX_PRUNE_DEAD_LETTERS_DAYS`, and
+  the event cannot be applied without it. A discarded dead letter is what keeps its event from being applied, and a
+  replayed one may be the only memory of it. So the id must be below the horizon; or it is no UUIDv7, which the contract
+  refuses in any case. An id that claims a future time is kept until that time has passed. Open dead letters stay. So do
+  those of other topics than `OUTBOX_TOPIC`, whose horizon is unknown: there are as many as were resolved by hand.
+- event_log (strategy `offset-log`): the topic has dropped the offset, or it was deleted. What the topic has dropped can
+  come only as a new record with a new offset.
+- processed_changes (captured tables): the position in the write-ahead log is before the slot's restart position, so the
+  log cannot bring the change, and before the position of every change on the topic. A new snapshot brings the rows with
+  its own, later position. The slot's confirmed position would not do: a transaction that is confirmed later may have
+  written before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from confluent_kafka import Message
+from psycopg2 import extensions
+
+from outbox.base.database import connect, database_errors
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.kafka import records, topics
+from outbox.maintenance.evidence import ERRORS
+from outbox.maintenance.turn import between_batches
+from outbox.relay import connectors
+from outbox.relay.connectors import Connector
+
+DELETE_ROWS = 1_000  # in one transaction, for which a sink may have to wait
+
+LANDED_EVENTS = "event_id < least(%(horizon)s::uuid, first_uuid_of((now() AT TIME ZONE 'UTC')::date - %(days)s))"
+DEAD_LETTERS = """
+    topic = %(topic)s AND status <> 'open' AND last_seen_at < now() - make_interval(days => %(days)s)
+    AND (uuid_extract_version(event_id) IS DISTINCT FROM 7 OR event_id < %(horizon)s::uuid)
+"""
+DROPPED_OFFSETS = 'topic_id = %(topic_id)s AND partition = %(partition)s AND "offset" < %(first)s'
+DELETED_TOPICS = "topic_id <> ALL (%(topic_ids)s)"
+CHANGES = "lsn < %(lsn)s"
+
+SINKS = "SELECT name FROM sinks ORDER BY name"
+LOGGING = "SELECT name FROM sinks WHERE EXISTS (SELECT FROM event_log WHERE sink = name) ORDER BY name"
+TOPICS = "SELECT DISTINCT topic, topic_id FROM positions WHERE sink = %s"
+CAPTURING = """
+SELECT sink, lsn
+  FROM (SELECT DISTINCT sink FROM positions WHERE topic = %s) AS reader
+       CROSS JOIN LATERAL (SELECT lsn FROM processed_changes
+                            WHERE sink = reader.sink ORDER BY lsn LIMIT 1) AS first
+ ORDER BY sink
+"""
+RESTART = "SELECT restart_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s"
+
+
+class Rule(NamedTuple):
+    """Which rows of one sink are useless."""
+
+    table: str
+    key: Sequence[str]  # of the rows of a sink
+    sink: str
+    condition: str
+    parameters: Mapping[str, object]
+
+    @property
+    def select(self) -> str:
+        """The statement that counts the rows."""
+        return f"SELECT count(*) FROM {self.table} WHERE sink = %(sink)s AND {self.condition}"  # noqa: S608
+
+    @property
+    def delete(self) -> str:
+        """The statement that deletes some of the rows."""
+        key = ", ".join(self.key)
+        same = " AND ".join(f"kept.{column} = useless.{column}" for column in self.key)
+        return f"""
+            DELETE FROM {self.table} AS kept
+             USING (SELECT {key} FROM {self.table}
+                     WHERE sink = %(sink)s AND {self.condition} LIMIT {DELETE_ROWS}) AS useless
+             WHERE kept.sink = %(sink)s AND {same}
+        """  # noqa: S608
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """The parameters of both statements."""
+        return {**self.parameters, "sink": self.sink}
+
+
+def expire(settings: Settings, horizon: UUID, *, dry_run: bool = False) -> dict[str, int]:
+    """Delete rows that are useless at this horizon, in small transactions beside running sinks, and return how many of
+    each table. A dry run only counts them.
+
+    Raises Failure if a sink leaves no gap between its transactions, or if Kafka or a database cannot be asked. What is
+    deleted by then stays deleted; run it again for the rest.
+    """
+    deleted: Counter[str] = Counter()
+    with closing(connect(settings, SinkRole.PRUNER)) as connection, database_errors(connection, *ERRORS):
+        for rule in _rules(settings, connection, horizon):
+            deleted[rule.table] += _count(connection, rule) if dry_run else _delete(connection, rule)
+    return {table: rows for table, rows in deleted.items() if rows}
+
+
+def _rules(settings: Settings, connection: extensions.connection, horizon: UUID) -> Iterator[Rule]:
+    for (sink,) in _rows(connection, SINKS):
+        days: dict[str, object] = {"horizon": str(horizon), "days": settings.prune_landed_events_days}
+        yield Rule("landed_events", ["event_id"], sink, LANDED_EVENTS, days)
+        days = {"horizon": str(horizon), "days": settings.prune_dead_letters_days, "topic": settings.topic}
+        yield Rule("dead_letters", ["identity"], sink, DEAD_LETTERS, days)
+    for (sink,) in _rows(connection, LOGGING):
+        yield from _logged(settings, connection, sink)
+    for connector in connectors.others(settings):
+        yield from _captured(settings, connection, connector)
+
+
+def _logged(settings: Settings, connection: extensions.connection, sink: str) -> Iterator[Rule]:
+    key = ["topic_id", "partition", '"offset"']
+    read = _rows(connection, TOPICS, [sink])
+    # A sink without positions may still have to read its topic again; so may one whose topic was created anew.
+    if not read or any(_topic_id(settings, topic) != topic_id for topic, topic_id in read):
+        return
+    for topic, topic_id in read:
+        for partition, first in topics.first_offsets(settings, topic).items():
+            place: dict[str, object] = {"topic_id": topic_id, "partition": partition, "first": first}
+            yield Rule("event_log", key, sink, DROPPED_OFFSETS, place)
+    yield Rule("event_log", key, sink, DELETED_TOPICS, {"topic_ids": [topic_id for _, topic_id in read]})
+
+
+def _captured(settings: Settings, connection: extensions.connection, connector: Connector) -> Iterator[Rule]:
+    lowest = dict(_rows(connection, CAPTURING, [connector.topic]))
+    bound = _useless_below(settings, connector, min(lowest.values())) if lowest else None
+    for sink in lowest if bound is not None else ():
+        yield Rule("processed_changes", ["lsn", "table_name", "pk", "op"], sink, CHANGES, {"lsn": bound})
+
+
+def _useless_below(settings: Settings, connector: Connector, lowest: int) -> int | None:
+    """The position in the log below which nothing can bring a change again; None if that is not above ``lowest``."""
+    restart = _restart(settings, connector)  # first: a change leaves the log for the topic
+    if restart is None or restart <= lowest or not topics.exists(settings, connector.topic):
+        return None
+    ends = topics.watermarks(settings, connector.topic)
+    if {partition: end for partition, (_, end) in ends.items()} != topics.high_watermarks(settings, connector.topic):
+        return None  # an open transaction hides records
+    firsts = {partition: (first, min(first + 1, end)) for partition, (first, end) in ends.items()}
+    for within in (firsts, ends):  # mostly the first records hold everything, and the rest need not be read
+        bound = _lowest_on(settings, connector.topic, within, restart, lowest)
+        if bound <= lowest:
+            return None
+    return bound
+
+
+def _lowest_on(settings: Settings, topic: str, within: Mapping[int, tuple[int, int]], restart: int, lowest: int) -> int:
+    """The lowest position of a change on the topic, at most ``restart``; one up to ``lowest`` ends the reading."""
+    bound = restart
+    for message in records.read(settings, topic, within):
+        bound = min(bound, _lsn(message, restart))
+        if bound <= lowest:
+            break
+    return bound
+
+
+def _lsn(message: Message, otherwise: int) -> int:
+    """The position in the log of a change. A record without one is no change, and is never applied."""
+    try:
+        return int(json.loads(message.value() or b"")["source"]["lsn"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return otherwise
+
+
+def _restart(settings: Settings, connector: Connector) -> int | None:
+    """Where the slot reads the log again after a restart; None if there is no slot."""
+    with closing(connect(settings, SourceRole.AUDITOR)) as connection, database_errors(connection, *ERRORS):
+        rows = _rows(connection, RESTART, [connector.name])
+    return None if not rows or rows[0][0] is None else int(rows[0][0])
+
+
+def _topic_id(settings: Settings, topic: str) -> str | None:
+    return topics.describe(settings, topic).id if topics.exists(settings, topic) else None
+
+
+def _count(connection: extensions.connection, rule: Rule) -> int:
+    ((rows,),) = _rows(connection, rule.select, rule.arguments)
+    return int(rows)
+
+
+def _delete(connection: extensions.connection, rule: Rule) -> int:
+    deleted = 0
+
+    def delete(cursor: extensions.cursor) -> int:
+        cursor.execute(rule.delete, rule.arguments)
+        return cursor.rowcount
+
+    while rows := between_batches(connection, lambda _: [rule.sink], delete):
+        deleted += rows
+    return deleted
+
+
+def _rows(
+    connection: extensions.connection, query: str, parameters: Sequence[object] | Mapping[str, object] | None = None
+) -> list[tuple[Any, ...]]:
+    with connection, connection.cursor() as cursor:
+        cursor.execute(query, parameters)
+        return cursor.fetchall()

@@ -1,0 +1,223 @@
+"""Kafka Connect's REST interface, for one connector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import requests
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.relay import connectors
+from outbox.relay.connectors import Config, Connector
+
+REQUEST_TIMEOUT_S = 30.0
+REBALANCE_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 60.0
+
+# Connect's wording; tests fail if a new version changes it.
+NOT_ENABLED = "does not have exactly-once source support enabled"
+REBALANCING = "because a rebalance is expected"
+EXISTS = "already exists"
+
+
+@dataclass(frozen=True)
+class State:
+    """The states of a connector and its tasks."""
+
+    connector: str  # RUNNING, PAUSED, STOPPED, FAILED, UNASSIGNED, or MISSING
+    tasks: list[str] = field(default_factory=list)
+    error: str | None = None  # first line of the stack trace of the first failed part, and its last cause
+
+    @property
+    def is_running(self) -> bool:
+        """The connector and its task run."""
+        return self.connector == "RUNNING" and self.tasks == ["RUNNING"]
+
+
+class Rest:
+    """Connect's REST interface, for one connector; the outbox's by default.
+
+    Requests are repeated for a bounded time while the group of workers rebalances. Raises Failure for a request that
+    Connect refuses, and if Connect is unavailable.
+    """
+
+    def __init__(self, settings: Settings, connector: Connector | None = None) -> None:
+        self._settings = settings
+        self._url = settings.connect_url.rstrip("/")
+        self._name = (connector or connectors.load(settings)).name
+        self._session = requests.Session()
+        if settings.connect_username is not None:
+            self._session.auth = (settings.connect_username, settings.connect_password.get_secret_value())
+        # Passed with each request: REQUESTS_CA_BUNDLE in the environment would override the session's own.
+        self._cafile = None if settings.connect_cafile is None else str(settings.connect_cafile)
+
+    def config(self) -> Config | None:
+        """The effective configuration; None if there is no such connector."""
+        answer = self._call("GET", f"/connectors/{self._name}/config", missing_is_none=True)
+        return None if answer is None else dict(answer)
+
+    def create_stopped(self, config: Config) -> Config | None:
+        """Create the connector without starting it.
+
+        If another client has created it meanwhile, its configuration is returned and left unchanged.
+        """
+        body = {"name": self._name, "config": config, "initial_state": "STOPPED"}
+        if self._call("POST", "/connectors", json=body, existing_is_none=True) is not None:
+            return None
+        return wait_for("the connector that another client created", self.config, timeout_s=START_TIMEOUT_S)
+
+    def put_config(self, config: Config) -> None:
+        """Replace the connector's configuration."""
+        self._call("PUT", f"/connectors/{self._name}/config", json=config)
+
+    def stop(self) -> None:
+        """Stop its tasks, and wait until they have ended. Offsets stay."""
+        self._call("PUT", f"/connectors/{self._name}/stop")
+        wait_for("the connector to stop", lambda: self.state().tasks == [], timeout_s=START_TIMEOUT_S)
+
+    def resume(self) -> None:
+        """Continue after a pause or stop; otherwise nothing happens."""
+        self._call("PUT", f"/connectors/{self._name}/resume")
+
+    def delete(self) -> None:
+        """Stop the connector, remove it, and wait until it is gone."""
+        self.stop()
+        self._call("DELETE", f"/connectors/{self._name}", missing_is_none=True)
+        wait_for("the connector to be gone", lambda: self.state().connector == "MISSING", timeout_s=START_TIMEOUT_S)
+
+    def state(self) -> State:
+        """The states of connector and tasks."""
+        answer = self._call("GET", f"/connectors/{self._name}/status", missing_is_none=True)
+        if answer is None:
+            return State("MISSING")
+        traces = [part.get("trace") for part in (answer["connector"], *answer["tasks"]) if part["state"] == "FAILED"]
+        return State(
+            connector=answer["connector"]["state"],
+            tasks=[task["state"] for task in answer["tasks"]],
+            error=next((_summary(trace) for trace in traces), None),
+        )
+
+    def offset_lsn(self) -> int | None:
+        """The position in the write-ahead log that the connector stored last; None if it has stored none.
+
+        This is the position of the last commit it has read, because a slot counts in commits too. When transactions
+        overlap, an event (``lsn``) of the later one may precede the commit (``lsn_commit``) of the earlier one.
+        """
+        return _position(self._offset())
+
+    def streamed_lsn(self) -> int | None:
+        """The same; None while the stored offset belongs to a snapshot, whose rows share one position."""
+        offset = self._offset()
+        return None if offset.get("snapshot") else _position(offset)
+
+    def worker_exactly_once(self, config: Config) -> bool:
+        """Whether the worker has exactly-once enabled. It has no question for that, but validates a config for it."""
+        requested = {**config, "name": self._name, "exactly.once.support": "required"}
+        plugin = config["connector.class"].rpartition(".")[2]
+        answer = self._call("PUT", f"/connector-plugins/{plugin}/config/validate", json=requested)
+        errors = [
+            e for entry in answer["configs"] if "once" in entry["value"]["name"] for e in entry["value"]["errors"]
+        ]
+        return not any(NOT_ENABLED in error for error in errors)
+
+    def _offset(self) -> dict[str, Any]:
+        """The stored offset; empty if there is none. A connector of one database has one."""
+        answer = self._call("GET", f"/connectors/{self._name}/offsets", missing_is_none=True) or {"offsets": []}
+        return next((dict(entry["offset"]) for entry in answer["offsets"] if entry["offset"]), {})
+
+    def _call(
+        self, method: str, path: str, *, json: Any = None, missing_is_none: bool = False, existing_is_none: bool = False
+    ) -> Any:
+        def answer() -> tuple[requests.Response] | None:  # a tuple, because a response with an error status is false
+            response = self._session.request(
+                method, self._url + path, json=json, timeout=REQUEST_TIMEOUT_S, verify=self._cafile
+            )
+            return None if is_rebalancing(response) else (response,)
+
+        try:
+            (response,) = wait_for(
+                f"Connect to finish rebalancing (for {method} {path.partition('?')[0]})",
+                answer,
+                timeout_s=REBALANCE_TIMEOUT_S,
+                poll_s=0.1,
+            )
+        except requests.RequestException as error:
+            raise _unavailable(self._settings, error) from error
+        if missing_is_none and response.status_code == requests.codes.not_found:
+            return None
+        if existing_is_none and already_exists(response):
+            return None
+        self._require_ok(response, f"{method} {path}")
+        try:
+            return response.json() if response.content else {}
+        except ValueError:
+            raise Failure(
+                f"the server at {self._url} is not Kafka Connect", "correct OUTBOX_CONNECT_URL", code="connect-foreign"
+            ) from None
+
+    def _require_ok(self, response: requests.Response, request: str) -> None:
+        if response.status_code in (requests.codes.unauthorized, requests.codes.forbidden):
+            raise Failure(
+                f"Connect at {self._url} refuses the login: {response.status_code} to {request}",
+                "correct OUTBOX_CONNECT_USERNAME and OUTBOX_CONNECT_PASSWORD",
+                code="connect-login-refused",
+            )
+        if not response.ok:
+            raise Failure(
+                f"Connect answered {response.status_code} to {request}: {_message(response)}", code="connect-refused"
+            )
+
+
+def is_rebalancing(response: requests.Response) -> bool:
+    """Whether Connect answers that its group is rebalancing: usually 409, 500 to some requests. Ask again later."""
+    if response.status_code == requests.codes.server_error:
+        return REBALANCING in response.text
+    return response.status_code == requests.codes.conflict and not already_exists(response)
+
+
+def already_exists(response: requests.Response) -> bool:
+    """Whether Connect refuses to create a connector because it exists."""
+    return response.status_code == requests.codes.conflict and EXISTS in _message(response)
+
+
+def _position(offset: Mapping[str, Any]) -> int | None:
+    return max(int(offset.get("lsn_commit") or 0), int(offset.get("lsn") or 0)) or None
+
+
+def _unavailable(settings: Settings, error: requests.RequestException) -> Failure:
+    """The failure for an error of the HTTP client, with the settings to correct."""
+    reason, remedy = _cause(error), "start it, or correct OUTBOX_CONNECT_URL"
+    if isinstance(error, requests.exceptions.SSLError):
+        remedy = "correct OUTBOX_CONNECT_CAFILE, or OUTBOX_CONNECT_URL: https, and a host that the certificate names"
+    elif "refused" in reason and settings.is_embedded("connect_url"):
+        remedy = "`outbox up` starts the embedded one"
+    elif settings.connect_url.startswith("http:") and "refused" not in reason:
+        remedy = "correct OUTBOX_CONNECT_URL: an https server answers http like this"
+    return Failure(f"Connect at {settings.connect_url} is unavailable: {reason}", remedy, code="connect-unavailable")
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost error that requests and urllib3 have wrapped, in their words."""
+    inner = getattr(error, "reason", None) or next((each for each in error.args if isinstance(each, Exception)), None)
+    if isinstance(inner, Exception):
+        return _cause(inner)
+    return str(error) if str(error).isprintable() else "its answer is not HTTP"
+
+
+def _summary(trace: str | None) -> str:
+    """The first line of a stack trace, and its last cause: Connect wraps the cause in lines that do not name it."""
+    lines = (trace or "no trace").splitlines()
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return f"{lines[0]} ({causes[-1]})" if causes else lines[0]
+
+
+def _message(response: requests.Response) -> str:
+    try:
+        message = str(response.json().get("message", response.text))
+    except ValueError:
+        message = response.text[:500]
+    return " ".join(message.split())

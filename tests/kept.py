@@ -1,0 +1,144 @@
+"""What sinks have kept, written by SQL: so tests of retention need no sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import UTC, date, datetime, timedelta
+from random import Random
+from uuid import UUID
+
+from psycopg2 import extensions
+
+from outbox.base.database import connect
+from outbox.base.settings import Role, Settings, SinkRole
+from outbox.sink import partitions
+
+RANDOM = Random(7)  # noqa: S311
+NOW = datetime.now(UTC)
+
+
+def ago(days: int) -> date:
+    """The day (UTC) of so many days ago."""
+    return NOW.date() - timedelta(days=days)
+
+
+def aged(days: int) -> str:
+    """A UUIDv7 of so many days ago."""
+    return id_of(NOW - timedelta(days=days))
+
+
+def id_of(moment: datetime) -> str:
+    """A UUIDv7 of a moment."""
+    at_ms = round(moment.timestamp() * 1000)
+    number = at_ms << 80 | 7 << 76 | RANDOM.getrandbits(12) << 64 | 2 << 62 | RANDOM.getrandbits(62)
+    return str(UUID(int=number))
+
+
+def partition(days: int) -> str:
+    """The partition of the ids of so many days ago."""
+    return f"processed_events_{ago(days):%Y%m%d}"
+
+
+@contextmanager
+def cursor_of(settings: Settings, role: Role = SinkRole.WRITER) -> Iterator[extensions.cursor]:
+    """A cursor of one transaction."""
+    with closing(connect(settings, role)) as connection, connection, connection.cursor() as cursor:
+        yield cursor
+
+
+def query(
+    settings: Settings, statement: str, *parameters: object, role: Role = SinkRole.OWNER
+) -> list[tuple[object, ...]]:
+    """The rows of a statement, which is committed."""
+    with cursor_of(settings, role) as cursor:
+        cursor.execute(statement, parameters or None)
+        return list(cursor.fetchall()) if cursor.description else []
+
+
+def start(settings: Settings, *sinks: str) -> None:
+    """Sinks that have run."""
+    with cursor_of(settings) as cursor:
+        for sink in sinks:
+            cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1) ON CONFLICT DO NOTHING", [sink])
+
+
+def remember(settings: Settings, *event_ids: str, sink: str = "dedup") -> int:
+    """Apply events as strategy `dedup` does; returns how many were new."""
+    start(settings, sink)
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        partitions.ensure(connection, partitions.days(event_ids))
+        with connection, connection.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO processed_events (sink, event_id) SELECT %s, id FROM unnest(%s::uuid[]) AS id "
+                "WHERE id >= (SELECT horizon FROM dedup_horizon) ON CONFLICT DO NOTHING",
+                [sink, list(event_ids)],
+            )
+            return cursor.rowcount
+
+
+def land(settings: Settings, *event_ids: str, sink: str = "merge") -> None:
+    """Events that strategy `merge` keeps."""
+    start(settings, sink)
+    with cursor_of(settings) as cursor:
+        cursor.execute(
+            "INSERT INTO landed_events (sink, event_id, event) SELECT %s, id, '{}' FROM unnest(%s::uuid[]) AS id",
+            [sink, list(event_ids)],
+        )
+
+
+def set_aside(
+    settings: Settings,
+    identity: str,
+    event_id: str | None = None,
+    *,
+    status: str = "open",
+    seen_days_ago: int = 100,
+    sink: str = "dedup",
+    topic: str | None = None,
+) -> None:
+    """A dead letter."""
+    start(settings, sink)
+    with cursor_of(settings) as cursor:
+        cursor.execute(
+            'INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", event_id, reason, detail,'
+            " status, last_seen_at)"
+            " VALUES (%s, %s, %s, 'x', 0, 0, %s, 'test', '', %s, now() - make_interval(days => %s))",
+            [sink, identity, topic or settings.topic, event_id, status, seen_days_ago],
+        )
+
+
+def stand(settings: Settings, sink: str, topic: str, topic_id: str, *, partition: int = 0, offset: int = 0) -> None:
+    """A position of a sink."""
+    start(settings, sink)
+    with cursor_of(settings) as cursor:
+        cursor.execute(
+            "INSERT INTO positions (sink, topic, partition, topic_id, next_offset) VALUES (%s, %s, %s, %s, %s)",
+            [sink, topic, partition, topic_id, offset],
+        )
+
+
+def names(settings: Settings) -> list[str]:
+    """The partitions of processed_events, the oldest first."""
+    return [str(name) for (name,) in query(settings, "SELECT name FROM processed_partitions ORDER BY bound")]
+
+
+def landed(settings: Settings) -> set[str]:
+    """The events in landed_events."""
+    return {str(event_id) for (event_id,) in query(settings, "SELECT event_id FROM landed_events")}
+
+
+def dead_letters(settings: Settings) -> set[str]:
+    """The identities of the dead letters."""
+    return {str(identity) for (identity,) in query(settings, "SELECT identity FROM dead_letters")}
+
+
+def horizon(settings: Settings) -> UUID:
+    """The deduplication horizon."""
+    ((found,),) = query(settings, "SELECT horizon FROM dedup_horizon")
+    return UUID(str(found))
+
+
+def spread(years: int, count: int) -> Sequence[date]:
+    """So many distinct days, up to today."""
+    return [ago(number * years * 365 // count) for number in range(count)]

@@ -1,0 +1,69 @@
+"""Connect's log: quiet while nothing happens, so that an error stands out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import requests
+
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.relay.rest import Rest
+from outbox.stack.stack import Stack
+
+WINDOW_S = 4.0
+CHECKS_PER_S = 5
+LINES_MAX = 10  # "No previous offsets found" alone came sixty times a second
+
+
+def since_now(stack: Stack) -> Callable[[], list[str]]:
+    """A function that returns the lines which Connect has logged since now."""
+    log = stack.part("connect").log_file
+    start = log.stat().st_size
+
+    def lines() -> list[str]:
+        with log.open("rb") as file:
+            file.seek(start)
+            return file.read().decode().splitlines()
+
+    return lines
+
+
+def test_an_idle_connector_before_its_first_event_and_health_checks_log_next_to_nothing(
+    chain: Settings, stack: Stack
+) -> None:
+    rest = Rest(chain)
+
+    def is_polling() -> bool:
+        started = stack.part("connect").log_file.read_text().rpartition(f"slot.name = {chain.connector}")[2]
+        return "Processing messages" in started
+
+    wait_for("the task to poll", is_polling, timeout_s=60)
+    assert rest.offset_lsn() is None, "no event is relayed yet"
+    logged = since_now(stack)
+    end = time.monotonic() + WINDOW_S
+    while time.monotonic() < end:
+        assert stack.part("connect").is_ready()
+        assert rest.state().is_running
+        time.sleep(1 / CHECKS_PER_S)
+    lines = logged()
+    assert len(lines) < LINES_MAX, lines[:50]
+
+
+def test_changes_and_refused_requests_are_still_logged(chain: Settings, stack: Stack) -> None:
+    logged = since_now(stack)
+    rest = Rest(chain)
+    url = f"{chain.connect_url}/connectors"
+    assert requests.get(f"{url}/none", timeout=30).status_code == 404
+    assert (
+        requests.put(f"{url}/{chain.connector}/config", json={"connector.class": "none"}, timeout=30).status_code >= 400
+    )
+    rest.stop()
+    for part in (
+        '"GET /connectors/none HTTP/1.1" 404',
+        f'"PUT /connectors/{chain.connector}/config HTTP/1.1" ',
+        "/stop",
+    ):
+        wait_for(f"{part} in the log", lambda: [line for line in logged() if part in line], timeout_s=30)  # noqa: B023
+    rest.resume()
