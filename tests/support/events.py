@@ -19,6 +19,8 @@ from tests.support import suite
 SHAPE = suite.shape()
 JOB = spec.sinks(load(environment=False))["dedup"].job
 SPECS = {one.name: one for one in JOB.sinks()}
+STRATEGIES = {name: one.strategy for name, one in SPECS.items()}
+PROJECTIONS = JOB.projections
 DECODER = JOB.decoder
 TOPIC = JOB.topic
 TOPIC_ID = "topic-1"
@@ -54,6 +56,12 @@ class Event:
         """Its type."""
         return SHAPE.type_more if self.quantity > 0 else SHAPE.type_less
 
+    @property
+    def decoded(self) -> records.Event:
+        """The event as the decoder returns it."""
+        values = {**self.payload(), "occurred_at": datetime.now(UTC)}
+        return records.Event(self.event_id, tuple(values[column.name] for column in DECODER.columns))
+
     def payload(self, occurred_at: str = "2026-11-21T05:00:00Z") -> dict[str, object]:
         """The value of its record."""
         return SHAPE.payload(
@@ -75,7 +83,7 @@ def other_unit(event: Event) -> Event:
 def rows(events: Sequence[Event], first_offset: int = 0, partition: int = 0) -> pa.Table:
     """The events as rows of a batch, one after the other in one partition."""
     places = [(partition, offset) for offset in range(first_offset, first_offset + len(events))]
-    return DECODER.rows([_decoded(event) for event in events], places)
+    return DECODER.rows([event.decoded for event in events], places)
 
 
 def batch(
@@ -92,6 +100,20 @@ def batch(
     return Batch(TOPIC, topic_id, {partition: start}, {partition: until}, rows(events, start, partition), dead)
 
 
+def dead_record(
+    offset: int,
+    event_id: str | None = None,
+    value: bytes | None = b"bad",
+    *,
+    key: bytes | None = b"key",
+    reason: str = "not JSON",
+    partition: int = 0,
+) -> DeadRecord:
+    """A record that is no event."""
+    record = records.Record(key, [("h", b"\xff")], value, NOW_MS)
+    return DeadRecord(partition, offset, record, event_id, records.Rejection(reason, "a detail"))
+
+
 def traced(events: Sequence[Event], start: int = 0, dead: Sequence[DeadRecord] = ()) -> Batch:
     """A batch each of whose records is in the trace."""
     good = [Traced(TRACE, event.event_id, 0, start + number) for number, event in enumerate(events)]
@@ -105,8 +127,3 @@ def sums(events: Iterable[Event]) -> Mapping[str, int]:
     for event in events:
         totals[event.key] = totals.get(event.key, 0) + event.quantity
     return totals
-
-
-def _decoded(event: Event) -> records.Event:
-    values = {**event.payload(), "occurred_at": datetime.now(UTC)}
-    return records.Event(event.event_id, tuple(values[column.name] for column in DECODER.columns))

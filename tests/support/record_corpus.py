@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from outbox.sink.batch import DeadRecord
-from outbox.sink.records import Record, Rejection
+from outbox.sink.records import Header, Record, Rejection
 from tests.support import suite
 from tests.support.events import DAY_MS, NOW_MS, Event, uuid7
 
@@ -43,16 +43,26 @@ def raw(name: str, text: str) -> bytes:
     return changed(**{name: "@"}).replace(b'"@"', text.encode())
 
 
+def pairs(headers: dict[str, Any]) -> list[Header]:
+    """Headers as a record has them."""
+    return [(name, None if text is None else text.encode()) for name, text in headers.items()]
+
+
+def record(
+    value: bytes | None = changed(),
+    headers: dict[str, Any] = HEADERS,
+    key: bytes | None = KEY.encode(),
+    recorded_ms: int = NOW_MS,
+) -> Record:
+    """A record as Kafka has it; a good one unless said otherwise."""
+    return Record(key, pairs(headers), value, recorded_ms)
+
+
 def unread(event: Event, offset: int, *, version: str = "1", reason: str = "unknown schema version") -> DeadRecord:
-    """The event's record as a dead letter, from a time when the contract did not know such records."""
+    """The event's record, from a time when the contract did not know such records."""
     headers = HEADERS | {"id": event.event_id, "schemaVersion": version}
-    record = Record(
-        key=event.key.encode(),
-        headers=[(name, text.encode()) for name, text in headers.items()],
-        value=json.dumps(event.payload()).encode(),
-        recorded_ms=NOW_MS,
-    )
-    return DeadRecord(0, offset, record, event.event_id, Rejection(reason, "of another time"))
+    found = record(json.dumps(event.payload()).encode(), headers, event.key.encode())
+    return DeadRecord(0, offset, found, event.event_id, Rejection(reason, "of another time"))
 
 
 # By name: a value, and the reason why it cannot be applied, if it cannot.
@@ -64,6 +74,8 @@ VALUES: dict[str, tuple[bytes | None, str | None]] = {
     "biggest quantity": (changed(quantity=2**63 - 1), None),
     "smallest quantity": (changed(quantity=-(2**63)), None),
     "integer with a point": (raw("quantity", "7.0"), None),
+    "integer with an exponent": (raw("quantity", "7E+2"), None),
+    "a key twice": (changed()[:-1] + f', "{SHAPE.quantity}": 7}}'.encode(), None),
     "tombstone": (None, "no value"),
     "empty": (b"", "not JSON"),
     "words": (b"hello", "not JSON"),
@@ -72,8 +84,14 @@ VALUES: dict[str, tuple[bytes | None, str | None]] = {
     "two of them": (changed() + changed(), "not JSON"),
     "two in a list": (changed() + b"," + changed(), "not JSON"),
     "closing what it did not open": (changed() + b"] [" + changed(), "not JSON"),
+    "no number": (raw("quantity", "NaN"), "not JSON"),
+    "infinity": (raw("quantity", "-Infinity"), "not JSON"),
+    "byte order mark": (b"\xef\xbb\xbf" + changed(), "not JSON"),
+    "UTF-16": (changed().decode().encode("utf-16"), "not JSON"),
     "not UTF-8": (changed().replace(UNIT.encode(), b"\xff"), "not UTF-8"),
     "not UTF-8 where nobody looks": (changed(note="@").replace(b"@", b"\xff"), "not UTF-8"),
+    "half a character": (raw("unit", r'"\ud800"'), "not JSON"),
+    "half a character where nobody looks": (raw("note", r'"a\udc00b"'), "not JSON"),
     "NUL": (changed(unit="KG\0"), "schema violation"),
     "NUL where nobody looks": (changed(note="a\0"), None),
     "a list": (b"[1]", "schema violation"),
@@ -82,19 +100,32 @@ VALUES: dict[str, tuple[bytes | None, str | None]] = {
     "deep": (b"[" * 5000 + b"]" * 5000, "not JSON"),
     "quantity as text": (changed(quantity="5"), "schema violation"),
     "quantity with a fraction": (changed(quantity=5.5), "schema violation"),
+    "quantity with a fraction that a float loses": (raw("quantity", "9007199254740993.5"), "schema violation"),
     "quantity true": (changed(quantity=True), "schema violation"),
     "quantity null": (changed(quantity=None), "schema violation"),
     "quantity zero": (changed(quantity=0), "schema violation"),
+    "quantity zero with a point": (raw("quantity", "-0.0"), "schema violation"),
     "quantity beyond bigint": (changed(quantity=2**63), "schema violation"),
+    "quantity beyond bigint with a point": (raw("quantity", "9223372036854775808.0"), "schema violation"),
     "quantity far beyond bigint": (changed(quantity=10**60), "schema violation"),
+    "quantity of 5,000 digits": (raw("quantity", "1" * 5000), "not JSON"),
+    "a big exponent": (raw("quantity", "1e999999"), "not JSON"),
+    "a small exponent": (raw("quantity", "1e-999999"), "not JSON"),
+    "an exponent beyond all bounds": (raw("quantity", "1e99999999999999999999"), "not JSON"),
+    "more digits than Postgres has room for": (raw("note", "0." + "3" * 20_000), "not JSON"),
+    "a big exponent where nobody looks": (raw("note", "1e999999999"), "not JSON"),
     "version zero": (changed(version=0), "schema violation"),
     "unit as number": (changed(unit=978), "schema violation"),
     "unit too long": (changed(unit=UNIT + "S"), "schema violation"),
     "unit with a line end": (changed(unit=UNIT + "\n"), "schema violation"),
+    "unit with a line end of two": (changed(unit="KG\n"), "schema violation"),
     "unit an object": (changed(unit={"code": UNIT}), "schema violation"),
     "key not a uuid": (changed(key="1"), "schema violation"),
     "no such day": (changed(occurred_at="2026-02-30T05:00:00Z"), "schema violation"),
+    "the year zero": (changed(occurred_at="0000-02-03T05:00:00Z"), "schema violation"),
+    "leap second": (changed(occurred_at="2016-12-31T23:59:60Z"), "schema violation"),
     "time without zone": (changed(occurred_at="2026-11-21T05:00:00"), "schema violation"),
+    "time with a line end": (changed(occurred_at="2026-11-21T05:00:00Z\n"), "schema violation"),
     **{f"no {name}": (without(name), "schema violation") for name in GOOD},
 }
 # The same of headers.
@@ -108,11 +139,17 @@ HEADERS_OF: dict[str, tuple[dict[str, Any], str | None]] = {
     "empty id": (HEADERS | {"id": ""}, "malformed id"),
     "words as id": (HEADERS | {"id": "hello"}, "malformed id"),
     "id with a line end": (HEADERS | {"id": ID + "\n"}, "malformed id"),
+    "id in capitals": (HEADERS | {"id": ID.upper()}, "malformed id"),
     "random id": (HEADERS | {"id": str(uuid.UUID(int=5, version=4))}, "malformed id"),
     "id from tomorrow, almost": (HEADERS | {"id": uuid7(Random(2), NOW_MS + DAY_MS - 600_000)}, None),  # noqa: S311
     "id from the future": (HEADERS | {"id": uuid7(Random(2), NOW_MS + 2 * DAY_MS)}, "id from the future"),  # noqa: S311
+    "id of the last millisecond": (HEADERS | {"id": uuid7(Random(2), 2**48 - 1)}, "id from the future"),  # noqa: S311
+    "id of nine years ago": (HEADERS | {"id": uuid7(Random(2), NOW_MS - 9 * 365 * DAY_MS)}, None),  # noqa: S311
+    "id of eleven years ago": (HEADERS | {"id": uuid7(Random(2), NOW_MS - 11 * 365 * DAY_MS)}, "id too old"),  # noqa: S311
+    "id of 1970": (HEADERS | {"id": uuid7(Random(2), 0)}, "id too old"),  # noqa: S311
     "unknown type": (HEADERS | {"eventType": "never.heard"}, "unknown event type"),
     "no type": ({"id": ID, "schemaVersion": "1"}, "unknown event type"),
     "newer version": (HEADERS | {"schemaVersion": "2"}, "unknown schema version"),
     "no version": ({"id": ID, "eventType": SHAPE.type_less}, "unknown schema version"),
+    "version with a line end": (HEADERS | {"schemaVersion": "1\n"}, "unknown schema version"),
 }

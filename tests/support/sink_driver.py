@@ -2,49 +2,57 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from psycopg2 import extensions
 
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
+from outbox.sink import spec
 from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.spec import SinkSpec
+from outbox.sink.records import RecordDecoder
+from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.strategy import Strategy
-from outbox.sink.writer import SinkWriter
-from tests.support.events import JOB, SPECS
+from tests.support.events import DECODER, PROJECTIONS, STRATEGIES, TOPIC
 
-DEDUP = SPECS["dedup"]
-
-
-def variant(strategy: Strategy, projections: Path | None = None) -> SinkSpec:
-    """A sink of a changed strategy, or with other projections."""
-    return SinkSpec(JOB if projections is None else replace(JOB, projections=projections), strategy)
-
-
-def projections_with(folder: Path, name: str, sql: str, *, beside_own: bool = False) -> Path:
-    """A folder with this projection; with the job's own too, if asked for."""
-    made = folder / f"projections {name}"
-    made.mkdir()
-    for own in JOB.projections.glob("*.sql") if beside_own else ():
-        (made / own.name).write_text(own.read_text())
-    (made / f"{name}.sql").write_text(sql)
-    return made
+PROJECTION = next(file.stem for file in sorted(PROJECTIONS.glob("*.sql")) if "." not in file.stem)
 
 
 @contextmanager
-def open_sink(settings: Settings, name: str = "dedup") -> Iterator[SinkWriter]:
-    """The writer of a sink, with the fence, until the end of the block."""
+def open_sink(settings: Settings, name: str = "dedup") -> Iterator[PostgresWriter]:
+    """The sink of a strategy, with the fence, until the end of the block."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        yield sink_on(connection, SPECS[name])
+        yield sink_on(connection, STRATEGIES[name])
 
 
-def sink_on(connection: extensions.connection, spec: SinkSpec = DEDUP) -> SinkWriter:
-    """The writer of a sink on a connection."""
-    return PostgresWriter(connection, spec)
+def sink_on(
+    connection: extensions.connection, chosen: Strategy = STRATEGIES["dedup"], projections: Path = PROJECTIONS
+) -> PostgresWriter:
+    """The sink of a strategy on a connection. ``projections`` is the folder of its projections."""
+    return PostgresWriter(connection, SinkSpec(job_with(projections), chosen))
+
+
+def job_with(projections: Path = PROJECTIONS, decoder: RecordDecoder = DECODER) -> SinkJob:
+    """The job of the events, with other projections."""
+    return SinkJob(topic=TOPIC, decoder=decoder, projections=projections)
+
+
+def projections_in(folder: Path, sql: str, name: str = PROJECTION) -> Path:
+    """A folder with one projection of this SQL, for strategies that take events and for those that take states."""
+    made = folder / f"projections-{uuid.uuid4().hex[:8]}"
+    made.mkdir()
+    for suffix in (".sql", ".states.sql"):
+        (made / f"{name}{suffix}").write_text(sql)
+    return made
+
+
+def key_columns(settings: Settings) -> dict[str, str]:
+    """By sink, the column that a record's key repeats."""
+    return {name: one.job.decoder.key for name, one in spec.sinks(settings).items()}
 
 
 @dataclass

@@ -16,6 +16,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 from outbox.sink import fence
 from outbox.stack.command import Command
 from tests.support import suite
@@ -35,7 +36,7 @@ class Publisher:
         """``continued`` is another one, which this one takes the place of: the keys go on as it left them."""
         self._topic = settings.topic
         config = {"transactional.id": f"test-{settings.topic}", "linger.ms": 5, "log_level": 0}
-        self._producer = Producer({**topics.client_config(settings), **config})
+        self._producer = Producer({**client_config(settings), **config})
         self._producer.init_transactions()
         self._versions: dict[str, int] = {} if continued is None else continued._versions
         self._totals: dict[str, int] = {} if continued is None else continued._totals
@@ -79,7 +80,7 @@ class Publisher:
 
 def applied_until(topic: Settings, offset: int) -> None:
     """Five records in partition 0, of which the sink `dedup`, whose driver has ended, has applied those before one."""
-    producer = Producer(topics.client_config(topic))
+    producer = Producer(client_config(topic))
     for _ in range(5):
         producer.produce(topic.topic, b"{}", partition=0)
     producer.flush(30)

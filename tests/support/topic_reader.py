@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 from tests.support.outbox_rows import ids
 
 
@@ -41,7 +42,7 @@ class Log:
         self.records: list[Record] = []
         self._consumer = Consumer(
             {
-                **topics.client_config(settings),
+                **client_config(settings),
                 "group.id": f"test-{uuid.uuid4()}",
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
