@@ -92,7 +92,10 @@ def load(root: Path) -> Project:
 
 
 def make_importable() -> None:
-    """Let this process, and those that it starts, import the project's packages. Raises Failure if there is no project."""
+    """Let this process, and those that it starts, import the project's packages.
+
+    Raises Failure if there is no project.
+    """
     root = str(current().root)
     if root not in sys.path:
         sys.path.insert(0, root)
