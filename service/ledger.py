@@ -1,4 +1,4 @@
-"""The rules of the ledger, without a database: what a transfer does to its two accounts, or why it is refused."""
+"""The rules of the ledger, without a database: the effect of a transfer on its two accounts, or why it is refused."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Kind = Literal["user", "system"]
 
 
 class Refusal(Exception):
-    """A request that the rules do not allow. The message says why, for the client."""
+    """A request that the rules do not allow. The message tells the client why."""
 
 
 class UnknownAccount(Refusal):
-    """An account that is not there."""
+    """The account does not exist."""
 
 
 class CurrencyMismatch(Refusal):
@@ -34,7 +34,7 @@ class BalanceOutOfRange(Refusal):
 
 @dataclass(frozen=True)
 class Account:
-    """An account as it is in one version. Money in minor units of its currency."""
+    """An account in one of its versions. Money in minor units of its currency."""
 
     id: UUID
     kind: Kind
@@ -43,7 +43,7 @@ class Account:
     version: int
 
     def changed_by(self, amount_minor: int) -> Account:
-        """The next version of the account. Raises Refusal if its balance may not become that."""
+        """The next version of the account. Raises Refusal if the rules forbid the new balance."""
         balance_minor = self.balance_minor + amount_minor
         if self.kind == "user" and balance_minor < 0:
             raise InsufficientFunds(f"account {self.id} has less than the amount")
@@ -53,7 +53,7 @@ class Account:
 
 
 def transfer(source: Account, target: Account, amount_minor: int) -> tuple[Account, Account]:
-    """Both accounts after the amount, a positive one, went from the first to the second. Raises Refusal."""
+    """Both accounts after a positive amount moved from the first to the second. Raises Refusal."""
     if source.currency != target.currency:
         raise CurrencyMismatch(f"account {source.id} holds {source.currency}, account {target.id} {target.currency}")
     return source.changed_by(-amount_minor), target.changed_by(amount_minor)

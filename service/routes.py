@@ -1,4 +1,4 @@
-"""The HTTP API: each route has its input checked by a schema, does one thing in one transaction, and answers."""
+"""The HTTP API: a schema validates the input of each route; the route does one thing in one transaction."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 
 from flask import Response
 from flask_openapi3.blueprint import APIBlueprint
+from prometheus_client import Counter
 from sqlalchemy import Engine, Row, insert, select
 from werkzeug.exceptions import NotFound
 
 from outbox.base import trace
 from outbox.base.settings import Settings
-from service import problems, tables
-from service.auth import SECURITY
-from service.idempotency import Key
-from service.metrics import Metrics
-from service.problems import responses
+from outbox.http import problems
+from outbox.http.auth import SECURITY
+from outbox.http.idempotency import Key
+from outbox.http.problems import READING, WRITING, responses
+from service import tables
 from service.schemas import (
     Account,
     AccountPath,
@@ -30,23 +31,10 @@ from service.schemas import (
 from service.transfer import transfer
 
 JSON = "application/json"
-ALWAYS = (
-    HTTPStatus.UNAUTHORIZED,
-    HTTPStatus.INTERNAL_SERVER_ERROR,
-    HTTPStatus.SERVICE_UNAVAILABLE,
-)
-READING = responses(*ALWAYS, HTTPStatus.NOT_FOUND)
-WRITING = responses(
-    *ALWAYS,
-    HTTPStatus.BAD_REQUEST,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    HTTPStatus.UNPROCESSABLE_ENTITY,
-)
 REFUSING = responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 
 
-def ledger_api(engine: Engine, metrics: Metrics, settings: Settings) -> APIBlueprint:
+def ledger_api(engine: Engine, transfers: Counter, settings: Settings) -> APIBlueprint:
     """The routes of the ledger."""
     api = APIBlueprint("ledger", __name__, abp_security=SECURITY)
 
@@ -67,7 +55,7 @@ def ledger_api(engine: Engine, metrics: Metrics, settings: Settings) -> APIBluep
                 select(tables.accounts).where(tables.accounts.c.id == path.account_id)
             ).one_or_none()
         if row is None:
-            raise NotFound(f"there is no account {path.account_id}")
+            raise NotFound(f"account {path.account_id} does not exist")
         return Response(_account(row), mimetype=JSON)
 
     @api.post("/transfers", responses={HTTPStatus.CREATED: Transfer, **WRITING, **REFUSING})
@@ -77,20 +65,20 @@ def ledger_api(engine: Engine, metrics: Metrics, settings: Settings) -> APIBluep
         with engine.begin() as connection:
             answer = transfer(connection, body, key, trace.valid(header.traceparent))
         created = answer.status == HTTPStatus.CREATED
-        metrics.transfers.labels("repeated" if answer.is_repeated else "created" if created else "refused").inc()
+        transfers.labels("repeated" if answer.is_repeated else "created" if created else "refused").inc()
         if created:
             return _created("transfers", answer.body)
         return Response(answer.body, answer.status, mimetype=problems.MEDIA_TYPE)
 
     @api.get("/transfers/<uuid:transfer_id>", responses={HTTPStatus.OK: Transfer, **READING})
     def read_transfer(path: TransferPath) -> Response:
-        """A transfer that was made."""
+        """A completed transfer."""
         with engine.connect() as connection:
             row = connection.execute(
                 select(tables.transfers).where(tables.transfers.c.id == path.transfer_id)
             ).one_or_none()
         if row is None:
-            raise NotFound(f"there is no transfer {path.transfer_id}")
+            raise NotFound(f"transfer {path.transfer_id} does not exist")
         return Response(_transfer(row), mimetype=JSON)
 
     return api

@@ -1,9 +1,9 @@
-"""What goes over HTTP, checked by pydantic; /openapi.json is made of it. Money in minor units of the currency."""
+"""Requests and responses: validated by pydantic, described in /openapi.json. Money is in minor units."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationInfo, field_validator
@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from service.ledger import BALANCE_MAX_MINOR, Kind
 
 Currency = Annotated[str, Field(pattern="^[A-Z]{3}$", description="ISO 4217", examples=["EUR"])]
-# Strict: 1.0 is refused, as a larger number written like that would lose its last digits on the way in.
+# Strict: 1.0 is rejected, because a larger number in that form would lose its last digits as a float.
 Amount = Annotated[
     StrictInt,
     Field(ge=1, le=BALANCE_MAX_MINOR, description="in minor units, written without a fraction", examples=[1250]),
@@ -63,14 +63,14 @@ class TransferHeaders(BaseModel):
     idempotency_key: str = Field(
         alias="Idempotency-Key",
         pattern="^[!-~]{1,255}$",
-        description="Chosen by the client, one for each transfer. The same key with the same body gives the first"
-        " answer again, be it 201, 404 or 409; with another body it gives 409. Other errors leave no trace: mend the"
-        " request or wait, and repeat it with the same key. A key counts for this client and route, and is remembered"
-        " for OUTBOX_IDEMPOTENCY_TTL_HOURS, a day if not set.",
+        description="Chosen by the client, one per transfer. The same key with the same body returns the first"
+        " response again, be it 201, 404 or 409; with another body it returns 409. Other errors store nothing: correct"
+        " the request or wait, and repeat it with the same key. A key is valid for this client and route, and is kept"
+        " for OUTBOX_IDEMPOTENCY_TTL_HOURS, by default one day.",
     )
     traceparent: str | None = Field(
         None,
-        description="W3C trace context; a valid one goes into the events, any other is ignored, and none is made up",
+        description="W3C trace context; a valid one is copied into the events, an invalid one is ignored",
     )
 
 
@@ -81,12 +81,12 @@ class Account(BaseModel):
     kind: Kind
     currency: Currency
     balance: int = Field(description="in minor units")
-    version: int = Field(description="how many transfers have changed it")
+    version: int = Field(description="the number of transfers that have changed it")
     created_at: datetime
 
 
 class Transfer(BaseModel):
-    """A transfer that was made."""
+    """A completed transfer."""
 
     id: UUID
     from_account: UUID
@@ -94,26 +94,3 @@ class Transfer(BaseModel):
     amount: Amount
     currency: Currency
     created_at: datetime
-
-
-class FieldError(BaseModel):
-    """One field that is wrong."""
-
-    field: str = Field(description="its name; empty for the whole body")
-    detail: str
-
-
-class Problem(BaseModel):
-    """An error, as RFC 9457 wants it (application/problem+json)."""
-
-    type: str = Field("about:blank", description="tells errors of the same status apart")
-    title: str
-    status: int
-    detail: str
-    errors: list[FieldError] | None = Field(None, description="the fields that are wrong")
-
-
-class Health(BaseModel):
-    """It is well; else there is an error."""
-
-    status: Literal["ok"] = "ok"

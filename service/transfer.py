@@ -1,8 +1,8 @@
-"""The one write transaction: both balances, the transfer, its two events and the answer, or nothing.
+"""The write transaction: both balances, the transfer, its two events and the response, or nothing.
 
-Read it as: lock, decide, claim the key, write. Whatever happens in between, be it kill -9 of this process or of the
-database, the transaction is committed as a whole or was never there; a client that got no answer sends its request
-again with the same key, and the transfer is made once.
+The order is: lock, decide, claim the key, write. If this process or the database is killed at any point, the whole
+transaction is committed or nothing of it. A client without a response repeats its request with the same key, and the
+transfer is made once.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ from uuid import UUID
 
 from sqlalchemy import Connection, case, insert, select, update
 
+from outbox.http import idempotency, problems
+from outbox.http.idempotency import Answer, Key
 from outbox.writing.append import Event, append
-from service import idempotency, ledger, problems
-from service.idempotency import Answer, Key
+from service import ledger
 from service.ledger import Account, Refusal, UnknownAccount
+from service.refusals import REFUSALS
 from service.schemas import NewTransfer, Transfer
 from service.tables import accounts, transfers
 
 
 def transfer(connection: Connection, wanted: NewTransfer, key: Key, traceparent: str | None = None) -> Answer:
-    """Make the transfer or refuse it, in the caller's transaction; either answer is remembered under the key.
+    """Make the transfer or refuse it, in the caller's transaction; either answer is stored under the key.
 
-    If the key is taken, nothing is written and the first answer is returned. Never commits. Raises KeyReused if the key
-    was taken by another request.
+    If the key is taken, nothing is written and the first answer is returned. Never commits. Raises KeyReused if another
+    request has claimed the key.
     """
     before = _lock(connection, wanted.from_account, wanted.to_account)
     try:
         after = ledger.transfer(_pick(before, wanted.from_account), _pick(before, wanted.to_account), wanted.amount)
     except Refusal as refusal:
-        problem = problems.of_refusal(refusal)
+        problem = problems.of_kind(REFUSALS[type(refusal)], str(refusal))
         return idempotency.first_answer(connection, key, Answer(problem.status, problems.dump(problem)))
 
-    # The id and the time are made here, not by the database: the answer is kept with the claim, before there is a row.
+    # The id and the time come from here, not from the database: the claim stores the answer before the row exists.
     made = Transfer(id=uuid.uuid4(), **dict(wanted), currency=after[0].currency, created_at=datetime.now(UTC))
     answer = idempotency.first_answer(connection, key, Answer(HTTPStatus.CREATED, made.model_dump_json()))
     if not answer.is_repeated:
@@ -45,9 +47,9 @@ def transfer(connection: Connection, wanted: NewTransfer, key: Key, traceparent:
 
 
 def _lock(connection: Connection, *account_ids: UUID) -> dict[UUID, Account]:
-    """Lock the accounts that exist until the end of the transaction, and return them as they are then.
+    """Lock the accounts that exist until the end of the transaction, and return their locked state.
 
-    Always in the order of their ids, so that transfers between the same accounts queue up instead of deadlocking.
+    The order is always that of the ids, so that transfers between the same accounts queue up instead of deadlocking.
     """
     rows = connection.execute(
         select(accounts.c.id, accounts.c.kind, accounts.c.currency, accounts.c.balance_minor, accounts.c.version)
@@ -60,7 +62,7 @@ def _lock(connection: Connection, *account_ids: UUID) -> dict[UUID, Account]:
 
 def _pick(found: dict[UUID, Account], account_id: UUID) -> Account:
     if account_id not in found:
-        raise UnknownAccount(f"there is no account {account_id}")
+        raise UnknownAccount(f"account {account_id} does not exist")
     return found[account_id]
 
 
@@ -88,7 +90,7 @@ def _write(connection: Connection, made: Transfer, after: tuple[Account, Account
 
 
 def _events(made: Transfer, after: tuple[Account, Account], traceparent: str | None) -> list[Event]:
-    """One event for each account, as connect/events/ledger-event.v1.schema.json says."""
+    """One event per account, as defined by connect/events/ledger-event.v1.schema.json."""
     source, target = after
     changes = [("transfer.debited", source, -made.amount), ("transfer.credited", target, made.amount)]
     return [

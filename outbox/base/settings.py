@@ -131,7 +131,10 @@ class Settings(BaseSettings):
     service_port: int = Field(8080, ge=0, le=65535)
     service_workers: int = Field(2, ge=1, description="gunicorn worker processes")
     service_threads: int = Field(4, ge=1, description="threads a worker; also its database connections")
-    service_token: SecretStr = Field(SecretStr(""), description="bearer token that clients of the ledger send")
+    service_request_timeout_s: float = Field(
+        10, gt=0, description="how long a request may take to arrive, and its response to be read"
+    )
+    service_token: SecretStr = Field(SecretStr(""), description="bearer token that clients of the service send")
     idempotency_ttl_hours: int = Field(24, ge=1, description="how long an Idempotency-Key is remembered")
 
     sink_checkpoints: str | None = Field(None, description="URI of the Spark checkpoints; default: in the home folder")

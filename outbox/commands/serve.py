@@ -13,32 +13,44 @@ from pathlib import Path
 
 import click
 
-from outbox.base import settings as configuration
+from outbox.base import project
+from outbox.base.errors import Failure
 
-# The sample is known by name only: it imports the machinery, never the reverse.
-APP_MODULE = "service.app"
-GUNICORN_MODULE = "service.serving"
+GUNICORN_MODULE = "outbox.http.serving"
 METRICS_PREFIX = "outbox-metrics-"
 
 
 @click.command()
 def serve() -> None:
-    """Run the service under gunicorn until SIGTERM, which lets it finish what it is doing."""
-    # A setting that it refuses is told here in one line, not by each worker in a traceback.
-    importlib.import_module(APP_MODULE).create_app(configuration.load())
-    # Workers count in files, so that /metrics can sum them up; prometheus_client reads this when it is imported.
+    """Run the service under gunicorn. On SIGTERM it completes the requests that have arrived, and exits."""
+    module, function = _app(project.current().service)
+    # An invalid setting is one line here, instead of a traceback from each worker.
+    getattr(importlib.import_module(module), function)()
+    # Each worker counts in a file, so that /metrics can add them up.
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = _metrics_folder()
-    gunicorn = [sys.executable, "-m", "gunicorn", "--config", f"python:{GUNICORN_MODULE}", f"{APP_MODULE}:create_app()"]
+    gunicorn = [sys.executable, "-m", "gunicorn", "--config", f"python:{GUNICORN_MODULE}", f"{module}:{function}()"]
     os.execv(sys.executable, gunicorn)  # noqa: S606
 
 
-def _metrics_folder() -> str:
-    """A folder that is locked for as long as we live, or gunicorn in our place, or a worker of it.
+def _app(name: str) -> tuple[str, str]:
+    """Module and function that [tool.outbox] names."""
+    module, _, function = name.partition(":")
+    if not module or not function.isidentifier():
+        raise Failure(
+            f"[tool.outbox] service = {name!r} is not module:function",
+            "name the function that makes the WSGI application, as service.app:create_app",
+            code="service-name-invalid",
+        )
+    return module, function
 
-    Those of services that were killed, and so could not remove theirs, are removed first: nobody holds their locks.
+
+def _metrics_folder() -> str:
+    """A folder that stays locked while this process, the gunicorn that replaces it, or one of its workers lives.
+
+    It first removes the folders of services that were killed: nobody holds their locks.
     """
     for stale in Path(tempfile.gettempdir()).glob(f"{METRICS_PREFIX}*"):
-        with suppress(OSError):  # another user's, or locked: alive
+        with suppress(OSError):  # another user's folder, or locked by a living service
             lock = os.open(stale, os.O_RDONLY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,5 +61,5 @@ def _metrics_folder() -> str:
     lock = os.open(folder, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.set_inheritable(lock, True)
-    # Only now by a name that others look at, or they would find it unlocked.
+    # Other services look at the final name only, so they never find this folder unlocked.
     return str(folder.rename(folder.with_name(folder.name.removeprefix("."))))

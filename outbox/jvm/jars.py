@@ -109,7 +109,7 @@ def _trust(file: Path) -> list[str]:
     """Options that make the packaged Java trust the machine's authorities; the machine's own Java does so already."""
     if PACKAGED_HOME not in java().parents:
         return []
-    from outbox.stack import truststore
+    from outbox.jvm import truststore
 
     return [f"-Djavax.net.ssl.trustStore={file}"] if truststore.write(file) else []
 

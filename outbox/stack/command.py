@@ -42,7 +42,7 @@ class Command(Process):
 
 
 def service(settings: Settings) -> Command:
-    """The ledger service, ready when it says so."""
+    """The service, ready when ``/readyz`` says so."""
     url = f"http://{settings.service_host}:{settings.service_port}/readyz"
 
     def ready() -> bool:

@@ -36,18 +36,23 @@ class Client(ServiceClient):
         return int(self.get(f"/accounts/{account}").get_json()["balance"])
 
 
+EVENTS = """(
+    SELECT id AS event_id, aggregateid AS key, (payload ->> 'amount')::numeric AS amount,
+           (payload ->> 'version')::bigint AS version
+      FROM outbox) AS events"""
+
 # What must never be found in the books, and the query that finds it.
 WRONG = {
     "money made or lost": "SELECT sum(balance_minor) FROM accounts HAVING sum(balance_minor) <> 0",
     "users below zero": "SELECT id FROM accounts WHERE kind = 'user' AND balance_minor < 0",
-    "accounts that are not the sum of their events": """
+    "accounts that are not the sum of their events": f"""
         SELECT accounts.id, balance_minor, accounts.version, count(event_id), sum(amount)
-          FROM accounts LEFT JOIN audit_events ON key = accounts.id::text
+          FROM accounts LEFT JOIN {EVENTS} ON key = accounts.id::text
          GROUP BY accounts.id
         HAVING balance_minor <> coalesce(sum(amount), 0) OR accounts.version <> count(event_id)""",
-    "versions that are not 1, 2, 3 …": """
+    "versions that are not 1, 2, 3 …": f"""
         SELECT key, version
-          FROM (SELECT key, version, row_number() OVER (PARTITION BY key ORDER BY version) AS due FROM audit_events)
+          FROM (SELECT key, version, row_number() OVER (PARTITION BY key ORDER BY version) AS due FROM {EVENTS})
          WHERE version <> due""",
     "events whose balance_after is not the sum of amounts until then": """
         SELECT id

@@ -12,8 +12,8 @@ from sqlalchemy.exc import IntegrityError, StatementError
 from sqlalchemy.orm import Session
 
 from outbox.base.settings import Settings
+from outbox.http.database import make_engine
 from outbox.writing.append import Event, append
-from service.database import make_engine
 from tests.support.queries import query
 
 ROW = "aggregatetype, aggregateid, type, schema_version, payload, traceparent"

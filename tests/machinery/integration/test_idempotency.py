@@ -10,8 +10,8 @@ from sqlalchemy import Engine
 
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
-from service.database import make_engine
-from service.idempotency import Answer, Key, first_answer
+from outbox.http.database import make_engine
+from outbox.http.idempotency import Answer, Key, first_answer
 from tests.support.queries import query
 
 

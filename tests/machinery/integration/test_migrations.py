@@ -19,6 +19,7 @@ from sqlalchemy.pool import NullPool
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
+from outbox.http.idempotency import KEYS
 from outbox.migrations import migrate as migrations
 from outbox.migrations.migrate import Database, migrate
 from outbox.stack import ports
@@ -139,7 +140,7 @@ def differences(connection: Connection) -> list[Any]:
     """What a migration would have to do to make the tables that the code declares."""
     options = {"compare_type": True, "compare_server_default": True}
     context = MigrationContext.configure(connection, opts=options)
-    declared = [OUTBOX.metadata, tables.metadata]
+    declared = [OUTBOX.metadata, KEYS.metadata, tables.metadata]
     found: list[Any] = compare_metadata(context, declared)  # type: ignore[arg-type]
     return found
 

@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from uuid import UUID
 
 import psycopg2
 import pyarrow as pa
 import pytest
 
 from outbox.base.database import connect
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink import fence
-from outbox.sink.apply import Counts
+from outbox.sink import dead_letters, fence
 from outbox.sink.batch import Batch
-from outbox.sink.dead_letters import DeadLetter
 from outbox.sink.strategy import Strategy
+from outbox.sink.writer import Counts
 from tests.support.events import (
     NOW_MS,
-    PROJECTION,
+    PROJECTIONS,
     STRATEGIES,
     TOPIC,
     TOPIC_ID,
     Event,
     batch,
+    dead_record,
     nth_key,
     rows,
     sums,
     uuid7,
 )
-from tests.support.sink_driver import Database, open_sink, sink_on
+from tests.support.failures import raises
+from tests.support.sink_driver import Database, open_sink, projections_in, sink_on
 
 RANDOM = Random(3)  # noqa: S311
 DAY_MS = 24 * 60 * 60 * 1000
@@ -50,12 +48,6 @@ def events(count: int, items: int = 3) -> list[Event]:
     ]
 
 
-def dead_letter(offset: int, event_id: UUID | None = None, value: bytes = b"bad") -> DeadLetter:
-    return DeadLetter(
-        TOPIC, 0, offset, b"key", [("h", b"\xff")], value, NOW_MS, event_id, "not JSON", "the value is not JSON"
-    )
-
-
 @pytest.fixture
 def database(databases: Settings) -> Database:
     return Database(databases)
@@ -65,7 +57,7 @@ class TestDedup:
     def test_applies_each_event_once(self, databases: Settings, database: Database) -> None:
         some = events(6)
         with open_sink(databases) as sink:
-            assert sink.apply(batch(some)) == Counts(rows=6, fresh=6)
+            assert sink.apply(batch(some)) == Counts(rows=6, applied=6)
         assert database.totals() == sums(some)
         assert database.positions() == {0: 6}
         assert database.processed() == 6
@@ -161,7 +153,7 @@ class TestPositions:
         some = events(4)
         with open_sink(databases) as sink:
             sink.apply(batch(some[:2]))
-            with pytest.raises(Failure, match=rf"offsets 2 to 4 of topic {TOPIC}, partition 0"):
+            with raises("events-lost", f"offsets 2 to 4 of topic {TOPIC}, partition 0"):
                 sink.apply(batch(some[2:], start=5))
         assert database.totals() == sums(some[:2])
         assert database.positions() == {0: 2}
@@ -170,9 +162,9 @@ class TestPositions:
         some = events(3)
         with open_sink(databases) as sink:
             sink.apply(batch(some[:2]))
-            with pytest.raises(Failure, match="deleted and made again"):
+            with raises("topic-recreated"):
                 sink.apply(batch(some[2:], topic_id="topic-2"))
-            with pytest.raises(Failure, match="deleted and made again"):
+            with raises("topic-recreated"):
                 sink.positions(TOPIC, "topic-2")
         assert database.totals() == sums(some[:2])
 
@@ -214,7 +206,7 @@ class TestPositions:
 class TestFence:
     def test_a_second_driver_is_refused_and_told_who_has_it(self, databases: Settings) -> None:
         with open_sink(databases) as first:
-            with pytest.raises(Failure, match=re.escape("sink dedup has a driver already: connected from 127.0.0.1")):
+            with raises("sink-has-driver", "connected from 127.0.0.1"):
                 open_sink(databases).__enter__()
             assert first.apply(batch(events(1))) == Counts(1, 1)
 
@@ -231,7 +223,7 @@ class TestFence:
             wait_for("the backend to end", lambda: not self._lives(database, pid), timeout_s=5)
             with open_sink(databases) as taken_over:
                 assert taken_over.apply(batch(some)) == Counts(2, 2)
-                with pytest.raises(Failure, match="lost its database connection"):
+                with raises("database-connection-lost"):
                     lost.apply(batch(some))
         assert database.totals() == sums(some)
 
@@ -258,7 +250,7 @@ class TestFence:
                 connection.cursor() as cursor,
             ):
                 cursor.execute("UPDATE sinks SET epoch = epoch + 1 WHERE name = 'dedup'")
-            with pytest.raises(Failure, match="taken over by a later driver"):
+            with raises("sink-fenced"):
                 sink.apply(batch(events(1)))
         assert database.totals() == {}
 
@@ -270,10 +262,10 @@ class TestFence:
 class TestDeadLetters:
     def test_are_written_with_the_good_events(self, databases: Settings, database: Database) -> None:
         some = events(2)
-        bad = dead_letter(2)
+        bad = dead_record(2)
         with open_sink(databases) as sink:
             assert sink.apply(batch(some, dead=[bad])) == Counts(2, 2, dead=1)
-        assert database.dead_letters() == {bad.identity: "not JSON"}
+        assert database.dead_letters() == {dead_letters.identity(bad.record, None): "not JSON"}
         assert database.positions() == {0: 3}
         (row,) = database.query('SELECT "offset", key, headers, value, event_id, status FROM dead_letters')
         offset, key, headers, value, event_id, status = row
@@ -282,16 +274,16 @@ class TestDeadLetters:
         assert headers == [{"key": "h", "value_base64": "/w=="}]
 
     def test_one_that_comes_again_changes_nothing_but_when(self, databases: Settings, database: Database) -> None:
-        event_id = UUID(uuid7(RANDOM))
+        event_id = uuid7(RANDOM)
         with open_sink(databases) as sink:
-            sink.apply(batch([], dead=[dead_letter(0, event_id), dead_letter(1, event_id, b"worse")]))
+            sink.apply(batch([], dead=[dead_record(0, event_id), dead_record(1, event_id, b"worse")]))
             with (
                 closing(connect(databases, SinkRole.WRITER)) as connection,
                 connection,
                 connection.cursor() as cursor,
             ):
                 cursor.execute("UPDATE dead_letters SET status = 'discarded'")
-            sink.apply(batch([], start=2, dead=[dead_letter(2, event_id, b"other")]))
+            sink.apply(batch([], start=2, dead=[dead_record(2, event_id, b"other")]))
         (row,) = database.query('SELECT "offset", value, status, last_seen_at > first_seen_at FROM dead_letters')
         assert (row[0], bytes(row[1]), row[2], row[3]) == (0, b"bad", "discarded", True)  # type: ignore[call-overload]
 
@@ -300,7 +292,7 @@ class TestDeadLetters:
         litres = Event(litres.event_id, litres.key, litres.quantity, litres.version, unit="LTR")
         with open_sink(databases) as sink:
             # The item's first event decides, in whatever order they come.
-            assert sink.apply(batch([litres, kilos])) == Counts(2, 2, dead=1)
+            assert sink.apply(batch([litres, kilos])) == Counts(rows=2, applied=1, rejected=1)
             assert sink.apply(batch([later, litres], start=2)) == Counts(2, 1, 1)
         assert database.totals() == sums([kilos, later])
         assert database.dead_letters() == {litres.event_id: "unit mismatch"}
@@ -312,7 +304,7 @@ class TestDeadLetters:
         litres = Event(litres.event_id, litres.key, litres.quantity, litres.version, unit="LTR")
         with open_sink(databases) as sink:
             sink.apply(batch([kilos]))
-            assert sink.apply(batch([litres], start=1)) == Counts(1, 1, dead=1)
+            assert sink.apply(batch([litres], start=1)) == Counts(rows=1, rejected=1)
         assert database.totals() == sums([kilos])
         assert database.dead_letters() == {litres.event_id: "unit mismatch"}
 
@@ -332,17 +324,16 @@ class TestAllOrNothing:
     def test_a_projection_that_fails_leaves_no_mark(
         self, databases: Settings, database: Database, tmp_path: Path
     ) -> None:
-        broken = tmp_path / "broken.sql"
-        broken.write_text(PROJECTION.read_text() + "\nSELECT 1 / 0;")
+        broken = projections_in(tmp_path, (PROJECTIONS / "stock.sql").read_text() + "\nSELECT 1 / 0;")
         some = events(2)
         with closing(connect(databases, SinkRole.WRITER)) as connection:
-            sink = sink_on(connection, projection=broken)
-            with pytest.raises(Failure, match=r"refused offsets \{0: 0\} to \{0: 3\}.*division by zero"):
-                sink.apply(batch(some, dead=[dead_letter(2)]))
+            sink = sink_on(connection, projections=broken)
+            with raises("database-refused", "refused offsets {0: 0} to {0: 3}", "division by zero"):
+                sink.apply(batch(some, dead=[dead_record(2)]))
         assert (database.totals(), database.positions(), database.dead_letters()) == ({}, {}, {})
         assert database.processed() == 0
-        with open_sink(databases) as mended:
-            assert mended.apply(batch(some)) == Counts(2, 2)
+        with open_sink(databases) as corrected:
+            assert corrected.apply(batch(some)) == Counts(2, 2)
 
     def test_the_counts_are_kept_with_what_they_count(self, databases: Settings, database: Database) -> None:
         some = events(3)

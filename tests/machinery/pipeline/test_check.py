@@ -23,6 +23,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import WaitTimeoutError
 from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 from outbox.relay import arrivals
 from outbox.sink import spec
 from outbox.stack.postgres import Postgres
@@ -62,7 +63,7 @@ class History:
         self._settings = settings
         self._source = connect(settings, SourceRole.OWNER)
         self._totals = connect(settings, SinkRole.OWNER)
-        self._producer = Producer({**topics.client_config(settings), "transactional.id": f"history-{uuid.uuid4()}"})
+        self._producer = Producer({**client_config(settings), "transactional.id": f"history-{uuid.uuid4()}"})
         self._producer.init_transactions(30)
 
     def nth_key(self, *quantities: int) -> list[Event]:
@@ -140,7 +141,7 @@ class History:
 
     def age_out(self, offset: int) -> None:
         """Delete the records of the partition up to an offset, as retention does."""
-        admin = AdminClient(topics.client_config(self._settings))
+        admin = AdminClient(client_config(self._settings))
         for future in admin.delete_records([TopicPartition(self._settings.topic, 0, offset)]).values():
             future.result(10)
 

@@ -23,8 +23,9 @@ from outbox.base.database import connect as connect_database
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 from outbox.maintenance import retention
-from outbox.relay import connect
+from outbox.relay import apply as relay
 from outbox.sink.repair import rebuild, rewind
 from outbox.stack.postgres import Postgres
 from tests.support.cli_runner import outbox
@@ -93,10 +94,10 @@ def test_missing_migration_is_found(topic: Settings, postgres: Postgres) -> None
 
 
 def test_unread_and_missing_slots_are_found(chain: Settings) -> None:
-    connect.remove(chain)
+    relay.remove(chain)
     wait_for("the slot to be released", lambda: problems(chain)["slot"] == ["slot-unread"], timeout_s=30)
     assert problems(chain)["connector"] == ["connector-not-running"]
-    connect.remove(chain, forget=True)
+    relay.remove(chain, drop_slot=True)
     assert problems(chain)["slot"] == ["slot-missing"]
 
 
@@ -122,7 +123,7 @@ def test_unavailable_server_does_not_hide_the_rest(
 
 
 def test_sinks_that_do_not_run_or_are_beyond_the_topic_are_found(topic: Settings) -> None:
-    producer = Producer(topics.client_config(topic))
+    producer = Producer(client_config(topic))
     for _ in range(3):
         producer.produce(topic.topic, b"{}", partition=0)
     producer.flush(30)
@@ -159,7 +160,7 @@ def test_unlimited_topic_and_too_old_outbox_are_found(topic: Settings, postgres:
     assert problems(topic)["retention"] == ["outbox-older-than-horizon"]
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic.topic)
     resource.add_incremental_config(ConfigEntry("retention.ms", "-1", incremental_operation=AlterConfigOpType.SET))
-    admin = AdminClient(topics.client_config(topic))
+    admin = AdminClient(client_config(topic))
     admin.incremental_alter_configs([resource])[resource].result(10)
     both = ["outbox-older-than-horizon", "topic-unlimited"]
     wait_for("the topic to be unlimited", lambda: problems(topic)["retention"] == both, timeout_s=10)

@@ -65,7 +65,7 @@ def test_a_trace_id_leads_from_the_request_to_its_applied_events(chain: Settings
         caller.post("/movements", {**movement, "quantity": 0}, f"00-{refused}-{PARENT_ID}-01")
         log = process.log_file.read_text()
     (answered,) = lines(log, sampled)
-    assert (answered["event"], answered["status"]) == ("request answered", 201)
+    assert (answered["event"], answered["status"]) == ("request completed", 201)
     assert answered["location"] == f"/movements/{made.json()['id']}"
     assert answered["trace_id"] == sampled
     assert [line["status"] for line in lines(log, refused)] == [422]

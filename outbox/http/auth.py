@@ -1,4 +1,4 @@
-"""Who may use the API: clients that send the bearer token."""
+"""Authentication: clients send the bearer token."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 
 SCHEME = "bearer"
-# For /openapi.json: the scheme, and that a route asks for it.
+REALM = "service"
+# For /openapi.json: the scheme, and the requirement of a route.
 SECURITY_SCHEMES: SecuritySchemesDict = {SCHEME: {"type": "http", "scheme": SCHEME}}
 SECURITY: list[dict[str, list[str]]] = [{SCHEME: []}]
 
 
 def register(app: Flask, settings: Settings, public: Collection[str]) -> None:
-    """Ask for the token on every path but those whose endpoints are ``public``, unknown paths too.
+    """Require the token on every path, unknown paths included, except for endpoints in ``public``.
 
-    Raises Failure if no token is set: an open ledger is no default.
+    Raises Failure if no token is set: a service is never open by default.
     """
     token = settings.service_token.get_secret_value().encode()
     if not token:
-        raise Failure("OUTBOX_SERVICE_TOKEN is not set", "`outbox up` generates one, or set one of your own")
+        raise Failure(
+            "OUTBOX_SERVICE_TOKEN is not set",
+            "`outbox up` generates one, or set your own",
+            code="service-token-missing",
+        )
 
     @app.before_request
     def require_token() -> None:
@@ -36,5 +41,5 @@ def register(app: Flask, settings: Settings, public: Collection[str]) -> None:
         sent_token = sent.token if sent is not None and sent.type == SCHEME else None
         if sent_token is None or not hmac.compare_digest(sent_token.encode(), token):
             raise Unauthorized(
-                "no or wrong bearer token", www_authenticate=WWWAuthenticate(SCHEME, {"realm": "ledger"})
+                "the bearer token is missing or wrong", www_authenticate=WWWAuthenticate(SCHEME, {"realm": REALM})
             )

@@ -1,4 +1,4 @@
-"""gunicorn's configuration, which `outbox serve` hands over by this module's name."""
+"""gunicorn's configuration. `outbox serve` passes it by this module's name."""
 
 from __future__ import annotations
 
@@ -9,35 +9,38 @@ from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 
 from outbox.base import log
 from outbox.base import settings as configuration
-from service.database import bound_waits
-from service.metrics import FOLDER_VARIABLE
+from outbox.http.database import bound_waits
+from outbox.http.metrics import FOLDER_VARIABLE
+from outbox.http.worker import CONNECTIONS, Worker
 
 _settings = configuration.load()
 log.configure(_settings)
 
 bind = f"{_settings.service_host}:{_settings.service_port}"
 workers = _settings.service_workers
-worker_class = "gthread"
+worker_class = "outbox.http.worker.Worker"
+worker_connections = CONNECTIONS
 threads = _settings.service_threads
-graceful_timeout = 20  # longer than the longest transaction: SIGTERM lets every request that has come in be answered
+graceful_timeout = 20  # longer than the longest transaction, so SIGTERM completes every request that has arrived
 control_socket_disable = True
 
 
 class logger_class(Logger):  # type: ignore[misc]  # noqa: N801 - gunicorn's name of the setting
-    """gunicorn's own records go where ours go, from the first one on."""
+    """Send gunicorn's records to our log, from the first one on."""
 
     def setup(self, cfg: object) -> None:
-        """Let the handlers of the root logger have them."""
+        """Leave the records to the handlers of the root logger."""
         super().setup(cfg)
         self.error_log.handlers.clear()
         self.error_log.propagate = True
 
 
-def post_worker_init(_: object) -> None:
-    """A worker's process is the service's own."""
+def post_worker_init(worker: Worker) -> None:
+    """Bound the waits of a worker: for its clients, and for the database."""
+    worker.request_timeout_s = _settings.service_request_timeout_s
     bound_waits()
 
 
 def on_exit(_: object) -> None:
-    """The workers have counted in files."""
+    """Remove the files in which the workers counted."""
     shutil.rmtree(os.environ[FOLDER_VARIABLE], ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Trace context of the requests: each log line of a request in a trace carries its id, and a sampled one is told."""
+"""Trace context of requests: each log line of a traced request carries its trace id; a sampled request is logged."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ logger = log.get(__name__)
 
 
 def register(app: Flask) -> None:
-    """Bind the trace id of a request to what is logged in it, and log the answer of a sampled one.
+    """Bind the trace id of a request to its log lines, and log the response of a sampled request.
 
-    The answer comes after the commit. Should the process end in between, the line is missing, and the sinks' is there.
+    The response is logged after the commit. If the process ends in between, only the sinks' lines exist.
     """
 
     @app.before_request
@@ -25,10 +25,10 @@ def register(app: Flask) -> None:
             structlog.contextvars.bind_contextvars(trace_id=trace_id)
 
     @app.after_request
-    def tell(response: Response) -> Response:
+    def log_sampled(response: Response) -> Response:
         if trace.is_sampled(request.headers.get(HEADER)):
             logger.info(
-                "request answered",
+                "request completed",
                 method=request.method,
                 path=request.path,
                 status=response.status_code,
@@ -38,4 +38,4 @@ def register(app: Flask) -> None:
 
     @app.teardown_request
     def unbind(_: BaseException | None) -> None:
-        structlog.contextvars.unbind_contextvars("trace_id")  # the thread has other requests to come
+        structlog.contextvars.unbind_contextvars("trace_id")  # the thread will serve other requests

@@ -1,0 +1,111 @@
+"""Idempotency-Keys: a request claims its key, with its response, in the transaction that makes the response true."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+from sqlalchemy import (
+    Column,
+    Connection,
+    DateTime,
+    Index,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    select,
+    text,
+)
+
+CLIENT = "default"  # there is one bearer token; with several, use the client that a token belongs to
+
+# The machinery's migration creates this table; a test compares both.
+KEYS = Table(
+    "idempotency_keys",
+    MetaData(),
+    Column("client", Text, primary_key=True),
+    Column("route", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("request_hash", LargeBinary, nullable=False),
+    Column("status", SmallInteger, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
+    Index("idempotency_keys_expires_at", "expires_at"),
+)
+
+
+@dataclass(frozen=True)
+class Key:
+    """The key of one request, and a hash of the request that uses it."""
+
+    route: str
+    key: str
+    request_hash: bytes
+    ttl_hours: int
+    client: str = CLIENT
+
+    @classmethod
+    def of(cls, route: str, key: str, body: BaseModel, ttl_hours: int) -> Key:
+        """The key of a request. Bodies with the same meaning have the same hash, however they are written."""
+        return cls(route, key, hashlib.sha256(body.model_dump_json().encode()).digest(), ttl_hours)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The response to a request: HTTP status and JSON."""
+
+    status: int
+    body: str
+    is_repeated: bool = False
+
+
+class KeyReused(Exception):
+    """The key was used for another request."""
+
+    def __init__(self) -> None:
+        super().__init__("the Idempotency-Key was used for another request")
+
+
+# An expired key counts as absent. Each claim also deletes two expired keys, so the table stays as small as the traffic
+# of one TTL and needs no clean-up job. A claim skips expired keys that another transaction has locked.
+_CLAIM = text("""
+    WITH expired AS (
+        DELETE FROM idempotency_keys
+         WHERE (client, route, key) IN (
+               SELECT client, route, key
+                 FROM idempotency_keys
+                WHERE expires_at <= now() AND (client, route, key) <> (:client, :route, :key)
+                ORDER BY expires_at
+                LIMIT 2
+                  FOR UPDATE SKIP LOCKED)
+    )
+    INSERT INTO idempotency_keys AS taken (client, route, key, request_hash, status, body, expires_at)
+    VALUES (:client, :route, :key, :request_hash, :status, :body, now() + make_interval(hours => :ttl_hours))
+    ON CONFLICT (client, route, key) DO UPDATE
+       SET request_hash = excluded.request_hash, status = excluded.status, body = excluded.body,
+           expires_at = excluded.expires_at
+     WHERE taken.expires_at <= now()
+""")
+
+
+def first_answer(connection: Connection, key: Key, answer: Answer) -> Answer:
+    """Claim the key for this answer and return it; if the key is taken, return the answer that claimed it.
+
+    One statement checks and claims, so no other request can slip in between. It waits for a transaction that has
+    claimed the same key; if that transaction rolls back, the key is ours. Raises KeyReused if another request has
+    claimed the key.
+    """
+    claimed = connection.execute(_CLAIM, {**vars(key), "status": answer.status, "body": answer.body}).rowcount
+    if claimed:
+        return answer
+    first = connection.execute(
+        select(KEYS.c.request_hash, KEYS.c.status, KEYS.c.body).where(
+            KEYS.c.client == key.client, KEYS.c.route == key.route, KEYS.c.key == key.key
+        )
+    ).one()
+    if first.request_hash != key.request_hash:
+        raise KeyReused
+    return Answer(first.status, first.body, is_repeated=True)

@@ -1,0 +1,41 @@
+"""A service of one route, for tests of the machinery: it needs no database and knows no domain."""
+
+from __future__ import annotations
+
+from flask import Flask, Response
+from flask_openapi3.blueprint import APIBlueprint
+from pydantic import BaseModel
+
+from outbox.base import settings as configuration
+from outbox.base.settings import Settings
+from outbox.http.app import make_app
+from outbox.http.auth import SECURITY
+from outbox.http.database import make_engine
+from outbox.http.metrics import Metrics
+
+PATH = "/echo"
+LARGE_PATH = "/large"
+LARGE_BYTES = 32 * 1024 * 1024
+
+
+class Text(BaseModel):
+    """A text to send back."""
+
+    text: str
+
+
+def create_app(settings: Settings | None = None) -> Flask:
+    """The service. Raises Failure if the settings have no token."""
+    settings = settings or configuration.load()
+    engine = make_engine(settings)
+    api = APIBlueprint("echo", __name__, abp_security=SECURITY)
+
+    @api.post(PATH)
+    def echo(body: Text) -> Response:
+        return Response(body.text, mimetype="text/plain")
+
+    @api.get(LARGE_PATH)
+    def large() -> Response:
+        return Response(b"x" * LARGE_BYTES, mimetype="text/plain")
+
+    return make_app(settings, engine, Metrics(), title="Echo", apis=[api])
