@@ -125,7 +125,7 @@ def _may(module: str, name: str) -> bool:
         ("service/app.py", "from outbox.writing.append import append\nfrom service import tables", set()),
         ("service/app.py", "from sinks.events import Event", {"sinks"}),
         ("sinks/job.py", "import service", {"service"}),
-        ("tests/unit/test_cli.py", "if True:\n    import demo.run as run", {"demo"}),
+        ("tests/machinery/unit/test_cli.py", "if True:\n    import demo.run as run", {"demo"}),
         ("demo/story.py", "import bench", {"bench"}),
         ("outbox/relay/rest.py", "from . import service", set()),
         ("outbox/relay/rest.py", "import services, demonstration", set()),

@@ -1,5 +1,5 @@
 """`outbox check` on real databases and a real topic. What each kind of history means is tested without them in
-tests/unit/test_audit_comparison.py.
+tests/machinery/unit/test_audit_comparison.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the sinks let pass in Spark, on the corpus whose faults `tests/unit/test_sink_verdict.py` has told."""
+"""What the sinks let pass in Spark, on the corpus whose faults `tests/machinery/unit/test_sink_verdict.py` has told."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_names_and_homes_are_told_apart(script: Make, tmp_path: Path) -> None:
 def test_it_outlives_the_command_that_started_it(script: Make, tmp_path: Path) -> None:
     program = (
         "import os, signal, sys, pathlib\n"
-        "from tests.unit.test_process import SERVE, Script\n"
+        "from tests.machinery.unit.test_process import SERVE, Script\n"
         "Script(pathlib.Path(sys.argv[1]), SERVE).start()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -10,7 +10,16 @@ from pydantic import SecretStr
 
 from outbox.base import project as names
 from outbox.base.errors import Failure
-from outbox.base.settings import PREFIX, Settings, SinkRole, SourceRole, database_passwords, load
+from outbox.base.settings import (
+    PREFIX,
+    Settings,
+    SinkRole,
+    SourceRole,
+    database_passwords,
+    load,
+    password_setting,
+    role_database,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -148,22 +157,23 @@ def test_every_setting_called_a_password_or_a_token_is_a_secret() -> None:
 def test_a_dsn_is_that_of_the_role_in_its_database(
     role: SourceRole | SinkRole, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database = role.value.partition("_")[0]
+    database = role_database(role)
     (project / "ca.pem").touch()
     for name, value in {
         f"{database}_host": "db.example",
         f"{database}_port": "6543",
-        f"{database}_dbname": "elsewhere",
+        f"{database}_name": "elsewhere",
+        f"{database}_role_prefix": "ours",
         f"{database}_sslmode": "verify-full",
         f"{database}_sslrootcert": f"{project}/ca.pem",
-        f"{role.value}_password": "hush",
+        password_setting(role): "hush",
     }.items():
         monkeypatch.setenv(f"{PREFIX}{name.upper()}", value)
     assert load().dsn(role) == {
         "host": "db.example",
         "port": 6543,
         "dbname": "elsewhere",
-        "user": role.value,
+        "user": f"ours_{role.value}",
         "password": "hush",
         "sslmode": "verify-full",
         "sslrootcert": f"{project}/ca.pem",
