@@ -1,23 +1,52 @@
-"""Guarantees and runbook name the test of each line; a test that is renamed or gone must not be relied on."""
+"""Documents name tests by their ids; a test that is renamed, moved or gone must not be relied on."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
 
-NAMED = re.compile(r"::(test_\w+|Test\w+)")
-FILES = re.compile(r"`(\w+/test_\w+\.py)")
-DEFINED = re.compile(r"^\s*(?:def|class) (test_\w+|Test\w+)", re.MULTILINE)
+TESTS = ROOT / "tests"
+NAMED = re.compile(r"`(?:tests/)?([\w/]+/test_\w+\.py(?:::\w+)*)`")
+# `…::test_x`, or a file without its folder: an id that a reader has to put together is an id that no test checks.
+SHORT = re.compile(r"`(?:…[^`]*test_[^`]*|…::[^`]*|test_\w+\.py[^`]*|::[^`]*)`")
+PAGES = sorted(page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if page.name != "CHANGELOG.md")
 
 
-@pytest.mark.parametrize("page", ["guarantees.md", "runbook.md"])
-def test_every_test_that_is_named_exists(page: str) -> None:
-    text = (ROOT / "docs" / page).read_text()
-    files = list((ROOT / "tests").rglob("test_*.py"))
-    named, defined = set(NAMED.findall(text)), {name for file in files for name in DEFINED.findall(file.read_text())}
-    assert named - defined == set()
-    assert len(named) > 10
-    assert {name for name in FILES.findall(text) if not (ROOT / "tests" / name).exists()} == set()
+def ids(file: Path) -> Iterator[str]:
+    """The ids of a file, of its tests, and of its classes and their tests."""
+    name = file.relative_to(TESTS).as_posix()
+    yield name
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name.startswith(("test_", "Test")):
+            yield f"{name}::{node.name}"
+            yield from (
+                f"{name}::{node.name}::{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)
+            )
+
+
+@cache
+def defined() -> frozenset[str]:
+    """The id of everything that a document may name."""
+    return frozenset(found for file in TESTS.rglob("test_*.py") for found in ids(file))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_test_that_a_document_names_exists(page: Path) -> None:
+    assert set(NAMED.findall(page.read_text())) - defined() == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_document_names_a_test_by_its_whole_id(page: Path) -> None:
+    assert SHORT.findall(page.read_text()) == []
+
+
+@pytest.mark.parametrize("name", ["guarantees.md", "runbook.md"])
+def test_what_is_promised_is_named(name: str) -> None:
+    assert len(NAMED.findall((ROOT / "docs" / name).read_text())) > 10
