@@ -110,7 +110,7 @@ def run(databases: Settings, request: pytest.FixtureRequest) -> Iterator[Run]:
         yield Run(sink, Database(databases, request.param).totals)
 
 
-class TestFromLedger:
+class TestFromSource:
     @pytest.mark.parametrize("name", STRATEGIES)
     def test_events_on_their_way_are_not_counted_twice_under_any_strategy(self, databases: Settings, name: str) -> None:
         mine, others = history(5), history(2, number=2)

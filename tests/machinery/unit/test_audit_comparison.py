@@ -174,6 +174,14 @@ def test_skipped_event_is_lost(chain: Chain) -> None:
     assert (only_sink(report).lost, only_sink(report).drift) == (1, {})
 
 
+def test_skipped_first_event_is_lost(chain: Chain) -> None:
+    events = chain.written("a", "5", "6")
+    chain.publish(events[1])
+    chain.applied({"a": "6"})
+    report = chain.compare()
+    assert (codes(report), len(report.lost), only_sink(report).drift) == (["events-lost"], 1, {})
+
+
 def test_missing_version_that_the_outbox_does_not_have_is_a_finding(chain: Chain) -> None:
     events = chain.written("a", "5", "6", "7", "8")
     chain.prune(events[1])
@@ -184,9 +192,9 @@ def test_missing_version_that_the_outbox_does_not_have_is_a_finding(chain: Chain
 
 
 def test_parked_event_is_no_drift(chain: Chain) -> None:
-    events = chain.written("a", "5", "6")
+    events = chain.written("a", "5", "6", "7")
     chain.publish(*events)
-    chain.applied({"a": "5"}, parked={events[1].event_id: None})
+    chain.applied({"a": "12"}, parked={events[1].event_id: None}, versions={"a": 3})
     report = chain.compare()
     assert (codes(report), only_sink(report).parked, only_sink(report).drift) == (["sink-parked"], 1, {})
     assert report.findings[0].first == str(uuid.UUID(bytes=events[1].event_id))
@@ -255,6 +263,17 @@ def test_malformed_event_of_the_outbox_is_neither_lost_nor_a_gap_nor_drift(chain
     assert codes(report) == ["malformed-records", "sink-parked"]
     assert (report.lost, report.missing_versions, report.in_flight) == ([], 0, 0)
     assert (only_sink(report).drift, only_sink(report).uncertain) == ({}, {"a"})
+
+
+def test_malformed_record_items_for_one_missing_version(chain: Chain) -> None:
+    events = chain.written("a", "5", "6", "7", "8")
+    chain.prune(events[1], events[2])
+    chain.publish(events[0])
+    chain.publish(events[1], change=10**30)
+    chain.publish(events[3])
+    chain.applied({"a": "26"})
+    report = chain.compare()
+    assert (codes(report), report.missing_versions) == (["malformed-records", "versions-missing"], 1)
 
 
 def test_key_of_a_discarded_malformed_event_is_compared_again(chain: Chain) -> None:
@@ -361,6 +380,16 @@ def test_transaction_committed_late_does_not_make_a_pruned_event_foreign(chain: 
     (late,) = chain.written("a", "5", at_ms=NOW_MS - MINUTE_MS)
     (pruned,) = chain.written("b", "6")
     chain.publish(pruned, late)
+    chain.prune(pruned)
+    chain.applied({"a": "5", "b": "6"})
+    report = chain.compare()
+    assert (codes(report), report.pruned) == ([], 1)
+
+
+def test_old_event_that_was_relayed_late_is_pruned(chain: Chain) -> None:
+    (pruned,) = chain.written("a", "5", at_ms=NOW_MS - MINUTE_MS)
+    (young,) = chain.written("b", "6")
+    chain.publish(young, pruned)
     chain.prune(pruned)
     chain.applied({"a": "5", "b": "6"})
     report = chain.compare()
