@@ -39,7 +39,7 @@ def test_the_fault_of_a_value_is_found(name: str) -> None:
     assert reason(record(value)) == expected
 
 
-@pytest.mark.parametrize("name", ["amount", "note"])
+@pytest.mark.parametrize("name", ["quantity", "note"])
 @pytest.mark.parametrize(
     ("levels", "expected"), [(199, None), (200, "not JSON"), (300, "not JSON"), (5000, "not JSON")]
 )

@@ -1,5 +1,5 @@
 """`outbox check` on real databases and a real topic. What each kind of history means is tested without them in
-tests/unit/test_audit_comparison.py.
+tests/machinery/unit/test_audit_comparison.py.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from outbox.kafka.clients import client_config
 from outbox.relay import arrivals
 from outbox.sink import spec
 from outbox.stack.postgres import Postgres
-from tests.command import outbox
-from tests.sink import uuid7
+from tests.support.cli_runner import outbox
+from tests.support.events import uuid7
 
 SINK = "dedup"
 
 
 @dataclass(frozen=True)
 class Event:
-    """An event of the ledger, where a test wants it to be."""
+    """An event of the source, where a test wants it to be."""
 
-    account: str
-    amount: int
+    item: str
+    quantity: int
     version: int
     id: str
 
@@ -46,45 +46,44 @@ class Event:
     def payload(self) -> dict[str, Any]:
         """A value that the contract allows."""
         return {
-            "transfer_id": str(uuid.uuid4()),
-            "account_id": self.account,
-            "amount": self.amount,
-            "currency": "EUR",
-            "balance_after": 0,
+            "movement_id": str(uuid.uuid4()),
+            "item_id": self.item,
+            "quantity": self.quantity,
+            "unit": "KGM",
+            "stock_after": 0,
             "version": self.version,
             "occurred_at": "2026-11-21T10:00:00.123456Z",
         }
 
 
 class History:
-    """Writes ledger, topic and sink directly, each as the test wants it."""
+    """Writes source, topic and sink directly, each as the test wants it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._ledger = connect(settings, SourceRole.OWNER)
-        self._balances = connect(settings, SinkRole.OWNER)
+        self._source = connect(settings, SourceRole.OWNER)
+        self._totals = connect(settings, SinkRole.OWNER)
         self._producer = Producer({**client_config(settings), "transactional.id": f"history-{uuid.uuid4()}"})
         self._producer.init_transactions(30)
 
-    def account(self, *amounts: int) -> list[Event]:
-        """An account of the ledger with an event in the outbox per amount."""
-        account = str(uuid.uuid4())
+    def item(self, *quantities: int) -> list[Event]:
+        """An item of the source with an event in the outbox per quantity."""
+        item = str(uuid.uuid4())
         events = []
-        with self._ledger, self._ledger.cursor() as cursor:
+        with self._source, self._source.cursor() as cursor:
             cursor.execute(
-                "INSERT INTO accounts (id, kind, currency, balance_minor, version)"
-                " VALUES (%s, 'system', 'EUR', %s, %s)",
-                [account, sum(amounts), len(amounts)],
+                "INSERT INTO items (id, unit, stock, version) VALUES (%s, 'KGM', %s, %s)",
+                [item, sum(quantities), len(quantities)],
             )
-            for version, amount in enumerate(amounts, start=1):
-                payload = Event(account, amount, version, "").payload
+            for version, quantity in enumerate(quantities, start=1):
+                payload = Event(item, quantity, version, "").payload
                 cursor.execute(
                     "INSERT INTO outbox (aggregatetype, aggregateid, type, payload)"
-                    " VALUES ('account', %s, 'transfer.credited', %s) RETURNING id",
-                    [account, json.dumps(payload)],
+                    " VALUES ('item', %s, 'item.received', %s) RETURNING id",
+                    [item, json.dumps(payload)],
                 )
                 (event_id,) = cursor.fetchone() or ("",)
-                events.append(Event(account, amount, version, event_id))
+                events.append(Event(item, quantity, version, event_id))
         return events
 
     def publish(self, *events: Event, committed: bool = True, **changed: Any) -> None:
@@ -93,23 +92,23 @@ class History:
         for event in events:
             headers: dict[str, str | bytes | None] = {
                 "id": event.id,
-                "eventType": "transfer.credited",
+                "eventType": "item.received",
                 "schemaVersion": "1",
             }
             value = json.dumps({**event.payload, **changed})
-            self._producer.produce(self._settings.topic, value, event.account, headers=headers, partition=0)
+            self._producer.produce(self._settings.topic, value, event.item, headers=headers, partition=0)
         if committed:
             self._producer.commit_transaction(30)
         else:
             self._producer.flush()
             self._producer.abort_transaction(30)
 
-    def sink(self, next_offset: int | None = None, **balances: int) -> None:
-        """A sink that has read so far (default: all of the topic) and has these balances by account."""
+    def sink(self, next_offset: int | None = None, **totals: int) -> None:
+        """A sink that has read so far (default: all of the topic) and has these totals by item."""
         end = topics.last_stable_offsets(self._settings, self._settings.topic)
         if next_offset is not None:
             end[0] = next_offset
-        with self._balances, self._balances.cursor() as cursor:
+        with self._totals, self._totals.cursor() as cursor:
             cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1)", [SINK])
             for partition, offset in end.items():
                 cursor.execute(
@@ -117,16 +116,15 @@ class History:
                     " VALUES (%s, %s, %s, 'x', %s)",
                     [SINK, self._settings.topic, partition, offset],
                 )
-            for account, balance in balances.items():
+            for item, total in totals.items():
                 cursor.execute(
-                    "INSERT INTO balances (sink, account_id, currency, balance_minor, version, events)"
-                    " VALUES (%s, %s, 'EUR', %s, 1, 1)",
-                    [SINK, account, balance],
+                    "INSERT INTO stock (sink, item_id, unit, stock, version, events) VALUES (%s, %s, 'KGM', %s, 1, 1)",
+                    [SINK, item, total],
                 )
 
     def set_aside(self, event: Event, offset: int, *, is_valid: bool = True) -> None:
         """The sink's dead letter of an event that stands at this offset."""
-        with self._balances, self._balances.cursor() as cursor:
+        with self._totals, self._totals.cursor() as cursor:
             cursor.execute(
                 "INSERT INTO dead_letters"
                 ' (sink, identity, topic, topic_id, partition, "offset", event_id, event, reason, detail)'
@@ -134,14 +132,14 @@ class History:
                 [SINK, event.id, self._settings.topic, offset, event.id, "{}" if is_valid else None],
             )
 
-    def rebuilt(self, account: str, version: int) -> None:
-        """The sink's balance of the account is the ledger's, up to this version."""
-        with self._balances, self._balances.cursor() as cursor:
-            cursor.execute("INSERT INTO base_versions VALUES (%s, %s, %s)", [SINK, account, version])
+    def rebuilt(self, item: str, version: int) -> None:
+        """The sink's total of the item is the source's, up to this version."""
+        with self._totals, self._totals.cursor() as cursor:
+            cursor.execute("INSERT INTO base_versions VALUES (%s, %s, %s)", [SINK, item, version])
 
     def prune(self, *events: Event) -> None:
         """Remove events from the outbox, as `outbox prune` does."""
-        with self._ledger, self._ledger.cursor() as cursor:
+        with self._source, self._source.cursor() as cursor:
             cursor.execute("DELETE FROM outbox WHERE id = ANY(%s::uuid[])", [[event.id for event in events]])
             assert cursor.rowcount == len(events)
 
@@ -152,8 +150,8 @@ class History:
             future.result(10)
 
     def close(self) -> None:
-        self._ledger.close()
-        self._balances.close()
+        self._source.close()
+        self._totals.close()
 
 
 @pytest.fixture
@@ -172,10 +170,10 @@ def variables(settings: Settings) -> dict[str, str]:
     return {f"OUTBOX_{name.upper()}": getattr(settings, name) for name in names}
 
 
-def foreign(account: str, version: int, amount: int = 5) -> Event:
-    """An event that the ledger never wrote."""
+def foreign(item: str, version: int, quantity: int = 5) -> Event:
+    """An event that the source never wrote."""
     at_ms = int(time.time() * 1000) + 5_000
-    return Event(account, amount, version, uuid7(Random(version), at_ms))  # noqa: S311
+    return Event(item, quantity, version, uuid7(Random(version), at_ms))  # noqa: S311
 
 
 def test_empty_chain_is_settled(topic: Settings) -> None:
@@ -185,41 +183,41 @@ def test_empty_chain_is_settled(topic: Settings) -> None:
 
 
 def test_markers_and_aborted_records_are_not_counted(topic: Settings, history: History) -> None:
-    first, second = history.account(5, -2, 4), history.account(7)
+    first, second = history.item(5, -2, 4), history.item(7)
     history.publish(first[0], second[0])
     history.publish(*first[1:], committed=False)  # sent again below, as Connect does after an abort
     history.publish(*first[1:])
-    history.sink(**{first[0].account: 7, second[0].account: 7})
+    history.sink(**{first[0].item: 7, second[0].item: 7})
     report = check.check(topic)
     assert (report.records, report.duplicates, report.missing_versions, report.in_flight) == (4, 0, 0, 0)
     assert (codes(report), report.settled) == ([], True)
 
 
 def test_totals_positions_and_dead_letters_are_read(topic: Settings, history: History) -> None:
-    right, wrong = history.account(5, 6, 7), history.account(1)
+    right, wrong = history.item(5, 6, 7), history.item(1)
     history.publish(*right, *wrong)
-    history.sink(next_offset=2, **{right[0].account: 5, wrong[0].account: 3})
+    history.sink(next_offset=2, **{right[0].item: 5, wrong[0].item: 3})
     history.set_aside(right[1], 1)
     sink = check.check(topic).sink(SINK)
     assert (sink.parked, sink.in_flight) == (1, 2)
-    assert sink.drift == {wrong[0].account: 3}
+    assert sink.drift == {wrong[0].item: 3}
 
 
 def test_base_versions_are_read(topic: Settings, history: History) -> None:
-    events = history.account(5, 6, 7, 8)
+    events = history.item(5, 6, 7, 8)
     history.publish(*events[:2])
-    history.sink(next_offset=1, **{events[0].account: 5 + 6 + 7})
+    history.sink(next_offset=1, **{events[0].item: 5 + 6 + 7})
     history.set_aside(events[0], 0)
-    history.rebuilt(events[0].account, version=3)
+    history.rebuilt(events[0].item, version=3)
     sink = check.check(topic).sink(SINK)
     assert (sink.in_flight, sink.parked, sink.drift) == (1, 0, {})
 
 
 def test_events_dropped_by_the_topic_are_applied(topic: Settings, history: History) -> None:
-    old, quiet, live = history.account(5, 6), history.account(7), history.account(8)
+    old, quiet, live = history.item(5, 6), history.item(7), history.item(8)
     history.publish(old[0], quiet[0])
     history.publish(old[1], live[0])
-    history.sink(**{old[0].account: 11, quiet[0].account: 7, live[0].account: 8})
+    history.sink(**{old[0].item: 11, quiet[0].item: 7, live[0].item: 8})
     history.age_out(offset=3)  # two events and a marker
     report = check.check(topic)
     assert (report.records, report.in_flight, report.lost) == (2, 0, [])
@@ -227,11 +225,11 @@ def test_events_dropped_by_the_topic_are_applied(topic: Settings, history: Histo
 
 
 def test_malformed_foreign_record_is_one_finding_and_no_drift(topic: Settings, history: History) -> None:
-    events = history.account(5)
+    events = history.item(5)
     history.publish(*events)
-    stranger = foreign(events[0].account, 999_999_943)
-    history.publish(stranger, amount=10**30)
-    history.sink(**{events[0].account: 5})
+    stranger = foreign(events[0].item, 999_999_943)
+    history.publish(stranger, quantity=10**30)
+    history.sink(**{events[0].item: 5})
     history.set_aside(stranger, 2, is_valid=False)
     report = check.check(topic)
     assert codes(report) == ["malformed-records"]
@@ -241,18 +239,18 @@ def test_malformed_foreign_record_is_one_finding_and_no_drift(topic: Settings, h
 
 def test_malformed_records_do_not_count_as_unrelayed(topic: Settings, history: History) -> None:
     """`connect apply` asks this where a slot may have skipped events."""
-    events = history.account(5, 6)
-    history.publish(*events, amount="5")
+    events = history.item(5, 6)
+    history.publish(*events, quantity="5")
     assert arrivals.all_arrive(topic, timeout_s=0.1)
-    history.account(7)
+    history.item(7)
     assert not arrivals.all_arrive(topic, timeout_s=0.1)
 
 
 def test_foreign_event_is_told_from_pruned_ones(topic: Settings, history: History) -> None:
-    pruned, kept = history.account(5, 6), history.account(7)
+    pruned, kept = history.item(5, 6), history.item(7)
     history.publish(*pruned, *kept, foreign(str(uuid.uuid4()), 1))
     history.prune(*pruned)
-    history.sink(**{pruned[0].account: 11, kept[0].account: 7})
+    history.sink(**{pruned[0].item: 11, kept[0].item: 7})
     report = check.check(topic)
     assert (report.pruned, report.foreign.count, codes(report)) == (2, 1, ["foreign-events"])
 
@@ -260,9 +258,9 @@ def test_foreign_event_is_told_from_pruned_ones(topic: Settings, history: Histor
 def test_domain_without_views_is_compared_by_events_alone(
     topic: Settings, history: History, postgres: Postgres
 ) -> None:
-    events = history.account(5, 6, 7)
+    events = history.item(5, 6, 7)
     history.publish(events[0], events[2])
-    history.sink(**{events[0].account: 1})
+    history.sink(**{events[0].item: 1})
     postgres.psql("DROP VIEW sink_totals", topic.sink_db_name)
     report = check.check(topic)
     assert (codes(report), bool(report.sink(SINK).not_compared)) == (["events-lost"], True)
@@ -279,9 +277,9 @@ def test_topic_that_no_job_declares_is_a_failure(topic: Settings, monkeypatch: p
 
 
 def test_waiting_reads_only_new_records(topic: Settings, history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    events = history.account(5, 6)
+    events = history.item(5, 6)
     history.publish(events[0])
-    history.sink(next_offset=4, **{events[0].account: 11})
+    history.sink(next_offset=4, **{events[0].item: 11})
     read: list[int] = []
     original = records.read
 
@@ -298,15 +296,15 @@ def test_waiting_reads_only_new_records(topic: Settings, history: History, monke
 
 
 def test_wait_ends_at_its_deadline(topic: Settings, history: History) -> None:
-    history.account(5)
+    history.item(5)
     with pytest.raises(WaitTimeoutError):
         check.check_settled(topic, timeout_s=0.5)
 
 
 def test_command_ends_with_1_and_prints_json(topic: Settings, history: History) -> None:
-    events = history.account(5, 6)
-    history.publish(*events, amount="5")
-    history.sink(**{events[0].account: 11})
+    events = history.item(5, 6)
+    history.publish(*events, quantity="5")
+    history.sink(**{events[0].item: 11})
     plain = outbox("check", home=topic.home, **variables(topic))
     assert plain.returncode == 1
     assert plain.stderr.startswith("outbox: 2 problems found: ")

@@ -23,27 +23,28 @@ from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
-from tests.records import unread
-from tests.sink import STRATEGIES, Database, Event, account, batch, job_with, projections_in, sink_on, uuid7
+from tests.support.events import STRATEGIES, Event, batch, nth_key, uuid7
+from tests.support.record_corpus import unread
+from tests.support.sink_driver import Database, job_with, projections_in, sink_on
 
 ORDERED = "-- ordered\n"
-# Each event is a line of its account's statement; which may not be told before the one that it follows.
+# Each event is a line of its item's statement; which may not be told before the one that it follows.
 STATEMENT = """
 -- [refuse]
 INSERT INTO rejections
 SELECT event_id, 'unwelcome', 'as yet' FROM new_events WHERE event_id IN (SELECT event_id FROM unwelcome);
 -- [apply]
-INSERT INTO statement (sink, account_id, version)
-SELECT %(sink)s, account_id, version FROM new_events ORDER BY account_id, version;
+INSERT INTO statement (sink, item_id, version)
+SELECT %(sink)s, item_id, version FROM new_events ORDER BY item_id, version;
 """
 TABLES = """
-CREATE TABLE statement (line bigserial, sink text, account_id uuid, version bigint);
+CREATE TABLE statement (line bigserial, sink text, item_id uuid, version bigint);
 CREATE TABLE unwelcome (event_id uuid);
 GRANT SELECT, INSERT, DELETE ON statement, unwelcome TO {writer};
 GRANT USAGE ON SEQUENCE statement_line_seq TO {writer};
 """
 RANDOM = Random(11)  # noqa: S311
-EVENTS = [Event(uuid7(RANDOM), account(number % 2), 1, number // 2 + 1) for number in range(12)]
+EVENTS = [Event(uuid7(RANDOM), nth_key(number % 2), 1, number // 2 + 1) for number in range(12)]
 SURVIVES = ("dedup", "merge")
 
 
@@ -71,9 +72,9 @@ class Statement:
             return repair.replay(connection, known, chosen, applier_of=Applier).get(self.name, Replayed())
 
     def lines(self) -> dict[str, list[int]]:
-        """By account the versions on its statement, in the order they were written in."""
+        """By item the versions on its statement, in the order they were written in."""
         found: dict[str, list[int]] = {}
-        query = "SELECT account_id, version FROM statement WHERE sink = %s ORDER BY line"
+        query = "SELECT item_id, version FROM statement WHERE sink = %s ORDER BY line"
         for key, version in Database(self.settings).query(query, self.name):
             found.setdefault(str(key), []).append(int(str(version)))
         return found
@@ -104,22 +105,22 @@ def statement(databases: Settings, tmp_path: Path, request: pytest.FixtureReques
         yield Statement(databases, projections, request.param, sink)
 
 
-def of_account(number: int) -> list[Event]:
-    return [event for event in EVENTS if event.account_id == account(number)]
+def of_key(number: int) -> list[Event]:
+    return [event for event in EVENTS if event.key == nth_key(number)]
 
 
 def test_later_events_of_the_key_wait_and_others_go_on(statement: Statement) -> None:
-    one, other = of_account(0), of_account(1)
+    one, other = of_key(0), of_key(1)
     statement.set(unwelcome=[one[1]])
     counts = statement.sink.apply(batch([one[0], other[0], one[1], one[2], other[1]]))
     assert counts == Counts(rows=5, applied=3, rejected=2)
     statement.sink.apply(batch([one[3], other[2]], start=5))
-    assert statement.lines() == {account(0): [1], account(1): [1, 2, 3]}
+    assert statement.lines() == {nth_key(0): [1], nth_key(1): [1, 2, 3]}
     assert statement.reasons() == ["unwelcome", "parked", "parked"]
 
 
 def test_they_are_replayed_behind_it(statement: Statement) -> None:
-    one = of_account(0)
+    one = of_key(0)
     statement.set(unwelcome=[one[1]])
     statement.sink.apply(batch(one[:4]))
     assert statement.replay(reason="unwelcome") == Replayed(rejected=3), "the cause is still there"
@@ -127,21 +128,21 @@ def test_they_are_replayed_behind_it(statement: Statement) -> None:
     statement.set(unwelcome=[])
     assert statement.replay(reason="unwelcome") == Replayed(applied=3)
     statement.sink.apply(batch(one[4:], start=4))
-    assert statement.lines() == {account(0): [1, 2, 3, 4, 5, 6]}
+    assert statement.lines() == {nth_key(0): [1, 2, 3, 4, 5, 6]}
     assert statement.reasons() == []
 
 
 def test_behind_a_record_that_could_not_be_read(statement: Statement) -> None:
-    one = of_account(0)
+    one = of_key(0)
     statement.sink.apply(batch([one[0]], dead=[unread(one[1], 1)]))
     statement.sink.apply(batch([one[2], one[0]], start=2))
-    assert statement.lines() == {account(0): [1]}
-    assert statement.replay(key=account(0)) == Replayed(applied=2)
-    assert statement.lines() == {account(0): [1, 2, 3]}
+    assert statement.lines() == {nth_key(0): [1]}
+    assert statement.replay(key=nth_key(0)) == Replayed(applied=2)
+    assert statement.lines() == {nth_key(0): [1, 2, 3]}
 
 
 def test_when_the_bad_one_is_given_up_they_follow_on_demand(statement: Statement) -> None:
-    one = of_account(0)
+    one = of_key(0)
     statement.set(unwelcome=[one[0]])
     statement.sink.apply(batch(one[:3]))
     with closing(connect(statement.settings, SinkRole.WRITER)) as connection:
@@ -151,13 +152,13 @@ def test_when_the_bad_one_is_given_up_they_follow_on_demand(statement: Statement
     statement.sink.apply(batch(one[3:4], start=3))
     assert statement.lines() == {}, "those that wait are before it"
     assert statement.replay() == Replayed(applied=3)
-    assert statement.lines() == {account(0): [2, 3, 4]}
+    assert statement.lines() == {nth_key(0): [2, 3, 4]}
 
 
 def test_a_projection_that_does_not_say_so_goes_on(statement: Statement) -> None:
     """The mistake that the line in its header is there for."""
     hasty_ones = projections_in(statement.projections, STATEMENT, "statement")
-    one = of_account(0)
+    one = of_key(0)
     with closing(connect(statement.settings, SinkRole.WRITER)) as connection:
         statement.set(unwelcome=[one[1]])
         hasty = sink_on(connection, replace(STRATEGIES[statement.name], name="hasty"), hasty_ones)
@@ -192,5 +193,5 @@ def test_statements_are_in_order_and_complete_however_events_come(
         offset += len(some)
     statement.set(unwelcome=[])
     statement.replay()
-    assert statement.lines() == {account(number): [event.version for event in of_account(number)] for number in (0, 1)}
+    assert statement.lines() == {nth_key(number): [event.version for event in of_key(number)] for number in (0, 1)}
     assert statement.reasons() == []

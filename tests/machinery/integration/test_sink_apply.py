@@ -19,34 +19,31 @@ from outbox.sink import dead_letters, fence
 from outbox.sink.batch import Batch
 from outbox.sink.strategy import Strategy
 from outbox.sink.writer import Counts
-from tests.sink import (
+from tests.support.events import (
     NOW_MS,
     PROJECTIONS,
     STRATEGIES,
     TOPIC,
     TOPIC_ID,
-    Database,
     Event,
-    account,
     batch,
     dead_record,
-    open_sink,
-    projections_in,
+    nth_key,
     rows,
-    sink_on,
     sums,
     uuid7,
 )
 from tests.support.failures import raises
+from tests.support.sink_driver import Database, open_sink, projections_in, sink_on
 
 RANDOM = Random(3)  # noqa: S311
 DAY_MS = 24 * 60 * 60 * 1000
 
 
-def events(count: int, accounts: int = 3) -> list[Event]:
-    """Fresh events, their amounts all different so that no two mistakes cancel."""
+def events(count: int, items: int = 3) -> list[Event]:
+    """Fresh events, their quantities all different so that no two mistakes cancel."""
     return [
-        Event(uuid7(RANDOM), account(number % accounts), amount=(-1) ** number * 3**number, version=number + 1)
+        Event(uuid7(RANDOM), nth_key(number % items), quantity=(-1) ** number * 3**number, version=number + 1)
         for number in range(count)
     ]
 
@@ -61,7 +58,7 @@ class TestDedup:
         some = events(6)
         with open_sink(databases) as sink:
             assert sink.apply(batch(some)) == Counts(rows=6, applied=6)
-        assert database.balances() == sums(some)
+        assert database.totals() == sums(some)
         assert database.positions() == {0: 6}
         assert database.processed() == 6
 
@@ -69,7 +66,7 @@ class TestDedup:
         some = events(3)
         with open_sink(databases) as sink:
             assert sink.apply(batch([some[0], some[1], some[0], some[2], some[0]])) == Counts(5, 3, 2)
-        assert database.balances() == sums(some)
+        assert database.totals() == sums(some)
 
     def test_skips_duplicates_of_earlier_batches_and_drivers(self, databases: Settings, database: Database) -> None:
         some = events(4)
@@ -78,7 +75,7 @@ class TestDedup:
             assert sink.apply(batch(some[1:], start=3)) == Counts(3, 1, 2)
         with open_sink(databases) as sink:
             assert sink.apply(batch(some, start=6)) == Counts(4, 0, 4)
-        assert database.balances() == sums(some)
+        assert database.totals() == sums(some)
 
     def test_a_re_run_with_other_rows_is_no_problem(self, databases: Settings, database: Database) -> None:
         """After a crash of the host Spark may cut the same offsets into other batches under the same batch id."""
@@ -86,33 +83,33 @@ class TestDedup:
         with open_sink(databases) as sink:
             sink.apply(batch(some[:4]))
             assert sink.apply(batch(some[2:6], start=2)) == Counts(4, 2, 2)
-        assert database.balances() == sums(some)
+        assert database.totals() == sums(some)
         assert database.positions() == {0: 6}
 
     def test_two_records_of_one_id_count_as_one_event(self, databases: Settings, database: Database) -> None:
         first = events(1)[0]
-        other = Event(first.event_id, first.account_id, first.amount + 5, 9)
+        other = Event(first.event_id, first.key, first.quantity + 5, 9)
         with open_sink(databases) as sink:
             sink.apply(batch([first, other]))
-        assert database.balances() == {first.account_id: first.amount}
+        assert database.totals() == {first.key: first.quantity}
 
     def test_keeps_ids_in_a_partition_per_day_or_per_old_month(self, databases: Settings, database: Database) -> None:
         ids = [uuid7(RANDOM, NOW_MS - days * DAY_MS) for days in (0, 1, 40)] + ["00000000-0000-7000-8000-000000000000"]
         with open_sink(databases) as sink:
             for offset, event_id in enumerate(ids):
-                sink.apply(batch([Event(event_id, account(1), 1, offset + 1)], start=offset))
-            assert sink.apply(batch([Event(ids[0], account(1), 1, 1)], start=4)) == Counts(1, 0, 1)
+                sink.apply(batch([Event(event_id, nth_key(1), 1, offset + 1)], start=offset))
+            assert sink.apply(batch([Event(ids[0], nth_key(1), 1, 1)], start=4)) == Counts(1, 0, 1)
         partitions = database.query("SELECT relid::text FROM pg_partition_tree('processed_events') WHERE isleaf")
         assert len(partitions) == 4
         assert ("processed_events_19700101_19700131",) in partitions
 
 
-def test_sinks_that_write_the_same_ids_and_accounts_at_once_do_not_deadlock(databases: Settings) -> None:
+def test_sinks_that_write_the_same_ids_and_items_at_once_do_not_deadlock(databases: Settings) -> None:
     """No two sinks share a row. What they share is the partitions of days that none has used before: so two of each
     strategy, one of which goes through the days in the opposite order.
     """
     some = [
-        Event(uuid7(RANDOM, NOW_MS - (90 + n // 100) * DAY_MS), account(n), amount=1, version=1, balance_after=1)
+        Event(uuid7(RANDOM, NOW_MS - (90 + n // 100) * DAY_MS), nth_key(n), quantity=1, version=1, total_after=1)
         for n in range(2000)
     ]
     errors: list[BaseException] = []
@@ -138,7 +135,7 @@ def test_sinks_that_write_the_same_ids_and_accounts_at_once_do_not_deadlock(data
     assert errors == []
     for name in STRATEGIES:
         for sink in (name, f"{name} too"):
-            assert Database(databases, sink).balances() == sums(some), sink
+            assert Database(databases, sink).totals() == sums(some), sink
 
 
 def test_naive_drifts_by_exactly_what_comes_twice(databases: Settings) -> None:
@@ -146,7 +143,7 @@ def test_naive_drifts_by_exactly_what_comes_twice(databases: Settings) -> None:
     with open_sink(databases, "naive") as sink:
         sink.apply(batch(some))
         assert sink.apply(batch(some[3:], start=3)) == Counts(2, 2)
-    assert Database(databases, "naive").balances() == sums([*some, *some[3:]])
+    assert Database(databases, "naive").totals() == sums([*some, *some[3:]])
 
 
 class TestPositions:
@@ -158,7 +155,7 @@ class TestPositions:
             sink.apply(batch(some[:2]))
             with raises("events-lost", f"offsets 2 to 4 of topic {TOPIC}, partition 0"):
                 sink.apply(batch(some[2:], start=5))
-        assert database.balances() == sums(some[:2])
+        assert database.totals() == sums(some[:2])
         assert database.positions() == {0: 2}
 
     def test_a_recreated_topic_stops_the_sink(self, databases: Settings, database: Database) -> None:
@@ -169,7 +166,7 @@ class TestPositions:
                 sink.apply(batch(some[2:], topic_id="topic-2"))
             with raises("topic-recreated"):
                 sink.positions(TOPIC, "topic-2")
-        assert database.balances() == sums(some[:2])
+        assert database.totals() == sums(some[:2])
 
     def test_a_re_read_does_not_move_them_back(self, databases: Settings, database: Database) -> None:
         some = events(4)
@@ -228,7 +225,7 @@ class TestFence:
                 assert taken_over.apply(batch(some)) == Counts(2, 2)
                 with raises("database-connection-lost"):
                     lost.apply(batch(some))
-        assert database.balances() == sums(some)
+        assert database.totals() == sums(some)
 
     def test_the_server_is_told_to_notice_a_dead_host(self, databases: Settings) -> None:
         # That it then does is the kernel's promise: a host that goes silent is not made here.
@@ -255,7 +252,7 @@ class TestFence:
                 cursor.execute("UPDATE sinks SET epoch = epoch + 1 WHERE name = 'dedup'")
             with raises("sink-fenced"):
                 sink.apply(batch(events(1)))
-        assert database.balances() == {}
+        assert database.totals() == {}
 
     @staticmethod
     def _lives(database: Database, pid: int) -> bool:
@@ -290,50 +287,50 @@ class TestDeadLetters:
         (row,) = database.query('SELECT "offset", value, status, last_seen_at > first_seen_at FROM dead_letters')
         assert (row[0], bytes(row[1]), row[2], row[3]) == (0, b"bad", "discarded", True)  # type: ignore[call-overload]
 
-    def test_an_event_in_another_currency_is_set_aside(self, databases: Settings, database: Database) -> None:
-        euro, dollar, later = events(3, accounts=1)
-        dollar = Event(dollar.event_id, dollar.account_id, dollar.amount, dollar.version, currency="USD")
+    def test_an_event_in_another_unit_is_set_aside(self, databases: Settings, database: Database) -> None:
+        kilos, litres, later = events(3, items=1)
+        litres = Event(litres.event_id, litres.key, litres.quantity, litres.version, unit="LTR")
         with open_sink(databases) as sink:
-            # The account's first event decides, in whatever order they come.
-            assert sink.apply(batch([dollar, euro])) == Counts(rows=2, applied=1, rejected=1)
-            assert sink.apply(batch([later, dollar], start=2)) == Counts(2, 1, 1)
-        assert database.balances() == sums([euro, later])
-        assert database.dead_letters() == {dollar.event_id: "currency mismatch"}
-        ((kept,),) = database.query("SELECT event->>'currency' FROM dead_letters")
-        assert kept == "USD"
+            # The item's first event decides, in whatever order they come.
+            assert sink.apply(batch([litres, kilos])) == Counts(rows=2, applied=1, rejected=1)
+            assert sink.apply(batch([later, litres], start=2)) == Counts(2, 1, 1)
+        assert database.totals() == sums([kilos, later])
+        assert database.dead_letters() == {litres.event_id: "unit mismatch"}
+        ((kept,),) = database.query("SELECT event->>'unit' FROM dead_letters")
+        assert kept == "LTR"
 
-    def test_a_batch_of_another_currency_alone_is_set_aside(self, databases: Settings, database: Database) -> None:
-        euro, dollar = events(2, accounts=1)
-        dollar = Event(dollar.event_id, dollar.account_id, dollar.amount, dollar.version, currency="USD")
+    def test_a_batch_of_another_unit_alone_is_set_aside(self, databases: Settings, database: Database) -> None:
+        kilos, litres = events(2, items=1)
+        litres = Event(litres.event_id, litres.key, litres.quantity, litres.version, unit="LTR")
         with open_sink(databases) as sink:
-            sink.apply(batch([euro]))
-            assert sink.apply(batch([dollar], start=1)) == Counts(rows=1, rejected=1)
-        assert database.balances() == sums([euro])
-        assert database.dead_letters() == {dollar.event_id: "currency mismatch"}
+            sink.apply(batch([kilos]))
+            assert sink.apply(batch([litres], start=1)) == Counts(rows=1, rejected=1)
+        assert database.totals() == sums([kilos])
+        assert database.dead_letters() == {litres.event_id: "unit mismatch"}
 
-    def test_another_currency_than_the_stored_one_is_set_aside_even_if_earlier(
+    def test_another_unit_than_the_stored_one_is_set_aside_even_if_earlier(
         self, databases: Settings, database: Database
     ) -> None:
-        first, second, third = events(3, accounts=1)
-        dollar = Event(first.event_id, first.account_id, first.amount, first.version, currency="USD")
+        first, second, third = events(3, items=1)
+        litres = Event(first.event_id, first.key, first.quantity, first.version, unit="LTR")
         with open_sink(databases) as sink:
             sink.apply(batch([second]))
-            sink.apply(batch([dollar, third], start=1))
-        assert database.balances() == sums([second, third])
-        assert database.dead_letters() == {dollar.event_id: "currency mismatch"}
+            sink.apply(batch([litres, third], start=1))
+        assert database.totals() == sums([second, third])
+        assert database.dead_letters() == {litres.event_id: "unit mismatch"}
 
 
 class TestAllOrNothing:
     def test_a_projection_that_fails_leaves_no_mark(
         self, databases: Settings, database: Database, tmp_path: Path
     ) -> None:
-        broken = projections_in(tmp_path, (PROJECTIONS / "balances.sql").read_text() + "\nSELECT 1 / 0;")
+        broken = projections_in(tmp_path, (PROJECTIONS / "stock.sql").read_text() + "\nSELECT 1 / 0;")
         some = events(2)
         with closing(connect(databases, SinkRole.WRITER)) as connection:
             sink = sink_on(connection, projections=broken)
             with raises("database-refused", "refused offsets {0: 0} to {0: 3}", "division by zero"):
                 sink.apply(batch(some, dead=[dead_record(2)]))
-        assert (database.balances(), database.positions(), database.dead_letters()) == ({}, {}, {})
+        assert (database.totals(), database.positions(), database.dead_letters()) == ({}, {}, {})
         assert database.processed() == 0
         with open_sink(databases) as corrected:
             assert corrected.apply(batch(some)) == Counts(2, 2)
@@ -346,13 +343,13 @@ class TestAllOrNothing:
         assert database.query("SELECT applied, duplicates FROM sinks") == [(3, 3)]
 
 
-def test_amounts_may_be_as_big_as_they_get(databases: Settings, database: Database) -> None:
-    """A balance beyond bigint is the ledger's to refuse; the sink must not stop at it."""
+def test_quantity_may_be_as_big_as_they_get(databases: Settings, database: Database) -> None:
+    """A total beyond bigint is the source's to refuse; the sink must not stop at it."""
     biggest = 2**63 - 1
-    some = [Event(uuid7(RANDOM), account(1), biggest, version) for version in (1, 2, 3)]
+    some = [Event(uuid7(RANDOM), nth_key(1), biggest, version) for version in (1, 2, 3)]
     with open_sink(databases) as sink:
         sink.apply(batch(some))
-    assert database.balances() == {account(1): 3 * biggest}
+    assert database.totals() == {nth_key(1): 3 * biggest}
 
 
 def test_rows_come_from_several_partitions(databases: Settings, database: Database) -> None:
@@ -361,12 +358,12 @@ def test_rows_come_from_several_partitions(databases: Settings, database: Databa
     both = Batch(TOPIC, TOPIC_ID, {0: 0, 1: 0}, {0: 2, 1: 2}, staged)
     with open_sink(databases) as sink:
         sink.apply(both)
-    assert database.balances() == sums(some)
+    assert database.totals() == sums(some)
     assert database.positions() == {0: 2, 1: 2}
 
 
 def test_the_role_of_the_sinks_cannot_change_tables_or_forget_events(databases: Settings) -> None:
-    for statement in ("DROP TABLE balances", "CREATE TABLE mine (id int)", "DELETE FROM processed_events"):
+    for statement in ("DROP TABLE stock", "CREATE TABLE mine (id int)", "DELETE FROM processed_events"):
         with (
             closing(connect(databases, SinkRole.WRITER)) as connection,
             connection.cursor() as cursor,
