@@ -308,9 +308,12 @@ def test_without_the_package_check_says_that_it_does_not_compare(
 ) -> None:
     with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
         cursor.execute("INSERT INTO sinks (name, epoch) VALUES ('lakehouse', 1), ('dedup', 1)")
-    assert {state.name: state.unread for state in sinks.read(databases)} == {NAME: "", "dedup": ""}
+    assert {state.name: state.not_compared for state in sinks.read(databases)} == {NAME: "", "dedup": ""}
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert {state.name: state.unread for state in sinks.read(databases)} == {NAME: lakehouse_table.UNREAD, "dedup": ""}
+    assert {state.name: state.not_compared for state in sinks.read(databases)} == {
+        NAME: lakehouse_table.UNREAD,
+        "dedup": "",
+    }
 
 
 def write_ledger(settings: Settings, some: Sequence[Event]) -> None:
