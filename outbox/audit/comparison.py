@@ -230,11 +230,11 @@ def _fate(row: Written, log: TopicLog, known: Versions | None, applied: int, lat
         return "lost" if row.occurred_ms + LATE_MS < latest_ms else "in flight"
     if not log.is_whole and (row.version < known.lowest if known else row.version <= applied):
         return "aged out"
-    return "lost" if known and known.lowest <= row.version < known.highest else "in flight"
+    return "lost" if known and row.version < known.highest else "in flight"
 
 
 def _count_gaps(log: TopicLog, versions: Mapping[str, Versions], report: Report) -> None:
-    """Count the versions that no event on the topic has. Each record that breaks the contract accounts for one."""
+    """Count the versions that no event on the topic has. Each record that breaks the contract explains one."""
     refused = Counter(one.key for one in log.refused.values())
     gaps = {key: found.missing - refused[key] for key, found in versions.items() if found.missing > refused[key]}
     report.missing_versions = sum(gaps.values())
