@@ -24,7 +24,6 @@ from gunicorn.asgi.parser import (  # type: ignore[import-untyped]
     LimitRequestLine,
     ParseError,
     PythonProtocol,
-    UnsupportedTransferCoding,
 )
 from gunicorn.http.parser import RequestParser  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
@@ -41,7 +40,6 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUSES = {
     LimitRequestLine: HTTPStatus.REQUEST_URI_TOO_LONG,
     LimitRequestHeaders: HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    UnsupportedTransferCoding: HTTPStatus.NOT_IMPLEMENTED,
 }
 
 Connection = Any  # gunicorn's TConn
@@ -81,7 +79,7 @@ class Arrival:
         self.received += data
         try:
             self._parser.feed(data)
-        except ParseError as error:
+        except (ParseError, ValueError) as error:  # ValueError: a number with too many digits for Python
             self._invalid = STATUSES.get(type(error), HTTPStatus.BAD_REQUEST)
 
     def must_continue(self) -> bool:
@@ -118,14 +116,16 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def enqueue_req(self, conn: Connection) -> None:
         """Called for a new connection, for a kept-alive one that is readable, and for one with pipelined bytes."""
         arrival = self._arriving[conn] = Arrival(time.monotonic() + self.request_timeout_s)
-        self._watch(conn, self._receive)
+        conn.sock.setblocking(False)
         if conn.parser is None:
             # A parser without a socket: a thread that finds less than a whole request ends the connection.
             conn.parser = RequestParser(self.cfg, iter(()), conn.client)
             conn.initialized = conn.data_ready = True
         else:
             arrival.add(conn.parser.unreader.take_buffered())
-        self._receive(conn)  # the bytes are often there already
+        self._receive(conn)  # most requests are there already, and are never watched
+        if conn in self._arriving:
+            self._watch(conn, self._receive)
 
     def handle_request(self, req: Any, conn: Connection) -> bool:
         """Serve a request, in a thread."""
@@ -201,6 +201,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         except OSError:
             self._close(conn)
             return
+        conn.sock.setblocking(False)
         self._lingering[conn] = time.monotonic() + LINGER_S
         self._watch(conn, self._discard)
 
@@ -214,11 +215,12 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         conn.close()
 
     def _watch(self, conn: Connection, callback: Any) -> None:
-        conn.sock.setblocking(False)
         self.poller.register(conn.sock, EVENT_READ, partial(callback, conn))
 
     def _forget(self, conn: Connection) -> None:
-        if self._arriving.pop(conn, None) or self._lingering.pop(conn, None):
+        self._arriving.pop(conn, None)
+        self._lingering.pop(conn, None)
+        with suppress(KeyError):  # not watched
             self.poller.unregister(conn.sock)
 
     @staticmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -18,7 +19,6 @@ from pathlib import Path
 
 import platformdirs
 
-from outbox.base import settings
 from outbox.base.errors import Failure
 from outbox.jvm.java import PACKAGED_HOME, java
 
@@ -86,7 +86,7 @@ def _download(ivy_file: Path, together: tuple[str, ...], folder: Path, report: C
     ivy_cache = folder.parent / "ivy"  # kept until all is there, so that an interrupted download goes on
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         ivy_settings = Path(temporary, "ivysettings.xml")
-        mirror = settings.load().maven_mirror
+        mirror = _mirror()
         ivy_settings.write_text(IVY_SETTINGS.format(root=f'root="{mirror}"' if mirror else ""))
         made = Path(temporary, "jars")
         files: list[str | Path] = ["-settings", ivy_settings, "-ivy", ivy_file, "-cache", ivy_cache]
@@ -103,6 +103,18 @@ def _download(ivy_file: Path, together: tuple[str, ...], folder: Path, report: C
             )
         made.rename(folder)
     shutil.rmtree(ivy_cache)
+
+
+def _mirror() -> str | None:
+    """The setting ``maven_mirror``. Given by the environment, if only as empty, it takes no other module: the image's
+    jars are made without the settings, so that a change of the settings does not download them again.
+    """
+    given = os.environ.get("OUTBOX_MAVEN_MIRROR")
+    if given is not None:
+        return given
+    from outbox.base import settings
+
+    return settings.load().maven_mirror
 
 
 def _trust(file: Path) -> list[str]:

@@ -1,17 +1,26 @@
 """stack.env: what a stack chose and generated once, and keeps.
 
-python -m outbox.stack.envfile FILE     add the secrets that it lacks
+python -m outbox.stack.envfile FOLDER SERVICE=NAME,NAME… …
+
+does it for a stack in containers. FOLDER/all/stack.env keeps every password, FOLDER/SERVICE/stack.env has the settings
+that this service needs. A password in the environment takes the place of the generated one.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from outbox.base import settings as configuration
+from outbox.base.errors import Failure
 from outbox.base.settings import PREFIX, database_passwords
+
+# Shells and python-dotenv read such a value as it is, without quotes.
+PLAIN = re.compile(r"[\w.,:@%+/=^-]+", re.ASCII)
 
 
 def read(file: Path) -> dict[str, str]:
@@ -21,15 +30,18 @@ def read(file: Path) -> dict[str, str]:
 
 def add(file: Path, values: Mapping[str, str]) -> None:
     """Add the variables that the file lacks; what it says already, stays. Mode 600."""
-    chosen = read(file)
-    missing = {name: value for name, value in values.items() if name not in chosen}
-    if not missing:
+    write(file, {**read(file), **{name: value for name, value in values.items() if name not in read(file)}})
+
+
+def write(file: Path, values: Mapping[str, str]) -> None:
+    """Let the file have these variables and no others. Mode 600."""
+    if file.exists() and read(file) == values:
         return
     # Whole or not at all: half a file would bring half the passwords.
     staging = file.with_name(f"{file.name}.new")
     staging.unlink(missing_ok=True)
     with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.writelines(f"{name}={value}\n" for name, value in {**chosen, **missing}.items())
+        out.writelines(f"{name}={value}\n" for name, value in values.items())
         out.flush()
         os.fsync(out.fileno())  # the passwords may be in use by a database before they are on disk
     staging.replace(file)
@@ -40,5 +52,30 @@ def generate() -> dict[str, str]:
     return {f"{PREFIX}{name.upper()}": secrets.token_urlsafe(24) for name in [*database_passwords(), "service_token"]}
 
 
+def share(folder: Path, services: Mapping[str, Sequence[str]]) -> None:
+    """Generate the passwords that FOLDER/all/stack.env lacks, and write the ``stack.env`` of each service.
+
+    ``services`` has the names of the settings that each needs. Raises Failure if a password of the environment would
+    need quotes.
+    """
+    every = folder / "all" / "stack.env"
+    generated = generate()
+    given = {name: value for name in generated if (value := os.environ.get(name))}
+    for name, value in given.items():
+        if not PLAIN.fullmatch(value):
+            raise Failure(
+                f"{name} has characters that a shell would change",
+                "use letters, digits and . , : @ % + / = ^ - _",
+                code="secret-needs-quotes",
+            )
+    write(every, {**generated, **read(every), **given})
+    settings = configuration.load(every.parent).as_env()
+    for service, names in services.items():
+        write(folder / service / "stack.env", {name: settings[name] for name in names})
+
+
 if __name__ == "__main__":
-    add(Path(sys.argv[1]), generate())
+    try:
+        share(Path(sys.argv[1]), {name: of.split(",") for name, of in (text.split("=", 1) for text in sys.argv[2:])})
+    except Failure as failure:
+        sys.exit(f"envfile: {failure}")

@@ -256,6 +256,7 @@ def test_a_request_that_is_too_large_is_rejected_before_it_has_arrived(
         b"GET / HTTP/1.1\nHost: x\n\n",
         HEADERS + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
         HEADERS + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        HEADERS + b"Content-Length: " + b"1" * 5000 + b"\r\n\r\n",
         CHUNKED + b"x\r\n",
     ],
 )

@@ -11,6 +11,7 @@ system releases the lock when the process ends, however it ends. Then these stop
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-TEST_HOMES = Path(__file__).resolve().parent.parent.parent / ".outbox" / "tests"
+ROOT = Path(__file__).resolve().parent.parent.parent
+VARIABLE = "TEST_HOMES"  # names another folder
+TEST_HOMES = Path(os.environ.get(VARIABLE) or ROOT / ".outbox" / "tests")
 OWNER = "owner"
 
 
@@ -34,7 +37,7 @@ class Homes:
         fcntl.flock(self._owner, fcntl.LOCK_EX)
         watchdog = subprocess.Popen(
             [sys.executable, "-m", __name__, self.folder],
-            cwd=TEST_HOMES.parent.parent,
+            cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

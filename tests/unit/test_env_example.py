@@ -5,11 +5,13 @@ python -m tests.unit.test_env_example > .env.example
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
+import pytest
 from dotenv import dotenv_values
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
@@ -22,6 +24,9 @@ FILE = ROOT / ".env.example"
 HEAD = """\
 # Every setting, with its default. Copy this file to .env and uncomment what you change.
 # The environment wins over .env, .env over the embedded stack's own choices (stack.env in the home folder).
+#
+# docker-compose reads .env too. Its servers and volumes are its own, so it does not use the settings that describe
+# servers, logins, certificates or folders of yours. Every other setting counts there as well.
 """
 # The field that begins each group.
 GROUPS = {
@@ -41,8 +46,15 @@ TAIL = """\
 # Read from the environment only -----------------------------------------------
 # multiplies every timeout, for slow machines
 # OUTBOX_TIMEOUT_SCALE=1
-# log level of the embedded broker and Connect worker
+# log level of the broker and of the Connect worker
 # OUTBOX_JVM_LOG_LEVEL=warn
+
+# Read by docker-compose only --------------------------------------------------
+# ports on 127.0.0.1, with the profile monitoring
+# OUTBOX_GRAFANA_PORT=3000
+# OUTBOX_PROMETHEUS_PORT=9090
+# memory of the container of a sink: the heap of its driver and about 750m
+# OUTBOX_SINK_MEMORY_LIMIT=1536m
 """
 
 
@@ -58,7 +70,7 @@ def _lines() -> Iterator[str]:
             yield f"# {GROUPS[name]} ".ljust(80, "-")
         if comment := "; ".join(filter(None, [field.description, _choices(field)])):
             yield from textwrap.wrap(comment, 100, initial_indent="# ", subsequent_indent="# ")
-        yield f"# {PREFIX}{name.upper()}={_default(field)}"
+        yield f"# {PREFIX}{name.upper()}={_quoted(_default(field))}"
 
 
 def _choices(field: FieldInfo) -> str:
@@ -66,8 +78,14 @@ def _choices(field: FieldInfo) -> str:
     return f"one of {', '.join(get_args(field.annotation))}" if is_choice else ""
 
 
+def _quoted(value: str) -> str:
+    """Docker Compose replaces variables in a value of .env, but for one in single quotes."""
+    return f"'{value}'" if "$" in value else value
+
+
 def _default(field: FieldInfo) -> str:
-    match field.default:
+    default = field.get_default(call_default_factory=True, validated_data={})
+    match default:
         case None:
             return ""
         case SecretStr() as secret:
@@ -76,7 +94,14 @@ def _default(field: FieldInfo) -> str:
             return path.relative_to(ROOT).as_posix()
         case bool() as switch:
             return str(switch).lower()
-    return str(field.default)
+    return str(default)
+
+
+def uncommented() -> str:
+    """The file with every setting in it."""
+    lines = [line.removeprefix("# ") for line in FILE.read_text().splitlines() if line.startswith(f"# {PREFIX}")]
+    assert len(lines) > len(GROUPS)
+    return "\n".join(lines)
 
 
 def test_the_example_lists_every_setting_with_its_default() -> None:
@@ -88,14 +113,19 @@ def test_as_it_is_the_example_sets_nothing() -> None:
 
 
 def test_uncommented_the_example_sets_what_is_the_default_anyway(tmp_path: Path) -> None:
-    lines = [line.removeprefix("# ") for line in FILE.read_text().splitlines() if line.startswith(f"# {PREFIX}")]
-    assert len(lines) > len(GROUPS)
     dotenv = tmp_path / "env"
-    dotenv.write_text("\n".join(lines))
+    dotenv.write_text(uncommented())
     names = {name.removeprefix(PREFIX).lower() for name in dotenv_values(dotenv)}
     assert set(Settings.model_fields) <= names
     read, default = Settings(_env_file=dotenv), Settings(_env_file=None)
     assert read.model_copy(update={"home": default.home}) == default
+
+
+@pytest.mark.parametrize("line", uncommented().splitlines())
+def test_docker_compose_reads_each_value_as_it_stands(line: str) -> None:
+    # Its rules: nothing is replaced in single quotes; elsewhere `$`, quotes, backslashes and ` #` have a meaning.
+    _, value = line.split("=", 1)
+    assert re.fullmatch(r"[^\s'\"$\\#]*|'[^']*'", value)
 
 
 if __name__ == "__main__":

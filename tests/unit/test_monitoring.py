@@ -24,6 +24,7 @@ from outbox.sink.apply import Counts
 from outbox.sink.lag import Lag
 from outbox.sink.metrics import Metrics
 from service.app import create_app
+from tests import dockerfile
 from tests.paths import ROOT
 
 FOLDER = ROOT / "monitoring"
@@ -179,21 +180,20 @@ def test_what_is_scraped_is_where_compose_runs_it() -> None:
         "sinks": {
             (name, str(service["environment"]["OUTBOX_SINK_METRICS_PORT"]))
             for name, service in SERVICES.items()
-            if service.get("command", [])[:2] == ["outbox", "sink"]
+            if service.get("command", [])[2:4] == ["outbox", "sink"]
         },
     }
 
 
-def test_the_files_are_mounted_where_they_are_looked_for() -> None:
-    mounted = {mount.split(":")[1] for name in ("prometheus", "grafana") for mount in SERVICES[name]["volumes"]}
-    assert set(SCRAPED["rule_files"]) <= mounted
+def test_the_files_are_copied_to_where_they_are_looked_for() -> None:
+    stages = dockerfile.stages()
+    copied = {where: file for name in ("prometheus", "grafana") for file, where in stages[name].our_files()}
+    assert set(SCRAPED["rule_files"]) <= set(copied)
     [provider] = yaml.safe_load((FOLDER / "grafana" / "dashboards.yml").read_text())["providers"]
     dashboard = f"{provider['options']['path']}/outbox.json"
-    assert dashboard in mounted
+    assert copied[dashboard] == FOLDER / "grafana" / "dashboard.json"
     assert SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == dashboard
-    sources = {mount.split(":")[0] for name in ("prometheus", "grafana") for mount in SERVICES[name]["volumes"]}
-    files = {f"./{file.relative_to(ROOT)}" for file in FOLDER.rglob("*") if file.is_file()}
-    assert files == {source for source in sources if source.startswith("./")}
+    assert {*copied.values()} == {file for file in FOLDER.rglob("*") if file.is_file()}
 
 
 def test_the_dashboard_asks_the_data_source_that_is_provisioned() -> None:
