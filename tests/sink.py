@@ -17,7 +17,7 @@ from psycopg2 import extensions
 from outbox.base import settings as configuration
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink import spec, strategy
+from outbox.sink import strategy
 from outbox.sink.batch import Batch, DeadRecord, Traced
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Event as DecodedEvent
@@ -133,11 +133,6 @@ def projections_in(folder: Path, sql: str, name: str = "balances") -> Path:
     for suffix in (".sql", ".states.sql"):
         (made / f"{name}{suffix}").write_text(sql)
     return made
-
-
-def key_columns(settings: Settings) -> dict[str, str]:
-    """By sink, the column that a record's key repeats."""
-    return {name: one.job.decoder.key for name, one in spec.sinks(settings).items()}
 
 
 @dataclass
