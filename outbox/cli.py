@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 
+from outbox.base import project
 from outbox.base.errors import Failure
 
 
@@ -95,6 +97,8 @@ def outbox(home: Path | None) -> None:
     """A transactional outbox, end to end: service, Postgres, Debezium, Kafka, idempotent sinks."""
     if home is not None:
         os.environ["OUTBOX_HOME"] = str(home.absolute())  # for the processes that we start
+    with suppress(Failure):  # help needs no project; a command that needs one says what is wrong
+        project.make_importable()
 
 
 def main() -> None:
