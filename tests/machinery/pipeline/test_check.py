@@ -66,7 +66,7 @@ class History:
         self._producer = Producer({**client_config(settings), "transactional.id": f"history-{uuid.uuid4()}"})
         self._producer.init_transactions(30)
 
-    def nth_key(self, *quantities: int) -> list[Event]:
+    def item(self, *quantities: int) -> list[Event]:
         """An item of the source with an event in the outbox per quantity."""
         item = str(uuid.uuid4())
         events = []
