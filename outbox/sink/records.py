@@ -6,7 +6,6 @@ it runs wherever the records are.
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ UUID_V7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0
 NUL = "\0"
 EXPONENT_MAX = 100  # no column holds a larger number, and writing out 1e999999 takes a while
 NUMBER_MAX_CHARACTERS = 1000  # Postgres has room for 16,383 digits behind the point
+NESTING_MAX = 200  # the validator fails beyond 255; how much Python itself takes depends on its version
 DAY_MS = 24 * 60 * 60 * 1000
 FUTURE_MAX_MS = DAY_MS
 HEADER_REASONS = {"eventType": "unknown event type", "schemaVersion": "unknown schema version"}
@@ -85,13 +85,12 @@ class RecordDecoder(ABC):
         event_id = _text(dict(record.headers).get("id"))
         return event_id if event_id is not None and UUID.fullmatch(event_id) else None
 
-    def as_json(self, event: Event) -> dict[str, Any]:
-        """The event as a JSON object of the batch's columns, without its place."""
-        values = dict(zip((column.name for column in self.columns), event.values, strict=True))
-        nested = {column.name for column in self.columns if column.type == "jsonb"}
-        plain = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
-        decoded = {name: json.loads(value) for name, value in plain.items() if name in nested and value is not None}
-        return {"event_id": event.event_id, **plain, **decoded}
+    def as_json(self, event: Event, partition: int, offset: int) -> str:
+        """The event as a JSON object of the batch's columns. Numbers keep all their digits."""
+        row: dict[str, Any] = {"event_id": event.event_id, "partition": partition, "offset": offset}
+        for column, value in zip(self.columns, event.values, strict=True):
+            row[column.name] = msgspec.Raw(value.encode()) if column.type == "jsonb" and value is not None else value
+        return msgspec.json.encode(row).decode()
 
     def decode(self, table: pa.Table | pa.RecordBatch) -> Decoded:
         """The events and the other records of a table with the columns of Spark's Kafka source (with headers)."""
@@ -200,11 +199,22 @@ def parse_json(value: bytes | None) -> tuple[Any, Rejection | None]:
     if value is None:
         return None, Rejection("no value", "the value is null: a tombstone is no event")
     try:
-        return _JSON.decode(value), None
+        decoded = _JSON.decode(value)
     except UnicodeDecodeError as error:
         return None, Rejection("not UTF-8", str(error.reason))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         return None, Rejection("not JSON", shortened(str(error)))
+    if value.count(b"[") + value.count(b"{") > NESTING_MAX and _is_deep(decoded):
+        return None, Rejection("not JSON", f"nested deeper than {NESTING_MAX} levels")
+    return decoded, None
+
+
+def _is_deep(decoded: Any) -> bool:
+    nested = [decoded] if isinstance(decoded, dict | list) else []
+    for _ in range(NESTING_MAX):
+        children = (child for value in nested for child in (value.values() if isinstance(value, dict) else value))
+        nested = [child for child in children if isinstance(child, dict | list)]
+    return bool(nested)
 
 
 def _number(text: str) -> Decimal:

@@ -25,7 +25,7 @@ from outbox.jvm import jars
 from outbox.stack import connect, envfile, jvm, kafka, postgres
 from tests.support.paths import ROOT
 from tests.template import dockerfile
-from tests.unit import test_env_example as env_example
+from tests.template import test_env_example as env_example
 
 COMPOSE_FILE = ROOT / "docker-compose.yml"
 COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_FILE.read_text())

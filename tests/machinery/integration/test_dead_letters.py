@@ -13,25 +13,24 @@ from random import Random
 import pytest
 
 from outbox.base.database import connect
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink import fence
-from outbox.sink import job as jobs
-from outbox.sink.apply import Counts
-from outbox.sink.job import Declared
+from outbox.sink import fence, spec
+from outbox.sink.postgres.applier import Applier
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen, Selection
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Counts
 from tests.support import cli_runner as command
 from tests.support.deliveries import SURVIVES_RE_SENDS
-from tests.support.events import PROJECTION, STRATEGIES, TOPIC, Event, batch, nth_key, sums, uuid7
+from tests.support.events import PROJECTIONS, STRATEGIES, TOPIC, Event, batch, dead_record, nth_key, sums, uuid7
+from tests.support.failures import raises
 from tests.support.record_corpus import unread
-from tests.support.sink_driver import Database, open_sink
+from tests.support.sink_driver import Database, open_sink, projections_in
 
 RANDOM = Random(5)  # noqa: S311
-KEY = "item_id"
-Known = dict[str, Declared]
+Known = dict[str, SinkSpec]
 
 
 def kilos(quantity: int = 7, version: int = 1, number: int = 1) -> Event:
@@ -57,7 +56,7 @@ def database(databases: Settings) -> Database:
 
 @pytest.fixture
 def known(databases: Settings) -> Known:
-    return jobs.sinks(databases)
+    return spec.sinks(databases)
 
 
 def choose(settings: Settings, selection: Selection) -> list[Chosen]:
@@ -65,31 +64,37 @@ def choose(settings: Settings, selection: Selection) -> list[Chosen]:
         return selection.choose(cursor)
 
 
-def with_projection(known: Known, projection: Path) -> Known:
-    return {name: Declared(replace(job, projection=projection), one) for name, (job, one) in known.items()}
+def with_projections(known: Known, folder: Path) -> Known:
+    return {name: SinkSpec(replace(job, projections=folder), one) for name, (job, one) in known.items()}
 
 
 def replay(settings: Settings, known: Known, sink: str = "dedup", *, dry_run: bool = False) -> Replayed:
     """Replay all open letters of a sink."""
-    chosen = choose(settings, Selection(KEY, sink=sink))
+    chosen = choose(settings, Selection(sink=sink))
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        return repair.replay(connection, known, chosen, dry_run=dry_run).get(sink, Replayed())
+        done = repair.replay(connection, known, chosen, applier_of=Applier, dry_run=dry_run)
+        return done.get(sink, Replayed())
 
 
 def discard(settings: Settings, sink: str = "dedup", *, dry_run: bool = False) -> int:
-    chosen = choose(settings, Selection(KEY, sink=sink))
+    chosen = choose(settings, Selection(sink=sink))
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         return repair.discard(connection, chosen, dry_run=dry_run).get(sink, 0)
 
 
-def statuses(database: Database) -> dict[str, str]:
-    found = database.query("SELECT identity, status FROM dead_letters WHERE sink = %s", database.sink)
-    return {str(identity): str(status) for identity, status in found}
-
-
 def everything(database: Database) -> list[object]:
     """All that a repair might change."""
-    tables = ("stock", "dead_letters", "processed_events", "sinks", "positions", "landed_events", "event_log")
+    tables = (
+        "stock",
+        "dead_letters",
+        "processed_events",
+        "sinks",
+        "positions",
+        "landed_events",
+        "event_log",
+        "key_versions",
+        "base_versions",
+    )
     return [database.query(f"SELECT * FROM {table} ORDER BY 1, 2") for table in tables]
 
 
@@ -112,7 +117,7 @@ class TestReplay:
         assert replay(databases, known, name) == Replayed(applied=1)
         assert replay(databases, known, name) == Replayed()
         assert database.totals() == sums([late, other])
-        assert statuses(database) == {late.event_id: "replayed"}
+        assert database.statuses() == {late.event_id: "replayed"}
         assert database.positions() == {0: 2}
         assert database.query("SELECT applied, duplicates FROM sinks") == [(2, 0)]
 
@@ -125,7 +130,7 @@ class TestReplay:
         database = Database(databases, name)
         with open_sink(databases, name) as sink:
             sink.apply(batch([first]))
-            assert sink.apply(batch([refused], start=1)) == Counts(1, 1, dead=1)
+            assert sink.apply(batch([refused], start=1)) == Counts(rows=1, rejected=1)
             correct_unit(databases)
             # A re-send is not applied beside its letter, be its cause gone or not.
             assert sink.apply(batch([refused, refused], start=2)) == Counts(2, 0, 2)
@@ -134,7 +139,7 @@ class TestReplay:
             assert replay(databases, known, name) == Replayed()
             assert sink.apply(batch([refused], start=4)) == Counts(1, 0, 1)
         assert database.totals() == sums([first, refused])
-        assert statuses(database) == {refused.event_id: "replayed"}
+        assert database.statuses() == {refused.event_id: "replayed"}
         assert database.query("SELECT applied, duplicates FROM sinks") == [(2, 3)]
 
     def test_what_is_refused_again_stays_open_and_says_why_now(
@@ -145,17 +150,16 @@ class TestReplay:
         with open_sink(databases) as sink:
             sink.apply(batch([first], dead=dead))
         for _ in range(2):
-            assert replay(databases, known) == Replayed(refused=2)
+            assert replay(databases, known) == Replayed(rejected=2)
             assert database.dead_letters() == {
                 mismatch.event_id: "unit mismatch",
                 newer.event_id: "unknown schema version",
             }
-        assert set(statuses(database).values()) == {"open"}
+        assert set(database.statuses().values()) == {"open"}
         assert database.totals() == sums([first])
-        assert database.processed() == 1
         assert database.query("SELECT FROM dead_letters WHERE last_seen_at <= first_seen_at") == []
         correct_unit(databases)
-        assert replay(databases, known) == Replayed(applied=1, refused=1)
+        assert replay(databases, known) == Replayed(applied=1, rejected=1)
         assert database.totals() == sums([first, mismatch])
 
     @pytest.mark.parametrize("name", STRATEGIES)
@@ -165,8 +169,8 @@ class TestReplay:
         late = kilos()
         with open_sink(databases, name) as sink:
             sink.apply(batch([], dead=[unread(late, 0)]))
-            assert sink.apply(batch([late], start=1)).fresh == 1
-        assert statuses(Database(databases, name)) == {late.event_id: "replayed"}
+            assert sink.apply(batch([late], start=1)).applied == 1
+        assert Database(databases, name).statuses() == {late.event_id: "replayed"}
         assert replay(databases, known, name) == Replayed()
         assert Database(databases, name).totals() == sums([late])
 
@@ -179,7 +183,7 @@ class TestReplay:
             sink.apply(batch([early]))
             sink.apply(batch([], start=1, dead=[unread(early, 1)]))
         assert replay(databases, known, name) == Replayed(duplicates=1)
-        assert statuses(Database(databases, name)) == {early.event_id: "replayed"}
+        assert Database(databases, name).statuses() == {early.event_id: "replayed"}
         assert Database(databases, name).totals() == sums([early])
 
     def test_an_event_that_came_unread_and_then_was_refused_is_kept_readable(
@@ -187,7 +191,7 @@ class TestReplay:
     ) -> None:
         first, broken = kilos(5), litres(kilos(7, version=2))
         with open_sink(databases) as sink:
-            sink.apply(batch([first], dead=[replace(unread(broken, 1), value=b"bad", reason="not JSON")]))
+            sink.apply(batch([first], dead=[dead_record(1, broken.event_id)]))
             sink.apply(batch([broken], start=2))
         assert database.dead_letters() == {broken.event_id: "unit mismatch"}
         correct_unit(databases)
@@ -202,7 +206,7 @@ class TestReplay:
             sink.apply(batch([first], dead=[unread(kilos(9, version=3), 1)]))
             sink.apply(batch([refused], start=2))
         before = everything(database)
-        assert replay(databases, known, dry_run=True) == Replayed(applied=1, refused=1)
+        assert replay(databases, known, dry_run=True) == Replayed(applied=1, rejected=1)
         assert discard(databases, dry_run=True) == 2
         assert everything(database) == before
 
@@ -211,11 +215,11 @@ class TestReplay:
     ) -> None:
         some = [kilos(3**number, number=number) for number in range(4)]
         set_aside(databases, *some)
-        deadly = tmp_path / "deadly.sql"
-        deadly.write_text(f"{PROJECTION.read_text()} SELECT pg_terminate_backend(pg_backend_pid());")
+        sql = (PROJECTIONS / "stock.sql").read_text()
+        deadly = projections_in(tmp_path, f"{sql} SELECT pg_terminate_backend(pg_backend_pid());")
         before = everything(database)
-        with pytest.raises(Failure, match="sink dedup: lost its database connection"):
-            replay(databases, with_projection(known, deadly))
+        with raises("database-connection-lost", "sink dedup"):
+            replay(databases, with_projections(known, deadly))
         assert everything(database) == before
         assert replay(databases, known) == Replayed(applied=4)
         assert database.totals() == sums(some)
@@ -249,28 +253,28 @@ class TestReplay:
     ) -> None:
         late = kilos()
         set_aside(databases, late, name=name)
-        chosen = choose(databases, Selection(KEY, sink=name))
+        chosen = choose(databases, Selection(sink=name))
         assert replay(databases, known, name) == Replayed(applied=1)
         with closing(connect(databases, SinkRole.WRITER)) as connection:
-            assert repair.replay(connection, known, chosen) == {name: Replayed()}
+            assert repair.replay(connection, known, chosen, applier_of=Applier) == {name: Replayed()}
             assert repair.discard(connection, chosen) == {name: 0}
         assert Database(databases, name).totals() == sums([late])
-        assert statuses(Database(databases, name)) == {late.event_id: "replayed"}
+        assert Database(databases, name).statuses() == {late.event_id: "replayed"}
 
     def test_letters_of_a_strategy_that_is_gone_are_told(self, databases: Settings, known: Known) -> None:
         set_aside(databases, kilos())
         with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
             cursor.execute("UPDATE dead_letters SET sink = 'gone'")
-        with pytest.raises(Failure, match="no strategy called gone"):
+        with raises("strategy-unknown", "gone"):
             replay(databases, known, "gone")
 
     def test_several_sinks_at_once(self, databases: Settings, known: Known) -> None:
         late = kilos()
         for name in ("dedup", "naive"):
             set_aside(databases, late, name=name)
-        chosen = choose(databases, Selection(KEY, identities=[late.event_id]))
+        chosen = choose(databases, Selection(identities=[late.event_id]))
         with closing(connect(databases, SinkRole.WRITER)) as connection:
-            done = repair.replay(connection, known, chosen)
+            done = repair.replay(connection, known, chosen, applier_of=Applier)
         assert done == {"dedup": Replayed(applied=1), "naive": Replayed(applied=1)}
         assert all(Database(databases, name).totals() == sums([late]) for name in ("dedup", "naive"))
 
@@ -290,7 +294,7 @@ class TestBesideASink:
             fence.lock(cursor, "dedup")
             thread.start()
             wait_for("the replay to wait", lambda: bool(database.query(waits)), timeout_s=20)
-            assert statuses(database) == {late.event_id: "open"}
+            assert database.statuses() == {late.event_id: "open"}
         thread.join()
         assert done == [Replayed(applied=1)]
 
@@ -325,7 +329,7 @@ class TestBesideASink:
                 thread.join()
         assert errors == []
         assert database.totals() == sums(some)
-        assert statuses(database) == dict.fromkeys((event.event_id for event in some), "replayed")
+        assert database.statuses() == dict.fromkeys((event.event_id for event in some), "replayed")
         assert database.query("SELECT applied FROM sinks") == [(30,)]
 
 
@@ -346,7 +350,7 @@ class TestDiscard:
             sink.apply(batch([], start=6, dead=[unread(late, 6)]))
         assert replay(databases, known, name) == Replayed()
         assert database.totals() == sums([first])
-        assert statuses(database) == {late.event_id: "discarded", refused.event_id: "discarded"}
+        assert database.statuses() == {late.event_id: "discarded", refused.event_id: "discarded"}
         assert database.query("SELECT FROM dead_letters WHERE last_seen_at <= first_seen_at") == []
 
 
@@ -354,34 +358,50 @@ class TestRefusals:
     """What a strategy remembers of a batch in which the projection refuses something."""
 
     @pytest.mark.parametrize("name", STRATEGIES)
-    def test_only_what_was_applied_is_remembered(self, databases: Settings, name: str) -> None:
+    def test_the_rest_of_its_batch_is_applied_and_its_letter_says_that_it_is_not(
+        self, databases: Settings, name: str
+    ) -> None:
         first, second = kilos(5), replace(kilos(7, version=2), total_after=12)
         refused = litres(kilos(100, version=3))
         with open_sink(databases, name) as sink:
             counts = sink.apply(batch([first, refused, second, refused]))
-        assert counts == Counts(rows=4, fresh=3, duplicates=1, dead=1)
+        assert counts == Counts(rows=4, applied=2, duplicates=1, rejected=1)
         database = Database(databases, name)
         assert database.totals() == sums([first, second])
-        remembered = {
-            str(event_id)
-            for event_id, sink_name in (
-                *database.query("SELECT event_id, sink FROM processed_events"),
-                *database.query("SELECT event_id, sink FROM landed_events"),
-                *database.query("SELECT event->>'event_id', sink FROM event_log"),
-            )
-        }
-        assert remembered <= {first.event_id, second.event_id}
+        assert database.statuses() == {refused.event_id: "open"}
         assert database.query("SELECT applied, duplicates FROM sinks") == [(2, 1)]
 
-    def test_a_projection_that_refuses_what_it_was_not_given_is_told(
-        self, databases: Settings, database: Database, known: Known, tmp_path: Path
+    def test_a_version_that_was_refused_does_not_hide_an_earlier_one(self, databases: Settings, known: Known) -> None:
+        """Under `upsert`, whose guard is the version: an invalid record is replayed after a later event was refused."""
+        first, late = replace(kilos(5), total_after=5), replace(kilos(7, version=2), total_after=12)
+        refused = litres(replace(kilos(1, version=3), total_after=13))
+        database = Database(databases, "upsert")
+        with open_sink(databases, "upsert") as sink:
+            sink.apply(batch([first], dead=[unread(late, 1)]))
+            sink.apply(batch([refused], start=2))
+        assert database.query("SELECT version FROM key_versions") == [(1,)]
+        assert replay(databases, known, "upsert") == Replayed(applied=1, rejected=1)
+        assert database.totals() == {nth_key(1): 12}
+        correct_unit(databases)
+        assert replay(databases, known, "upsert") == Replayed(applied=1)
+        assert database.totals() == {nth_key(1): 13}
+
+    @pytest.mark.parametrize("whose", ["gen_random_uuid()", "event_id"])
+    def test_a_projection_may_only_refuse_new_events(
+        self, databases: Settings, database: Database, known: Known, tmp_path: Path, whose: str
     ) -> None:
-        wrong = tmp_path / "wrong.sql"
-        wrong.write_text("INSERT INTO rejected SELECT gen_random_uuid(), 'no', 'no'")
-        set_aside(databases, kilos())
-        with pytest.raises(Failure, match="rejects events that are not in its batch"):
-            replay(databases, with_projection(known, wrong))
-        assert database.processed() == 0
+        """An event that is applied already must not become a dead letter, or its replay would apply it twice."""
+        wrong = projections_in(
+            tmp_path, f"-- [refuse]\nINSERT INTO rejections SELECT {whose}, 'no', 'no' FROM batch\n-- [apply]\nSELECT 1"
+        )
+        first, late = kilos(5, number=2), kilos()
+        with open_sink(databases) as sink:
+            sink.apply(batch([first]))
+            sink.apply(batch([], start=1, dead=[unread(first, 1), unread(late, 2)]))
+        with raises("projection-refuses-unknown", "dedup"):
+            replay(databases, with_projections(known, wrong))
+        assert database.statuses() == {first.event_id: "open", late.event_id: "open"}
+        assert database.processed() == 1
 
 
 class TestCommand:
@@ -389,7 +409,7 @@ class TestCommand:
     def letters(self, databases: Settings) -> Sequence[Event]:
         """One unread, one refused, one without any id, and the first of them in a second sink too."""
         late, refused = kilos(9, number=2), litres(kilos(7, version=2))
-        nameless = replace(unread(kilos(), 3), event_id=None, value=b"\xff", reason="missing id")
+        nameless = dead_record(3, value=b"\xff", key=refused.key.encode(), reason="missing id")
         with open_sink(databases) as sink:
             sink.apply(batch([kilos(5)], dead=[unread(late, 1)]))
             sink.apply(batch([refused], start=2))
@@ -434,7 +454,7 @@ class TestCommand:
     def test_show_one_in_full(self, databases: Settings, letters: Sequence[Event]) -> None:
         late, refused = letters
         assert "dedup, naive" in self.run(databases, "show", late.event_id, status=1)
-        assert "no dead letter is called x" in self.run(databases, "show", "x", status=1)
+        assert "there is no dead letter x" in self.run(databases, "show", "x", status=1)
         shown = json.loads(self.run(databases, "show", late.event_id, "--sink", "dedup", "--json"))
         assert json.loads(shown["value"])["quantity"] == late.quantity
         assert (shown["key"], shown["topic"], shown["offset"]) == (late.key, TOPIC, 1)
@@ -457,14 +477,14 @@ class TestCommand:
         assert told == "sink dedup: would discard 1\n"
         assert everything(database) == before
         told = self.run(databases, "replay", *mine, "--reason", "unknown schema version")
-        assert told == "sink dedup: replayed 1 (1 applied, 0 were applied already), 0 refused again\n"
+        assert told == "sink dedup: replayed 1 (1 applied, 0 were applied already), 0 rejected again\n"
         again = json.loads(self.run(databases, "replay", *mine, "--event-id", late.event_id, "--json"))
         assert again == {"dry_run": False, "sinks": {}}
         assert self.run(databases, "discard", *mine) == "sink dedup: discarded 2\n"
         assert self.run(databases, "replay", *mine) == "no dead letters to replay\n"
-        assert set(statuses(database).values()) == {"replayed", "discarded"}
-        assert set(statuses(Database(databases, "naive")).values()) == {"open"}
+        assert set(database.statuses().values()) == {"replayed", "discarded"}
+        assert set(Database(databases, "naive").statuses().values()) == {"open"}
         assert database.totals()[late.key] == late.quantity
 
     def test_a_wrong_time_is_wrong_usage(self, databases: Settings) -> None:
-        assert "is no time like" in self.run(databases, "list", "--since", "soon", status=2)
+        assert "is not a time like" in self.run(databases, "list", "--since", "soon", status=2)

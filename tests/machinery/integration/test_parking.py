@@ -16,31 +16,32 @@ from hypothesis import strategies as st
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink import job as jobs
-from outbox.sink.apply import Counts, Sink
-from outbox.sink.job import Declared
+from outbox.sink.postgres.applier import Applier
+from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Counts
 from tests.support.events import STRATEGIES, Event, batch, nth_key, uuid7
 from tests.support.record_corpus import unread
-from tests.support.sink_driver import Database, sink_on
+from tests.support.sink_driver import Database, job_with, projections_in, sink_on
 
-ORDERED = "-- ordered by: item_id, version\n"
+ORDERED = "-- ordered\n"
 # Each event is a line of its item's statement; which may not be told before the one that it follows.
 STATEMENT = """
+-- [refuse]
+INSERT INTO rejections
+SELECT event_id, 'unwelcome', 'as yet' FROM new_events WHERE event_id IN (SELECT event_id FROM unwelcome);
+-- [apply]
 INSERT INTO statement (sink, item_id, version)
-SELECT %(sink)s, item_id, version FROM fresh
- WHERE event_id NOT IN (SELECT event_id FROM unwelcome)
- ORDER BY item_id, version;
-INSERT INTO rejected
-SELECT event_id, 'unwelcome', 'as yet' FROM fresh WHERE event_id IN (SELECT event_id FROM unwelcome);
+SELECT %(sink)s, item_id, version FROM new_events ORDER BY item_id, version;
 """
 TABLES = """
 CREATE TABLE statement (line bigserial, sink text, item_id uuid, version bigint);
 CREATE TABLE unwelcome (event_id uuid);
-GRANT SELECT, INSERT, DELETE ON statement, unwelcome TO stock_sink_writer;
-GRANT USAGE ON SEQUENCE statement_line_seq TO stock_sink_writer;
+GRANT SELECT, INSERT, DELETE ON statement, unwelcome TO {writer};
+GRANT USAGE ON SEQUENCE statement_line_seq TO {writer};
 """
 RANDOM = Random(11)  # noqa: S311
 EVENTS = [Event(uuid7(RANDOM), nth_key(number % 2), 1, number // 2 + 1) for number in range(12)]
@@ -52,9 +53,9 @@ class Statement:
     """A sink whose projection needs order, and what an operator does to it."""
 
     settings: Settings
-    projection: Path
+    projections: Path
     name: str
-    sink: Sink
+    sink: PostgresWriter
 
     def set(self, *, unwelcome: Sequence[Event]) -> None:
         """Which events the projection refuses."""
@@ -64,12 +65,11 @@ class Statement:
 
     def replay(self, **filters: str) -> Replayed:
         """Replay letters, as the command does."""
-        declared, one = jobs.sinks(self.settings)[self.name]
-        known = {self.name: Declared(replace(declared, projection=self.projection), one)}
+        known = {self.name: SinkSpec(job_with(self.projections), STRATEGIES[self.name])}
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
             with connection, connection.cursor() as cursor:
-                chosen = Selection("item_id", sink=self.name, **filters).choose(cursor, with_parked=True)  # type: ignore[arg-type]
-            return repair.replay(connection, known, chosen).get(self.name, Replayed())
+                chosen = Selection(sink=self.name, **filters).choose(cursor, with_parked=True)  # type: ignore[arg-type]
+            return repair.replay(connection, known, chosen, applier_of=Applier).get(self.name, Replayed())
 
     def lines(self) -> dict[str, list[int]]:
         """By item the versions on its statement, in the order they were written in."""
@@ -98,12 +98,11 @@ class Statement:
 @pytest.fixture(params=SURVIVES)
 def statement(databases: Settings, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Statement]:
     with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(TABLES)
-    projection = tmp_path / "statement.sql"
-    projection.write_text(ORDERED + STATEMENT)
+        cursor.execute(TABLES.replace("{writer}", databases.role_name(SinkRole.WRITER)))
+    projections = projections_in(tmp_path, ORDERED + STATEMENT, "statement")
     with closing(connect(databases, SinkRole.WRITER)) as connection:
-        sink = sink_on(connection, STRATEGIES[request.param], projection)
-        yield Statement(databases, projection, request.param, sink)
+        sink = sink_on(connection, STRATEGIES[request.param], projections)
+        yield Statement(databases, projections, request.param, sink)
 
 
 def of_key(number: int) -> list[Event]:
@@ -114,7 +113,7 @@ def test_later_events_of_the_key_wait_and_others_go_on(statement: Statement) -> 
     one, other = of_key(0), of_key(1)
     statement.set(unwelcome=[one[1]])
     counts = statement.sink.apply(batch([one[0], other[0], one[1], one[2], other[1]]))
-    assert counts == Counts(rows=5, fresh=5, dead=2)
+    assert counts == Counts(rows=5, applied=3, rejected=2)
     statement.sink.apply(batch([one[3], other[2]], start=5))
     assert statement.lines() == {nth_key(0): [1], nth_key(1): [1, 2, 3]}
     assert statement.reasons() == ["unwelcome", "parked", "parked"]
@@ -124,8 +123,8 @@ def test_they_are_replayed_behind_it(statement: Statement) -> None:
     one = of_key(0)
     statement.set(unwelcome=[one[1]])
     statement.sink.apply(batch(one[:4]))
-    assert statement.replay(reason="unwelcome") == Replayed(refused=3), "the cause is still there"
-    assert statement.replay(reason="parked") == Replayed(refused=2), "the one before them still waits"
+    assert statement.replay(reason="unwelcome") == Replayed(rejected=3), "the cause is still there"
+    assert statement.replay(reason="parked") == Replayed(rejected=2), "the one before them still waits"
     statement.set(unwelcome=[])
     assert statement.replay(reason="unwelcome") == Replayed(applied=3)
     statement.sink.apply(batch(one[4:], start=4))
@@ -148,7 +147,7 @@ def test_when_the_bad_one_is_given_up_they_follow_on_demand(statement: Statement
     statement.sink.apply(batch(one[:3]))
     with closing(connect(statement.settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
-            chosen = Selection("item_id", reason="unwelcome").choose(cursor)
+            chosen = Selection(reason="unwelcome").choose(cursor)
         repair.discard(connection, chosen)
     statement.sink.apply(batch(one[3:4], start=3))
     assert statement.lines() == {}, "those that wait are before it"
@@ -158,11 +157,11 @@ def test_when_the_bad_one_is_given_up_they_follow_on_demand(statement: Statement
 
 def test_a_projection_that_does_not_say_so_goes_on(statement: Statement) -> None:
     """The mistake that the line in its header is there for."""
-    statement.projection.write_text(STATEMENT)
+    hasty_ones = projections_in(statement.projections, STATEMENT, "statement")
     one = of_key(0)
     with closing(connect(statement.settings, SinkRole.WRITER)) as connection:
         statement.set(unwelcome=[one[1]])
-        hasty = sink_on(connection, replace(STRATEGIES[statement.name], name="hasty"), statement.projection)
+        hasty = sink_on(connection, replace(STRATEGIES[statement.name], name="hasty"), hasty_ones)
         hasty.apply(batch(one[:3]))
     assert Database(statement.settings).query("SELECT version FROM statement WHERE sink = 'hasty'") == [(1,), (3,)]
 

@@ -19,7 +19,7 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import apply as relay
 from outbox.stack.postgres import Postgres
-from outbox.writing.contract import Contract
+from outbox.writing.contract import EventSchema
 from tests.support.events import SHAPE
 from tests.support.outbox_rows import Row, ids, insert, row
 from tests.support.topic_reader import Record, out_of_order, read, relayed
@@ -71,7 +71,7 @@ def test_a_row_becomes_a_record_that_keeps_the_contract(shared_chain: Settings, 
         "traceparent": TRACEPARENT,
     }
     assert uuid.UUID(record.id).version == 7
-    contract = Contract(SHAPE.schema_file)
+    contract = EventSchema(SHAPE.schema_file)
     contract.check_headers(record.headers)
     contract.check_value(json.loads(record.value))
     with pytest.raises(Failure):
@@ -94,7 +94,7 @@ def test_a_record_of_the_snapshot_is_like_one_of_the_stream(topic: Settings) -> 
 def test_a_row_without_a_traceparent_becomes_a_record_that_keeps_the_contract(shared_chain: Settings) -> None:
     [record] = send(shared_chain, row())
     assert record.headers.get("traceparent") is None
-    Contract(SHAPE.schema_file).check_headers(record.headers)
+    EventSchema(SHAPE.schema_file).check_headers(record.headers)
 
 
 def test_text_and_numbers_arrive_as_they_were_written(shared_chain: Settings) -> None:

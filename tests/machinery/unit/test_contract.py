@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outbox.base.errors import Failure
-from outbox.writing.contract import Contract
+from outbox.writing.contract import EventSchema
 from tests.support.events import SHAPE
 
 VALUE: dict[str, Any] = {
@@ -28,8 +28,8 @@ HEADERS: dict[str, str | None] = {
 
 
 @pytest.fixture(scope="module")
-def contract() -> Contract:
-    return Contract(SHAPE.schema_file)
+def contract() -> EventSchema:
+    return EventSchema(SHAPE.schema_file)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def contract() -> Contract:
     ],
 )
 def test_an_event_as_the_service_writes_it_or_a_later_one_with_more_is_valid(
-    contract: Contract, change: dict[str, Any]
+    contract: EventSchema, change: dict[str, Any]
 ) -> None:
     contract.check_value({**VALUE, **change})
 
@@ -67,23 +67,24 @@ def test_an_event_as_the_service_writes_it_or_a_later_one_with_more_is_valid(
         ("occurred_at", "2026-11-21T10:00:00+01:00"),
     ],
 )
-def test_a_wrong_value_is_named(contract: Contract, name: str, value: object) -> None:
-    with pytest.raises(Failure, match=re.escape(f"$.{name}")):
+def test_a_wrong_value_is_named(contract: EventSchema, name: str, value: object) -> None:
+    with pytest.raises(Failure, match=re.escape(f"$.{name}")) as caught:
         contract.check_value({**VALUE, name: value})
+    assert caught.value.code == "contract-broken"
 
 
 @pytest.mark.parametrize("value", [None, [], "text", 1])
-def test_a_value_that_is_no_object_is_refused(contract: Contract, value: object) -> None:
+def test_a_value_that_is_no_object_is_refused(contract: EventSchema, value: object) -> None:
     with pytest.raises(Failure):
         contract.check_value(value)
 
 
-def test_headers_may_be_more_and_the_trace_may_be_absent_or_null(contract: Contract) -> None:
+def test_headers_may_be_more_and_the_trace_may_be_absent_or_null(contract: EventSchema) -> None:
     contract.check_headers(HEADERS)
     contract.check_headers({**HEADERS, "traceparent": None, "more": "x"})
 
 
 @pytest.mark.parametrize(("name", "value"), [("id", "1"), ("eventType", "item.made"), ("schemaVersion", "2")])
-def test_a_wrong_header_is_named(contract: Contract, name: str, value: str) -> None:
-    with pytest.raises(Failure, match=re.escape(f"$.{name}")):
+def test_a_wrong_header_is_named(contract: EventSchema, name: str, value: str) -> None:
+    with pytest.raises(Failure, match=re.escape(f"header {name}")):
         contract.check_headers({**HEADERS, name: value})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +12,7 @@ from outbox.sink.records import Event, Record, Rejection
 from tests.support.events import DECODER, NOW_MS
 from tests.support.record_corpus import GOOD, HEADERS, HEADERS_OF, ID, KEY, VALUES, changed, raw, record
 
-FACTS = GOOD | {"event_id": ID, "occurred_at": "2026-11-21T05:00:00.123456+00:00"}
+FACTS = GOOD | {"event_id": ID, "partition": 1, "offset": 7}
 
 
 def reason(one: Record) -> str | None:
@@ -28,13 +29,27 @@ def detail(one: Record) -> str:
 def event(one: Record) -> dict[str, Any]:
     found = DECODER.record(one)
     assert isinstance(found, Event), found
-    return DECODER.as_json(found)
+    facts: dict[str, Any] = json.loads(DECODER.as_json(found, partition=1, offset=7))
+    return facts
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_the_fault_of_a_value_is_found(name: str) -> None:
     value, expected = VALUES[name]
     assert reason(record(value)) == expected
+
+
+@pytest.mark.parametrize("name", ["quantity", "note"])
+@pytest.mark.parametrize(
+    ("levels", "expected"), [(199, None), (200, "not JSON"), (300, "not JSON"), (5000, "not JSON")]
+)
+def test_nesting_has_a_limit_on_every_python(name: str, levels: int, expected: str | None) -> None:
+    value = raw(name, '{"a":[' * (levels // 2) + "[" * (levels % 2) + "]" * (levels % 2) + "]}" * (levels // 2))
+    assert reason(record(value)) == (expected or (None if name == "note" else "schema violation"))
+
+
+def test_a_wide_value_is_not_deep() -> None:
+    assert reason(record(raw("note", "[" + "[]," * 1000 + "{}]"))) is None
 
 
 @pytest.mark.parametrize("name", HEADERS_OF)

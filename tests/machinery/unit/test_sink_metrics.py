@@ -13,13 +13,13 @@ from prometheus_client import generate_latest
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.sink import metrics as sink_metrics
-from outbox.sink.apply import Counts
 from outbox.sink.lag import Lag, LagLookup
 from outbox.sink.metrics import Metrics
 from outbox.sink.positions import Offsets
+from outbox.sink.writer import Counts
 from outbox.stack import ports
 
-COUNTS = Counts(rows=10, fresh=7, duplicates=3, dead=2)
+COUNTS = Counts(rows=10, applied=6, duplicates=3, rejected=1, dead=1)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from werkzeug.test import TestResponse
 from outbox.base.settings import Settings
 from outbox.http.database import make_engine
 from outbox.http.idempotency import Key
-from outbox.writing.contract import Contract
+from outbox.writing.contract import EventSchema
 from service.ledger import BALANCE_MAX_MINOR
 from service.schemas import NewTransfer
 from service.transfer import transfer
@@ -115,7 +115,7 @@ def test_every_event_keeps_the_contract(client: Client, databases: Settings) -> 
     user = client.open()
     bank = client.fund(user, BALANCE_MAX_MINOR)
     client.transfer(user, bank, 1, traceparent=TRACEPARENT)
-    contract = Contract(SHAPE.schema_file)
+    contract = EventSchema(SHAPE.schema_file)
     found = events(databases)
     assert len(found) == 4
     for one in found:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outbox.base.errors import Failure
-from outbox.writing.contract import Contract
+from outbox.writing.contract import EventSchema
 from tests.support.events import SHAPE
 
 VALUE: dict[str, Any] = {
@@ -22,15 +22,15 @@ VALUE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def contract() -> Contract:
-    return Contract(SHAPE.schema_file)
+def contract() -> EventSchema:
+    return EventSchema(SHAPE.schema_file)
 
 
-def test_version_1_stays_what_readers_rely_on(contract: Contract) -> None:
+def test_version_1_stays_what_readers_rely_on(contract: EventSchema) -> None:
     """A failure here is a broken reader somewhere: add an optional property, or write a version 2 beside this one."""
-    assert contract.schema["additionalProperties"] is True
-    assert set(contract.schema["required"]) == set(VALUE)
-    types = {name: contract.schema["properties"][name]["type"] for name in VALUE}
+    assert contract.document["additionalProperties"] is True
+    assert set(contract.document["required"]) == set(VALUE)
+    types = {name: contract.document["properties"][name]["type"] for name in VALUE}
     assert types == {name: "integer" if isinstance(value, int) else "string" for name, value in VALUE.items()}
     for name in VALUE:
         with pytest.raises(Failure, match=f"'{name}' is a required property"):

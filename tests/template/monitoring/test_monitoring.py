@@ -20,9 +20,9 @@ from pydantic import SecretStr
 
 from outbox.base.settings import load
 from outbox.sink import metrics as sink_metrics
-from outbox.sink.apply import Counts
 from outbox.sink.lag import Lag
 from outbox.sink.metrics import Metrics
+from outbox.sink.writer import Counts
 from service.app import create_app
 from tests.support.paths import ROOT
 from tests.template import dockerfile
