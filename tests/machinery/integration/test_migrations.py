@@ -80,7 +80,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(empty: Settings) -> None:
 
 def test_a_database_out_of_reach_is_named(databases: Settings) -> None:
     nowhere = databases.model_copy(update={"sink_db_port": ports.choose(0)[0]})
-    with raises("database-unreachable", f"{databases.sink_db_name} at 127.0.0.1:{nowhere.sink_db_port}"):
+    with raises("database-unavailable", f"{databases.sink_db_name} at 127.0.0.1:{nowhere.sink_db_port}"):
         migrate(nowhere)
 
 
