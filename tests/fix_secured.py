@@ -30,8 +30,8 @@ from outbox.stack import envfile, ports
 from outbox.stack.connect import Connect, worker_file
 from outbox.stack.kafka import Kafka
 from outbox.stack.postgres import UNPRIVILEGED, Postgres
-from tests.archive import unpack
 from tests.paths import ROOT
+from tests.support.archive import unpack
 from tests.support.homes import TEST_HOMES, Homes
 
 SYSTEM = {"linux": "linux", "darwin": "darwin"}.get(sys.platform)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.archive import unpack
+from tests.support.archive import unpack
 
 type_of = {"link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE, "folder": tarfile.DIRTYPE, "pipe": tarfile.FIFOTYPE}
 Pack = Callable[..., Path]
