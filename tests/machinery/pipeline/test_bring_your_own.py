@@ -100,8 +100,8 @@ def test_the_whole_chain_by_settings_alone(relaying: Secured) -> None:
     assert "2 again" in succeed(relaying, "rewind", "--sink", "dedup", "--to-earliest", "--dry-run")
 
     done = run(relaying, "doctor", "--json")
-    wrong = [finding["text"] for finding in json.loads(done.stdout) if not finding["is_well"]]
-    assert wrong == ["sink dedup has no driver; it is 0 offsets behind"], "it has caught up and ended"
+    wrong = [finding["code"] for finding in json.loads(done.stdout) if not finding["is_ok"]]
+    assert wrong == ["sink-not-running"], "it has caught up and ended"
 
 
 @pytest.mark.parametrize(
