@@ -8,22 +8,37 @@ SOURCES := outbox service sinks migrations demo bench tests bootstrap.py
 # Nothing newer than Python 3.11. It takes the decode of a record for the one that strings had in Python 2.
 VERMIN := --target=3.11- --violations --pessimistic --quiet --no-tips --exclude str.decode
 
-.PHONY: demo test check bench install lock clean
+.PHONY: demo test test-machinery test-sample check bench install lock clean
 
 demo: .venv/demo
 	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
 
-# In two processes, each with a stack of its own; ARGS="-n 0 …" for one. Most of the work is that of JVMs which have just
-# begun: the first compiler is the one that pays.
-test: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
+# Three suites, each in a session of its own: the machinery on a domain made for its tests, the sample on the machinery,
+# and this repository's files. In two processes, each with a stack of its own; ARGS="-n 0 …" for one. Most of the work is
+# that of JVMs which have just begun: the first compiler is the one that pays.
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+test test-machinery test-sample: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
 test: install
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PYTEST) tests/machinery $(PARALLEL) $(ARGS)
+	@$(PYTEST) tests/sample $(PARALLEL) $(ARGS)
+	@$(PYTEST) tests/template $(ARGS)
+
+# The machinery's tests in a copy without the sample: what a project has that has deleted it.
+test-machinery: install
+	@$(BIN)/python -m tests.template.scratch machinery $(PARALLEL) $(ARGS)
+
+test-sample: install
+	@$(PYTEST) tests/sample $(PARALLEL) $(ARGS)
+	@$(PYTEST) tests/template $(ARGS)
 
 check: install
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
 	@$(BIN)/mypy
 	@$(BIN)/vermin $(VERMIN) $(SOURCES)
-	@$(BIN)/python -m pytest -q tests/unit
+	@$(PYTEST) -q tests/machinery/unit
+	@$(PYTEST) -q tests/sample/unit $(wildcard tests/sample/*/unit)
+	@$(PYTEST) -q tests/template
 
 bench: install
 	@$(BIN)/python -m bench $(ARGS)

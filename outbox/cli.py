@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 
+from outbox.base import project
 from outbox.base.errors import Failure
 
 
@@ -62,7 +64,14 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name].target.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        try:
+            command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            raise Failure(
+                f"`outbox {cmd_name}` needs the package of the module {error.name}",
+                "install the extra of pyproject.toml that has it, or run make install",
+                code="package-missing",
+            ) from error
         assert isinstance(command, click.Command)  # noqa: S101
         return command
 
@@ -95,6 +104,8 @@ def outbox(home: Path | None) -> None:
     """A transactional outbox, end to end: service, Postgres, Debezium, Kafka, idempotent sinks."""
     if home is not None:
         os.environ["OUTBOX_HOME"] = str(home.absolute())  # for the processes that we start
+    with suppress(Failure):  # help needs no project; a command that needs one says what is wrong
+        project.make_importable()
 
 
 def main() -> None:

@@ -1,20 +1,29 @@
-"""The fixtures: real servers, shared by the session; databases, topic, slot and checkpoint of each test its own."""
+"""What the three suites share. Each suite works for a project of its own, so each runs in a session of its own."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-pytest_plugins = [
-    "tests.fix_stack",
-    "tests.fix_databases",
-    "tests.fix_chain",
-    "tests.fix_service",
-    "tests.fix_secured",
-    "tests.fix_spark",
-]
+SUITES = ("machinery", "sample", "template")
+TESTS = Path(__file__).parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a session of several suites: the project that they work for is the whole process's."""
+    asked = {_suite(Path(argument.partition("::")[0])) for argument in config.args}
+    if len(asked) != 1 or None in asked:
+        paths = ", ".join(f"tests/{name}" for name in SUITES)
+        raise pytest.UsageError(f"the suites work for different projects: run one of {paths}, or `make test` for all")
+
+
+def _suite(path: Path) -> str | None:
+    absolute = path.absolute()
+    below = absolute.relative_to(TESTS).parts if absolute.is_relative_to(TESTS) else ()
+    return below[0] if below and below[0] in SUITES else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -234,7 +234,7 @@ def _fate(row: Written, log: TopicLog, known: Versions | None, applied: int, lat
 
 
 def _count_gaps(log: TopicLog, versions: Mapping[str, Versions], report: Report) -> None:
-    """Count the versions that no event on the topic has. Each record that breaks the contract accounts for one."""
+    """Count the versions that no event on the topic has. Each record that breaks the contract explains one."""
     refused = Counter(one.key for one in log.refused.values())
     gaps = {key: found.missing - refused[key] for key, found in versions.items() if found.missing > refused[key]}
     report.missing_versions = sum(gaps.values())

@@ -7,6 +7,7 @@ machinery knows the project's domain.
 from __future__ import annotations
 
 import os
+import sys
 import tomllib
 from dataclasses import dataclass, field
 from functools import cache
@@ -88,6 +89,19 @@ def load(root: Path) -> Project:
             f"known are {', '.join(sorted(name.replace('_', '-') for name in known))}, connect, migrations",
         )
     return Project(root=root, folders=folders, **values)
+
+
+def make_importable() -> None:
+    """Let this process, and those that it starts, import the project's packages.
+
+    Raises Failure if there is no project.
+    """
+    root = str(current().root)
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if root not in inherited:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, *inherited]))
 
 
 def _table(folder: Path) -> dict[str, Any] | None:

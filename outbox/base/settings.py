@@ -116,9 +116,11 @@ class Settings(BaseSettings):
     connect_cafile: Path | None = Field(None, description="CA file of Connect's REST interface")
     connector: str = _named("connector", description="name of the connector and its slot", pattern="^[a-z0-9_]+$")
     connect_offsets_topic: str = Field("outbox.connect.offsets", description="the worker's offset.storage.topic")
-    connect_source_db_host: str | None = Field(None, description="the ledger's host as seen from Connect, if another")
+    connect_source_db_host: str | None = Field(
+        None, description="the source database's host as seen from Connect, if another"
+    )
     connect_source_db_sslrootcert: str | None = Field(
-        None, description="the ledger's CA file as seen from Connect, if another"
+        None, description="the source database's CA file as seen from Connect, if another"
     )
     connect_source_db_password_reference: str = Field(
         "${env:OUTBOX_SOURCE_DB_CDC_PASSWORD}",

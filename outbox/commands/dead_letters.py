@@ -71,7 +71,7 @@ def dead_letters() -> None:
 def list_(limit: int | None, as_json: bool, **chosen: Any) -> None:
     """List them, the oldest first."""
     settings = configuration.load()
-    selection = _selection(settings, chosen)
+    selection = _selection(chosen)
     with _reading(settings) as connection:
         letters = selection.headlines(connection, limit if as_json else limit or SHOWN)
         with connection.cursor() as cursor:
@@ -92,7 +92,7 @@ def list_(limit: int | None, as_json: bool, **chosen: Any) -> None:
 def show(identity: str, sink: str | None, as_json: bool) -> None:
     """Show one in full, whatever its status."""
     settings = configuration.load()
-    selection = _selection(settings, {"identities": [identity], "sink": sink, "status": "all"})
+    selection = _selection({"identities": [identity], "sink": sink, "status": "all"})
     with _reading(settings) as connection:
         letters = selection.in_full(connection)
     if not letters:
@@ -151,6 +151,7 @@ def replay(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bo
         raise Failure(
             f"{rejected} dead letters {'would ' if dry_run else ''}stay open",
             f"`outbox dead-letters list` says why; for '{OLDER_THAN_HORIZON}' see --older-than-horizon",
+            code="dead-letters-stay-open",
         )
 
 
@@ -172,10 +173,9 @@ def discard(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
     click.echo("\n".join(lines) or "no dead letters to discard")
 
 
-def _selection(settings: Settings, chosen: dict[str, Any]) -> Selection:
+def _selection(chosen: dict[str, Any]) -> Selection:
     identities = [identity.lower() for identity in chosen.pop("identities")]
-    key_columns = {name: one.job.decoder.key for name, one in spec.sinks(settings).items()}
-    return Selection(key_columns=key_columns, identities=identities, **chosen)
+    return Selection(identities=identities, **chosen)
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def _to_repair(
     settings: Settings, chosen: dict[str, Any], is_all: bool, *, with_parked: bool = False
 ) -> Iterator[tuple[extensions.connection, list[Chosen]]]:
     """The chosen dead letters, and a connection to work on them. Wrong usage without any filter."""
-    selection = _selection(settings, chosen)
+    selection = _selection(chosen)
     if not (is_all or selection.is_narrow):
         raise click.UsageError("Choose dead letters by an option, or use --all.")
     with closing(connect(settings, SinkRole.WRITER)) as connection:

@@ -30,15 +30,17 @@ VALUES %s
 ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
 """
 # Rejected events are valid, so their columns are kept in place of their bytes. An existing letter is open: an earlier
-# record of the event was invalid, or this is a replay.
+# record of the event was invalid, and may have had another key; or this is a replay. An event that is parked is known
+# by that: what else is wrong with it may change until its turn comes.
 INSERT_REJECTED = """
-INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", event, event_id, reason, detail)
-SELECT DISTINCT ON (event_id) %(sink)s, event_id::text, %(topic)s, %(topic_id)s, batch.partition, batch."offset",
-       to_jsonb(batch), event_id, reason, detail
-  FROM batch JOIN rejections USING (event_id)
- ORDER BY event_id, reason <> 'parked', batch.partition, batch."offset"
+INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", key, event, event_id, reason, detail)
+SELECT DISTINCT ON (batch.event_id) %(sink)s, batch.event_id::text, %(topic)s, %(topic_id)s, partition, "offset",
+       convert_to(batch.{key}::text, 'UTF8'), to_jsonb(batch), batch.event_id, rejections.reason, rejections.detail
+  FROM batch JOIN rejections ON rejections.event_id = batch.event_id
+ ORDER BY batch.event_id, rejections.reason <> 'parked', partition, "offset"
 ON CONFLICT (sink, identity) DO UPDATE
-   SET event = excluded.event, reason = excluded.reason, detail = excluded.detail, last_seen_at = now()
+   SET key = excluded.key, event = excluded.event, reason = excluded.reason, detail = excluded.detail,
+       last_seen_at = now()
 """
 # An open letter of an invalid record does not hold up a valid record of the same event: nobody could apply the letter.
 DROP_RESOLVED = """
@@ -90,12 +92,6 @@ def insert(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, dead
         rows = [(sink, name, topic_id, topic, *columns(one)) for name, one in chunk]
         execute_values(cursor, INSERT, rows, page_size=len(rows))
     return len(dead)
-
-
-def insert_rejected(cursor: extensions.cursor, sink: str, topic: str, topic_id: str) -> int:
-    """Write the events of ``batch`` that are in ``rejections``, in the caller's transaction, and return how many."""
-    cursor.execute(INSERT_REJECTED, {"sink": sink, "topic": topic, "topic_id": topic_id})
-    return cursor.rowcount
 
 
 def drop_resolved(cursor: extensions.cursor, sink: str) -> list[str]:

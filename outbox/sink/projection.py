@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Literal
 
 from outbox.base.errors import Failure
+from outbox.sink.sections import sql_sections
 
-SECTION = re.compile(r"^-- \[(\w+)\]$", re.MULTILINE)
+ORDERED = re.compile(r"^-- ordered$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,10 @@ def rebuilds(folder: Path) -> list[Path]:
 
 
 def _read(file: Path) -> Projection:
-    text = file.read_text()
-    header, *rest = SECTION.split(text)
-    sections = dict(zip(rest[::2], rest[1::2], strict=True))
-    unknown = sorted(sections.keys() - {"refuse", "apply"})
-    if unknown or (sections and "apply" not in sections):
-        raise Failure(
-            f"{file}: sections are {', '.join(sections)}",
-            "there are `-- [refuse]` and `-- [apply]`",
-            code="projection-section-unknown",
-        )
-    is_ordered = bool(re.search(r"^-- ordered$", header, re.MULTILINE))
+    sections = sql_sections(file, "apply", "refuse")
     return Projection(
-        file.name.removesuffix(".sql"), sections.get("refuse", ""), sections.get("apply", text), is_ordered
+        name=file.name.removesuffix(".sql"),
+        refuse=sections.get("refuse", "").strip(),
+        apply=sections["apply"],
+        is_ordered=bool(ORDERED.search(file.read_text())),
     )

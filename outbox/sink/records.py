@@ -6,7 +6,6 @@ it runs wherever the records are.
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -86,13 +85,12 @@ class RecordDecoder(ABC):
         event_id = _text(dict(record.headers).get("id"))
         return event_id if event_id is not None and UUID.fullmatch(event_id) else None
 
-    def as_json(self, event: Event) -> dict[str, Any]:
-        """The event as a JSON object of the batch's columns, without its place."""
-        values = dict(zip((column.name for column in self.columns), event.values, strict=True))
-        nested = {column.name for column in self.columns if column.type == "jsonb"}
-        plain = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
-        decoded = {name: json.loads(value) for name, value in plain.items() if name in nested and value is not None}
-        return {"event_id": event.event_id, **plain, **decoded}
+    def as_json(self, event: Event, partition: int, offset: int) -> str:
+        """The event as a JSON object of the batch's columns. Numbers keep all their digits."""
+        row: dict[str, Any] = {"event_id": event.event_id, "partition": partition, "offset": offset}
+        for column, value in zip(self.columns, event.values, strict=True):
+            row[column.name] = msgspec.Raw(value.encode()) if column.type == "jsonb" and value is not None else value
+        return msgspec.json.encode(row).decode()
 
     def decode(self, table: pa.Table | pa.RecordBatch) -> Decoded:
         """The events and the other records of a table with the columns of Spark's Kafka source (with headers)."""

@@ -4,6 +4,10 @@ A strategy reads the temporary table ``batch`` and inserts what is new into ``ne
 transaction that applies. It may remember what it has seen in its own tables. It may put events of ``batch`` into
 ``rejections`` (event_id, reason, detail) in place of ``new_events``; they become dead letters.
 
+A strategy may have two sections. ``-- [select]`` is all of that; ``-- [remember]`` runs once rejected events have left
+``new_events``, for a strategy that must not remember them. Without sections all of the file selects. What a strategy
+without ``-- [remember]`` knows of a rejected event stays: the event's dead letter says that it is not applied.
+
 ``%(sink)s`` is the sink's name, ``%(topic)s`` and ``%(topic_id)s`` are the topic's; a literal percent sign is written
 twice. ``{key}`` and ``{version}`` are the columns of the job's key and version.
 """
@@ -16,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outbox.base.errors import Failure
+from outbox.sink.sections import sql_sections
 
 BUILT_IN = Path(__file__).with_name("strategies")
 REQUIRED = ("idea", "survives", "costs", "choose")
@@ -31,7 +36,8 @@ class Strategy:
     survives: str
     costs: str
     choose: str
-    sql: str
+    select: str
+    remember: str = ""
     start: Literal["positions", "earliest"] = "positions"
     """Where a sink without checkpoint begins: at its positions, or, like a plain consumer, at the earliest event."""
     takes: Literal["events", "states"] = "events"
@@ -41,6 +47,16 @@ class Strategy:
     cannot recognise the event of a dead letter, so a replay takes such an event for new: its dead letter is open."""
     needs: Literal["", "version"] = ""
     """What it needs of the job's events."""
+
+    @property
+    def remembers_ids(self) -> bool:
+        """Whether it needs the partitions of processed_events."""
+        return "processed_events" in self.select + self.remember
+
+    @property
+    def rejects(self) -> bool:
+        """Whether it may reject events itself."""
+        return "rejections" in self.select
 
 
 def load(folder: Path) -> dict[str, Strategy]:
@@ -60,4 +76,5 @@ def _read(file: Path) -> Strategy:
         )
     found: dict[str, Any] = {word: header[word] for word in REQUIRED}
     found |= {word: value for word, value in OPTIONS.items() if header.get(word) == value}
-    return Strategy(name=file.stem, sql=sql, **found)
+    sections = sql_sections(file, "select", "remember")
+    return Strategy(name=file.stem, select=sections["select"], remember=sections.get("remember", ""), **found)

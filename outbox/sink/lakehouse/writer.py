@@ -77,7 +77,7 @@ class LakehouseWriter(SinkWriter):
         Raises Failure if the sink has a driver already.
         """
         super().__init__(connection, spec.name)
-        self._merge, self._schema, self._uri = spec.strategy.sql, schema, uri
+        self._merge, self._schema, self._uri = spec.strategy.select, schema, uri
         with self._errors("does not let the sink start"), connection, connection.cursor() as cursor:
             cursor.execute(TABLES)
 
@@ -254,7 +254,7 @@ class LakehouseApplier(Applier):
         """Raises Failure if the table is gone, or differs from what its SQL declares."""
         super().__init__(spec)
         self._dry_run = dry_run
-        self._table = Table(spark, spec.name, spec.strategy.sql, schema.read_text(), uri)
+        self._table = Table(spark, spec.name, spec.strategy.select, schema.read_text(), uri)
         self._table.require()
 
     def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from psycopg2 import extensions, sql
 
+from outbox.base.errors import Failure
 from outbox.sink import dead_letters
 from outbox.sink.postgres.staging import copy_table
 from outbox.sink.projection import Projection, load
@@ -32,12 +33,18 @@ CREATE TEMPORARY TABLE rejections (event_id uuid NOT NULL, reason text NOT NULL,
 """
 # By the names of the columns; a property that is no column is left out.
 STAGE = "INSERT INTO batch SELECT one.* FROM jsonb_populate_recordset(NULL::batch, %s::jsonb) AS one"
-IS_EMPTY = "SELECT NOT EXISTS (SELECT FROM batch)"
+# They are in what was taken from the source, so an open letter of one is closed.
 DROP_BASED = """
-DELETE FROM batch USING base_versions AS base
- WHERE base.sink = %(sink)s AND base.key = batch.{key}::text AND batch.{version} <= base.version
+WITH based AS (
+    DELETE FROM batch USING base_versions AS base
+     WHERE base.sink = %(sink)s AND base.key = batch.{key}::text AND batch.{version} <= base.version
+    RETURNING batch.event_id
+)
+UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
+  FROM based
+ WHERE letter.sink = %(sink)s AND letter.identity = based.event_id::text AND letter.status = 'open'
 """
-# A replayed event that was refused is new although the strategy knows it. {condition} leaves out what the dead letter
+# A replayed event that was rejected is new although the strategy knows it. {condition} leaves out what the dead letter
 # itself cannot decide.
 ADMIT = """
 WITH admitted AS (
@@ -52,25 +59,41 @@ SELECT batch.*
   FROM batch JOIN admitted USING (event_id)
  WHERE NOT EXISTS (SELECT FROM new_events WHERE new_events.event_id = batch.event_id)
 """
-# What blocks an event are earlier events of its key: open letters, but for those that are being replayed now, and what
-# is refused in this transaction. An invalid record has no version: what lies behind it in its partition came later.
-PARK = """
+# What blocks an event are earlier events of its key: open letters, but for those whose events are in this batch, and
+# what is rejected in this transaction. An invalid record has no version: what lies behind it in its partition came
+# later. Of all that block a key the first one decides, so that a key with many letters costs no more than others.
+PARK_BEHIND_INVALID = """
 INSERT INTO rejections (event_id, reason, detail)
-SELECT DISTINCT ON (new.event_id) new.event_id, %(parked)s, format('behind %%s', blocker.identity)
+SELECT DISTINCT new.event_id, %(parked)s, format('behind %%s', blocker.identity)
   FROM new_events AS new
-  JOIN (SELECT identity, coalesce(key, convert_to(event ->> {key_name}, 'UTF8')) AS key,
-               (event ->> {version_name})::numeric AS version, partition, "offset"
+  JOIN (SELECT DISTINCT ON (key) key, partition, "offset", identity
           FROM dead_letters
-         WHERE sink = %(sink)s AND status = 'open'
+         WHERE sink = %(sink)s AND status = 'open' AND event IS NULL
            AND NOT EXISTS (SELECT FROM batch WHERE batch.event_id::text = identity)
-         UNION ALL
-        SELECT event_id::text, convert_to(refused.{key}::text, 'UTF8'), refused.{version}, partition, "offset"
-          FROM new_events AS refused JOIN rejections USING (event_id)) AS blocker
+         ORDER BY key, partition, "offset") AS blocker
     ON blocker.key = convert_to(new.{key}::text, 'UTF8')
-   AND CASE WHEN blocker.version IS NULL
-            THEN (new.partition, new."offset") > (blocker.partition, blocker."offset")
-            ELSE new.{version} > blocker.version END
- ORDER BY new.event_id, blocker.partition, blocker."offset"
+   AND (new.partition, new."offset") > (blocker.partition, blocker."offset")
+"""
+PARK_BEHIND_VERSION = """
+INSERT INTO rejections (event_id, reason, detail)
+SELECT DISTINCT new.event_id, %(parked)s, format('behind %%s', blocker.identity)
+  FROM new_events AS new
+  JOIN (SELECT DISTINCT ON (key) key, version, identity
+          FROM (SELECT key, (event ->> {version_name})::numeric AS version, identity
+                  FROM dead_letters
+                 WHERE sink = %(sink)s AND status = 'open' AND event IS NOT NULL
+                   AND NOT EXISTS (SELECT FROM batch WHERE batch.event_id::text = identity)
+                 UNION ALL
+                SELECT convert_to(batch.{key}::text, 'UTF8'), batch.{version}, batch.event_id::text
+                  FROM batch JOIN rejections USING (event_id)) AS earlier
+         ORDER BY key, version) AS blocker
+    ON blocker.key = convert_to(new.{key}::text, 'UTF8') AND new.{version} > blocker.version
+ WHERE NOT EXISTS (SELECT FROM rejections AS known WHERE known.event_id = new.event_id AND known.reason = %(parked)s)
+"""
+COUNT_REJECTIONS = """
+SELECT count(*),
+       count(*) FILTER (WHERE NOT EXISTS (SELECT FROM new_events WHERE new_events.event_id = rejections.event_id))
+  FROM rejections
 """
 DROP_REJECTED = "DELETE FROM new_events USING rejections WHERE new_events.event_id = rejections.event_id"
 
@@ -86,11 +109,20 @@ class Applier:
     """Applies the events in ``batch``, on the connection that ``prepare`` was called for."""
 
     def __init__(self, spec: SinkSpec) -> None:
-        """Raises Failure if the job has no projection for what its strategy takes."""
+        """Raises Failure if the job has no projection for what its strategy takes, or one that needs a version that its
+        events do not have.
+        """
         self.name = spec.name
-        self._strategy = spec.strategy
+        self.strategy = spec.strategy
         self._decoder = spec.job.decoder
         self._projections: Sequence[Projection] = load(spec.job.projections, spec.strategy.takes)
+        self._is_ordered = any(projection.is_ordered for projection in self._projections)
+        if self._is_ordered and self._decoder.version is None:
+            raise Failure(
+                f"sink {self.name}: a projection in {spec.job.projections} is ordered, and its events have no version",
+                "name the version in the job's decoder, or remove the line `-- ordered`",
+                code="projection-needs-version",
+            )
         self._names = _names(spec.job.decoder)
 
     def prepare(self, cursor: extensions.cursor) -> None:
@@ -121,11 +153,7 @@ class Applier:
         Each event ends as applied or as a duplicate, and an open dead letter of it is closed; or as rejected, with an
         open dead letter.
         """
-        parameters = self._parameters(cursor, topic, topic_id)
-        if not parameters:
-            return Applied(0, 0)
-        self._execute(cursor, self._strategy.sql, parameters)
-        return self._conclude(cursor, parameters)
+        return self._apply(cursor, {"sink": self.name, "topic": topic, "topic_id": topic_id}, admitted=None)
 
     def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
         """The same for events whose dead letters are open, which ``batch`` holds.
@@ -133,51 +161,64 @@ class Applier:
         ``older_than_horizon`` also applies events that the strategy has forgotten: the caller is sure that they were
         never applied.
         """
-        parameters = self._parameters(cursor, topic, topic_id)
-        if not parameters:
-            return Applied(0, 0)
-        self._execute(cursor, self._strategy.sql, parameters)
-        condition = "letter.event IS NOT NULL AND letter.reason <> %(older)s"
-        if older_than_horizon or self._strategy.knows == "positions":
-            condition = "true"
-        self._execute(
-            cursor, ADMIT.replace("{condition}", condition), {**parameters, "older": dead_letters.OLDER_THAN_HORIZON}
-        )
-        return self._conclude(cursor, parameters)
+        parameters = {"sink": self.name, "topic": topic, "topic_id": topic_id, "older": dead_letters.OLDER_THAN_HORIZON}
+        admitted = "letter.event IS NOT NULL AND letter.reason <> %(older)s"
+        if older_than_horizon or self.strategy.knows == "positions":
+            admitted = "true"
+        return self._apply(cursor, parameters, admitted)
 
-    def _parameters(self, cursor: extensions.cursor, topic: str, topic_id: str) -> dict[str, Any]:
-        """What the SQL files may refer to; empty if there is nothing to apply."""
+    def _apply(self, cursor: extensions.cursor, parameters: Mapping[str, Any], admitted: str | None) -> Applied:
+        """``admitted`` is the condition by which letters make their events new; None unless this is a replay."""
         if self._decoder.version is not None:
-            self._execute(cursor, DROP_BASED, {"sink": self.name})
-        cursor.execute(IS_EMPTY)
-        ((is_empty,),) = cursor.fetchall()
-        return {} if is_empty else {"sink": self.name, "topic": topic, "topic_id": topic_id}
-
-    def _conclude(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> Applied:
-        for projection in self._projections:
-            if projection.refuse.strip():
-                self._execute(cursor, projection.refuse, parameters)
-        if any(projection.is_ordered for projection in self._projections):
-            self._execute(cursor, PARK, {**parameters, "parked": PARKED})
-        rejected = self._reject(cursor, str(parameters["topic"]), str(parameters["topic_id"]))
-        cursor.execute("SELECT count(*) FROM new_events")
-        ((applied,),) = cursor.fetchall()
+            self._execute(cursor, DROP_BASED, parameters)
+        if not _count(cursor, "SELECT count(*) FROM batch"):
+            return Applied(0, 0)
+        self._execute(cursor, self.strategy.select, parameters)
+        if admitted is not None:
+            self._execute(cursor, ADMIT.replace("{condition}", admitted), parameters)
+        rejected = self._reject(cursor, parameters)
+        if rejected:
+            cursor.execute(DROP_REJECTED)
+        applied = _count(cursor, "SELECT count(*) FROM new_events")
         for projection in self._projections if applied else ():
             self._execute(cursor, projection.apply, parameters)
+        if applied and self.strategy.remember:
+            self._execute(cursor, self.strategy.remember, parameters)
         dead_letters.mark_replayed(cursor, self.name)
         return Applied(applied, rejected)
 
-    def _reject(self, cursor: extensions.cursor, topic: str, topic_id: str) -> int:
-        cursor.execute("SELECT FROM rejections LIMIT 1")
-        if not cursor.rowcount:
+    def _reject(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> int:
+        """Find what projections refuse and what must wait; write the dead letters; return how many events."""
+        not_new = _count(cursor, "SELECT count(*) FROM rejections") if self.strategy.rejects else 0
+        for projection in self._projections:
+            if projection.refuse:
+                self._execute(cursor, projection.refuse, parameters)
+        if self._is_ordered:
+            for statement in (PARK_BEHIND_INVALID, PARK_BEHIND_VERSION):
+                self._execute(cursor, statement, {**parameters, "parked": PARKED})
+        cursor.execute(COUNT_REJECTIONS)
+        ((rejections, strays),) = cursor.fetchall()
+        if strays > not_new:
+            raise Failure(
+                f"sink {self.name}: a projection refuses events that are not new",
+                "correct it: what its section [refuse] inserts comes from `new_events`",
+                code="projection-refuses-unknown",
+            )
+        if not rejections:
             return 0
-        cursor.execute(DROP_REJECTED)
-        return dead_letters.insert_rejected(cursor, self.name, topic, topic_id)
+        self._execute(cursor, dead_letters.INSERT_REJECTED, parameters)
+        return cursor.rowcount
 
     def _execute(self, cursor: extensions.cursor, statement: str, parameters: Mapping[str, Any]) -> None:
         for name, identifier in self._names.items():
             statement = statement.replace(f"{{{name}}}", identifier)
         cursor.execute(statement, parameters)
+
+
+def _count(cursor: extensions.cursor, query: str) -> int:
+    cursor.execute(query)
+    ((count,),) = cursor.fetchall()
+    return int(count)
 
 
 def _names(decoder: RecordDecoder) -> dict[str, str]:

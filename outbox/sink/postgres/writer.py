@@ -27,7 +27,6 @@ class PostgresWriter(SinkWriter):
         """Acquire the fence and prepare the session. Raises Failure if the sink has a driver already."""
         super().__init__(connection, spec.name)
         self._applier = Applier(spec)
-        self._remembers_ids = "processed_events" in spec.strategy.sql
         self._staging = self.staging = Staging(spec.name, self._epoch, spec.job.decoder)
         with self._errors("does not let the sink start"):
             self._staging.create(connection)
@@ -39,7 +38,9 @@ class PostgresWriter(SinkWriter):
             return Counts()
         refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}, all of them"
         with self._errors(refused):
-            if self._remembers_ids:  # before the transaction: a partition costs locks, and others may wait for it
+            if (
+                self._applier.strategy.remembers_ids
+            ):  # before the transaction: a partition costs locks, and others may wait for it
                 days = batch.staged.days if batch.staged else partitions.days(batch.rows["event_id"])
                 partitions.ensure(self._connection, days)
             with self._connection, self._connection.cursor() as cursor:

@@ -8,34 +8,43 @@ when, and however often the command is run. Positions and epoch are the driver's
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import date
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 from psycopg2 import extensions
 
 from outbox.base.database import database_errors
 from outbox.base.errors import Failure
-from outbox.sink import dead_letters, fence
+from outbox.sink import dead_letters, fence, partitions
 from outbox.sink.postgres.applier import Applier
-from outbox.sink.records import Record, RecordDecoder, Rejection
+from outbox.sink.records import Event, Record, RecordDecoder, Rejection
 from outbox.sink.repair.selection import Chosen
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import count
 
 CHUNK = 1000
 FETCHED = 50  # letters in memory with their bytes
+STATEMENT_MAX_BYTES = 4 << 20  # of events as JSON; a single larger one is a statement of its own
 AGAIN = "run the command again: what is done is done, and is not repeated"
 
 # Locked one after the other as they are fetched; a letter that is no longer open is not found.
 CLAIM = """
-SELECT identity, key, headers, value, event, event_id, partition, "offset",
+SELECT identity, key, headers, value, event IS NOT NULL, event_id, partition, "offset",
        round(extract(epoch FROM coalesce(recorded_at, first_seen_at)) * 1000)::bigint
   FROM dead_letters
  WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
    AND (reason = %(reason)s OR %(reason)s IS NULL)
  ORDER BY partition, "offset"
    FOR UPDATE
+"""
+# Inside Postgres, where numbers keep all their digits.
+STAGE_EVENTS = """
+INSERT INTO batch
+SELECT one.*
+  FROM dead_letters AS letter, jsonb_populate_record(NULL::batch, letter.event) AS one
+ WHERE letter.sink = %(sink)s AND letter.identity = ANY(%(identities)s)
 """
 DISCARD = """
 UPDATE dead_letters SET status = 'discarded', last_seen_at = now()
@@ -50,7 +59,7 @@ class Claimed(NamedTuple):
     key: memoryview | None
     headers: list[dict[str, Any]] | None
     value: memoryview | None
-    event: dict[str, Any] | None
+    is_event: bool
     event_id: str | None
     partition: int
     offset: int
@@ -98,6 +107,8 @@ def replay(
                 cursor.execute(fence.SESSION)
                 applier.prepare(cursor)
             for chunk in _chunks(letters):
+                if applier.strategy.remembers_ids:  # before the transaction: a partition costs locks
+                    partitions.ensure(connection, _days(connection, decoder, chunk))
                 with connection:
                     done[sink] = done[sink].plus(_replay(connection, applier, decoder, chunk, older_than_horizon))
                     if dry_run:
@@ -136,22 +147,60 @@ def _replay(
 ) -> Replayed:
     with connection.cursor() as cursor:
         fence.lock(cursor, applier.name)
-        rows: list[dict[str, Any]] = []
+        events: list[str] = []  # identities of letters that hold a valid event
         rejections: dict[str, Rejection] = {}
+        staging = _Staging(cursor, applier)
         for letter in _claim(connection, chunk, dead_letters.OLDER_THAN_HORIZON if older_than_horizon else None):
-            found = _validated(decoder, letter)
-            if isinstance(found, Rejection):
+            found = None if letter.is_event else _validated(decoder, letter)
+            if found is None:
+                events.append(letter.identity)
+            elif isinstance(found, Rejection):
                 rejections[letter.identity] = found
             else:
-                rows.append(found)
+                staging.add(decoder.as_json(found, letter.partition, letter.offset))
+        staging.flush()
+        if events:
+            cursor.execute(STAGE_EVENTS, {"sink": applier.name, "identities": events})
         dead_letters.update_reasons(cursor, applier.name, rejections)
-        applier.stage(cursor, json.dumps(rows))
         applied, rejected = applier.replay(
             cursor, chunk[0].topic, chunk[0].topic_id, older_than_horizon=older_than_horizon
         )
-        duplicates = len(rows) - applied - rejected
+        duplicates = len(events) + staging.count - applied - rejected
         count(cursor, applier.name, applied=applied, duplicates=duplicates)
         return Replayed(applied, duplicates, rejected + len(rejections))
+
+
+class _Staging:
+    """Stages events, in statements of a bounded size."""
+
+    def __init__(self, cursor: extensions.cursor, applier: Applier) -> None:
+        self._cursor = cursor
+        self._applier = applier
+        self._waiting: list[str] = []
+        self._size_bytes = 0
+        self.count = 0
+
+    def add(self, event: str) -> None:
+        """Stage one more event, now or later."""
+        if self._size_bytes + len(event) > STATEMENT_MAX_BYTES:
+            self.flush()
+        self._waiting.append(event)
+        self._size_bytes += len(event)
+        self.count += 1
+
+    def flush(self) -> None:
+        """Stage those that wait."""
+        if self._waiting:
+            self._applier.stage(self._cursor, f"[{', '.join(self._waiting)}]")
+        self._waiting.clear()
+        self._size_bytes = 0
+
+
+def _days(connection: extensions.connection, decoder: RecordDecoder, chunk: Sequence[Chosen]) -> set[date]:
+    """The days of the events that are valid now and were not before: the strategy will remember their ids."""
+    with connection:
+        found = [_validated(decoder, letter) for letter in _claim(connection, chunk, None) if not letter.is_event]
+    return partitions.days(pa.array([one.event_id for one in found if isinstance(one, Event)], pa.string()))
 
 
 def _claim(connection: extensions.connection, chunk: Sequence[Chosen], reason: str | None) -> Iterator[Claimed]:
@@ -161,17 +210,14 @@ def _claim(connection: extensions.connection, chunk: Sequence[Chosen], reason: s
         yield from map(Claimed._make, cursor)
 
 
-def _validated(decoder: RecordDecoder, letter: Claimed) -> Rejection | dict[str, Any]:
-    """The row of a letter's event as JSON, or why the letter is still invalid."""
-    if letter.event is not None:
-        return letter.event
+def _validated(decoder: RecordDecoder, letter: Claimed) -> Event | Rejection:
+    """The event of a letter that keeps a record, or why the record is still invalid."""
     headers = dead_letters.headers(letter.headers or ())
     found = decoder.record(Record(_bytes(letter.key), headers, _bytes(letter.value), letter.recorded_ms))
-    if isinstance(found, Rejection):
-        return found
-    if letter.event_id != letter.identity:  # its event would not find the letter, and so not close it
+    if isinstance(found, Event) and found.event_id != letter.identity:
+        # Its event would not find the letter, and so not close it.
         return Rejection("malformed id", "the dead letter is not kept by the id of its event")
-    return {**decoder.as_json(found), "partition": letter.partition, "offset": letter.offset}
+    return found
 
 
 def _bytes(content: memoryview | None) -> bytes | None:

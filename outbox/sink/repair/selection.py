@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
@@ -15,13 +14,11 @@ from outbox.sink.postgres.applier import PARKED
 
 Status = Literal["open", "replayed", "discarded", "all"]
 
-# A rejected event has no bytes: its key is a column of it, named by the job of its sink.
-KEY = "coalesce(key, convert_to(event ->> (%(key_columns)s::jsonb ->> sink), 'UTF8'))"
 CONDITIONS = {
     "sink": "sink = %(sink)s",
     "reason": "reason = %(reason)s",
     "identities": "identity = ANY(%(identities)s)",
-    "key": f"{KEY} = convert_to(%(key)s, 'UTF8')",
+    "key": "key = convert_to(%(key)s, 'UTF8')",
     "since": "first_seen_at >= %(since)s",
     "until": "first_seen_at < %(until)s",
     "status": "status = %(status)s",
@@ -41,9 +38,8 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """Letters that pass every filter that is set. ``key_columns`` is by sink the column that a record's key repeats."""
+    """Letters that pass every filter that is set."""
 
-    key_columns: Mapping[str, str]
     sink: str | None = None
     reason: str | None = None
     identities: Sequence[str] = ()
@@ -64,8 +60,8 @@ class Selection:
         condition = self._condition
         if with_parked:
             condition += (
-                f" OR status = 'open' AND reason = '{PARKED}' AND (sink, {KEY}) IN"  # noqa: S608
-                f" (SELECT sink, {KEY} FROM dead_letters WHERE {condition})"
+                f" OR status = 'open' AND reason = '{PARKED}' AND (sink, key) IN"  # noqa: S608
+                f" (SELECT sink, key FROM dead_letters WHERE {condition})"
             )
         cursor.execute(
             f"SELECT sink, topic, topic_id, identity FROM dead_letters WHERE {condition} "  # noqa: S608
@@ -81,11 +77,11 @@ class Selection:
 
     def headlines(self, connection: extensions.connection, limit: int | None) -> list[dict[str, Any]]:
         """The letters without their content, the oldest first, at most so many."""
-        return self._dicts(connection, f"{COLUMNS}, {TIMES}, {KEY} AS key", limit)
+        return self._dicts(connection, f"{COLUMNS}, {TIMES}, key", limit)
 
     def in_full(self, connection: extensions.connection) -> list[dict[str, Any]]:
         """The letters with all that is kept of them, the oldest first."""
-        return self._dicts(connection, f"{COLUMNS}, {TIMES}, {KEY} AS key, headers, value, event", None)
+        return self._dicts(connection, f"{COLUMNS}, {TIMES}, key, headers, value, event", None)
 
     def _dicts(self, connection: extensions.connection, columns: str, limit: int | None) -> list[dict[str, Any]]:
         with connection.cursor(cursor_factory=RealDictCursor) as cursor:
@@ -103,4 +99,4 @@ class Selection:
 
     @property
     def _parameters(self) -> dict[str, Any]:
-        return {**vars(self), "identities": list(self.identities), "key_columns": json.dumps(dict(self.key_columns))}
+        return {**vars(self), "identities": list(self.identities)}

@@ -7,15 +7,18 @@
 --
 -- The guard is the version. The id of the last event would not do: of several older events that are repeated, all but
 -- the last differ from it, and the state would go back to theirs.
-WITH newer AS (
-    SELECT DISTINCT ON ({key}, {version}) batch.*
-      FROM batch
-      LEFT JOIN key_versions AS known ON known.sink = %(sink)s AND known.key = batch.{key}::text
-     WHERE known.version IS NULL OR batch.{version} > known.version
-     ORDER BY {key}, {version}, partition, "offset"
-), remembered AS (
-    INSERT INTO key_versions AS known (sink, key, version)
-    SELECT %(sink)s, {key}::text, max({version}) FROM newer GROUP BY {key}::text ORDER BY {key}::text
-    ON CONFLICT (sink, key) DO UPDATE SET version = excluded.version
-)
-INSERT INTO new_events SELECT * FROM newer;
+--
+-- Only versions that were applied count: a rejected event must not hide an earlier one that is replayed.
+--
+-- [select]
+INSERT INTO new_events
+SELECT DISTINCT ON ({key}, {version}) batch.*
+  FROM batch
+  LEFT JOIN key_versions AS known ON known.sink = %(sink)s AND known.key = batch.{key}::text
+ WHERE known.version IS NULL OR batch.{version} > known.version
+ ORDER BY {key}, {version}, partition, "offset";
+
+-- [remember]
+INSERT INTO key_versions AS known (sink, key, version)
+SELECT %(sink)s, {key}::text, max({version}) FROM new_events GROUP BY {key}::text ORDER BY {key}::text
+ON CONFLICT (sink, key) DO UPDATE SET version = greatest(known.version, excluded.version);

@@ -1,0 +1,36 @@
+"""Items with their stock, and the view that the auditor reads."""
+
+from __future__ import annotations
+
+from alembic import op
+
+from outbox.migrations.migrate import execute
+
+revision = "source_domain_0001"
+down_revision = None
+branch_labels = ("domain",)
+depends_on = ("source_machinery_0001",)
+
+UP = """
+CREATE TABLE items (
+    id      uuid   PRIMARY KEY,
+    unit    text   NOT NULL CHECK (unit ~ '^[A-Z]{3}$'),
+    stock   bigint NOT NULL, -- may fall below zero: a pick may be recorded before its receipt
+    version bigint NOT NULL  -- how many movements have changed the stock
+);
+
+-- What `outbox check` compares the sinks with, and what `outbox rebuild` sets them to.
+CREATE VIEW source_totals AS
+    SELECT id::text AS key, stock::numeric AS total, version, unit FROM items;
+
+GRANT SELECT, INSERT, UPDATE (stock, version) ON items TO {app};
+GRANT SELECT ON source_totals TO {auditor};
+"""
+
+
+def upgrade() -> None:
+    execute(UP)
+
+
+def downgrade() -> None:
+    op.execute("DROP VIEW source_totals; DROP TABLE items;")

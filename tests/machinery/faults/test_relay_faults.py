@@ -1,0 +1,173 @@
+"""The relay under a write load while its parts are killed: nothing is lost, and with exactly-once nothing comes twice.
+
+Each test shows that its fault fired: what was killed was in the middle of work, or it would say nothing. Those with
+exactly-once come first, as each switch restarts the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.migrations.migrate import migrate
+from outbox.relay import apply as relay
+from outbox.stack.postgres import Postgres
+from outbox.stack.process import Process
+from outbox.stack.stack import Stack
+from tests.fixtures.stack import private_stack
+from tests.support.homes import Homes
+from tests.support.outbox_rows import Writer, ids, insert, row, writing
+from tests.support.topic_reader import Log, Record, duplicates, out_of_order, relayed
+
+PROGRESS = 300  # events: how far a part must have got before it is killed again
+
+
+@pytest.fixture(scope="module")
+def home_stack(homes: Homes) -> Iterator[Stack]:
+    """A stack for the tests of this module to break."""
+    stack = private_stack(homes.new("faults"))
+    stack.up()
+    migrate(stack.settings)
+    yield stack
+    stack.down()
+
+
+def switched(stack: Stack, exactly_once: bool) -> Settings:
+    """The stack with its one switch so, its connector applied."""
+    settings = stack.settings.model_copy(update={"exactly_once": exactly_once})
+    Stack(settings).up()
+    relay.apply(settings)
+    status = relay.status(settings)
+    assert status.worker_exactly_once is exactly_once
+    assert status.connector_exactly_once == ("required" if exactly_once else "requested")
+    assert status.mode.startswith("exactly-once" if exactly_once else "at-least-once")
+    return settings
+
+
+@contextmanager
+def load(settings: Settings) -> Iterator[tuple[Writer, Log]]:
+    """A write load, and the topic being read; it is relaying before anything else happens."""
+    seed = int(os.environ.get("OUTBOX_TEST_SEED", random.SystemRandom().randrange(10**6)))
+    log = Log(settings)
+    start = len(log.read())
+    try:
+        with writing(settings, seed) as writer:
+            wait_for("the load to be relayed", lambda: len(log.read()) > start + PROGRESS, timeout_s=60)
+            yield writer, log
+    finally:
+        log.close()
+
+
+def kill_in_mid_stream(part: Process, settings: Settings, log: Log) -> None:
+    """Kill a part that has relayed since it started, while committed rows wait for it."""
+    start = len(log.read())
+    wait_for("it to relay", lambda: len(log.read()) > start + PROGRESS, timeout_s=60)
+    part.pause()  # whatever it was at; what it has not relayed can be counted before it dies
+    wait_for("rows to wait", lambda: set(ids(settings)) - {record.id for record in log.read()}, timeout_s=30)
+    [main] = [process for process in part.processes() if process.pid == part.pid()]
+    part.kill()
+    assert not psutil.pid_exists(main.pid) or main.status() == psutil.STATUS_ZOMBIE
+
+
+def settled(settings: Settings) -> list[Record]:
+    """All that is on the topic once nothing of the load can come any more."""
+    relayed(settings, timeout_s=120)
+    # The task relays in order, also what it repeats: behind these, some on every partition, comes nothing of before.
+    markers = [row() for _ in range(8 * settings.topic_partitions)]
+    insert(settings, *markers)
+    records = relayed(settings)
+    keys = {marker.aggregateid for marker in markers}
+    assert {record.partition for record in records if record.key in keys} == set(range(settings.topic_partitions))
+    return records
+
+
+def assert_nothing_lost(settings: Settings, records: list[Record]) -> None:
+    written = ids(settings)
+    assert {record.id for record in records} == set(written)
+    assert len(written) > PROGRESS
+    assert out_of_order(records) == []
+
+
+def test_with_exactly_once_a_worker_killed_three_times_repeats_and_loses_nothing(home_stack: Stack) -> None:
+    settings = switched(home_stack, True)
+    before = duplicates(relayed(settings, []))
+    with load(settings) as (_, log):
+        for _ in range(3):
+            kill_in_mid_stream(home_stack.part("connect"), settings, log)
+            Stack(settings).up()
+            relay.apply(settings)
+    records = settled(settings)
+    assert_nothing_lost(settings, records)
+    assert duplicates(records) == before
+
+
+def test_a_terminated_replication_connection_repeats_and_loses_nothing(home_stack: Stack) -> None:
+    settings = switched(home_stack, True)
+    postgres = Postgres(settings)
+    before = duplicates(relayed(settings, []))
+    reader = f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{settings.connector}'"
+    with load(settings) as (_, log):
+        first = postgres.psql(reader).stdout.strip()
+        assert postgres.psql(f"SELECT pg_terminate_backend({first})").stdout == "t\n"
+
+        def another() -> bool:
+            return postgres.psql(reader).stdout.strip() not in ("", first)
+
+        wait_for("another replication connection", another, timeout_s=90)
+        start = len(log.read())
+        wait_for("it to relay again", lambda: len(log.read()) > start + PROGRESS, timeout_s=60)
+    records = settled(settings)
+    assert_nothing_lost(settings, records)
+    assert duplicates(records) == before
+
+
+@pytest.mark.parametrize("name", ["postgres", "kafka"])
+def test_with_exactly_once_a_killed_server_makes_the_relay_repeat_and_lose_nothing(
+    home_stack: Stack, name: str
+) -> None:
+    settings = switched(home_stack, True)
+    before = duplicates(relayed(settings, []))
+    with load(settings) as (writer, log):
+        committed = writer.committed
+        home_stack.part(name).kill()
+        assert not home_stack.part(name).is_running()
+        if name == "postgres":
+            wait_for("the writer to notice", lambda: writer.interruptions > 0, timeout_s=30)
+        else:
+            wait_for("rows to pile up", lambda: writer.committed > committed + PROGRESS, timeout_s=30)
+        Stack(settings).up()
+        start = len(log.read())
+        wait_for("it to relay again", lambda: len(log.read()) > start + PROGRESS, timeout_s=120)
+    relay.apply(settings)
+    records = settled(settings)
+    assert_nothing_lost(settings, records)
+    assert duplicates(records) == before
+
+
+def test_without_exactly_once_a_killed_worker_repeats_and_loses_nothing(home_stack: Stack) -> None:
+    settings = switched(home_stack, False)
+    before = duplicates(relayed(settings, []))
+    with load(settings) as (_, log):
+        kill_in_mid_stream(home_stack.part("connect"), settings, log)
+        Stack(settings).up()
+        relay.apply(settings)
+    records = settled(settings)
+    assert_nothing_lost(settings, records)
+    assert duplicates(records) > before
+
+
+def test_switching_off_and_on_and_off_under_load_loses_nothing(home_stack: Stack) -> None:
+    settings = switched(home_stack, False)
+    with load(settings) as (_, log):
+        for exactly_once in (True, False):
+            settings = switched(home_stack, exactly_once)
+            start = len(log.read())
+            wait_for("it to relay in this mode", lambda: len(log.read()) > start + PROGRESS, timeout_s=60)  # noqa: B023
+    assert_nothing_lost(settings, settled(settings))

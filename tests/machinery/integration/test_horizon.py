@@ -1,0 +1,228 @@
+"""What a sink does with events older than the deduplication horizon. (What raises it: test_retention.py.)"""
+
+from __future__ import annotations
+
+import random
+import threading
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.maintenance import retention
+from outbox.sink import job as jobs
+from outbox.sink.apply import Counts
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Selection
+from tests.support import cli_runner as command
+from tests.support.events import NOW_MS, STRATEGIES, Event, batch, nth_key, sums, uuid7
+from tests.support.sink_driver import Database, open_sink
+
+RANDOM = random.Random(7)  # noqa: S311
+DAY_MS = 24 * 60 * 60 * 1000
+TODAY = datetime.fromtimestamp(NOW_MS / 1000, UTC).date()
+ZERO = UUID(int=0)
+BELOW = "older than the deduplication horizon"
+
+
+def aged(days: int, quantity: int = 7, number: int = 1) -> Event:
+    """A new event of so many days ago, the only one of its item."""
+    event_id = uuid7(RANDOM, NOW_MS - days * DAY_MS)
+    return Event(event_id, nth_key(number), quantity, version=1, total_after=quantity)
+
+
+def ago(days: int) -> date:
+    return TODAY - timedelta(days=days)
+
+
+@pytest.fixture
+def database(databases: Settings) -> Database:
+    return Database(databases)
+
+
+def horizon(database: Database) -> UUID:
+    ((found,),) = database.query("SELECT horizon FROM dedup_horizon")
+    return UUID(str(found))
+
+
+def days(database: Database) -> list[str]:
+    """The partitions there are."""
+    return [str(name) for (name,) in database.query("SELECT name FROM processed_partitions ORDER BY bound")]
+
+
+def partition(days_ago: int) -> str:
+    return f"processed_events_{ago(days_ago):%Y%m%d}"
+
+
+def apply(settings: Settings, *events: Event, start: int = 0, name: str = "dedup") -> Counts:
+    with open_sink(settings, name) as sink:
+        return sink.apply(batch(events, start))
+
+
+def forgotten(settings: Settings, upto: int, *events: Event) -> None:
+    """Events are applied, and then what is older than so many days is dropped."""
+    apply(settings, *events)
+    retention.drop(settings, ago(upto))
+
+
+def replay(settings: Settings, *, below_floor: bool, reason: str | None = None) -> Replayed:
+    """Replay the open letters of `dedup`."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        with connection, connection.cursor() as cursor:
+            chosen = Selection("item_id", sink="dedup", reason=reason).choose(cursor)
+        done = repair.replay(connection, jobs.sinks(settings), chosen, below_floor=below_floor)
+        return done.get("dedup", Replayed())
+
+
+def status(database: Database, event: Event) -> str:
+    ((found,),) = database.query("SELECT status FROM dead_letters WHERE identity = %s", event.event_id)
+    return str(found)
+
+
+class TestBesideASink:
+    def test_while_the_horizon_rises_each_event_is_applied_once_or_set_aside(
+        self, databases: Settings, database: Database
+    ) -> None:
+        """Two sinks read events of twenty days, each thrice, while a third party forgets day after day."""
+        seed = random.randrange(1 << 32)  # noqa: S311
+        print(f"seed: {seed}")  # noqa: T201
+        chance = random.Random(seed)  # noqa: S311
+        some = [aged(chance.randrange(20), quantity=number + 1, number=number) for number in range(60)]
+        errors: list[BaseException] = []
+
+        def read(name: str, order: list[Event]) -> None:
+            try:
+                with open_sink(databases, name) as sink:
+                    for start in range(0, len(order), 4):
+                        sink.apply(batch(order[start : start + 4], start))
+            except BaseException as error:
+                errors.append(error)
+
+        orders = [chance.sample(some * 3, 180) for _ in range(2)]
+        sinks = [threading.Thread(target=read, args=pair) for pair in zip(("dedup", "upsert"), orders, strict=True)]
+        for thread in sinks:
+            thread.start()
+        for upto in range(19, 1, -1):
+            retention.drop(databases, ago(upto))
+        for thread in sinks:
+            thread.join()
+        assert errors == []
+        set_aside = database.dead_letters()
+        assert set(set_aside.values()) <= {BELOW}
+        assert all(UUID(identity) < horizon(database) for identity in set_aside)
+        found = database.totals()
+        assert sums(some).items() >= found.items(), "what was applied was applied once"
+        assert {one.event_id for one in some if one.key not in found} <= set_aside.keys()
+        assert Database(databases, "upsert").totals() == sums(some)
+
+
+class TestOlderEvents:
+    def test_an_event_is_set_aside_moves_no_total_and_is_remembered_nowhere(
+        self, databases: Settings, database: Database
+    ) -> None:
+        new, late = aged(5, 5), aged(6, number=2)
+        retention.drop(databases, ago(5))
+        with open_sink(databases) as sink:
+            assert sink.apply(batch([late, new, late])) == Counts(rows=3, fresh=2, duplicates=1, dead=1)
+            assert sink.apply(batch([late, late], start=3)) == Counts(2, 0, 2), "nor does sending it again change that"
+        assert database.totals() == sums([new])
+        assert database.processed() == 1
+        assert database.dead_letters() == {late.event_id: BELOW}
+        ((detail, event_id),) = database.query("SELECT detail, event->>'event_id' FROM dead_letters")
+        assert (str(horizon(database)) in str(detail), event_id) == (True, late.event_id)
+        assert database.query("SELECT applied, duplicates FROM sinks") == [(1, 3)]
+
+    def test_one_that_was_applied_before_it_was_forgotten_is_not_applied_again(
+        self, databases: Settings, database: Database
+    ) -> None:
+        old = aged(6)
+        forgotten(databases, 5, old)
+        assert database.processed() == 0
+        assert apply(databases, old, start=1) == Counts(1, 1, dead=1)
+        assert database.totals() == sums([old])
+
+    def test_an_event_at_the_horizon_is_applied(self, databases: Settings, database: Database) -> None:
+        retention.drop(databases, ago(5))
+        first_ms = horizon(database).int >> 80
+        at, below = (Event(uuid7(RANDOM, first_ms + step), nth_key(2 + step), 1, version=1) for step in (0, -1))
+        apply(databases, at, below)
+        assert database.dead_letters() == {below.event_id: BELOW}
+        assert database.totals() == sums([at])
+
+    @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - {"dedup", "merge"}))
+    def test_strategies_that_forget_nothing_apply_it(self, databases: Settings, name: str) -> None:
+        late = aged(6)
+        retention.drop(databases, ago(5))
+        assert apply(databases, late, name=name) == Counts(1, 1)
+        assert Database(databases, name).totals() == sums([late])
+
+    def test_what_the_projection_refuses_besides_is_refused_for_its_own_reason(
+        self, databases: Settings, database: Database
+    ) -> None:
+        first, late = aged(0, 5), aged(6, number=2)
+        other = replace(aged(0), unit="LTR", version=2)
+        retention.drop(databases, ago(5))
+        assert apply(databases, first, late, other) == Counts(3, 3, dead=2)
+        assert database.dead_letters() == {late.event_id: BELOW, other.event_id: "unit mismatch"}
+        assert database.totals() == sums([first])
+
+
+class TestWayOut:
+    def test_replay_refuses_it_and_with_the_flag_applies_it_once(self, databases: Settings, database: Database) -> None:
+        late = aged(6)
+        retention.drop(databases, ago(5))
+        apply(databases, late)
+        assert replay(databases, below_floor=False) == Replayed(refused=1)
+        assert (status(database, late), database.totals()) == ("open", {})
+        assert replay(databases, below_floor=True) == Replayed(applied=1)
+        assert replay(databases, below_floor=True) == Replayed()
+        assert (status(database, late), database.totals()) == ("replayed", sums([late]))
+        assert apply(databases, late, start=1) == Counts(1, 0, 1), "its letter remembers it"
+        assert database.totals() == sums([late])
+        assert days(database) == []
+
+    def test_the_flag_is_for_its_own_letters_only(self, databases: Settings, database: Database) -> None:
+        first, late = aged(0, 5), aged(6, number=2)
+        other = replace(aged(0), unit="LTR", version=2)
+        retention.drop(databases, ago(5))
+        apply(databases, first, late, other)
+        assert replay(databases, below_floor=True) == Replayed(applied=1)
+        assert database.dead_letters()[other.event_id] == "unit mismatch"
+        assert (status(database, late), status(database, other)) == ("replayed", "open")
+        assert database.totals() == sums([first, late])
+
+    def test_discarded_it_is_never_applied(self, databases: Settings, database: Database) -> None:
+        late = aged(6)
+        retention.drop(databases, ago(5))
+        apply(databases, late)
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
+            with connection, connection.cursor() as cursor:
+                chosen = Selection("item_id", sink="dedup").choose(cursor)
+            assert repair.discard(connection, chosen) == {"dedup": 1}
+        assert replay(databases, below_floor=True) == Replayed()
+        assert apply(databases, late, start=1) == Counts(1, 0, 1)
+        assert database.totals() == {}
+
+    def test_the_command(self, databases: Settings, database: Database) -> None:
+        late = aged(6)
+        retention.drop(databases, ago(5))
+        apply(databases, late)
+
+        def run(*words: str) -> tuple[int, str]:
+            done = command.outbox("dead-letters", "replay", *words, home=databases.home, **databases.as_env())
+            assert "Traceback" not in done.stderr
+            return done.returncode, done.stdout + done.stderr
+
+        assert run("--below-floor")[0] == 2, "it says how, not which"
+        code, told = run("--all")
+        assert (code, "1 refused again" in told, "--below-floor" in told) == (1, True, True)
+        assert run("--all", "--below-floor", "--dry-run")[0] == 0
+        assert database.totals() == {}
+        code, told = run("--event-id", late.event_id, "--below-floor")
+        assert (code, "replayed 1 (1 applied" in told) == (0, True)
+        assert database.totals() == sums([late])

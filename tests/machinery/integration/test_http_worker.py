@@ -1,0 +1,288 @@
+"""The service's gunicorn worker: requests arrive in bounded time and size, and a slow client blocks no other."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import requests
+
+from outbox.base import project
+from outbox.base.settings import Settings, load
+from outbox.base.wait import timeout_scale, wait_for
+from outbox.http.body import MAX_BYTES
+from outbox.http.worker import HEAD_MAX_BYTES
+from outbox.stack import ports
+from outbox.stack.command import Command
+from tests.support.echo import LARGE_PATH, PATH
+from tests.support.paths import ROOT
+
+TIMEOUT_S = 4.0
+CLIENTS = 80
+TOKEN = "secret"
+BODY = json.dumps({"text": "hello"}).encode()
+HEADERS = (
+    f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
+).encode()
+WITH_LENGTH = HEADERS + b"Content-Length: %d\r\n\r\n" % len(BODY)
+CHUNKED = HEADERS + b"Movement-Encoding: chunked\r\n\r\n"
+WHOLE = WITH_LENGTH + BODY
+
+# What a slow client sends at once, and what it then sends at one byte a second.
+SLOW = {
+    "half the headers": (HEADERS[:40], b""),
+    "headers and half the body": (WITH_LENGTH + BODY[:8], b""),
+    "headers and half a chunk": (CHUNKED + b"%x\r\n" % len(BODY) + BODY[:8], b""),
+    "a header at one byte a second": (HEADERS[:1], HEADERS[1:]),
+    "a body at one byte a second": (WITH_LENGTH, BODY),
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    """A service of one route, with two workers of two threads."""
+    root: Path = tmp_path_factory.mktemp("project")
+    (root / project.FILE).write_text('[tool.outbox]\nservice = "tests.support.echo:create_app"\n')
+    settings = load(
+        root / "home",
+        environment=False,
+        service_port=ports.choose(0)[0],
+        service_token=TOKEN,
+        service_threads=2,
+        service_request_timeout_s=TIMEOUT_S,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(project.VARIABLE, str(root))
+        patch.setenv("PYTHONPATH", str(ROOT))
+        process = Service(settings)
+        process.start()
+        try:
+            yield process
+        finally:
+            process.stop()
+
+
+class Service(Command):
+    """`outbox serve`, ready when its process is."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.address = (settings.service_host, settings.service_port)
+        self.url = f"http://{settings.service_host}:{settings.service_port}"
+        super().__init__("service", settings, ["serve"], self._is_healthy)
+
+    def _is_healthy(self) -> bool:
+        with suppress(requests.RequestException):
+            return requests.get(f"{self.url}/healthz", timeout=2).ok
+        return False
+
+
+class Watcher(threading.Thread):
+    """A normal client: it sends one request after another, each on its own connection."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self._url = url
+        self._halt = threading.Event()
+        self.statuses: Counter[int] = Counter()  # 0 is no response
+        self.slowest_s = 0.0
+
+    def run(self) -> None:
+        while not self._halt.wait(0.05):
+            started_at_s = time.monotonic()
+            self.statuses[self._ask()] += 1
+            self.slowest_s = max(self.slowest_s, time.monotonic() - started_at_s)
+
+    def finish(self) -> None:
+        self._halt.set()
+        self.join(60)
+
+    def _ask(self) -> int:
+        with suppress(requests.RequestException):
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            return requests.post(f"{self._url}{PATH}", json={"text": "x"}, headers=headers, timeout=20).status_code
+        return 0
+
+
+@contextmanager
+def watched(served: Service) -> Iterator[Watcher]:
+    """A normal client is served all the time, within a few seconds."""
+    watcher = Watcher(served.url)
+    watcher.start()
+    try:
+        yield watcher
+    finally:
+        watcher.finish()
+    print(f"{watcher.statuses}, the slowest in {watcher.slowest_s:.2f} s")  # noqa: T201
+    assert set(watcher.statuses) == {200}, watcher.statuses
+    assert watcher.slowest_s < 2 * timeout_scale(), watcher.slowest_s
+
+
+@contextmanager
+def connected(served: Service, count: int) -> Iterator[list[socket.socket]]:
+    """Connections to the service."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(socket.create_connection(served.address, timeout=15 * timeout_scale()))
+            for _ in range(count)
+        ]
+
+
+def response(client: socket.socket) -> bytes:
+    """What the service sends until it closes the connection."""
+    received = b""
+    with suppress(ConnectionResetError):
+        while data := client.recv(64 * 1024):
+            received += data
+    return received
+
+
+def ask(served: Service, *parts: bytes, pause_s: float = 0.0) -> bytes:
+    """The response to a request that is sent in parts."""
+    with connected(served, 1) as [client]:
+        for part in parts:
+            client.sendall(part)
+            time.sleep(pause_s)
+        client.shutdown(socket.SHUT_WR)
+        return response(client)
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def drip(clients: list[socket.socket], rest: bytes) -> None:
+    """Send the rest on every connection, one byte a second, while one of them is open."""
+    for number in range(len(rest)):
+        time.sleep(1)
+        sent = 0
+        for client in clients:
+            with suppress(OSError):
+                sent += client.send(rest[number : number + 1])
+        if not sent:
+            return
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_slow_clients_get_408_and_block_nobody(served: Service, kind: str) -> None:
+    begin, rest = SLOW[kind]
+    with watched(served), connected(served, CLIENTS) as clients:
+        for client in clients:
+            client.sendall(begin)
+        threading.Thread(target=drip, args=(clients, rest), daemon=True).start()
+        answers = [response(client) for client in clients]
+    assert {status(answer) for answer in answers} == {408}
+    assert all(b"application/problem+json" in answer for answer in answers)
+
+
+def test_silent_clients_are_disconnected_and_block_nobody(served: Service) -> None:
+    with watched(served), connected(served, CLIENTS) as clients:
+        assert {response(client) for client in clients} == {b""}
+
+
+def test_clients_that_do_not_close_block_nobody(served: Service) -> None:
+    request = WHOLE.replace(b"Host:", b"Connection: close\r\nHost:")
+    with watched(served), connected(served, CLIENTS) as clients:
+        for client in clients:
+            client.sendall(request)
+        assert {status(response(client)) for client in clients} == {200}
+        time.sleep(1)  # they stay connected for longer than a normal client waits
+
+
+def test_a_client_that_does_not_read_its_response_is_disconnected(served: Service) -> None:
+    request = WHOLE.split(b"Content-", 1)[0].replace(f"POST {PATH}".encode(), f"GET {LARGE_PATH}".encode()) + b"\r\n"
+    with connected(served, 1) as [client]:
+        client.sendall(request)
+        wait_for("its end", lambda: "response not read in time" in served.tail(5), timeout_s=5 * TIMEOUT_S)
+
+
+@pytest.mark.parametrize("pieces", [2, 5])
+@pytest.mark.parametrize(
+    "request_", [WHOLE, CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)], ids=["length", "chunked"]
+)
+def test_a_slow_client_within_the_bound_is_served(served: Service, request_: bytes, pieces: int) -> None:
+    size = -(-len(request_) // pieces)
+    parts = [request_[start : start + size] for start in range(0, len(request_), size)]
+    answer = ask(served, *parts, pause_s=TIMEOUT_S / 2 / pieces)
+    assert status(answer) == 200, answer
+    assert answer.endswith(b"hello")
+
+
+def test_a_kept_alive_connection_serves_requests_one_after_another(served: Service) -> None:
+    with requests.Session() as http:
+        http.headers["Authorization"] = f"Bearer {TOKEN}"
+        assert [http.post(served.url + PATH, json={"text": str(n)}).text for n in range(20)] == [
+            str(n) for n in range(20)
+        ]
+
+
+def test_pipelined_requests_are_answered_in_order(served: Service) -> None:
+    requests_ = [WHOLE.replace(b"hello", b"hell%d" % number) for number in range(5)]
+    answer = ask(served, b"".join(requests_[:3]) + requests_[3][:30], requests_[3][30:] + requests_[4], pause_s=0.2)
+    assert [b"hell%d" % number in answer for number in range(5)] == [True] * 5
+    assert answer.count(b"HTTP/1.1 200") == 5
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (HEADERS + b"Content-Length: %d\r\n\r\n" % (MAX_BYTES + 1), 413),
+        (CHUNKED + b"%x\r\n" % (MAX_BYTES + 1) + b" " * (MAX_BYTES + 1), 413),
+        (CHUNKED + b"1\r\n \r\n" * (HEAD_MAX_BYTES + MAX_BYTES), 413),
+        (HEADERS + b"A: b\r\n" * (HEAD_MAX_BYTES + MAX_BYTES), 431),
+        (b"GET /" + b"x" * (HEAD_MAX_BYTES + MAX_BYTES), 414),
+    ],
+    ids=["length", "chunk", "small chunks", "headers", "line"],
+)
+def test_a_request_that_is_too_large_is_rejected_before_it_has_arrived(
+    served: Service, request_: bytes, expected: int
+) -> None:
+    with connected(served, 1) as [client]:
+        client.sendall(request_)
+        assert status(response(client)) == expected
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"hello\r\n\r\n",
+        b"GET / HTTP/1.1\nHost: x\n\n",
+        HEADERS + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        HEADERS + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        HEADERS + b"Content-Length: " + b"1" * 5000 + b"\r\n\r\n",
+        CHUNKED + b"x\r\n",
+    ],
+)
+def test_an_invalid_request_is_400_and_ends_the_connection(served: Service, request_: bytes) -> None:
+    with connected(served, 1) as [client]:
+        client.sendall(request_)
+        assert status(response(client)) == 400
+
+
+def test_a_client_that_expects_100_continue_gets_it_once(served: Service) -> None:
+    with connected(served, 1) as [client]:
+        client.sendall(WITH_LENGTH.replace(b"Host:", b"Connection: close\r\nExpect: 100-continue\r\nHost:"))
+        assert client.recv(1024) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(BODY)
+        answer = response(client)
+    assert status(answer) == 200
+    assert b"100 Continue" not in answer
+
+
+def test_a_stopping_service_waits_for_a_request_that_has_begun_to_arrive(served: Service) -> None:
+    with connected(served, 1) as [client], ThreadPoolExecutor(1) as pool:
+        client.sendall(WHOLE[:60])
+        wait_for("the service to have accepted it", served.is_ready, timeout_s=10)
+        stopping = pool.submit(served.stop)
+        wait_for("it to stop", lambda: "Handling signal: term" in served.tail(), timeout_s=10)
+        client.sendall(WHOLE[60:])
+        assert status(response(client)) == 200
+        stopping.result()
+    served.start()

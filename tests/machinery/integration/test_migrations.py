@@ -1,0 +1,227 @@
+"""Both databases get the newest schema, wholly or not at all; each role may do what it has to, and no more."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import alembic.command
+import psycopg2
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.pool import NullPool
+
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SourceRole
+from outbox.http.idempotency import KEYS
+from outbox.migrations import migrate as migrations
+from outbox.migrations.migrate import Database, migrate
+from outbox.stack import ports
+from outbox.stack.postgres import Postgres
+from outbox.writing.append import OUTBOX
+from service import tables
+from tests.support.queries import query
+
+APPEND = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('a', 'b', 'c', '{}')"
+
+
+@pytest.fixture
+def empty(databases: Settings, postgres: Postgres) -> Settings:
+    """Settings of two databases that nothing has been migrated in."""
+    for name, owner in ((databases.source_db_name, "stock_source_owner"), (databases.sink_db_name, "stock_sink_owner")):
+        postgres.psql("DROP PUBLICATION IF EXISTS outbox", dbname=name)
+        postgres.psql(f"DROP SCHEMA public CASCADE; CREATE SCHEMA public AUTHORIZATION {owner}", dbname=name)
+        postgres.psql("GRANT USAGE ON SCHEMA public TO PUBLIC", dbname=name)
+    return databases
+
+
+@contextmanager
+def owner_of(settings: Settings, database: Database) -> Iterator[Connection]:
+    """A connection as the owner of a database; nothing is committed."""
+    engine = create_engine(
+        "postgresql+psycopg2://", creator=lambda: connect(settings, migrations.OWNERS[database]), poolclass=NullPool
+    )
+    with engine.connect() as connection:
+        yield connection
+
+
+def test_a_first_run_applies_all_branches_and_a_second_one_nothing(empty: Settings) -> None:
+    first = migrate(empty)
+    assert {database: {revision.rpartition("_")[0] for revision in first[database]} for database in first} == {
+        "source": {"source_machinery", "source_domain"},
+        "sink": {"sink_machinery", "sink_domain"},
+    }
+    assert migrate(empty) == {"source": [], "sink": []}
+
+
+def test_two_runs_at_once_wait_for_each_other(empty: Settings) -> None:
+    # In two processes, as in life: Alembic's context is the whole process's.
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        both = list(pool.map(migrate, [empty, empty]))
+    for database in ("source", "sink"):
+        assert sorted(bool(applied[database]) for applied in both) == [False, True], both
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(empty: Settings) -> None:
+    query(empty, "CREATE VIEW movements AS SELECT 1")  # in the way of the second migration
+    with pytest.raises(Failure, match='migrating database source relation "movements" already exists'):
+        migrate(empty)
+    assert query(empty, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
+    assert query(empty, "SELECT pubname FROM pg_publication") == []
+
+
+def test_a_database_out_of_reach_is_named(databases: Settings) -> None:
+    nowhere = databases.model_copy(update={"sink_db_port": ports.choose(0)[0]})
+    with pytest.raises(Failure, match=rf"database {databases.sink_db_name} at 127.0.0.1:{nowhere.sink_db_port}"):
+        migrate(nowhere)
+
+
+def test_a_schema_of_newer_code_is_refused_by_migrate_and_good_enough_to_serve(databases: Settings) -> None:
+    newer = "UPDATE alembic_version SET version_num = 'source_domain_9999' WHERE version_num LIKE 'source_domain_%'"
+    query(databases, newer)
+    with pytest.raises(Failure, match="source_domain_9999"):
+        migrate(databases)
+    with owner_of(databases, "source") as connection:
+        assert migrations.is_current(connection, "source")
+
+
+@pytest.mark.parametrize("database", ["source", "sink"])
+def test_a_schema_that_lacks_a_migration_is_not_current(shared_databases: Settings, database: Database) -> None:
+    with owner_of(shared_databases, database) as connection:
+        assert migrations.is_current(connection, database)
+        connection.execute(text("DELETE FROM alembic_version"))
+        assert not migrations.is_current(connection, database)
+        connection.execute(text(f"INSERT INTO alembic_version VALUES ('{database}_machinery_0001')"))
+        assert not migrations.is_current(connection, database)
+
+
+def test_the_outbox_and_its_publication_are_never_dropped(databases: Settings) -> None:
+    wanted = migrations.config("source")
+    with owner_of(databases, "source") as connection:
+        wanted.attributes["connection"] = connection
+        wanted.attributes["on_version_apply"] = lambda **_: None
+        with pytest.raises(Failure, match="not dropped by a migration"):
+            alembic.command.downgrade(wanted, "base")
+    assert query(databases, "SELECT pubname, pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication") == [
+        ("outbox", True, False, False, False)
+    ]
+
+
+def test_declared_and_migrated_tables_are_the_same(shared_databases: Settings) -> None:
+    with owner_of(shared_databases, "source") as connection:
+        assert differences(connection) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE outbox ALTER traceparent SET NOT NULL",
+        "ALTER TABLE outbox ALTER schema_version TYPE int",
+        "ALTER TABLE outbox ALTER occurred_at SET DEFAULT now()",
+        "ALTER TABLE items ADD note text",
+        "DROP INDEX idempotency_keys_expires_at",
+        "ALTER TABLE movements DROP CONSTRAINT transfers_to_item_id_fkey",
+        "CREATE TABLE more (id int)",
+    ],
+)
+def test_a_difference_between_declared_and_migrated_tables_is_found(shared_databases: Settings, change: str) -> None:
+    with owner_of(shared_databases, "source") as connection:
+        connection.execute(text(change))
+        assert len(differences(connection)) == 1
+
+
+def differences(connection: Connection) -> list[Any]:
+    """What a migration would have to do to make the tables that the code declares."""
+    options = {"compare_type": True, "compare_server_default": True}
+    context = MigrationContext.configure(connection, opts=options)
+    declared = [OUTBOX.metadata, KEYS.metadata, tables.metadata]
+    found: list[Any] = compare_metadata(context, declared)  # type: ignore[arg-type]
+    return found
+
+
+TABLES = ("items", "movements", "idempotency_keys", "outbox", "audit_items", "audit_events")
+MAY = {
+    SourceRole.APP: {
+        "items": {"SELECT", "INSERT"},  # and UPDATE of two columns
+        "movements": {"SELECT", "INSERT"},
+        "idempotency_keys": {"SELECT", "INSERT", "UPDATE", "DELETE"},
+        "outbox": {"INSERT"},
+    },
+    SourceRole.CDC: {"outbox": {"SELECT"}},
+    SourceRole.PRUNER: {"outbox": {"SELECT", "INSERT", "DELETE"}},
+    SourceRole.AUDITOR: {"audit_items": {"SELECT"}, "audit_events": {"SELECT"}},
+}
+
+
+@pytest.mark.parametrize("role", MAY)
+def test_a_role_may_do_what_it_has_to_and_no_more(shared_databases: Settings, role: SourceRole) -> None:
+    privileges = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER")
+    found = query(
+        shared_databases,
+        """SELECT relation, privilege
+             FROM unnest(%s) AS relation, unnest(%s) AS privilege
+            WHERE has_table_privilege(relation, privilege)""",
+        role,
+        [list(TABLES), list(privileges)],
+    )
+    assert set(found) == {(table, privilege) for table, all_ in MAY[role].items() for privilege in all_}
+    assert query(shared_databases, "SELECT has_schema_privilege('public', 'CREATE')", role) == [(False,)]
+
+
+@pytest.mark.parametrize(
+    ("role", "statement"),
+    [
+        (SourceRole.APP, "SELECT FROM outbox"),
+        (SourceRole.APP, f"{APPEND} RETURNING id"),
+        (SourceRole.APP, "UPDATE outbox SET type = 'x'"),
+        (SourceRole.APP, "DELETE FROM outbox"),
+        (SourceRole.APP, "TRUNCATE outbox"),
+        (SourceRole.APP, "UPDATE items SET kind = 'system'"),
+        (SourceRole.APP, "DELETE FROM movements"),
+        (SourceRole.APP, "SELECT FROM audit_events"),
+        (SourceRole.CDC, APPEND),
+        (SourceRole.CDC, "DELETE FROM outbox"),
+        (SourceRole.CDC, "SELECT FROM items"),
+        (SourceRole.PRUNER, "UPDATE outbox SET type = 'x'"),
+        (SourceRole.AUDITOR, "SELECT FROM outbox"),
+        (SourceRole.AUDITOR, "SELECT FROM items"),
+        (SourceRole.APP, "DROP PUBLICATION outbox"),
+        (SourceRole.APP, "CREATE TABLE mine (id int)"),
+    ],
+)
+def test_what_a_role_may_not_do_is_refused(shared_databases: Settings, role: SourceRole, statement: str) -> None:
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+        query(shared_databases, statement, role)
+
+
+@pytest.mark.parametrize(
+    ("role", "statement"),
+    [
+        (SourceRole.APP, APPEND),
+        (SourceRole.APP, "UPDATE items SET stock = 0, version = 0"),
+        (SourceRole.CDC, "SELECT FROM outbox"),
+        (SourceRole.PRUNER, f"{APPEND} RETURNING id"),
+        (SourceRole.PRUNER, "DELETE FROM outbox"),
+        (SourceRole.AUDITOR, "SELECT key, total, version FROM audit_items"),
+        (SourceRole.AUDITOR, "SELECT event_id, key, quantity, version, occurred_at FROM audit_events"),
+    ],
+)
+def test_what_a_role_has_to_do_it_can(shared_databases: Settings, role: SourceRole, statement: str) -> None:
+    query(shared_databases, statement, role)
+
+
+def test_no_role_is_a_superuser_and_only_the_relay_may_replicate(shared_databases: Settings) -> None:
+    found = query(
+        shared_databases,
+        "SELECT rolname FROM pg_roles WHERE rolname LIKE 'stock_source%' AND (rolsuper OR rolbypassrls)",
+    )
+    assert found == []
+    assert query(
+        shared_databases, "SELECT rolname FROM pg_roles WHERE rolname LIKE 'stock_source%' AND rolreplication"
+    ) == [("stock_source_cdc",)]

@@ -1,0 +1,197 @@
+"""A projection that needs the events of a key in order: what comes behind a bad one waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.sink.postgres.applier import Applier
+from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Selection
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Counts
+from tests.support.events import STRATEGIES, Event, batch, nth_key, uuid7
+from tests.support.record_corpus import unread
+from tests.support.sink_driver import Database, job_with, projections_in, sink_on
+
+ORDERED = "-- ordered\n"
+# Each event is a line of its item's statement; which may not be told before the one that it follows.
+STATEMENT = """
+-- [refuse]
+INSERT INTO rejections
+SELECT event_id, 'unwelcome', 'as yet' FROM new_events WHERE event_id IN (SELECT event_id FROM unwelcome);
+-- [apply]
+INSERT INTO statement (sink, item_id, version)
+SELECT %(sink)s, item_id, version FROM new_events ORDER BY item_id, version;
+"""
+TABLES = """
+CREATE TABLE statement (line bigserial, sink text, item_id uuid, version bigint);
+CREATE TABLE unwelcome (event_id uuid);
+GRANT SELECT, INSERT, DELETE ON statement, unwelcome TO {writer};
+GRANT USAGE ON SEQUENCE statement_line_seq TO {writer};
+"""
+RANDOM = Random(11)  # noqa: S311
+EVENTS = [Event(uuid7(RANDOM), nth_key(number % 2), 1, number // 2 + 1) for number in range(12)]
+SURVIVES = ("dedup", "merge")
+
+
+@dataclass
+class Statement:
+    """A sink whose projection needs order, and what an operator does to it."""
+
+    settings: Settings
+    projections: Path
+    name: str
+    sink: PostgresWriter
+
+    def set(self, *, unwelcome: Sequence[Event]) -> None:
+        """Which events the projection refuses."""
+        self._change("DELETE FROM unwelcome")
+        for event in unwelcome:
+            self._change("INSERT INTO unwelcome VALUES (%s)", event.event_id)
+
+    def replay(self, **filters: str) -> Replayed:
+        """Replay letters, as the command does."""
+        known = {self.name: SinkSpec(job_with(self.projections), STRATEGIES[self.name])}
+        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
+            with connection, connection.cursor() as cursor:
+                chosen = Selection(sink=self.name, **filters).choose(cursor, with_parked=True)  # type: ignore[arg-type]
+            return repair.replay(connection, known, chosen, applier_of=Applier).get(self.name, Replayed())
+
+    def lines(self) -> dict[str, list[int]]:
+        """By item the versions on its statement, in the order they were written in."""
+        found: dict[str, list[int]] = {}
+        query = "SELECT item_id, version FROM statement WHERE sink = %s ORDER BY line"
+        for key, version in Database(self.settings).query(query, self.name):
+            found.setdefault(str(key), []).append(int(str(version)))
+        return found
+
+    def reasons(self) -> list[str]:
+        """Why events are set aside."""
+        query = "SELECT reason FROM dead_letters WHERE sink = %s AND status = 'open' ORDER BY \"offset\""
+        return [str(reason) for (reason,) in Database(self.settings).query(query, self.name)]
+
+    def forget(self) -> None:
+        """As if nothing had been."""
+        for table in ("statement", "unwelcome", "dead_letters", "processed_events", "landed_events", "positions"):
+            with closing(connect(self.settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+                cursor.execute(f"DELETE FROM {table}")
+
+    def _change(self, statement: str, *parameters: str) -> None:
+        with closing(connect(self.settings, SinkRole.WRITER)) as changing, changing, changing.cursor() as cursor:
+            cursor.execute(statement, parameters or None)
+
+
+@pytest.fixture(params=SURVIVES)
+def statement(databases: Settings, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Statement]:
+    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute(TABLES.replace("{writer}", databases.role_name(SinkRole.WRITER)))
+    projections = projections_in(tmp_path, ORDERED + STATEMENT, "statement")
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+        sink = sink_on(connection, STRATEGIES[request.param], projections)
+        yield Statement(databases, projections, request.param, sink)
+
+
+def of_key(number: int) -> list[Event]:
+    return [event for event in EVENTS if event.key == nth_key(number)]
+
+
+def test_later_events_of_the_key_wait_and_others_go_on(statement: Statement) -> None:
+    one, other = of_key(0), of_key(1)
+    statement.set(unwelcome=[one[1]])
+    counts = statement.sink.apply(batch([one[0], other[0], one[1], one[2], other[1]]))
+    assert counts == Counts(rows=5, applied=3, rejected=2)
+    statement.sink.apply(batch([one[3], other[2]], start=5))
+    assert statement.lines() == {nth_key(0): [1], nth_key(1): [1, 2, 3]}
+    assert statement.reasons() == ["unwelcome", "parked", "parked"]
+
+
+def test_they_are_replayed_behind_it(statement: Statement) -> None:
+    one = of_key(0)
+    statement.set(unwelcome=[one[1]])
+    statement.sink.apply(batch(one[:4]))
+    assert statement.replay(reason="unwelcome") == Replayed(rejected=3), "the cause is still there"
+    assert statement.replay(reason="parked") == Replayed(rejected=2), "the one before them still waits"
+    statement.set(unwelcome=[])
+    assert statement.replay(reason="unwelcome") == Replayed(applied=3)
+    statement.sink.apply(batch(one[4:], start=4))
+    assert statement.lines() == {nth_key(0): [1, 2, 3, 4, 5, 6]}
+    assert statement.reasons() == []
+
+
+def test_behind_a_record_that_could_not_be_read(statement: Statement) -> None:
+    one = of_key(0)
+    statement.sink.apply(batch([one[0]], dead=[unread(one[1], 1)]))
+    statement.sink.apply(batch([one[2], one[0]], start=2))
+    assert statement.lines() == {nth_key(0): [1]}
+    assert statement.replay(key=nth_key(0)) == Replayed(applied=2)
+    assert statement.lines() == {nth_key(0): [1, 2, 3]}
+
+
+def test_when_the_bad_one_is_given_up_they_follow_on_demand(statement: Statement) -> None:
+    one = of_key(0)
+    statement.set(unwelcome=[one[0]])
+    statement.sink.apply(batch(one[:3]))
+    with closing(connect(statement.settings, SinkRole.WRITER)) as connection:
+        with connection, connection.cursor() as cursor:
+            chosen = Selection(reason="unwelcome").choose(cursor)
+        repair.discard(connection, chosen)
+    statement.sink.apply(batch(one[3:4], start=3))
+    assert statement.lines() == {}, "those that wait are before it"
+    assert statement.replay() == Replayed(applied=3)
+    assert statement.lines() == {nth_key(0): [2, 3, 4]}
+
+
+def test_a_projection_that_does_not_say_so_goes_on(statement: Statement) -> None:
+    """The mistake that the line in its header is there for."""
+    hasty_ones = projections_in(statement.projections, STATEMENT, "statement")
+    one = of_key(0)
+    with closing(connect(statement.settings, SinkRole.WRITER)) as connection:
+        statement.set(unwelcome=[one[1]])
+        hasty = sink_on(connection, replace(STRATEGIES[statement.name], name="hasty"), hasty_ones)
+        hasty.apply(batch(one[:3]))
+    assert Database(statement.settings).query("SELECT version FROM statement WHERE sink = 'hasty'") == [(1,), (3,)]
+
+
+deliveries = st.lists(st.lists(st.integers(0, len(EVENTS) - 1), max_size=8), max_size=5)
+
+
+@given(again=deliveries, bad=st.sets(st.integers(0, len(EVENTS) - 1), max_size=4), seed=st.integers(0, 2**32))
+@profile(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_statements_are_in_order_and_complete_however_events_come(
+    statement: Statement, again: list[list[int]], bad: set[int], seed: int
+) -> None:
+    """Each event comes first in the order of its key, as the relay keeps it; then all may come again, in any order."""
+    statement.forget()
+    random = Random(seed)  # noqa: S311
+    statement.set(unwelcome=[EVENTS[number] for number in bad if random.random() < 0.5])
+    refused = {event_id for (event_id,) in Database(statement.settings).query("SELECT event_id::text FROM unwelcome")}
+    unreadable = {EVENTS[number].event_id for number in bad} - refused
+    offset = 0
+    for some in [EVENTS[:4], EVENTS[4:7], EVENTS[7:], *[[EVENTS[number] for number in one] for one in again]]:
+        read = [event for event in some if event.event_id not in unreadable]
+        dead = [unread(event, offset + place) for place, event in enumerate(some) if event.event_id in unreadable]
+        rows = batch(read, offset, offset + len(some), dead=dead)
+        places = [offset + place for place, event in enumerate(some) if event.event_id not in unreadable]
+        column = rows.rows.schema.get_field_index("offset")
+        table = rows.rows.set_column(column, "offset", [places]) if places else rows.rows
+        statement.sink.apply(replace(rows, rows=table))
+        assert all(one < next_one for lines in statement.lines().values() for one, next_one in pairwise(lines))
+        offset += len(some)
+    statement.set(unwelcome=[])
+    statement.replay()
+    assert statement.lines() == {nth_key(number): [event.version for event in of_key(number)] for number in (0, 1)}
+    assert statement.reasons() == []

@@ -1,0 +1,75 @@
+"""Generated deliveries to each strategy against a pure model: duplicated, reordered across items, cut into batches,
+re-read, sent again. Those that promise to survive do; those that do not are shown failing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from tests.support.deliveries import POOL, PROMISES, Delivery, Run, checked, deliveries, each_event_once, newest_state
+from tests.support.events import STRATEGIES, batch
+from tests.support.sink_driver import Database, open_sink, sink_on
+
+
+@pytest.fixture
+def run(databases: Settings, request: pytest.FixtureRequest) -> Iterator[Run]:
+    with open_sink(databases, request.param) as sink:
+        yield Run(sink, Database(databases, request.param).totals)
+
+
+each_strategy = pytest.mark.parametrize("run", PROMISES, indirect=True)
+
+
+def test_each_strategy_has_its_model() -> None:
+    assert set(PROMISES) == set(STRATEGIES)
+
+
+@each_strategy
+@checked
+@given(deliveries)
+@example([Delivery([0, 0]), Delivery([0], back=1)])
+def test_a_strategy_does_what_its_model_says_however_events_come(run: Run, batches: list[Delivery]) -> None:
+    came = run.deliver(batches)
+    assert run.totals() == PROMISES[run.sink.name].model(came)
+
+
+@each_strategy
+def test_a_batch_that_is_read_again(run: Run) -> None:
+    came = run.deliver([Delivery([0, 1, 4]), Delivery([0, 1, 4], back=3)])
+    assert (run.totals() == each_event_once(came)) is PROMISES[run.sink.name].re_reads
+
+
+@each_strategy
+def test_events_that_are_sent_again(run: Run) -> None:
+    came = run.deliver([Delivery([0, 1, 4]), Delivery([0, 1, 4])])
+    assert (run.totals() == each_event_once(came)) is PROMISES[run.sink.name].re_sends
+
+
+@each_strategy
+def test_what_was_skipped_is_counted(run: Run) -> None:
+    some = [run.ours(POOL[number]) for number in (0, 1, 4)]
+    assert run.sink.apply(batch(some)).fresh == 3
+    again = run.sink.apply(batch(some, start=3))
+    assert again.duplicates == (3 if PROMISES[run.sink.name].re_sends else 0)
+
+
+def test_a_guard_on_the_last_event_alone_goes_backwards(databases: Settings) -> None:
+    """Why `upsert` compares versions: of several older events that come again, only the last would be known."""
+    good = STRATEGIES["upsert"]
+    guard = "version > coalesce(stored_version, 0)"
+    assert guard in good.sql
+    weak = replace(good, name="weak", sql=good.sql.replace(guard, "version IS DISTINCT FROM stored_version"))
+    found = {}
+    for one in (good, weak):
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
+            run = Run(sink_on(connection, one), Database(databases, one.name).totals)
+            came = run.deliver([Delivery([0, 4, 8]), Delivery([0, 4], back=3)])
+            found[one.name] = run.totals() == newest_state(came)
+    assert found == {"upsert": True, "weak": False}

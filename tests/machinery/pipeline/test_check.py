@@ -1,0 +1,318 @@
+"""`outbox check` on real databases and a real topic. What each kind of history means is tested without them in
+tests/machinery/unit/test_audit_comparison.py.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from outbox.audit import check
+from outbox.audit.report import Report
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.wait import WaitTimeoutError
+from outbox.kafka import records, topics
+from outbox.kafka.clients import client_config
+from outbox.relay import arrivals
+from outbox.sink import spec
+from outbox.stack.postgres import Postgres
+from tests.support.cli_runner import outbox
+from tests.support.events import uuid7
+
+SINK = "dedup"
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event of the source, where a test wants it to be."""
+
+    item: str
+    quantity: int
+    version: int
+    id: str
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """A value that the contract allows."""
+        return {
+            "movement_id": str(uuid.uuid4()),
+            "item_id": self.item,
+            "quantity": self.quantity,
+            "unit": "KGM",
+            "stock_after": 0,
+            "version": self.version,
+            "occurred_at": "2026-11-21T10:00:00.123456Z",
+        }
+
+
+class History:
+    """Writes source, topic and sink directly, each as the test wants it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._source = connect(settings, SourceRole.OWNER)
+        self._totals = connect(settings, SinkRole.OWNER)
+        self._producer = Producer({**client_config(settings), "transactional.id": f"history-{uuid.uuid4()}"})
+        self._producer.init_transactions(30)
+
+    def item(self, *quantities: int) -> list[Event]:
+        """An item of the source with an event in the outbox per quantity."""
+        item = str(uuid.uuid4())
+        events = []
+        with self._source, self._source.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO items (id, unit, stock, version) VALUES (%s, 'KGM', %s, %s)",
+                [item, sum(quantities), len(quantities)],
+            )
+            for version, quantity in enumerate(quantities, start=1):
+                payload = Event(item, quantity, version, "").payload
+                cursor.execute(
+                    "INSERT INTO outbox (aggregatetype, aggregateid, type, payload)"
+                    " VALUES ('item', %s, 'item.received', %s) RETURNING id",
+                    [item, json.dumps(payload)],
+                )
+                (event_id,) = cursor.fetchone() or ("",)
+                events.append(Event(item, quantity, version, event_id))
+        return events
+
+    def publish(self, *events: Event, committed: bool = True, **changed: Any) -> None:
+        """Put events on the topic, in one transaction; ``changed`` are properties that differ."""
+        self._producer.begin_transaction()
+        for event in events:
+            headers: dict[str, str | bytes | None] = {
+                "id": event.id,
+                "eventType": "item.received",
+                "schemaVersion": "1",
+            }
+            value = json.dumps({**event.payload, **changed})
+            self._producer.produce(self._settings.topic, value, event.item, headers=headers, partition=0)
+        if committed:
+            self._producer.commit_transaction(30)
+        else:
+            self._producer.flush()
+            self._producer.abort_transaction(30)
+
+    def sink(self, next_offset: int | None = None, **totals: int) -> None:
+        """A sink that has read so far (default: all of the topic) and has these totals by item."""
+        end = topics.last_stable_offsets(self._settings, self._settings.topic)
+        if next_offset is not None:
+            end[0] = next_offset
+        with self._totals, self._totals.cursor() as cursor:
+            cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1)", [SINK])
+            for partition, offset in end.items():
+                cursor.execute(
+                    "INSERT INTO positions (sink, topic, partition, topic_id, next_offset)"
+                    " VALUES (%s, %s, %s, 'x', %s)",
+                    [SINK, self._settings.topic, partition, offset],
+                )
+            for item, total in totals.items():
+                cursor.execute(
+                    "INSERT INTO stock (sink, item_id, unit, stock, version, events) VALUES (%s, %s, 'KGM', %s, 1, 1)",
+                    [SINK, item, total],
+                )
+
+    def set_aside(self, event: Event, offset: int, *, is_valid: bool = True) -> None:
+        """The sink's dead letter of an event that stands at this offset."""
+        with self._totals, self._totals.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO dead_letters"
+                ' (sink, identity, topic, topic_id, partition, "offset", event_id, event, reason, detail)'
+                " VALUES (%s, %s, %s, 'x', 0, %s, %s, %s, 'test', '')",
+                [SINK, event.id, self._settings.topic, offset, event.id, "{}" if is_valid else None],
+            )
+
+    def rebuilt(self, item: str, version: int) -> None:
+        """The sink's total of the item is the source's, up to this version."""
+        with self._totals, self._totals.cursor() as cursor:
+            cursor.execute("INSERT INTO base_versions VALUES (%s, %s, %s)", [SINK, item, version])
+
+    def prune(self, *events: Event) -> None:
+        """Remove events from the outbox, as `outbox prune` does."""
+        with self._source, self._source.cursor() as cursor:
+            cursor.execute("DELETE FROM outbox WHERE id = ANY(%s::uuid[])", [[event.id for event in events]])
+            assert cursor.rowcount == len(events)
+
+    def age_out(self, offset: int) -> None:
+        """Delete the records of the partition up to an offset, as retention does."""
+        admin = AdminClient(client_config(self._settings))
+        for future in admin.delete_records([TopicPartition(self._settings.topic, 0, offset)]).values():
+            future.result(10)
+
+    def close(self) -> None:
+        self._source.close()
+        self._totals.close()
+
+
+@pytest.fixture
+def history(topic: Settings) -> Iterator[History]:
+    made = History(topic)
+    yield made
+    made.close()
+
+
+def codes(report: Report) -> list[str]:
+    return [finding.code for finding in report.findings]
+
+
+def variables(settings: Settings) -> dict[str, str]:
+    names = ("source_db_name", "sink_db_name", "topic", "connector")
+    return {f"OUTBOX_{name.upper()}": getattr(settings, name) for name in names}
+
+
+def foreign(item: str, version: int, quantity: int = 5) -> Event:
+    """An event that the source never wrote."""
+    at_ms = int(time.time() * 1000) + 5_000
+    return Event(item, quantity, version, uuid7(Random(version), at_ms))  # noqa: S311
+
+
+def test_empty_chain_is_settled(topic: Settings) -> None:
+    report = check.check(topic)
+    assert (report.outbox_events, report.records, report.sinks, codes(report)) == (0, 0, [], [])
+    assert report.settled
+
+
+def test_markers_and_aborted_records_are_not_counted(topic: Settings, history: History) -> None:
+    first, second = history.item(5, -2, 4), history.item(7)
+    history.publish(first[0], second[0])
+    history.publish(*first[1:], committed=False)  # sent again below, as Connect does after an abort
+    history.publish(*first[1:])
+    history.sink(**{first[0].item: 7, second[0].item: 7})
+    report = check.check(topic)
+    assert (report.records, report.duplicates, report.missing_versions, report.in_flight) == (4, 0, 0, 0)
+    assert (codes(report), report.settled) == ([], True)
+
+
+def test_totals_positions_and_dead_letters_are_read(topic: Settings, history: History) -> None:
+    right, wrong = history.item(5, 6, 7), history.item(1)
+    history.publish(*right, *wrong)
+    history.sink(next_offset=2, **{right[0].item: 5, wrong[0].item: 3})
+    history.set_aside(right[1], 1)
+    sink = check.check(topic).sink(SINK)
+    assert (sink.parked, sink.in_flight) == (1, 2)
+    assert sink.drift == {wrong[0].item: 3}
+
+
+def test_base_versions_are_read(topic: Settings, history: History) -> None:
+    events = history.item(5, 6, 7, 8)
+    history.publish(*events[:2])
+    history.sink(next_offset=1, **{events[0].item: 5 + 6 + 7})
+    history.set_aside(events[0], 0)
+    history.rebuilt(events[0].item, version=3)
+    sink = check.check(topic).sink(SINK)
+    assert (sink.in_flight, sink.parked, sink.drift) == (1, 0, {})
+
+
+def test_events_dropped_by_the_topic_are_applied(topic: Settings, history: History) -> None:
+    old, quiet, live = history.item(5, 6), history.item(7), history.item(8)
+    history.publish(old[0], quiet[0])
+    history.publish(old[1], live[0])
+    history.sink(**{old[0].item: 11, quiet[0].item: 7, live[0].item: 8})
+    history.age_out(offset=3)  # two events and a marker
+    report = check.check(topic)
+    assert (report.records, report.in_flight, report.lost) == (2, 0, [])
+    assert (report.sink(SINK).in_flight, report.sink(SINK).drift) == (0, {})
+
+
+def test_malformed_foreign_record_is_one_finding_and_no_drift(topic: Settings, history: History) -> None:
+    events = history.item(5)
+    history.publish(*events)
+    stranger = foreign(events[0].item, 999_999_943)
+    history.publish(stranger, quantity=10**30)
+    history.sink(**{events[0].item: 5})
+    history.set_aside(stranger, 2, is_valid=False)
+    report = check.check(topic)
+    assert codes(report) == ["malformed-records"]
+    assert report.findings[0].first.startswith("partition 0, offset 2: ")
+    assert (report.missing_versions, report.sink(SINK).drift, report.sink(SINK).parked) == (0, {}, 0)
+
+
+def test_malformed_records_do_not_count_as_unrelayed(topic: Settings, history: History) -> None:
+    """`connect apply` asks this where a slot may have skipped events."""
+    events = history.item(5, 6)
+    history.publish(*events, quantity="5")
+    assert arrivals.all_arrive(topic, timeout_s=0.1)
+    history.item(7)
+    assert not arrivals.all_arrive(topic, timeout_s=0.1)
+
+
+def test_foreign_event_is_told_from_pruned_ones(topic: Settings, history: History) -> None:
+    pruned, kept = history.item(5, 6), history.item(7)
+    history.publish(*pruned, *kept, foreign(str(uuid.uuid4()), 1))
+    history.prune(*pruned)
+    history.sink(**{pruned[0].item: 11, kept[0].item: 7})
+    report = check.check(topic)
+    assert (report.pruned, report.foreign.count, codes(report)) == (2, 1, ["foreign-events"])
+
+
+def test_domain_without_views_is_compared_by_events_alone(
+    topic: Settings, history: History, postgres: Postgres
+) -> None:
+    events = history.item(5, 6, 7)
+    history.publish(events[0], events[2])
+    history.sink(**{events[0].item: 1})
+    postgres.psql("DROP VIEW sink_totals", topic.sink_db_name)
+    report = check.check(topic)
+    assert (codes(report), bool(report.sink(SINK).not_compared)) == (["events-lost"], True)
+    postgres.psql("DROP VIEW source_totals", topic.source_db_name)
+    report = check.check(topic)
+    assert (codes(report), len(report.notes)) == (["events-lost"], 1)
+
+
+def test_topic_that_no_job_declares_is_a_failure(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spec, "jobs", lambda _: [])
+    with pytest.raises(Failure) as failure:
+        check.check(topic)
+    assert failure.value.code == "event-undeclared"
+
+
+def test_waiting_reads_only_new_records(topic: Settings, history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = history.item(5, 6)
+    history.publish(events[0])
+    history.sink(next_offset=4, **{events[0].item: 11})
+    read: list[int] = []
+    original = records.read
+
+    def counting(*arguments: Any) -> Iterator[Any]:
+        found = list(original(*arguments))
+        read.append(len(found))
+        if len(read) == 1:
+            history.publish(events[1])
+        return iter(found)
+
+    monkeypatch.setattr(records, "read", counting)
+    report = check.check_settled(topic, timeout_s=10)
+    assert (codes(report), report.records, read) == ([], 2, [1, 1])
+
+
+def test_wait_ends_at_its_deadline(topic: Settings, history: History) -> None:
+    history.item(5)
+    with pytest.raises(WaitTimeoutError):
+        check.check_settled(topic, timeout_s=0.5)
+
+
+def test_command_ends_with_1_and_prints_json(topic: Settings, history: History) -> None:
+    events = history.item(5, 6)
+    history.publish(*events, quantity="5")
+    history.sink(**{events[0].item: 11})
+    plain = outbox("check", home=topic.home, **variables(topic))
+    assert plain.returncode == 1
+    assert plain.stderr.startswith("outbox: 2 problems found: ")
+    done = outbox("check", "--json", "--wait", "10", home=topic.home, **variables(topic))
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["malformed"]["count"], report["outbox_events"]) == (1, 2, 2)
+    assert [finding["code"] for finding in report["findings"]] == ["nothing-compared", "malformed-records"]
+    assert set(report) == {
+        *("topic", "keys", "outbox_events", "records", "duplicates", "malformed", "missing_versions", "lost"),
+        *("in_flight", "foreign", "pruned", "sinks", "notes", "settled", "findings"),
+    }

@@ -1,0 +1,213 @@
+"""Each hop broken on purpose: the doctor finds it, names a remedy, and continues with the next hop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not said in its stubs
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
+
+from outbox.audit.doctor import HOPS, Diagnosis, examine
+from outbox.base.database import connect as connect_database
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from outbox.maintenance import retention
+from outbox.relay import apply as relay
+from outbox.sink.repair import rebuild, rewind
+from outbox.stack.postgres import Postgres
+from tests.support.cli_runner import outbox
+from tests.support.events import NOW_MS, uuid7
+from tests.support.outbox_rows import insert, row
+from tests.support.sink_driver import sink_on
+from tests.support.topic_reader import relayed
+
+
+def problems(settings: Settings) -> dict[str, list[str]]:
+    """The codes of the problems by hop; every hop was looked at."""
+    found = list(examine(settings))
+    assert {diagnosis.hop for diagnosis in found} == set(HOPS)
+    codes: dict[str, list[str]] = {}
+    for diagnosis in found:
+        if not diagnosis.is_ok:
+            codes.setdefault(diagnosis.hop, []).append(diagnosis.code)
+    return codes
+
+
+def diagnosed(settings: Settings, code: str) -> Diagnosis:
+    """The diagnosis with this code."""
+    (found,) = (diagnosis for diagnosis in examine(settings) if diagnosis.code == code)
+    return found
+
+
+@contextmanager
+def changed(postgres: Postgres, do: str, undo: str, dbname: str = "postgres") -> Iterator[None]:
+    postgres.psql(do, dbname)
+    try:
+        yield
+    finally:
+        postgres.psql(undo, dbname)
+
+
+def test_sound_chain_has_no_problems_and_each_fault_is_found(chain: Settings, postgres: Postgres) -> None:
+    """One chain for every fault that can be undone: a connector costs seconds."""
+    insert(chain, row())
+    relayed(chain)
+    wait_for("the slot to be read", lambda: not problems(chain), timeout_s=30)
+    app, writer = chain.role_name(SourceRole.APP), chain.role_name(SinkRole.WRITER)
+
+    with changed(postgres, f"ALTER ROLE {app} SUPERUSER", f"ALTER ROLE {app} NOSUPERUSER"):
+        assert problems(chain) == {"source-db": ["role-too-wide", "outbox-readable"]}
+
+    grant, revoke = f"GRANT SELECT ON outbox TO {app}", f"REVOKE SELECT ON outbox FROM {app}"
+    with changed(postgres, grant, revoke, chain.source_db_name):
+        assert problems(chain) == {"source-db": ["outbox-readable"]}
+        assert diagnosed(chain, "outbox-readable").remedy == revoke
+
+    with changed(postgres, f"ALTER ROLE {writer} NOLOGIN", f"ALTER ROLE {writer} LOGIN"):
+        found = [diagnosis for diagnosis in examine(chain) if not diagnosis.is_ok]
+    assert [diagnosis.hop for diagnosis in found] == ["sink-db"]
+    assert writer in found[0].message
+
+    behind = chain.model_copy(update={"topic_retention_hours": 1})
+    assert problems(behind) == {"kafka": ["topic-config-differs"]}
+
+    other_mode = chain.model_copy(update={"exactly_once": False})
+    assert problems(other_mode) == {"connector": ["delivery-differs"]}
+
+
+def test_missing_migration_is_found(topic: Settings, postgres: Postgres) -> None:
+    postgres.psql("DELETE FROM alembic_version WHERE version_num LIKE '%domain%'", topic.sink_db_name)
+    assert problems(topic)["sink-db"] == ["schema-behind"]
+
+
+def test_unread_and_missing_slots_are_found(chain: Settings) -> None:
+    relay.remove(chain)
+    wait_for("the slot to be released", lambda: problems(chain)["slot"] == ["slot-unread"], timeout_s=30)
+    assert problems(chain)["connector"] == ["connector-not-running"]
+    relay.remove(chain, drop_slot=True)
+    assert problems(chain)["slot"] == ["slot-missing"]
+
+
+def test_missing_publication_is_found(topic: Settings, postgres: Postgres) -> None:
+    postgres.psql("DROP PUBLICATION outbox", topic.source_db_name)
+    assert problems(topic)["slot"] == ["publication-missing"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "hops"),
+    [
+        ("kafka_bootstrap", "127.0.0.1:1", {"kafka", "sinks", "retention"}),
+        ("connect_url", "http://127.0.0.1:1", {"connector"}),
+        ("sink_db_port", 1, {"sink-db", "sinks", "retention", "clocks"}),
+        ("source_db_port", 1, {"source-db", "slot", "retention", "clocks"}),
+    ],
+)
+def test_unavailable_server_does_not_hide_the_rest(
+    topic: Settings, setting: str, value: object, hops: set[str]
+) -> None:
+    before = set(problems(topic))
+    assert set(problems(topic.model_copy(update={setting: value}))) - before == hops - before
+
+
+def test_sinks_that_do_not_run_or_are_beyond_the_topic_are_found(topic: Settings) -> None:
+    producer = Producer(client_config(topic))
+    for _ in range(3):
+        producer.produce(topic.topic, b"{}", partition=0)
+    producer.flush(30)
+    of_topic = topics.describe(topic, topic.topic).id
+    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
+        sink_on(connection).begin_at(topic.topic, of_topic, {0: 1})
+        assert "sinks" not in problems(topic), "it has a driver"
+    wait_for("the driver to be gone", lambda: "sinks" in problems(topic), timeout_s=10)
+    assert problems(topic)["sinks"] == ["sink-not-running"]
+    assert "2 offsets behind" in diagnosed(topic, "sink-not-running").message
+    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
+        sink_on(connection).begin_at(topic.topic, of_topic, {0: 9})
+        assert problems(topic)["sinks"] == ["topic-recreated"]
+
+
+def test_unfinished_rebuild_is_found(topic: Settings) -> None:
+    described = topics.describe(topic, topic.topic)
+    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
+        sink_on(connection).begin_at(topic.topic, described.id, {0: 0})
+        with rebuild.reserved(topic, "dedup") as owner:
+            rebuild.begin(owner, "dedup", described, topics.first_offsets(topic, topic.topic))
+        assert problems(topic)["sinks"] == ["rebuild-unfinished"]
+
+
+def test_unlimited_topic_and_too_old_outbox_are_found(topic: Settings, postgres: Postgres) -> None:
+    assert "retention" not in problems(topic)
+    old = uuid7(Random(1), NOW_MS - 9 * 24 * 60 * 60 * 1000)  # noqa: S311
+    postgres.psql(
+        f"INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES ('{old}', 'a', 'b', 'c', '{{}}')",
+        topic.source_db_name,
+    )
+    assert "retention" not in problems(topic)
+    retention.drop(topic, datetime.now(UTC).date() - timedelta(days=5))
+    assert problems(topic)["retention"] == ["outbox-older-than-horizon"]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic.topic)
+    resource.add_incremental_config(ConfigEntry("retention.ms", "-1", incremental_operation=AlterConfigOpType.SET))
+    admin = AdminClient(client_config(topic))
+    admin.incremental_alter_configs([resource])[resource].result(10)
+    both = ["outbox-older-than-horizon", "topic-unlimited"]
+    wait_for("the topic to be unlimited", lambda: problems(topic)["retention"] == both, timeout_s=10)
+
+
+def test_local_checkpoint_is_compared_with_the_positions(topic: Settings, tmp_path: Path) -> None:
+    topic = topic.model_copy(update={"sink_checkpoints": f"file://{tmp_path}/check points"})
+    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
+        sink_on(connection).begin_at(topic.topic, topics.describe(topic, topic.topic).id, {0: 2, 1: 0})
+
+    def commit(batch: int, offset: int, ending: str = '{"nextBatchWatermarkMs":0}') -> None:
+        planned = json.dumps({topic.topic: {"1": 0, "0": offset}})
+        for log, text in (("offsets", f'v1\n{{"batchWatermarkMs":0}}\n{planned}'), ("commits", f"v1\n{ending}")):
+            file = tmp_path / "check points" / "dedup" / log / str(batch)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+
+    def found(settings: Settings = topic) -> list[tuple[str, bool]]:
+        return [(one.code, one.is_ok) for one in examine(settings) if one.code.startswith("checkpoint")]
+
+    elsewhere = topic.model_copy(update={"sink_checkpoints": "s3a://bucket/checkpoints"})
+    assert found(elsewhere) == [("checkpoint-elsewhere", True)]
+    assert found() == [("checkpoint-missing", True)]
+    for batch, offset in ((8, 0), (9, 1), (10, 2)):
+        commit(batch, offset)
+        assert found() == [("checkpoint", True)]
+    commit(11, 3, ending="")
+    assert found() == [("checkpoint", True)], "cut off: the sink removes it"
+    commit(11, 3)
+    assert found() == [("checkpoint-ahead", False)]
+    assert diagnosed(topic, "checkpoint-ahead").remedy == "`outbox rewind --sink dedup --to-positions`"
+    rewind.rewind(topic, "dedup", rewind.to_positions(topic, "dedup"))
+    assert found() == [("checkpoint-missing", True)]
+
+
+def test_command_prints_every_diagnosis_and_ends_with_1(topic: Settings) -> None:
+    names = {
+        "OUTBOX_SOURCE_DB_NAME": topic.source_db_name,
+        "OUTBOX_SINK_DB_NAME": topic.sink_db_name,
+        "OUTBOX_TOPIC": topic.topic,
+        "OUTBOX_CONNECTOR": topic.connector,
+    }
+    plain = outbox("doctor", home=topic.home, **names)
+    assert plain.returncode == 1
+    assert f"FIX slot      there is no slot {topic.connector}" in plain.stdout
+    assert "ok  source-db " in plain.stdout
+    assert "problems found" in plain.stderr
+    listed = json.loads(outbox("doctor", "--json", home=topic.home, **names).stdout)
+    assert {diagnosis["hop"] for diagnosis in listed} == set(HOPS)
+    assert set(listed[0]) == {"hop", "code", "message", "remedy", "is_ok"}

@@ -1,0 +1,138 @@
+"""Rewinding: where a sink will begin, and what is refused. That it then does is shown in test_sink_stream.py."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from outbox.sink.repair import rewind
+from outbox.sink.repair.rewind import Beginning, Move
+from tests.support.cli_runner import outbox
+from tests.support.events import sums
+from tests.support.sink_driver import Database, sink_on
+from tests.support.sink_process import Publisher, applied_until, catch_up, logged
+
+
+@pytest.fixture
+def applied(topic: Settings) -> Settings:
+    """A topic with five records in partition 0, of which a sink, whose driver has ended, has applied four."""
+    applied_until(topic, 4)
+    return topic
+
+
+def beginning(settings: Settings) -> Beginning:
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
+        return rewind.beginning(cursor, "dedup", settings.topic)
+
+
+def test_each_rewind_is_a_generation_with_a_beginning_of_its_own(applied: Settings) -> None:
+    assert beginning(applied) == Beginning(0, {})
+    assert rewind.rewind(applied, "dedup", rewind.to_offsets(applied, "dedup", {0: 2})) == 1
+    assert beginning(applied) == Beginning(1, {0: 2, 1: 0})
+    assert rewind.rewind(applied, "dedup", rewind.to_earliest(applied, "dedup")) == 2
+    assert beginning(applied) == Beginning(2, {0: 0, 1: 0})
+    with closing(connect(applied, SinkRole.WRITER)) as connection:
+        positions = sink_on(connection).positions(applied.topic, topics.describe(applied, applied.topic).id)
+    assert positions == {0: 4, 1: 0}, "what is applied stays applied"
+
+
+def test_a_moment_is_looked_up_by_arrival_and_never_beyond_the_position(applied: Settings) -> None:
+    now = datetime.now(UTC)
+    assert rewind.to_timestamp(applied, "dedup", now - timedelta(hours=1))[0] == Move(position=4, begin=0)
+    assert rewind.to_timestamp(applied, "dedup", now + timedelta(hours=1))[0] == Move(position=4, begin=4)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "told"), [({0: 5}, "would skip events"), ({1: 1}, "would skip events"), ({9: 0}, "no partition 9")]
+)
+def test_what_would_lose_events_is_refused(applied: Settings, offsets: dict[int, int], told: str) -> None:
+    with pytest.raises(Failure, match=told):
+        rewind.to_offsets(applied, "dedup", offsets)
+
+
+def test_a_running_sink_is_not_rewound(applied: Settings) -> None:
+    moves = rewind.to_earliest(applied, "dedup")
+    with closing(connect(applied, SinkRole.WRITER)) as connection:
+        sink_on(connection)
+        with pytest.raises(Failure, match="sink dedup has a driver already"):
+            rewind.rewind(applied, "dedup", moves)
+    assert beginning(applied) == Beginning(0, {})
+
+
+def rewound(settings: Settings, *words: str) -> tuple[int, str, str]:
+    """`outbox rewind` of the sink: its status, and what it said on both streams."""
+    done = outbox("rewind", "--sink", "dedup", *words, home=settings.home, **settings.as_env())
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_sink_reads_from_a_moment_and_from_an_offset_in_the_middle(topic: Settings) -> None:
+    publisher = Publisher(topic)
+    early, late = publisher.events(30), publisher.events(20)
+    publisher.send(early)
+    between = datetime.now(UTC)
+    wait_for("the clock to go on", lambda: datetime.now(UTC) > between + timedelta(milliseconds=5), timeout_s=5)
+    publisher.send(late)
+    assert catch_up(topic).returncode == 0
+    ends = topics.last_stable_offsets(topic, topic.topic)
+    middle = [word for partition, end in ends.items() for word in ("--to-offset", f"{partition}:{min(end, 1)}")]
+    skipped = sum(min(end, 1) for end in ends.values())  # the first record of each partition that has any
+    for words, again in ((["--to-timestamp", between.isoformat()], 20), (middle, 50 - skipped)):
+        status, _, complaint = rewound(topic, "--yes", *words)
+        assert status == 0, complaint
+        done = catch_up(topic)
+        assert done.returncode == 0, done.stderr
+        lines = logged(done, "applied")
+        assert sum(int(str(line["rows"])) for line in lines) == again
+        assert sum(int(str(line["duplicates"])) for line in lines) == again
+    assert Database(topic).totals() == sums([*early, *late])
+
+
+def test_what_the_topic_has_dropped_is_given_up_only_if_told_so(applied: Settings) -> None:
+    admin = AdminClient(client_config(applied))
+    for future in admin.delete_records([TopicPartition(applied.topic, 0, 5)]).values():
+        future.result(10)
+    position = {0: 4, 1: 0}
+
+    def run(*words: str) -> str:
+        return "".join(rewound(applied, "--yes", *words)[1:])
+
+    assert "would read nothing again" in run("--to-earliest")
+    assert Database(applied).positions() == position
+    assert "partition 0: from offset 5, giving up 4 to 4" in run("--to-earliest", "--skip-dropped", "--dry-run")
+    assert Database(applied).positions() == position
+    assert "begins there at its next start" in run("--to-earliest", "--skip-dropped")
+    assert Database(applied).positions() == {0: 5, 1: 0}
+    assert catch_up(applied).returncode == 0
+
+
+def test_the_command(applied: Settings) -> None:
+    names = {"OUTBOX_SINK_DB_NAME": applied.sink_db_name, "OUTBOX_TOPIC": applied.topic}
+
+    def run(*words: str) -> tuple[int, str]:
+        done = outbox("rewind", *words, home=applied.home, **names)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout + done.stderr
+
+    assert run("--sink", "dedup")[0] == 2
+    assert run("--sink", "dedup", "--to-offset", "zero")[0] == 2
+    assert run("--sink", "dedup", "--to-timestamp", "tomorrow")[0] == 2
+    assert "no sink called other has read" in run("--sink", "other", "--to-earliest", "--yes")[1]
+    status, told = run("--sink", "dedup", "--to-offset", "0:1", "--dry-run")
+    assert (status, beginning(applied)) == (0, Beginning(0, {}))
+    assert "partition 0: from offset 1, 3 again" in told
+    status, told = run("--sink", "dedup", "--to-offset", "0:1", "--yes")
+    assert (status, beginning(applied)) == (0, Beginning(1, {0: 1, 1: 0}))
+    assert "with checkpoint 1" in told
+    assert run("--sink", "dedup", "--to-offset", "0:4", "--yes")[0] == 1, "nothing to read again"
+    status, told = run("--sink", "dedup", "--to-positions", "--yes")
+    assert (status, beginning(applied)) == (0, Beginning(2, {0: 4, 1: 0}))

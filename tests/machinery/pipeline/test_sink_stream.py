@@ -1,0 +1,382 @@
+"""The sink as a process, on real Kafka, Spark and Postgres: what it applies, and what a stop or a kill does to it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections import Counter
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import psutil
+import pytest
+import requests
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from outbox.audit.doctor import examine
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from outbox.relay import connectors
+from outbox.sink import dead_letters, fence, job
+from outbox.sink.lag import LagLookup
+from outbox.sink.repair import rewind
+from outbox.stack import ports
+from tests.support.events import STRATEGIES, nth_key, sums, uuid7
+from tests.support.sink_driver import Database
+from tests.support.sink_process import (
+    RANDOM,
+    TIMEOUT_S,
+    Publisher,
+    catch_up,
+    checkpoint,
+    logged,
+    reported_failure,
+    running,
+    wait_applied,
+    waits,
+)
+
+
+@pytest.fixture
+def publisher(topic: Settings) -> Publisher:
+    return Publisher(topic)
+
+
+@pytest.fixture
+def database(topic: Settings) -> Database:
+    return Database(topic)
+
+
+def execute(settings: Settings, role: SinkRole, sql: str) -> None:
+    with closing(connect(settings, role)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+def test_everything_committed_is_applied_and_nothing_else(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(200)
+    publisher.send(some[:100])
+    publisher.send(publisher.events(30, items=9), abort=True)
+    publisher.send(some[90:])  # ten of them again
+    bad_id = uuid7(RANDOM)
+    publisher.send_raw(nth_key(0), b"{", bad_id)
+    publisher.send_raw(nth_key(0), None, None)
+    publisher.send(publisher.events(30, items=9), abort=True)
+
+    done = catch_up(topic, "dedup", "naive")
+
+    assert done.returncode == 0, done.stderr
+    assert database.totals() == sums(some)
+    assert Database(topic, "naive").totals() == sums([*some, *some[90:100]])
+    assert database.positions() == topics.last_stable_offsets(topic, topic.topic)
+    letters = database.dead_letters()
+    assert letters.pop(bad_id) == "not JSON"
+    assert list(letters.values()) == ["no value"]
+    assert sum(int(str(line["duplicates"])) for line in logged(done, "applied") if line["sink"] == "dedup") == 10
+
+    again = catch_up(topic, "dedup", "naive")
+    assert again.returncode == 0, again.stderr
+    assert logged(again, "applied") == []
+
+    # A partition added later is read from its beginning.
+    admin = AdminClient(client_config(topic))
+    admin.create_partitions([NewPartitions(topic.topic, 6)])[topic.topic].result(10)
+    more = publisher.events(60, items=40)
+    publisher.send(more)
+    last = catch_up(topic, "dedup")
+    assert last.returncode == 0, last.stderr
+    assert database.totals() == sums([*some, *more])
+    assert set(database.positions()) == set(range(6))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_ends_it_after_the_batch_and_its_jvm_with_it(
+    topic: Settings, publisher: Publisher, database: Database, number: signal.Signals
+) -> None:
+    some = publisher.events(300)
+    publisher.send(some[:100])
+    naive = Database(topic, "naive")
+    with running(topic, "dedup", "naive") as sink:
+        wait_applied(sink, database, 100)
+        wait_applied(sink, naive, 100)
+        publisher.send(some[100:200])
+        wait_applied(sink, database, 101)  # in the middle of it
+        processes = sink.processes()
+        assert len(processes) > 1, "Python and its JVM"
+        processes[0].send_signal(number)
+        assert psutil.wait_procs(processes, timeout=30)[1] == []
+        assert '"stopped"' in sink.tail()
+        assert not any(word in sink.tail(100) for word in ("outbox: ", "Exception", "Traceback", '"error"'))
+    publisher.send(some[200:])
+    done = catch_up(topic, "dedup", "naive")
+    assert done.returncode == 0, done.stderr
+    # Even the naive sink is right: a graceful stop repeats nothing.
+    assert database.totals() == naive.totals() == sums(some)
+    assert sum(int(str(line["duplicates"])) for line in logged(done, "applied")) == 0
+
+
+@pytest.mark.parametrize("name", ["dedup", "naive"])
+def test_killed_between_its_commit_and_sparks(topic: Settings, publisher: Publisher, name: str) -> None:
+    """The window: the database has the batch, Spark does not know. The JVM is frozen while Python applies."""
+    database = Database(topic, name)
+    some = publisher.events(100)
+    publisher.send(some[:50])
+    with running(topic, name) as sink:
+        wait_applied(sink, database, 50)
+        with closing(connect(topic, SinkRole.WRITER)) as repair, repair, repair.cursor() as cursor:
+            fence.lock(cursor, name)  # as a repair command would: the apply waits
+            publisher.send(some[50:])
+            wait_for("the apply to wait", lambda: waits(topic, name), timeout_s=TIMEOUT_S)
+            jvm = next(process for process in sink.processes() if process.name() == "java")
+            jvm.suspend()
+        wait_applied(sink, database, 51)
+        planned = max(int(file.name) for file in (checkpoint(topic, name) / "offsets").iterdir())
+        assert not (checkpoint(topic, name) / "commits" / str(planned)).exists(), "the window is open"
+        twice = sum(database.totals().values()) - sum(sums(some[:50]).values())
+        sink.kill()
+    done = catch_up(topic, name)
+    assert done.returncode == 0, done.stderr
+    first = logged(done, "applied")[0]
+    assert first["batch"] == planned
+    if name == "dedup":
+        assert database.totals() == sums(some)
+        assert first["duplicates"] > 0, "Spark delivered the batch again"  # type: ignore[operator]
+    else:
+        assert sum(database.totals().values()) == sum(sums(some).values()) + twice, "the naive sink drifts by it"
+
+
+def test_kill_9_of_the_driver_ends_its_jvm_and_loses_nothing(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(200)
+    publisher.send(some[:100])
+    with running(topic) as sink:
+        wait_applied(sink, database, 100)
+        processes = sink.processes()
+        assert not any("delta" in word for process in processes for word in process.cmdline()), "nobody asked for it"
+        publisher.send(some[100:])
+        processes[0].kill()
+        assert psutil.wait_procs(processes, timeout=30)[1] == [], "the JVM outlives its driver"
+    done = catch_up(topic)
+    assert done.returncode == 0, done.stderr
+    assert database.totals() == sums(some)
+
+
+def test_a_second_driver_and_a_lost_connection_end_with_one_clear_line(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(20)
+    publisher.send(some[:10])
+    with running(topic) as sink:
+        wait_applied(sink, database, 10)
+        assert "sink dedup has a driver already" in reported_failure(catch_up(topic))
+        assert sink.is_running()
+
+        database.query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+            "AND datname = current_database()"
+        )
+        publisher.send(some[10:])
+        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=60)
+        assert "outbox: sink dedup: lost its database connection" in sink.tail()
+        assert "Traceback" not in sink.tail(200)
+    done = catch_up(topic)
+    assert done.returncode == 0, done.stderr
+    assert database.totals() == sums(some)
+
+
+def test_a_bad_record_is_kept_whole_with_its_coordinates(topic: Settings, database: Database) -> None:
+    megabyte = b'{"quantity": "' + b"x" * 10**6 + b'"}'
+    ids = [uuid7(RANDOM), uuid7(RANDOM), None]
+    bad: list[tuple[bytes | None, bytes, list[tuple[str, str | bytes | None]], str]] = [
+        (nth_key(1).encode(), megabyte, [("id", str(ids[0]).encode()), ("odd", b"x")], "unknown event type"),
+        (None, b"\xff\x00{", [("id", str(ids[1]).encode()), ("odd", None), ("odd", b"\xfe"), ("", b"")], "not UTF-8"),
+        (b"\xfe", b"{}", [], "missing id"),
+    ]
+    producer, refused = Producer({**client_config(topic), "message.max.bytes": 2 << 20}), list[object]()
+    began_at = datetime.now(UTC) - timedelta(minutes=1)
+    for number, (key, value, headers, _) in enumerate(bad):
+        producer.produce(
+            topic.topic,
+            value,
+            key,
+            partition=number,
+            headers=headers,
+            on_delivery=lambda error, _: refused.extend([error] if error else []),
+        )
+    assert (producer.flush(30), refused) == (0, [])
+    done = catch_up(topic)
+    assert done.returncode == 0, done.stderr
+    columns = 'topic, partition, "offset", event_id::text, key, value, headers, reason, recorded_at'
+    kept = database.query(f"SELECT {columns} FROM dead_letters ORDER BY partition")
+    for number, (row, (key, value, headers, reason)) in enumerate(zip(kept, bad, strict=True)):
+        assert row[:4] == (topic.topic, number, 0, ids[number])
+        kept_key, kept_value, kept_headers, kept_reason, recorded_at = cast("Any", row[4:])
+        assert (kept_key if kept_key is None else bytes(kept_key)) == key
+        assert bytes(kept_value) == value
+        assert dead_letters.headers(kept_headers) == headers
+        assert kept_reason == reason
+        assert began_at < recorded_at < datetime.now(UTC) + timedelta(minutes=1)
+
+
+def test_a_lost_checkpoint_and_one_cut_off_lose_nothing(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(90)
+    publisher.send(some[:30])
+    assert catch_up(topic, *STRATEGIES).returncode == 0
+
+    # The host lost power: the newest logs are empty.
+    for log in ("offsets", "commits"):
+        max((checkpoint(topic) / log).iterdir(), key=lambda file: int(file.name)).write_text("")
+    publisher.send(some[30:60])
+    cut = catch_up(topic)
+    assert cut.returncode == 0, cut.stderr
+    assert len(logged(cut, "removed a log file that a crash has cut off")) == 2
+    assert database.totals() == sums(some[:60])
+
+    # The checkpoints are gone: each begins at its positions, naive at the beginning.
+    for name in STRATEGIES:
+        shutil.rmtree(checkpoint(topic, name))
+    publisher.send(some[60:])
+    lost = catch_up(topic, *STRATEGIES)
+    assert lost.returncode == 0, lost.stderr
+    rows: Counter[str] = Counter()
+    for line in logged(lost, "applied"):
+        rows[str(line["sink"])] += int(str(line["rows"]))
+    assert rows == {**dict.fromkeys(STRATEGIES, 60), "dedup": 30, "naive": 90}, "dedup alone had come further"
+    for name in STRATEGIES:
+        assert Database(topic, name).totals() == sums([*some[:30], *some] if name == "naive" else some), name
+
+
+def test_events_that_are_gone_stop_it_with_their_range(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(40)
+    publisher.send(some[:20])
+    assert catch_up(topic).returncode == 0
+    positions = database.positions()
+    assert "the checkpoint of sink dedup is not ahead of its database" in {one.text for one in examine(topic)}
+
+    # The database is restored from a backup that is older than the checkpoint.
+    execute(topic, SinkRole.OWNER, "UPDATE positions SET next_offset = 0")
+    publisher.send(some[20:])
+    failure = reported_failure(catch_up(topic))
+    assert "were never applied" in failure
+    assert any(
+        f"offsets 0 to {offset - 1} of topic {topic.topic}, partition {partition}," in failure
+        for partition, offset in positions.items()
+    )
+    way_out = "`outbox rewind --sink dedup --to-positions`"
+    assert way_out in failure
+    assert {one.remedy for one in examine(topic) if "by its checkpoint" in one.text} == {way_out}
+
+    # The way out.
+    rewind.rewind(topic, "dedup", rewind.to_positions(topic, "dedup"))
+    assert catch_up(topic).returncode == 0
+    assert database.totals() == sums(some)
+
+    # The topic has dropped what was not read yet, and the checkpoint is gone.
+    shutil.rmtree(checkpoint(topic, "dedup.1"))
+    publisher.send(publisher.events(40))
+    ends = topics.last_stable_offsets(topic, topic.topic)
+    admin = AdminClient(client_config(topic))
+    for future in admin.delete_records([TopicPartition(topic.topic, *item) for item in ends.items()]).values():
+        future.result(10)
+    failure = reported_failure(catch_up(topic))
+    assert "were never applied" in failure
+
+    # The topic is deleted and made again.
+    admin.delete_topics([topic.topic])[topic.topic].result(10)
+    wait_for("the topic to be gone", lambda: topic.topic not in admin.list_topics(timeout=5).topics, timeout_s=30)
+    topics.create(topic, connectors.topic_specs(topic))
+    assert "was deleted and made again" in reported_failure(catch_up(topic))
+
+
+def test_what_spark_fails_by_is_told_too(topic: Settings, publisher: Publisher, database: Database) -> None:
+    publisher.send(publisher.events(10))
+    with running(topic) as sink:
+        wait_applied(sink, database, 10)
+        admin = AdminClient(client_config(topic))
+        admin.delete_topics([topic.topic])[topic.topic].result(10)
+        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
+        last = sink.tail(1)
+    topics.create(topic, connectors.topic_specs(topic))
+    assert last.startswith("outbox: sink dedup: Spark gave up: ")
+    assert "Traceback" not in last
+
+
+def test_metrics_of_a_running_sink_show_what_it_applied_and_that_nothing_is_left(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(40)
+    publisher.send(some)
+    publisher.send(some[:10])
+    publisher.send_raw(nth_key(0), b"{", None)
+    publisher.send(publisher.events(30, items=9), abort=True)
+    with closing(LagLookup(topic, topic.topic)) as lookup:
+        ends = topics.last_stable_offsets(topic, topic.topic)
+        markers = {partition: max(0, end - 1) for partition, end in ends.items()}
+        asked = {"new": {}, "done": ends, "markers": markers}
+        # In the time that a scrape has; more than once, as the first may have to wait for a connection.
+        before = wait_for("the lag to be told", lambda: lookup.ask(asked), timeout_s=TIMEOUT_S)
+    assert before["new"].offsets == ends
+    assert 0 < before["new"].age_s < TIMEOUT_S
+    assert before["done"] == (dict.fromkeys(ends, 0), 0.0)
+    assert sum(before["markers"].offsets.values()) > 0
+    assert before["markers"].age_s == 0.0, "behind by no record"
+
+    observed = topic.model_copy(update={"sink_metrics_port": ports.choose(0)[0]})
+    with running(observed) as sink:
+        wait_applied(sink, database, 40)
+
+        def is_counted() -> bool:
+            return 'outbox_sink_lag_events{sink="dedup"} 0.0' in scrape(observed)
+
+        wait_for("the lag to be 0", is_counted, timeout_s=TIMEOUT_S)
+        told = scrape(observed).splitlines()
+        for line in (
+            'outbox_sink_rows_total{sink="dedup"} 50.0',
+            'outbox_sink_duplicates_total{sink="dedup"} 10.0',
+            'outbox_sink_dead_letters_total{sink="dedup"} 1.0',
+            'outbox_sink_lag_seconds{sink="dedup"} 0.0',
+            'outbox_sink_partition_lag_events{partition="3",sink="dedup"} 0.0',
+            "outbox_sink_kafka_up 1.0",
+        ):
+            assert line in told
+
+
+def scrape(settings: Settings) -> str:
+    return requests.get(f"http://127.0.0.1:{settings.sink_metrics_port}/metrics", timeout=30).text
+
+
+def test_a_rewind_reads_again_and_the_strategy_decides_what_that_does(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(60)
+    publisher.send(some)
+    assert catch_up(topic, "dedup", "naive").returncode == 0
+    begin = rewind.to_earliest(topic, "dedup")
+    assert sum(move.position - move.begin for move in begin.values()) >= 60
+    for sink in ("dedup", "naive"):
+        assert rewind.rewind(topic, sink, rewind.to_earliest(topic, sink)) == 1
+    again = catch_up(topic, "dedup", "naive")
+    assert again.returncode == 0, again.stderr
+    assert sum(int(str(line["duplicates"])) for line in logged(again, "applied") if line["sink"] == "dedup") == 60
+    assert database.totals() == sums(some)
+    assert Database(topic, "naive").totals() == sums([*some, *some])
+    assert checkpoint(topic, "dedup.1").exists()
+    assert logged(catch_up(topic, "dedup"), "applied") == [], "once, not at every start"
+
+
+def test_an_unknown_strategy_is_told_before_anything_starts(topic: Settings) -> None:
+    assert f"no strategy is called best — there are {', '.join(job.sinks(topic))}" in reported_failure(
+        catch_up(topic, "best")
+    )

@@ -1,0 +1,57 @@
+"""What tests of the fixture domain share: a client of its service, and an audit of its books."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from werkzeug.test import TestResponse
+
+from outbox.base.settings import Settings
+from tests.support.queries import query
+from tests.support.service_client import ServiceClient
+
+
+class Client(ServiceClient):
+    """A client of the stock service."""
+
+    def move(
+        self, item: str, quantity: int, unit: str = "KGM", *, key: str | None = None, **headers: str
+    ) -> TestResponse:
+        """Record a movement, with a key of its own if none is given."""
+        body = {"item_id": item, "quantity": quantity, "unit": unit}
+        return self.post("/movements", body, Idempotency_Key=key or str(uuid.uuid4()), **headers)
+
+
+# What must never be found in the books, and the query that finds it.
+EVENTS = """(
+    SELECT id AS event_id, aggregateid AS key, (payload ->> 'quantity')::numeric AS quantity,
+           (payload ->> 'stock_after')::numeric AS stock_after, (payload ->> 'version')::bigint AS version
+      FROM outbox) AS events"""
+WRONG = {
+    "items that are not the sum of their events": f"""
+        SELECT items.id, stock, items.version, count(event_id), sum(quantity)
+          FROM items LEFT JOIN {EVENTS} ON key = items.id::text
+         GROUP BY items.id
+        HAVING stock <> coalesce(sum(quantity), 0) OR items.version <> count(event_id)""",
+    "versions that are not 1, 2, 3": f"""
+        SELECT key, version
+          FROM (SELECT key, version, row_number() OVER (PARTITION BY key ORDER BY version) AS due FROM {EVENTS})
+         WHERE version <> due""",
+    "events whose stock_after is not the sum until then": f"""
+        SELECT event_id
+          FROM (SELECT event_id, stock_after, sum(quantity) OVER (PARTITION BY key ORDER BY version) AS due
+                  FROM {EVENTS})
+         WHERE stock_after <> due""",
+    "answers without their event": """
+        SELECT key
+          FROM idempotency_keys
+          LEFT JOIN outbox ON outbox.payload ->> 'movement_id' = idempotency_keys.body::json ->> 'id'
+         WHERE status = 201 AND outbox.id IS NULL""",
+}
+
+
+def audit(settings: Settings) -> dict[str, list[tuple[Any, ...]]]:
+    """What is wrong with the books; empty if they are right."""
+    found = {name: query(settings, sql) for name, sql in WRONG.items()}
+    return {name: rows for name, rows in found.items() if rows}

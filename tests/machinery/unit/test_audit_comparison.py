@@ -1,0 +1,485 @@
+"""The comparison of `outbox check` on histories written by hand: empty, sane, and each kind of wrong. No JVM."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox.audit.comparison import LATE_MS, compare, compare_states
+from outbox.audit.report import Report, SinkReport
+from outbox.audit.sinks import SinkState
+from outbox.audit.source import Source, Written
+from outbox.audit.topic_log import TopicLog, TopicOffset
+from outbox.commands.check import as_text, describe
+from outbox.sink.records import EventDecoder, Record
+from outbox.writing.contract import EventSchema
+
+NOW_MS = 1_795_000_000_000
+MINUTE_MS = 60_000
+SCHEMA = {
+    "type": "object",
+    "required": ["item", "change", "serial"],
+    "properties": {
+        "item": {"type": "string"},
+        "change": {"type": "number", "minimum": -1_000_000, "maximum": 1_000_000},
+        "serial": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1},
+    },
+}
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> EventSchema:
+    file = tmp_path / "item-changed.v1.schema.json"
+    file.write_text(json.dumps(SCHEMA))
+    return EventSchema(file)
+
+
+@pytest.fixture
+def chain(schema: EventSchema) -> Chain:
+    return Chain(EventDecoder(schema, key="item", version="serial", quantity="change"))
+
+
+class Chain:
+    """A source, a topic and one sink, each as the test wants it."""
+
+    def __init__(self, decoder: EventDecoder) -> None:
+        self.decoder = decoder
+        self.log = TopicLog(decoder)
+        self.outbox: list[Written] = []
+        self.totals: dict[str, Decimal] | None = {}
+        self.versions: dict[str, int] | None = {}
+        self.sink = SinkState("dedup")
+        self._numbers = iter(range(1, 10_000))
+        self._offsets = {0: 0, 1: 0}
+
+    def event(self, key: str, version: int, change: str = "1", at_ms: int = NOW_MS) -> Written:
+        """An event that nobody has yet."""
+        number = at_ms << 80 | 7 << 76 | 2 << 62 | next(self._numbers)
+        counted = None if self.decoder.version is None else version
+        quantity = Decimal(0) if self.decoder.quantity is None else Decimal(change)
+        return Written(uuid.UUID(int=number).bytes, key, counted, quantity, at_ms)
+
+    def written(self, key: str, *changes: str, at_ms: int = NOW_MS) -> list[Written]:
+        """A key with an event in the outbox per change."""
+        events = [self.event(key, version, change, at_ms) for version, change in enumerate(changes, start=1)]
+        self.outbox += events
+        if self.totals is not None:
+            self.totals[key] = sum(map(Decimal, changes), Decimal(0))
+        if self.versions is not None:
+            self.versions[key] = len(changes)
+        return events
+
+    def publish(self, *events: Written, partition: int = 0, **changed: Any) -> None:
+        """The events on the topic; ``changed`` are properties that differ."""
+        for event in events:
+            value = {"item": event.key, "change": float(event.quantity or 0), "serial": event.version or 1, **changed}
+            self.record(event.event_id, event.key, json.dumps(value).encode(), partition=partition)
+
+    def record(self, event_id: bytes | None, key: str, value: bytes, *, partition: int = 0) -> TopicOffset:
+        """Any record."""
+        headers = [] if event_id is None else [("id", str(uuid.UUID(bytes=event_id)).encode())]
+        place = TopicOffset(partition, self._offsets[partition])
+        self.log.add(Record(key.encode(), headers, value, NOW_MS), place)
+        self._offsets[partition] += 1
+        return place
+
+    def prune(self, *events: Written) -> None:
+        """Remove events from the outbox, as `outbox prune` does."""
+        self.outbox = [event for event in self.outbox if event not in events]
+
+    def applied(self, totals: Mapping[str, str], **changes: Any) -> None:
+        """The sink's totals. It has read all of the topic, unless ``changes`` say otherwise."""
+        found = {key: Decimal(total) for key, total in totals.items()}
+        self.sink = replace(self.sink, **{"positions": dict(self._offsets), "totals": found, **changes})
+
+    def compare(self) -> Report:
+        return compare(Source(iter(self.outbox), self.totals, self.versions), self.log, [self.sink], "events")
+
+
+def codes(report: Report) -> list[str]:
+    return [finding.code for finding in report.findings]
+
+
+def only_sink(report: Report) -> SinkReport:
+    (sink,) = report.sinks
+    return sink
+
+
+# Sane --------------------------------------------------------------------------------------------------------------
+
+
+def test_empty_history_is_settled(chain: Chain) -> None:
+    report = chain.compare()
+    assert (codes(report), report.settled) == ([], True)
+
+
+def test_sane_history_has_no_findings(chain: Chain) -> None:
+    first, second = chain.written("a", "5", "-2", "4"), chain.written("b", "7")
+    chain.publish(first[0], second[0], *first[1:])
+    chain.applied({"a": "7", "b": "7"})
+    report = chain.compare()
+    assert (codes(report), report.settled, report.records, report.missing_versions) == ([], True, 4, 0)
+
+
+def test_duplicates_are_counted_and_no_finding(chain: Chain) -> None:
+    events = chain.written("a", "5", "6")
+    chain.publish(*events, *events)
+    chain.applied({"a": "11"})
+    report = chain.compare()
+    assert (codes(report), report.records, report.duplicates) == ([], 4, 2)
+    assert report.repeated == {"a": 11}
+
+
+def test_fractions_are_exact(chain: Chain) -> None:
+    chain.publish(*chain.written("a", "0.1", "0.2"), *chain.written("b", "999999.000000001"))
+    chain.applied({"a": "0.3", "b": "999999.000000002"})
+    report = chain.compare()
+    assert only_sink(report).drift == {"b": Decimal("0.000000001")}
+    assert "0.000000001" in as_text(report)
+    assert json.loads(as_text(report))["sinks"][0]["drift_total"] == 1e-9
+
+
+def test_fraction_of_an_event_in_flight_is_not_truncated(chain: Chain) -> None:
+    events = chain.written("a", "0.5", "0.25")
+    chain.publish(*events)
+    chain.applied({"a": "0.5"}, positions={0: 1})
+    assert (only_sink(chain.compare()).drift, only_sink(chain.compare()).in_flight) == ({}, 1)
+
+
+# In flight, lost, parked -------------------------------------------------------------------------------------------
+
+
+def test_event_behind_the_relay_is_in_flight(chain: Chain) -> None:
+    events = chain.written("a", "5", "6", "7")
+    chain.publish(events[0])
+    chain.applied({"a": "5"})
+    report = chain.compare()
+    assert (codes(report), report.in_flight, only_sink(report).in_flight, report.settled) == ([], 2, 2, False)
+
+
+def test_skipped_event_is_lost(chain: Chain) -> None:
+    events = chain.written("a", "5", "6", "7")
+    chain.publish(events[0], events[2])
+    chain.applied({"a": "12"})
+    report = chain.compare()
+    assert (codes(report), report.missing_versions) == (["events-lost"], 1)
+    assert report.findings[0].first == str(uuid.UUID(bytes=events[1].event_id))
+    assert (only_sink(report).lost, only_sink(report).drift) == (1, {})
+
+
+def test_skipped_first_event_is_lost(chain: Chain) -> None:
+    events = chain.written("a", "5", "6")
+    chain.publish(events[1])
+    chain.applied({"a": "6"})
+    report = chain.compare()
+    assert (codes(report), len(report.lost), only_sink(report).drift) == (["events-lost"], 1, {})
+
+
+def test_missing_version_that_the_outbox_does_not_have_is_a_finding(chain: Chain) -> None:
+    events = chain.written("a", "5", "6", "7", "8")
+    chain.prune(events[1])
+    chain.publish(events[0], *events[2:])
+    chain.applied({"a": "26"})
+    report = chain.compare()
+    assert (codes(report), report.findings[0].count, report.findings[0].worst) == (["versions-missing"], 1, "key a, 1")
+
+
+def test_parked_event_is_no_drift(chain: Chain) -> None:
+    events = chain.written("a", "5", "6", "7")
+    chain.publish(*events)
+    chain.applied({"a": "12"}, parked={events[1].event_id: None}, versions={"a": 3})
+    report = chain.compare()
+    assert (codes(report), only_sink(report).parked, only_sink(report).drift) == (["sink-parked"], 1, {})
+    assert report.findings[0].first == str(uuid.UUID(bytes=events[1].event_id))
+
+
+def test_wrong_totals_are_drift_that_does_not_cancel(chain: Chain) -> None:
+    chain.publish(*chain.written("a", "5"), *chain.written("b", "6"), *chain.written("c", "1"))
+    chain.applied({"a": "7", "b": "3", "c": "1", "unknown": "1"})
+    report = chain.compare()
+    assert only_sink(report).drift == {"a": 2, "b": -3, "unknown": 1}
+    (finding,) = report.findings
+    assert (finding.code, finding.sink, finding.count, finding.worst) == ("sink-drift", "dedup", 3, "b -3")
+    assert only_sink(report).drift_total == 6
+    assert "DRIFTS by 6 in 3 keys" in describe(report)
+
+
+def test_later_state_makes_up_for_a_parked_event(chain: Chain) -> None:
+    events = chain.written("a", "5", "6", "7")
+    chain.publish(*events)
+    chain.applied({"a": "18"}, parked={events[1].event_id: None}, versions={"a": 3}, takes_states=True)
+    assert only_sink(chain.compare()).drift == {}
+
+
+def test_events_up_to_the_base_version_are_applied(chain: Chain) -> None:
+    events = chain.written("a", "5", "6", "7", "8")
+    chain.publish(*events[:2])
+    chain.applied({"a": "18"}, positions={0: 1}, bases={"a": 3}, parked={events[0].event_id: None})
+    sink = only_sink(chain.compare())
+    assert (sink.in_flight, sink.parked, sink.drift) == (1, 0, {})
+
+
+def test_event_dropped_by_the_topic_is_applied(chain: Chain) -> None:
+    old, quiet = chain.written("a", "5", "6"), chain.written("b", "7")
+    chain.log.is_whole = False
+    chain.publish(old[1])
+    chain.applied({"a": "11", "b": "7"}, versions={"a": 2, "b": 1})
+    report = chain.compare()
+    assert (codes(report), report.in_flight, only_sink(report).in_flight, quiet != old) == ([], 0, 0, True)
+
+
+# Records that break the contract -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [10**30, "5", None, True], ids=str)
+def test_malformed_foreign_record_counts_nowhere(chain: Chain, change: object) -> None:
+    events = chain.written("a", "5")
+    chain.publish(*events)
+    foreign = chain.event("a", 999_999_943, at_ms=NOW_MS + MINUTE_MS)
+    chain.publish(foreign, change=change)
+    chain.applied({"a": "5"}, parked={foreign.event_id: TopicOffset(0, 1)})
+    report = chain.compare()
+    assert codes(report) == ["malformed-records"]
+    assert (report.malformed.count, dict(report.malformed.reasons)) == (1, {"schema violation": 1})
+    assert report.malformed.first.startswith("partition 0, offset 1: ")
+    assert (report.missing_versions, report.in_flight, only_sink(report).drift) == (0, 0, {})
+
+
+def test_malformed_event_of_the_outbox_is_neither_lost_nor_a_gap_nor_drift(chain: Chain) -> None:
+    events = chain.written("a", "5", "6", "7")
+    chain.publish(events[0])
+    chain.publish(events[1], change=10**30)
+    chain.publish(events[2])
+    place = TopicOffset(0, 1)
+    chain.applied({"a": "12"}, parked={events[1].event_id: place})
+    report = chain.compare()
+    assert codes(report) == ["malformed-records", "sink-parked"]
+    assert (report.lost, report.missing_versions, report.in_flight) == ([], 0, 0)
+    assert (only_sink(report).drift, only_sink(report).uncertain) == ({}, {"a"})
+
+
+def test_malformed_record_items_for_one_missing_version(chain: Chain) -> None:
+    events = chain.written("a", "5", "6", "7", "8")
+    chain.prune(events[1], events[2])
+    chain.publish(events[0])
+    chain.publish(events[1], change=10**30)
+    chain.publish(events[3])
+    chain.applied({"a": "26"})
+    report = chain.compare()
+    assert (codes(report), report.missing_versions) == (["malformed-records", "versions-missing"], 1)
+
+
+def test_key_of_a_discarded_malformed_event_is_compared_again(chain: Chain) -> None:
+    events = chain.written("a", "5", "6")
+    chain.publish(events[0])
+    chain.publish(events[1], change="six")
+    chain.applied({"a": "5"})
+    assert only_sink(chain.compare()).drift == {"a": -6}
+
+
+def test_malformed_record_that_repeats_an_applied_id_does_not_park_it(chain: Chain) -> None:
+    events = chain.written("a", "5")
+    chain.publish(*events)
+    place = chain.record(events[0].event_id, "a", b"{")
+    chain.applied({"a": "5"}, parked={events[0].event_id: place})
+    report = chain.compare()
+    assert (codes(report), only_sink(report).parked) == (["malformed-records"], 0)
+
+
+def test_topic_without_a_valid_event_is_never_a_pass(chain: Chain) -> None:
+    for event in chain.written("a", *["1"] * 282):
+        chain.record(event.event_id, "a", b'{"item": "a", "number": 1}')
+    chain.applied({"a": "282"})
+    report = chain.compare()
+    assert codes(report) == ["nothing-compared", "malformed-records"]
+    assert (report.malformed.count, report.lost, report.in_flight) == (282, [], 0)
+
+
+# Foreign and pruned events -----------------------------------------------------------------------------------------
+
+
+def test_event_younger_than_the_outbox_behind_it_is_foreign(chain: Chain) -> None:
+    events = chain.written("a", "5", "6")
+    chain.publish(events[0])
+    foreign = chain.event("stranger", 1, "100", at_ms=NOW_MS + MINUTE_MS)
+    chain.publish(foreign, events[1])
+    chain.applied({"a": "11", "stranger": "100"})
+    report = chain.compare()
+    assert codes(report) == ["foreign-events", "sink-drift"]
+    assert (report.foreign.count, report.pruned) == (1, 0)
+    assert report.foreign.first == f"{uuid.UUID(bytes=foreign.event_id)} at partition 0, offset 1, key stranger"
+    assert only_sink(report).drift == {"stranger": 100}
+
+
+def test_event_beyond_the_version_of_its_key_is_foreign(chain: Chain) -> None:
+    chain.prune(*chain.written("a", "5"))
+    foreign = chain.event("a", 1_000, "9")
+    chain.publish(foreign)
+    chain.applied({"a": "5"}, parked={foreign.event_id: None})
+    report = chain.compare()
+    assert codes(report) == ["foreign-events", "sink-parked"]
+    assert (report.foreign.worst, only_sink(report).drift) == (report.foreign.first, {})
+
+
+def test_foreign_version_makes_no_gap_and_loses_nothing(chain: Chain) -> None:
+    events = chain.written("a", "5", "6")
+    chain.publish(events[0])
+    chain.publish(chain.event("a", 999_999_943, "1"))
+    chain.applied({"a": "6"})
+    report = chain.compare()
+    assert codes(report) == ["foreign-events", "sink-drift"]
+    assert (report.missing_versions, report.lost, report.in_flight) == (0, [], 1)
+
+
+def test_foreign_event_in_flight_is_no_drift(chain: Chain) -> None:
+    events = chain.written("a", "5")
+    chain.publish(*events, chain.event("a", 2, "9"))
+    chain.applied({"a": "5"}, positions={0: 1})
+    report = chain.compare()
+    assert (codes(report), only_sink(report).in_flight, only_sink(report).drift) == (["foreign-events"], 1, {})
+
+
+def test_events_older_than_the_outbox_are_pruned(chain: Chain) -> None:
+    old = chain.written("a", "5", "6", at_ms=NOW_MS - MINUTE_MS)
+    young = chain.written("b", "7")
+    chain.publish(*old, *young)
+    chain.prune(*old)
+    chain.applied({"a": "11", "b": "7"})
+    report = chain.compare()
+    assert (codes(report), report.pruned, report.foreign.count) == ([], 2, 0)
+
+
+def test_empty_outbox_was_pruned(chain: Chain) -> None:
+    events = chain.written("a", "5", "6")
+    chain.publish(*events)
+    chain.prune(*events)
+    chain.applied({"a": "5"})
+    report = chain.compare()
+    assert (codes(report), report.pruned) == (["sink-drift"], 2)
+    assert only_sink(report).drift == {"a": -6}
+
+
+def test_pruned_event_that_the_sink_has_not_read_is_in_flight(chain: Chain) -> None:
+    events = chain.written("a", "5", "6", "7")
+    chain.publish(*events, events[1])
+    chain.prune(*events[:2])
+    chain.applied({"a": "5"}, positions={0: 1})
+    report = chain.compare()
+    assert (codes(report), report.pruned, only_sink(report).in_flight, only_sink(report).drift) == ([], 2, 2, {})
+
+
+def test_transaction_committed_late_does_not_make_a_pruned_event_foreign(chain: Chain) -> None:
+    """Its row is older and stays, but it stands behind the pruned event: it was committed after prune looked."""
+    (late,) = chain.written("a", "5", at_ms=NOW_MS - MINUTE_MS)
+    (pruned,) = chain.written("b", "6")
+    chain.publish(pruned, late)
+    chain.prune(pruned)
+    chain.applied({"a": "5", "b": "6"})
+    report = chain.compare()
+    assert (codes(report), report.pruned) == ([], 1)
+
+
+def test_old_event_that_was_relayed_late_is_pruned(chain: Chain) -> None:
+    (pruned,) = chain.written("a", "5", at_ms=NOW_MS - MINUTE_MS)
+    (young,) = chain.written("b", "6")
+    chain.publish(young, pruned)
+    chain.prune(pruned)
+    chain.applied({"a": "5", "b": "6"})
+    report = chain.compare()
+    assert (codes(report), report.pruned) == ([], 1)
+
+
+def test_lost_event_that_was_sent_again_does_not_make_pruned_events_foreign(chain: Chain) -> None:
+    events = chain.written("a", "5", "6", "7", at_ms=NOW_MS - MINUTE_MS)
+    later = [chain.event("a", 4, "8")]
+    chain.publish(events[0], events[2], *later, events[1])
+    chain.prune(events[0], events[2])
+    assert chain.versions is not None
+    assert chain.totals is not None
+    chain.versions["a"], chain.totals["a"] = 4, Decimal(26)
+    chain.applied({"a": "26"})
+    report = chain.compare()
+    assert (codes(report), report.pruned) == ([], 3)
+
+
+# Less declared -----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_version_a_lost_event_is_recognised_by_its_age(schema: EventSchema) -> None:
+    chain = Chain(EventDecoder(schema, key="item", quantity="change"))
+    lost = chain.written("a", "5", at_ms=NOW_MS - LATE_MS - 1)
+    young = chain.written("b", "6", at_ms=NOW_MS - LATE_MS + 1)
+    chain.publish(*chain.written("c", "7"))
+    chain.versions = None
+    chain.applied({"c": "7"})
+    report = chain.compare()
+    assert (codes(report), report.lost) == (["events-lost"], [str(uuid.UUID(bytes=lost[0].event_id))])
+    assert (report.in_flight, report.missing_versions, len(young)) == (1, 0, 1)
+    assert (only_sink(report).lost, only_sink(report).in_flight, only_sink(report).drift) == (1, 1, {})
+
+
+def test_without_a_version_no_gap_is_looked_for(schema: EventSchema) -> None:
+    chain = Chain(EventDecoder(schema, key="item", quantity="change"))
+    events = chain.written("a", "5", "6")
+    chain.publish(events[0], serial=1)
+    chain.publish(events[1], serial=9)
+    chain.applied({"a": "11"})
+    assert (codes(chain.compare()), chain.log.versions) == ([], {})
+
+
+def test_without_a_version_what_the_topic_may_have_dropped_is_not_lost(schema: EventSchema) -> None:
+    chain = Chain(EventDecoder(schema, key="item", quantity="change"))
+    chain.written("a", "5", at_ms=NOW_MS - LATE_MS - 1)
+    chain.publish(*chain.written("c", "7"))
+    chain.log.is_whole, chain.log.dropped_until_ms = False, NOW_MS - LATE_MS
+    chain.applied({"a": "5", "c": "7"})
+    report = chain.compare()
+    assert (codes(report), report.in_flight, report.settled) == ([], 0, True)
+
+
+def test_without_a_quantity_only_events_are_compared(schema: EventSchema) -> None:
+    chain = Chain(EventDecoder(schema, key="item", version="serial"))
+    events = chain.written("a", "0", "0", "0")
+    chain.publish(events[0], events[2])
+    chain.applied({"a": "1000"}, not_compared="its events have no quantity")
+    report = chain.compare()
+    assert (codes(report), only_sink(report).drift) == (["events-lost"], {})
+    assert "not compared" in describe(report)
+
+
+def test_without_source_totals_only_events_are_compared(chain: Chain) -> None:
+    chain.totals = chain.versions = None
+    events = chain.written("a", "5", "6", "7")
+    chain.publish(events[0], events[2])
+    chain.applied({"a": "1000"})
+    report = chain.compare()
+    assert (codes(report), only_sink(report).drift) == (["events-lost"], {})
+    assert only_sink(report).not_compared
+
+
+# Sinks of states ---------------------------------------------------------------------------------------------------
+
+
+def test_state_of_the_same_version_has_the_same_total() -> None:
+    source = Source((), {"a": Decimal(5), "b": Decimal(6), "c": Decimal(0)}, {"a": 2, "b": 4, "c": 0})
+    states = SinkState(
+        "changes",
+        totals={"a": Decimal(7), "b": Decimal(1), "gone": Decimal(9)},
+        versions={"a": 2, "b": 1, "gone": 1},
+        carries="states",
+    )
+    (report,) = compare_states(source, [states])
+    assert report.drift == {"a": 2, "gone": 9}
+    assert report.in_flight == 3 + 1
+
+
+def test_states_without_versions_are_not_compared() -> None:
+    (report,) = compare_states(Source((), {"a": Decimal(5)}, None), [SinkState("changes", carries="states")])
+    assert (report.drift, bool(report.not_compared)) == ({}, True)

@@ -1,0 +1,142 @@
+"""The `outbox` command: help, exit status, and how a failure is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outbox.cli import COMMANDS, GROUPS
+from tests.support.cli_runner import environment, outbox
+from tests.support.paths import ROOT
+
+
+def test_help_lists_every_command_in_its_group(tmp_path: Path) -> None:
+    done = outbox("--help", home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    listed: dict[str, str] = {}
+    group = ""
+    for line in done.stdout.splitlines():
+        if line.rstrip(":") in GROUPS:
+            group = line.rstrip(":")
+        elif group and line.startswith("  ") and line[2] != " ":
+            listed[line.split()[0]] = group
+    assert listed == {name: entry.group for name, entry in COMMANDS.items()}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_help(name: str, tmp_path: Path) -> None:
+    done = outbox(name, "--help", home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Usage: ")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["up", "nonsense"], "'nonsense' is not one of 'postgres', 'kafka', 'connect'"),
+        (["logs"], "Missing argument"),
+        (["status", "--loud"], "No such option '--loud'"),
+        (["connect", "frobnicate"], "No such command 'frobnicate'"),
+    ],
+)
+def test_wrong_usage_is_status_2_and_says_what_is_wrong(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = outbox(*arguments, home=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "said"),
+    [
+        (["logs", "kafka"], {}, "kafka has no log yet"),
+        (["status"], {}, "not ready: postgres, kafka, connect"),
+        (["status"], {"OUTBOX_SOURCE_DB_PORT": "http"}, "wrong settings: OUTBOX_SOURCE_DB_PORT"),
+        # Nobody listens on port 1.
+        (["connect", "status"], {"OUTBOX_CONNECT_URL": "http://127.0.0.1:1"}, "Connect at http://127.0.0.1:1"),
+        (["connect", "apply"], {"OUTBOX_SOURCE_DB_PORT": "1"}, "127.0.0.1:1 as stock_source_cdc"),
+    ],
+)
+def test_a_failure_is_status_1_and_one_line(
+    arguments: list[str], variables: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    done = outbox(*arguments, home=tmp_path, **variables)
+    assert done.returncode == 1, done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("outbox: ")
+    assert said in line
+    assert " — " in line  # the remedy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "value"),
+    [
+        (["migrate"], "OUTBOX_SOURCE_DB_PORT", "1"),
+        (["connect", "status"], "OUTBOX_CONNECT_URL", "http://127.0.0.1:1"),
+    ],
+)
+def test_up_is_the_remedy_where_the_embedded_stack_would_answer_and_nowhere_else(
+    arguments: list[str], variable: str, value: str, tmp_path: Path
+) -> None:
+    elsewhere = outbox(*arguments, home=tmp_path, **{variable: value})
+    assert f"correct {variable.rpartition('_')[0]}" in elsewhere.stderr
+    assert "outbox up" not in elsewhere.stderr
+    (tmp_path / "stack.env").write_text(f"{variable}={value}\n")
+    assert outbox(*arguments, home=tmp_path).stderr.endswith("`outbox up` starts the embedded one\n")
+
+
+def test_a_package_that_is_not_installed_is_reported(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['psutil'] = None; sys.argv[1:] = ['status']; from outbox import cli; cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(tmp_path),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("outbox: `outbox status` needs the package of the module psutil")
+
+
+def test_looking_does_not_write(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    outbox("status", home=home)
+    assert not home.exists()
+
+
+def test_a_refused_confirmation_ends_it_and_deletes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    done = outbox("reset", home=tmp_path)  # no terminal to ask on
+    assert done.returncode == 130, done.stderr
+    assert (tmp_path / "precious").exists()
+
+
+def test_the_home_option_wins_over_the_environment(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "logs").mkdir(parents=True)
+    (other / "logs" / "kafka.log").write_text("it is this one\n")
+    done = outbox("--home", str(other), "logs", "kafka", home=tmp_path)
+    assert done.stdout == "it is this one\n", done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "kafka.log").write_text("a long line\n" * 5000)
+    command = f"'{sys.executable}' -m outbox logs kafka -n 5000 | head -n 1"
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        env=environment(tmp_path),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "a long line\n"
+    assert done.stderr == ""

@@ -1,0 +1,127 @@
+"""The one validator: what is wrong with a record, on the corpus of good and bad ones, and what its event is."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from outbox.sink.records import Event, Record, Rejection
+from tests.support.events import DECODER, NOW_MS
+from tests.support.record_corpus import GOOD, HEADERS, HEADERS_OF, ID, KEY, VALUES, changed, raw, record
+
+FACTS = GOOD | {"event_id": ID, "partition": 1, "offset": 7}
+
+
+def reason(one: Record) -> str | None:
+    found = DECODER.record(one)
+    return found.reason if isinstance(found, Rejection) else None
+
+
+def detail(one: Record) -> str:
+    found = DECODER.record(one)
+    assert isinstance(found, Rejection)
+    return found.detail
+
+
+def event(one: Record) -> dict[str, Any]:
+    found = DECODER.record(one)
+    assert isinstance(found, Event), found
+    facts: dict[str, Any] = json.loads(DECODER.as_json(found, partition=1, offset=7))
+    return facts
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_fault_of_a_value_is_found(name: str) -> None:
+    value, expected = VALUES[name]
+    assert reason(record(value)) == expected
+
+
+@pytest.mark.parametrize("name", ["quantity", "note"])
+@pytest.mark.parametrize(
+    ("levels", "expected"), [(199, None), (200, "not JSON"), (300, "not JSON"), (5000, "not JSON")]
+)
+def test_nesting_has_a_limit_on_every_python(name: str, levels: int, expected: str | None) -> None:
+    value = raw(name, '{"a":[' * (levels // 2) + "[" * (levels % 2) + "]" * (levels % 2) + "]}" * (levels // 2))
+    assert reason(record(value)) == (expected or (None if name == "note" else "schema violation"))
+
+
+def test_a_wide_value_is_not_deep() -> None:
+    assert reason(record(raw("note", "[" + "[]," * 1000 + "{}]"))) is None
+
+
+@pytest.mark.parametrize("name", HEADERS_OF)
+def test_the_fault_of_headers_is_found(name: str) -> None:
+    headers, expected = HEADERS_OF[name]
+    assert reason(record(headers=headers)) == expected
+
+
+@pytest.mark.parametrize("key", [b"other", None, b"\xff", b"", KEY.upper().encode() + b"\n"])
+def test_a_key_that_is_not_the_item_is_reported(key: bytes | None) -> None:
+    assert DECODER.record(record(key=key)) == ("key mismatch", "the record's key is not its item_id")
+
+
+def test_the_detail_names_what_is_wrong() -> None:
+    assert detail(record(changed(quantity="5"))) == '$.quantity: "5" is not of type "integer"'
+    assert "header eventType" in detail(record(headers=HEADERS | {"eventType": "never.heard"}))
+    assert "header schemaVersion" in detail(record(headers={"id": ID, "eventType": "item.picked"}))
+
+
+def test_a_detail_stays_short_however_long_the_value() -> None:
+    assert len(detail(record(changed(unit="x" * 1_000_000)))) < 300
+
+
+def test_no_headers_is_a_missing_id() -> None:
+    assert reason(record(headers={})) == "missing id"
+
+
+def test_an_event_has_the_columns_of_the_schema_and_no_others() -> None:
+    assert event(record(changed(note="a\0"))) == FACTS
+    found = DECODER.record(record())
+    assert isinstance(found, Event)
+    assert found.event_id == ID
+    assert dict(zip((column.name for column in DECODER.columns), found.values, strict=True)) == GOOD | {
+        "occurred_at": datetime(2026, 11, 21, 5, 0, 0, 123456, tzinfo=UTC)
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("7", 7), ("7.0", 7), ("5e0", 5), ("1E+3", 1000), ("9007199254740993.0", 9007199254740993), ("-70e-1", -7)],
+)
+def test_an_integer_is_read_exactly_however_it_is_written(text: str, number: int) -> None:
+    assert event(record(raw("quantity", text))) == FACTS | {"quantity": number}
+
+
+@pytest.mark.parametrize(
+    "text", ["9007199254740993.5", "1e999999999", "1e-99999999999999999999", "1e99999999999999999999", "0.5"]
+)
+def test_what_is_no_integer_is_not_rounded_to_one(text: str) -> None:
+    assert reason(record(raw("quantity", text))) is not None
+
+
+def test_of_a_property_that_comes_twice_the_last_counts_as_in_postgres() -> None:
+    assert event(record(changed()[:-1] + b', "quantity": 7}')) == FACTS | {"quantity": 7}
+
+
+def test_of_a_header_that_comes_twice_the_last_counts() -> None:
+    twice = record()
+    twice = twice._replace(headers=[("id", b"words"), *twice.headers])
+    assert event(twice) == FACTS
+    assert DECODER.event_id(twice) == ID
+
+
+@pytest.mark.parametrize(
+    ("headers", "event_id"),
+    [(HEADERS, ID), ({}, None), ({"id": None}, None), ({"id": "words"}, None), ({"id": ID + "\n"}, None)],
+)
+def test_a_record_is_known_by_its_id_if_that_is_a_uuid(headers: dict[str, Any], event_id: str | None) -> None:
+    assert DECODER.event_id(record(b"bad", headers)) == event_id
+
+
+def test_a_timestamp_of_the_record_that_no_calendar_has_is_no_error() -> None:
+    assert reason(record(recorded_ms=-1)) == "id from the future"
+    assert reason(record(recorded_ms=2**62)) == "id too old"
+    assert reason(record(recorded_ms=NOW_MS)) is None

@@ -1,0 +1,191 @@
+"""Where settings come from, which wins, and what a wrong one says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from outbox.base import project as names
+from outbox.base.errors import Failure
+from outbox.base.settings import (
+    PREFIX,
+    Settings,
+    SinkRole,
+    SourceRole,
+    database_passwords,
+    load,
+    password_setting,
+    role_database,
+)
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project root and an environment of the test's own: what is configured on this machine has no say."""
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+    # A project of its own: the checkout's home may have a stack that is up.
+    (tmp_path / "pyproject.toml").write_text('[tool.outbox]\nsource-database = "source"\nsink-database = "sink"\n')
+    monkeypatch.setenv(names.VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+def test_the_environment_wins_over_dotenv_over_stack_env_over_the_default(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def port() -> int:
+        return load(project / "home").source_db_port
+
+    assert port() == Settings.model_fields["source_db_port"].default
+    (project / "home").mkdir()
+    (project / "home" / "stack.env").write_text("OUTBOX_SOURCE_DB_PORT=1111\n")
+    assert port() == 1111
+    (project / ".env").write_text("OUTBOX_SOURCE_DB_PORT=2222\n")
+    assert port() == 2222
+    monkeypatch.setenv("OUTBOX_SOURCE_DB_PORT", "3333")
+    assert port() == 3333
+    assert load(project / "home", source_db_port=4444).source_db_port == 4444
+
+
+def test_the_home_is_the_given_one_or_that_of_the_environment_or_of_dotenv(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / ".env").write_text(f"OUTBOX_HOME={project}/dotenv\n")
+    assert load().home == project / "dotenv"
+    monkeypatch.setenv("OUTBOX_HOME", str(project / "environment"))
+    assert load().home == project / "environment"
+    assert load(project / "given").home == project / "given"
+
+
+def test_a_relative_home_becomes_absolute(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    assert load(Path("here")).home == project / "here"
+
+
+def test_an_empty_variable_is_the_default_and_a_foreign_one_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_SOURCE_DB_PORT", "")
+    monkeypatch.setenv("OUTBOX_NO_SUCH_SETTING", "1")
+    assert load().source_db_port == Settings.model_fields["source_db_port"].default
+
+
+@pytest.mark.parametrize(
+    ("variable", "wrong"),
+    [
+        ("OUTBOX_SOURCE_DB_PORT", "http"),
+        ("OUTBOX_SOURCE_DB_PORT", "65536"),
+        ("OUTBOX_SOURCE_DB_SSLMODE", "yes"),
+        ("OUTBOX_TOPIC_PARTITIONS", "0"),
+        ("OUTBOX_CONNECTOR", "Out-Box"),
+        ("OUTBOX_EXACTLY_ONCE", "perhaps"),
+        ("OUTBOX_SINK_DRIVER_MEMORY", "lots"),
+        ("OUTBOX_SINK_DRIVER_MEMORY", "768"),
+        ("OUTBOX_SINK_DRIVER_MEMORY", "100m"),  # Spark does not start with it
+        ("OUTBOX_KAFKA_CAFILE", "/no/such/file"),
+        ("OUTBOX_SOURCE_DB_SSLROOTCERT", "/no/such/file"),
+        ("OUTBOX_KAFKA_USERNAME", "source"),  # without SASL it would be left out in silence
+        ("OUTBOX_CONNECT_SOURCE_DB_PASSWORD_REFERENCE", "a password"),
+    ],
+)
+def test_a_wrong_value_is_a_failure_that_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, wrong: str
+) -> None:
+    monkeypatch.setenv(variable, wrong)
+    with pytest.raises(Failure, match=variable) as caught:
+        load()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("OUTBOX_SINK_DRIVER_MEMORY", "2g"),
+        ("OUTBOX_SOURCE_DB_SSLROOTCERT", "system"),
+        ("OUTBOX_CONNECT_SOURCE_DB_SSLROOTCERT", "/on/another/machine"),
+        ("OUTBOX_CONNECT_SOURCE_DB_PASSWORD_REFERENCE", "${secrets:payments/source-cdc:password}"),
+    ],
+)
+def test_a_value_that_looks_unusual_and_is_right(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv(variable, value)
+    assert load().as_env()[variable] == value
+
+
+def test_sasl_needs_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_KAFKA_SECURITY_PROTOCOL", "SASL_SSL")
+    with pytest.raises(Failure, match="OUTBOX_KAFKA_USERNAME: OUTBOX_KAFKA_SECURITY_PROTOCOL SASL_SSL needs a name"):
+        load()
+    monkeypatch.setenv("OUTBOX_KAFKA_USERNAME", "source")
+    assert load().kafka_username == "source"
+
+
+def test_all_wrong_values_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_SOURCE_DB_PORT", "http")
+    monkeypatch.setenv("OUTBOX_LOG_LEVEL", "loud")
+    with pytest.raises(Failure, match=r"OUTBOX_SOURCE_DB_PORT.*OUTBOX_LOG_LEVEL"):
+        load()
+
+
+def test_a_wrong_value_in_stack_env_or_dotenv_is_named_too(project: Path) -> None:
+    (project / ".env").write_text("OUTBOX_SOURCE_DB_PORT=http\n")
+    with pytest.raises(Failure, match="OUTBOX_SOURCE_DB_PORT"):
+        load()
+
+
+def test_no_secret_is_in_what_settings_print_or_what_a_wrong_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {name for name, field in Settings.model_fields.items() if field.annotation is SecretStr}
+    assert {"source_db_app_password", "kafka_password", "connect_password", "service_token"} <= secrets
+    for name in secrets:
+        monkeypatch.setenv(f"{PREFIX}{name.upper()}", f"hush-{name}")
+    settings = load()
+    assert settings.source_db_app_password.get_secret_value() == "hush-source_db_app_password"
+    for shown in (repr(settings), str(settings), settings.model_dump_json()):
+        assert "hush" not in shown
+    monkeypatch.setenv("OUTBOX_SOURCE_DB_PORT", "http")
+    with pytest.raises(Failure) as caught:
+        load()
+    assert "hush" not in str(caught.value)
+
+
+def test_every_setting_called_a_password_or_a_token_is_a_secret() -> None:
+    named = {name for name in Settings.model_fields if name.endswith(("password", "token"))}
+    assert named == {name for name, field in Settings.model_fields.items() if field.annotation is SecretStr}
+
+
+@pytest.mark.parametrize("role", [*SourceRole, *SinkRole])
+def test_a_dsn_is_that_of_the_role_in_its_database(
+    role: SourceRole | SinkRole, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = role_database(role)
+    (project / "ca.pem").touch()
+    for name, value in {
+        f"{database}_host": "db.example",
+        f"{database}_port": "6543",
+        f"{database}_name": "elsewhere",
+        f"{database}_role_prefix": "ours",
+        f"{database}_sslmode": "verify-full",
+        f"{database}_sslrootcert": f"{project}/ca.pem",
+        password_setting(role): "hush",
+    }.items():
+        monkeypatch.setenv(f"{PREFIX}{name.upper()}", value)
+    assert load().dsn(role) == {
+        "host": "db.example",
+        "port": 6543,
+        "dbname": "elsewhere",
+        "user": f"ours_{role.value}",
+        "password": "hush",
+        "sslmode": "verify-full",
+        "sslrootcert": f"{project}/ca.pem",
+    }
+
+
+def test_each_role_has_a_password_of_its_own() -> None:
+    passwords = database_passwords()
+    assert len(set(passwords)) == len(passwords) == len(SourceRole) + len(SinkRole) + 1
+    assert set(passwords) <= set(Settings.model_fields)
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load().source_db_port = 1  # type: ignore[misc]

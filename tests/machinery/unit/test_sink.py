@@ -1,0 +1,106 @@
+"""The sink's parts that need no server: strategy files, identities of dead letters, positions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from outbox.base import settings
+from outbox.commands.sink import sink
+from outbox.sink import dead_letters, positions, spec, strategy
+from outbox.sink.records import Record
+from tests.support import events as made
+from tests.support.failures import raises
+
+HEADER = "-- idea: an idea\n-- survives: much\n-- costs: little\n-- choose: always\n"
+
+
+EVENT_ID = "01a1fc75-167d-7239-af57-d1ee1a62e0a6"
+
+
+def identity(event_id: str | None = None, **changes: Any) -> str:
+    """The identity of a dead letter."""
+    record = Record(key=b"k", headers=[("a", b"1"), ("b", None)], value=b"v", recorded_ms=0)
+    return dead_letters.identity(record._replace(**changes), event_id)
+
+
+class TestStrategyFiles:
+    def test_ours_say_what_they_survive_and_cost(self) -> None:
+        assert {"dedup", "naive"} <= set(made.STRATEGIES)
+        assert made.STRATEGIES["naive"].start == "earliest"
+        assert made.STRATEGIES["dedup"].start == "positions"
+        assert "INSERT INTO processed_events" in made.STRATEGIES["dedup"].select
+
+    def test_the_help_tells_each_with_its_survives_costs_and_choose(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "200")
+        told = " ".join(CliRunner().invoke(sink, ["--help"]).output.split())
+        for name, (_, one) in spec.sinks(settings.load(environment=False)).items():
+            words = f"{name} {one.idea}. Survives {one.survives}. Costs {one.costs}. Choose it {one.choose}."
+            assert " ".join(words.split()) in told, name
+
+    def test_one_that_does_not_say_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.sql").write_text(HEADER.replace("-- costs: little\n", "") + "SELECT 1")
+        with raises("strategy-header-incomplete", "mine.sql", "costs"):
+            strategy.load(tmp_path)
+
+    def test_a_new_one_is_one_file(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.sql").write_text(HEADER + "INSERT INTO new_events SELECT * FROM batch")
+        assert strategy.load(tmp_path)["mine"].idea == "an idea"
+
+    def test_one_that_knows_no_event_says_so(self) -> None:
+        assert [one.name for one in made.STRATEGIES.values() if one.knows == "positions"] == ["offsets"]
+
+    def test_one_that_takes_states_says_so(self) -> None:
+        assert [one.name for one in made.STRATEGIES.values() if one.takes == "states"] == ["upsert"]
+
+
+class TestIdentity:
+    def test_is_the_event_id_if_there_is_one(self) -> None:
+        assert identity(EVENT_ID) == EVENT_ID
+
+    def test_is_the_same_for_the_same_record(self) -> None:
+        assert identity() == identity(recorded_ms=1)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"key": None},
+            {"key": b""},
+            {"key": b"kv", "value": b""},
+            {"value": None},
+            {"headers": []},
+            {"headers": [("a", b"1"), ("b", b"")]},
+            {"headers": [("a1", b""), ("b", None)]},
+        ],
+    )
+    def test_differs_where_anything_differs(self, changes: dict[str, Any]) -> None:
+        assert identity(**changes) != identity()
+
+
+def test_headers_are_kept_as_json_whatever_their_bytes() -> None:
+    odd = [("text", "é".encode()), ("none", None), ("binary", b"\xff"), ("nul", b"a\0"), ("k\0ey", b"1")]
+    assert [dead_letters._header(name, value) for name, value in odd] == [
+        {"key": "text", "value": "é"},
+        {"key": "none", "value": None},
+        {"key": "binary", "value_base64": "/w=="},
+        {"key": "nul", "value_base64": "YQA="},
+        {"key_base64": "awBleQ==", "value": "1"},
+    ]
+    assert dead_letters.headers([dead_letters._header(name, value) for name, value in odd]) == odd
+
+
+class TestPositions:
+    def test_a_gap_is_named(self) -> None:
+        with raises("events-lost", "offsets 10 to 11 of topic t, partition 2"):
+            positions.require_no_gap("s", "t", {0: 5, 2: 10}, {0: 5, 2: 12})
+
+    def test_a_partition_without_position_begins_at_zero(self) -> None:
+        positions.require_no_gap("s", "t", {}, {0: 0})
+        with raises("events-lost", "offsets 0 to 0"):
+            positions.require_no_gap("s", "t", {}, {0: 1})
+
+    def test_a_re_read_is_fine(self) -> None:
+        positions.require_no_gap("s", "t", {0: 10}, {0: 3})

@@ -1,0 +1,138 @@
+"""What the sinks tell Prometheus, with and without a Kafka that answers."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, load
+from outbox.sink import metrics as sink_metrics
+from outbox.sink.lag import Lag, LagLookup
+from outbox.sink.metrics import Metrics
+from outbox.sink.positions import Offsets
+from outbox.sink.writer import Counts
+from outbox.stack import ports
+
+COUNTS = Counts(rows=10, applied=6, duplicates=3, rejected=1, dead=1)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings whose Kafka is away and whose metrics are served on a free port."""
+    kafka, port = ports.choose(0, 0)
+    return load(tmp_path, environment=False, kafka_bootstrap=f"127.0.0.1:{kafka}", sink_metrics_port=port)
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+class TestCounts:
+    def test_all_is_there_as_zero_once_a_sink_has_started(self) -> None:
+        metrics = Metrics()
+        metrics.started("a", "t", {0: 5})
+        for name in ("rows", "duplicates", "dead_letters"):
+            assert value(metrics, f"outbox_sink_{name}_total", sink="a") == 0
+        for stage in ("read", "apply"):
+            assert value(metrics, "outbox_sink_batch_duration_seconds_count", sink="a", stage=stage) == 0
+
+    def test_batches_add_up_by_sink(self) -> None:
+        metrics = Metrics()
+        for sink in ("a", "b"):
+            metrics.started(sink, "t", {0: 0})
+        metrics.applied("a", COUNTS, {0: 12}, read_s=0.25, apply_s=0.5)
+        metrics.applied("a", COUNTS, {0: 24}, read_s=0.25, apply_s=0.5)
+        assert value(metrics, "outbox_sink_rows_total", sink="a") == 20
+        assert value(metrics, "outbox_sink_duplicates_total", sink="a") == 6
+        assert value(metrics, "outbox_sink_dead_letters_total", sink="a") == 4
+        assert value(metrics, "outbox_sink_batch_duration_seconds_count", sink="a", stage="read") == 2
+        assert value(metrics, "outbox_sink_batch_duration_seconds_sum", sink="a", stage="read") == 0.5
+        assert value(metrics, "outbox_sink_batch_duration_seconds_sum", sink="a", stage="apply") == 1.0
+        assert value(metrics, "outbox_sink_rows_total", sink="b") == 0
+
+    def test_progress_is_the_time_of_the_start_and_then_of_the_last_batch(self) -> None:
+        metrics, name = Metrics(), "outbox_sink_last_progress_timestamp_seconds"
+        before = time.time()
+        metrics.started("a", "t", {0: 0})
+        started = value(metrics, name, sink="a")
+        metrics.applied("a", COUNTS, {0: 12}, read_s=0.1, apply_s=0.1)
+        applied = value(metrics, name, sink="a")
+        assert started is not None
+        assert applied is not None
+        assert before <= started < applied <= time.time()
+
+    def test_two_do_not_meet(self) -> None:
+        one, other = Metrics(), Metrics()
+        one.started("a", "t", {0: 0})
+        assert value(other, "outbox_sink_rows_total", sink="a") is None
+
+
+class TestLag:
+    def test_is_asked_for_at_each_scrape_with_the_offsets_of_then(self) -> None:
+        asked: list[Mapping[str, Offsets]] = []
+
+        def ask(next_offsets: Mapping[str, Offsets]) -> Mapping[str, Lag]:
+            asked.append(next_offsets)
+            return {"a": Lag({0: 30, 1: 12}, age_s=1.5)}
+
+        metrics = Metrics()
+        metrics.collect_lag({"t": ask})
+        metrics.started("a", "t", {0: 5, 1: 0})
+        assert asked == []
+        assert value(metrics, "outbox_sink_lag_events", sink="a") == 42
+        metrics.applied("a", COUNTS, {0: 7, 1: 9}, read_s=0.1, apply_s=0.1)
+        assert value(metrics, "outbox_sink_partition_lag_events", sink="a", partition="1") == 12
+        assert value(metrics, "outbox_sink_lag_seconds", sink="a") == 1.5
+        assert value(metrics, "outbox_sink_kafka_up") == 1
+        assert [offsets["a"] for offsets in asked[:2]] == [{0: 5, 1: 0}, {0: 7, 1: 9}]
+
+    def test_is_left_out_when_kafka_does_not_tell_it(self) -> None:
+        metrics = Metrics()
+        metrics.collect_lag({"t": lambda _: None})
+        metrics.started("a", "t", {0: 0})
+        assert value(metrics, "outbox_sink_kafka_up") == 0
+        assert value(metrics, "outbox_sink_lag_events", sink="a") is None
+        assert value(metrics, "outbox_sink_rows_total", sink="a") == 0
+
+    def test_a_kafka_that_is_away_is_given_up_in_time(self, settings: Settings) -> None:
+        lookup = LagLookup(settings, "t")
+        began = time.monotonic()
+        assert lookup.ask({"a": {0: 0}}, timeout_s=0.2) is None
+        assert time.monotonic() - began < 5
+        lookup.close()
+        assert lookup.ask({"a": {0: 0}}, timeout_s=0.2) is None
+
+
+class TestServed:
+    def test_over_http_within_the_block_even_without_kafka(self, settings: Settings) -> None:
+        url = f"http://{settings.sink_metrics_host}:{settings.sink_metrics_port}/metrics"
+        metrics = Metrics()
+        metrics.started("a", "t", {0: 0})
+        with sink_metrics.served(settings, metrics, ["t"]):
+            told = urllib.request.urlopen(url, timeout=30).read().decode()
+        assert 'outbox_sink_rows_total{sink="a"} 0.0' in told
+        assert "outbox_sink_kafka_up 0.0" in told
+        # Closed: the port can be had again.
+        with sink_metrics.served(settings, Metrics(), ["t"]):
+            pass
+
+    def test_on_loopback_and_not_at_all_by_default(self) -> None:
+        default = Settings(_env_file=None)
+        assert (default.sink_metrics_host, default.sink_metrics_port) == ("127.0.0.1", 0)
+        metrics = Metrics()
+        with sink_metrics.served(default, metrics, ["t"]):
+            assert b"kafka" not in generate_latest(metrics.registry)
+
+    def test_a_port_that_is_taken_is_one_clear_line(self, settings: Settings) -> None:
+        with (
+            sink_metrics.served(settings, Metrics(), ["t"]),
+            pytest.raises(Failure, match=rf":{settings.sink_metrics_port}: .*OUTBOX_SINK_METRICS_PORT"),
+            sink_metrics.served(settings, Metrics(), ["t"]),
+        ):
+            pytest.fail("two on one port")

@@ -1,8 +1,0 @@
-"""Where the repository is."""
-
-from __future__ import annotations
-
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parent.parent
-SCHEMA_FILE = ROOT / "connect" / "events" / "ledger-event.v1.schema.json"

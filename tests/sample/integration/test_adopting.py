@@ -1,0 +1,59 @@
+"""The SQL that docs/adopting.md shows, taken from there and run."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+from textwrap import dedent
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.sink import strategy
+from outbox.sink.apply import Counts
+from tests.support.events import NOW_MS, Event, batch, nth_key, uuid7
+from tests.support.paths import ROOT
+from tests.support.sink_driver import Database, sink_on
+
+PAGE = (ROOT / "docs" / "adopting.md").read_text()
+BLOCKS = [dedent(block) for block in re.findall(r"(?:^ {4}.*\n)+", PAGE, re.MULTILINE)]
+RANDOM = Random(6)  # noqa: S311
+EVENTS = [Event(uuid7(RANDOM, NOW_MS + number), nth_key(number % 2), 1, number // 2 + 1) for number in range(6)]
+
+
+def shown(beginning: str) -> str:
+    """The one block of the page that begins so."""
+    (block,) = [block for block in BLOCKS if block.startswith(beginning)]
+    return block
+
+
+def test_the_projection_counts_each_event_once(databases: Settings, tmp_path: Path) -> None:
+    projection = tmp_path / "events_a_day.sql"
+    projection.write_text(shown("INSERT INTO events_a_day"))
+    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute(shown("CREATE TABLE events_a_day"))
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+        sink = sink_on(connection, projection=projection)
+        sink.apply(batch(EVENTS[:4]))
+        sink.apply(batch(EVENTS[2:], start=4))
+    counted = Database(databases).query("SELECT account_id::text, sum(events) FROM events_a_day GROUP BY 1 ORDER BY 1")
+    assert [(key, int(str(events))) for key, events in counted] == [(nth_key(0), 3), (nth_key(1), 3)]
+
+
+def test_the_strategy_is_one_file(databases: Settings, tmp_path: Path) -> None:
+    (tmp_path / "young.sql").write_text(shown("-- idea: new is what is younger"))
+    young = strategy.load(tmp_path)["young"]
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+        sink = sink_on(connection, young)
+        assert sink.apply(batch(EVENTS)) == Counts(rows=6, fresh=6)
+        old = batch(EVENTS[:1], start=6)
+        place = old.rows.column_names.index("occurred_at")
+        two_hours_ago = pc.subtract(old.rows["occurred_at"], pa.scalar(timedelta(hours=2)))
+        old = replace(old, rows=old.rows.set_column(place, "occurred_at", two_hours_ago))
+        assert sink.apply(old) == Counts(rows=1, duplicates=1)

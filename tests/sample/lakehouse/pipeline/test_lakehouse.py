@@ -1,0 +1,369 @@
+"""The sink `lakehouse`, with real Spark and Delta: what its table holds, read without Spark, whatever comes twice."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from random import Random
+
+import duckdb
+import psutil
+import psycopg2
+import pytest
+from deltalake import DeltaTable
+from hypothesis import example, given, settings
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
+
+from outbox.audit import check, sinks
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole, SourceRole, load
+from outbox.base.wait import wait_for
+from outbox.sink import fence, spec
+from outbox.sink.lakehouse import table as lakehouse_table
+from outbox.sink.lakehouse import writer as lakehouse
+from outbox.sink.lakehouse.writer import LakehouseApplier, LakehouseWriter
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Chosen
+from outbox.sink.spark import session as spark_session
+from outbox.sink.writer import Counts, SinkWriter
+from tests.fixtures.spark import leaves_sockets
+from tests.support.cli_runner import outbox
+from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
+from tests.support.events import NOW_MS, TOPIC, TOPIC_ID, TRACE, Event, batch, nth_key, sums, traced, uuid7
+from tests.support.failures import raises
+from tests.support.paths import ROOT
+from tests.support.record_corpus import unread
+from tests.support.sink_driver import Database
+from tests.support.sink_process import Publisher, catch_up, logged, running
+
+pytestmark = leaves_sockets
+NAME = "lakehouse"
+DECLARED = spec.sinks(load(environment=False))[NAME]
+HERE = ROOT / "sinks" / "lakehouse"
+SCHEMA, TOTALS = HERE / "table.sql", HERE / "projections" / "balances.sql"
+RANDOM = Random(31)  # noqa: S311
+DAY_MS = 24 * 60 * 60 * 1000
+TIMEOUT_S = 180
+
+
+def events(count: int, at_ms: int = NOW_MS, accounts: int = 3) -> list[Event]:
+    """Events with ids of a moment, all amounts different."""
+    return [
+        Event(uuid7(RANDOM, at_ms), nth_key(number % accounts), 1 + RANDOM.randrange(1_000_000), number // accounts + 1)
+        for number in range(count)
+    ]
+
+
+def end_jvm() -> None:
+    """End PySpark's JVM, if this process has one: only one that is started with Delta's jars can write tables."""
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(30)
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    end_jvm()
+    session = spark_session.session(load(tmp_path_factory.mktemp("spark"), environment=False), [DECLARED.job.target])
+    yield session
+    session.stop()
+    end_jvm()
+
+
+@pytest.fixture
+def lake(databases: Settings, spark: SparkSession, tmp_path: Path) -> Settings:
+    """Settings with databases and a folder of tables of this test alone."""
+    return databases.model_copy(update={"topic": TOPIC, "sink_lakehouse": f"file://{tmp_path}/it's a lake"})
+
+
+@contextmanager
+def driving(settings: Settings) -> Iterator[SinkWriter]:
+    """The sink, opened as its stream opens it, until the end of the block."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        sink = DECLARED.job.target.writer(settings, connection, DECLARED)
+        sink.positions(TOPIC, TOPIC_ID)
+        yield sink
+
+
+def folder(settings: Settings) -> Path:
+    return Path(lakehouse_table.location(settings, NAME).removeprefix("file://"))
+
+
+def ids(settings: Settings) -> list[str]:
+    """The ids in the table."""
+    return sorted(DeltaTable(folder(settings)).to_pyarrow_table(columns=["event_id"])["event_id"].to_pylist())
+
+
+def table(settings: Settings) -> lakehouse_table.DeltaState:
+    """What `outbox check` reads from the table."""
+    return lakehouse_table.read(settings, NAME, TOTALS)
+
+
+def database(settings: Settings) -> Database:
+    return Database(settings, NAME)
+
+
+def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) -> None:
+    new, old = events(4), events(2, at_ms=NOW_MS - 800 * DAY_MS)
+    with driving(lake) as sink:
+        assert sink.apply(batch([*new[:2], *old, new[0]])) == Counts(rows=5, applied=4, duplicates=1)
+        assert sink.apply(batch(new[:2], start=0)) == Counts(rows=2, duplicates=2), "read again"
+        assert sink.apply(batch([*new, *old], start=5)) == Counts(rows=6, applied=2, duplicates=4), "sent again"
+        with raises("sink-has-driver"), driving(lake):
+            pass
+    with driving(lake) as sink:
+        assert sink.apply(batch([*old, *new], start=11)) == Counts(rows=6, duplicates=6), "after a restart"
+    assert ids(lake) == sorted(event.event_id for event in [*new, *old])
+    assert {key: int(total) for key, total in table(lake).totals.items()} == sums([*new, *old])
+    assert {path.name for path in folder(lake).glob("event_day=*")} == {
+        f"event_day={lakehouse._day(event.event_id)}" for event in (new[0], old[0])
+    }
+    # All that the last commit says, although it has nothing new: how far the table is.
+    assert (table(lake).topic, table(lake).positions) == (TOPIC, {0: 17}) == (TOPIC, database(lake).positions())
+
+
+@pytest.fixture
+def run(lake: Settings) -> Iterator[Run]:
+    with driving(lake) as sink:
+        yield Run(sink, lambda: {key: int(total) for key, total in table(lake).totals.items()})
+
+
+@settings(checked, max_examples=5)  # a batch takes about a second
+@given(deliveries)
+@example([Delivery([0, 0, 1]), Delivery([1, 2], back=1), Delivery([0, 2])])
+def test_the_table_has_each_event_once_however_events_come(run: Run, batches: list[Delivery]) -> None:
+    came = run.deliver(batches)
+    assert run.totals() == each_event_once(came)
+
+
+def test_spark_and_duckdb_read_the_balances_and_so_can_whoever_reads_delta(lake: Settings, spark: SparkSession) -> None:
+    some = events(9)
+    with driving(lake) as sink:
+        sink.apply(batch([*some, *some]))
+    balances = TOTALS.read_text()
+    delta = DeltaTable(folder(lake))
+    protocol = delta.protocol()
+    assert (protocol.min_reader_version, protocol.reader_features) == (1, None), "nothing that a reader must know of"
+    spark.read.format("delta").load(lakehouse_table.location(lake, NAME)).createOrReplaceTempView("events")
+    assert {row["key"]: int(row["total"]) for row in spark.sql(balances).collect()} == sums(some)
+    with duckdb.connect() as connection:
+        connection.register("events", delta.to_pyarrow_dataset())
+        found = connection.sql(balances).fetchall()
+    assert {key: int(total) for key, _, total, *_ in found} == sums(some)
+
+
+def test_a_batch_is_looked_for_among_its_own_days_only(lake: Settings) -> None:
+    today, before = events(3), events(3, at_ms=NOW_MS - 3 * DAY_MS)
+    with driving(lake) as sink:
+        sink.apply(batch([*before, *today]))
+        for file in folder(lake).glob(f"event_day={lakehouse._day(before[0].event_id)}/*.parquet"):
+            file.unlink()
+        assert sink.apply(batch([*today, *events(1)], start=6)) == Counts(rows=4, applied=1, duplicates=3)
+        with raises("table-failed"):
+            sink.apply(batch(before, start=10))
+
+
+def test_letters_come_before_the_table_and_positions_after_and_repairs_and_writers_wait(
+    lake: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some, bad = events(2), events(1)[0]
+    made = batch(some, dead=[unread(bad, 2)])
+    counts: list[Counts] = []
+    with driving(lake) as sink:
+        with Path(f"{folder(lake)}.lock").open("w") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX)  # as another process that writes to the table
+            apply = threading.Thread(target=lambda: counts.append(sink.apply(made)))
+            apply.start()
+            wait_for("the letter", lambda: database(lake).dead_letters(), timeout_s=TIMEOUT_S)
+            assert database(lake).positions() == {}
+            with closing(connect(lake, SinkRole.WRITER)) as repairing, repairing.cursor() as cursor:
+                cursor.execute("SET lock_timeout = '200ms'")
+                with pytest.raises(psycopg2.errors.LockNotAvailable):
+                    fence.lock(cursor, NAME)
+            ((idle,),) = database(lake).query(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
+            )
+            assert idle == 0, "a transaction is open while the table is written"
+            assert ids(lake) == []
+        apply.join(TIMEOUT_S)
+        assert counts == [Counts(rows=2, applied=2, dead=1)]
+        assert database(lake).positions() == {0: 3}
+
+        with Path(f"{folder(lake)}.lock").open("w") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+            monkeypatch.setattr(lakehouse, "LOCK_TIMEOUT_S", 0.2)
+            with raises("table-locked"):
+                sink.apply(batch(events(1), start=3))
+    assert database(lake).positions() == {0: 3}
+    assert ids(lake) == sorted(event.event_id for event in some)
+
+
+def test_a_letter_decides_about_its_event_and_one_that_comes_well_closes_its_own(lake: Settings) -> None:
+    well, given_up = events(2)
+    with driving(lake) as sink:
+        sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
+        chosen = [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)]
+        with closing(connect(lake, SinkRole.WRITER)) as connection:
+            repair.discard(connection, chosen)
+        assert sink.apply(batch([well, given_up], start=2)) == Counts(rows=2, applied=1, duplicates=1)
+    assert ids(lake) == [well.event_id]
+    statuses = database(lake).query("SELECT identity, status FROM dead_letters")
+    assert {*statuses} == {(well.event_id, "replayed"), (given_up.event_id, "discarded")}
+
+
+def test_letters_are_replayed_into_the_table_each_once(lake: Settings, spark: SparkSession) -> None:
+    one, other = events(2)
+    with driving(lake) as sink:
+        sink.apply(batch(events(1), dead=[unread(one, 1), unread(other, 2)]))
+        before = table(lake)
+
+        def replay(*some: Event, dry_run: bool = False) -> dict[str, Replayed]:
+            chosen = [Chosen(NAME, TOPIC, TOPIC_ID, event.event_id) for event in some]
+            uri = lakehouse_table.location(lake, NAME)
+            with closing(connect(lake, SinkRole.WRITER)) as connection:
+                return repair.replay(
+                    connection,
+                    {NAME: DECLARED},
+                    chosen,
+                    dry_run=dry_run,
+                    applier_of=lambda one: LakehouseApplier(spark, one, SCHEMA, uri, dry_run=dry_run),
+                )
+
+        assert replay(one, other, dry_run=True) == {NAME: Replayed(applied=2)}
+        assert len(ids(lake)) == 1
+        assert replay(one) == {NAME: Replayed(applied=1)}
+        assert replay(one, other) == {NAME: Replayed(applied=1)}
+        assert replay(one, other) == {NAME: Replayed()}
+        # As after a crash between the MERGE and the letter's commit.
+        with closing(connect(lake, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute("UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
+        assert before.lacks([one.event_id]), "the version that was read then"
+        assert not table(lake).lacks([one.event_id, other.event_id])
+        assert not sinks.read(lake)[0].parked, "its letter is open, and the table has it"
+        assert replay(one, dry_run=True) == replay(one) == {NAME: Replayed(duplicates=1)}
+        assert table(lake).positions == {0: 3}, "a replay says nothing of positions, and hides none"
+        assert sink.apply(batch([one, other], start=3)).duplicates == 2
+    stored = DeltaTable(folder(lake)).to_pyarrow_table().to_pylist()
+    assert {row["event_id"]: (row["amount"], row["version"]) for row in stored if row["event_id"] == one.event_id} == {
+        one.event_id: (one.quantity, one.version)
+    }
+
+
+def test_the_command_replays_a_letter_into_the_table(lake: Settings) -> None:
+    (one,) = events(1)
+    with driving(lake) as sink:
+        sink.apply(batch([], dead=[unread(one, 0)]))
+    for applied in (1, 0):
+        done = outbox("dead-letters", "replay", "--sink", NAME, home=lake.home, **lake.as_env())
+        assert done.returncode == 0, done.stderr
+        assert ("1 applied" in done.stdout) is bool(applied), done.stdout
+    assert ids(lake) == [one.event_id]
+
+
+def test_traced_events_are_told_with_what_became_of_them(lake: Settings) -> None:
+    old, new = events(2)
+    with driving(lake) as sink, capture_logs() as lines:
+        sink.apply(batch([old]))
+        sink.apply(traced([new, old, new], start=1, dead=[unread(events(1)[0], 4)]))
+    assert [(line["event_id"], line["offset"], line["outcome"]) for line in lines] == [
+        (new.event_id, 1, "applied"),
+        (old.event_id, 2, "duplicate"),
+        (new.event_id, 3, "duplicate"),
+        (None, 4, "set aside"),
+    ]
+    assert {(line["event"], line["sink"], line["trace_id"]) for line in lines[:1]} == {("event applied", NAME, TRACE)}
+
+
+def test_a_table_that_is_gone_or_another_is_told(lake: Settings, tmp_path: Path) -> None:
+    with driving(lake) as sink:
+        sink.apply(batch(events(1)))
+    moved = tmp_path / "moved"
+    folder(lake).rename(moved)
+    for _ in range(2):
+        with raises("table-missing"), driving(lake):
+            pass
+    moved.rename(folder(lake))
+    wider = tmp_path / "table.sql"
+    wider.write_text(SCHEMA.read_text().replace("currency      STRING", "note STRING, currency STRING"))
+    with closing(connect(lake, SinkRole.WRITER)) as connection:
+        sink = LakehouseWriter(connection, DECLARED, wider, lakehouse_table.location(lake, NAME))
+        with raises("table-failed", "schema does not match"):
+            sink.positions(TOPIC, TOPIC_ID)
+
+
+def test_without_the_package_check_says_that_it_does_not_compare(
+    databases: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO sinks (name, epoch) VALUES ('lakehouse', 1), ('dedup', 1)")
+    assert {state.name: state.unread for state in sinks.read(databases)} == {NAME: "", "dedup": ""}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert {state.name: state.unread for state in sinks.read(databases)} == {NAME: lakehouse_table.UNREAD, "dedup": ""}
+
+
+def write_ledger(settings: Settings, some: Sequence[Event]) -> None:
+    """Make the ledger one that has written these events."""
+    with closing(connect(settings, SourceRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+        for event in some:
+            cursor.execute(
+                "INSERT INTO accounts (id, kind, currency, balance_minor, version) VALUES (%s, 'system', 'EUR', %s, %s)"
+                " ON CONFLICT (id) DO UPDATE SET balance_minor = accounts.balance_minor + excluded.balance_minor,"
+                " version = excluded.version",
+                [event.key, event.quantity, event.version],
+            )
+            cursor.execute(
+                "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)"
+                " VALUES (%s, 'account', %s, 'transfer.credited', %s)",
+                [event.event_id, event.key, json.dumps(event.payload())],
+            )
+
+
+def test_killed_between_the_tables_commit_and_its_positions(topic: Settings) -> None:
+    publisher = Publisher(topic)
+    some = publisher.events(60)
+    write_ledger(topic, some)
+    publisher.send(some[:30])
+    sink_database = database(topic)
+
+    def rows() -> int:
+        return len(ids(topic)) if DeltaTable.is_deltatable(str(folder(topic))) else 0
+
+    with running(topic, NAME) as sink:
+        wait_for("the first events", lambda: sum(sink_database.positions().values()) >= 30, timeout_s=TIMEOUT_S)
+        before = sink_database.positions()
+        with closing(connect(topic, SinkRole.WRITER)) as blocking, blocking.cursor() as cursor:
+            # The second transaction writes the counts here; the first only reads.
+            cursor.execute("SELECT FROM sinks WHERE name = %s FOR UPDATE", [NAME])
+            publisher.send([*some[30:], *some[:5]])
+            wait_for("the table's commit", lambda: rows() > 30, timeout_s=TIMEOUT_S, poll_s=0.5)  # a look is work
+            merged = rows()
+            processes = sink.processes()
+            assert any("delta" in word for process in processes for word in process.cmdline())
+            # Beside a sink whose positions are behind its table, check is exact: by what the table's commit says.
+            report = check.check(topic)
+            assert (report.sink(NAME).drift, report.sink(NAME).in_flight) == ({}, 60 - merged)
+            processes[0].kill()
+            assert psutil.wait_procs(processes, timeout=30)[1] == []
+        assert sink_database.positions() == before, "the fault fired: the table has what the positions do not"
+    done = catch_up(topic, NAME)
+    assert done.returncode == 0, done.stderr
+    first = logged(done, "applied")[0]
+    assert (first["applied"], first["duplicates"]) == (0, first["rows"]), "the batch came again, and was known"
+    assert first["rows"] == merged - 30 or merged == 60
+    assert ids(topic) == sorted(event.event_id for event in some)
+    report = check.check(topic)
+    assert report.settled
+    assert report.findings == []
+    shutil.rmtree(folder(topic).parent)

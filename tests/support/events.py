@@ -1,0 +1,129 @@
+"""Events made up for the sinks, as rows of batches, and what a sink's totals are when they are applied."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from random import Random
+
+import pyarrow as pa
+
+from outbox.base.settings import load
+from outbox.sink import records, spec
+from outbox.sink.batch import Batch, DeadRecord, Traced
+from tests.support import suite
+
+SHAPE = suite.shape()
+JOB = spec.sinks(load(environment=False))["dedup"].job
+SPECS = {one.name: one for one in JOB.sinks()}
+STRATEGIES = {name: one.strategy for name, one in SPECS.items()}
+PROJECTIONS = JOB.projections
+DECODER = JOB.decoder
+TOPIC = JOB.topic
+TOPIC_ID = "topic-1"
+NOW_MS = int(time.time() * 1000)
+DAY_MS = 24 * 60 * 60 * 1000
+TRACE = "0123456789abcdef" * 2
+
+
+def uuid7(random: Random, at_ms: int = NOW_MS) -> str:
+    """A UUIDv7 of a moment."""
+    number = at_ms << 80 | 7 << 76 | random.getrandbits(12) << 64 | 2 << 62 | random.getrandbits(62)
+    return str(uuid.UUID(int=number))
+
+
+def nth_key(number: int) -> str:
+    """The n-th key."""
+    return str(uuid.UUID(int=number))
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event, without the place it was read from."""
+
+    event_id: str
+    key: str
+    quantity: int
+    version: int
+    unit: str = SHAPE.units[0]
+    total_after: int = 0
+
+    @property
+    def type(self) -> str:
+        """Its type."""
+        return SHAPE.type_more if self.quantity > 0 else SHAPE.type_less
+
+    @property
+    def decoded(self) -> records.Event:
+        """The event as the decoder returns it."""
+        values = {**self.payload(), "occurred_at": datetime.now(UTC)}
+        return records.Event(self.event_id, tuple(values[column.name] for column in DECODER.columns))
+
+    def payload(self, occurred_at: str = "2026-11-21T05:00:00Z") -> dict[str, object]:
+        """The value of its record."""
+        return SHAPE.payload(
+            reference=self.event_id,
+            key=self.key,
+            quantity=self.quantity,
+            version=self.version,
+            unit=self.unit,
+            total_after=self.total_after,
+            occurred_at=occurred_at,
+        )
+
+
+def other_unit(event: Event) -> Event:
+    """The event in another unit, which the projection refuses once the key has the first."""
+    return replace(event, unit=SHAPE.units[1])
+
+
+def rows(events: Sequence[Event], first_offset: int = 0, partition: int = 0) -> pa.Table:
+    """The events as rows of a batch, one after the other in one partition."""
+    places = [(partition, offset) for offset in range(first_offset, first_offset + len(events))]
+    return DECODER.rows([event.decoded for event in events], places)
+
+
+def batch(
+    events: Sequence[Event],
+    start: int = 0,
+    end: int | None = None,
+    *,
+    partition: int = 0,
+    topic_id: str = TOPIC_ID,
+    dead: Sequence[DeadRecord] = (),
+) -> Batch:
+    """A batch of one partition; it ends behind its last event, unless another end is given."""
+    until = start + len(events) + len(dead) if end is None else end
+    return Batch(TOPIC, topic_id, {partition: start}, {partition: until}, rows(events, start, partition), dead)
+
+
+def dead_record(
+    offset: int,
+    event_id: str | None = None,
+    value: bytes | None = b"bad",
+    *,
+    key: bytes | None = b"key",
+    reason: str = "not JSON",
+    partition: int = 0,
+) -> DeadRecord:
+    """A record that is no event."""
+    record = records.Record(key, [("h", b"\xff")], value, NOW_MS)
+    return DeadRecord(partition, offset, record, event_id, records.Rejection(reason, "a detail"))
+
+
+def traced(events: Sequence[Event], start: int = 0, dead: Sequence[DeadRecord] = ()) -> Batch:
+    """A batch each of whose records is in the trace."""
+    good = [Traced(TRACE, event.event_id, 0, start + number) for number, event in enumerate(events)]
+    bad = [Traced(TRACE, None, 0, one.offset) for one in dead]
+    return replace(batch(events, start, dead=dead), traced=good + bad)
+
+
+def sums(events: Iterable[Event]) -> Mapping[str, int]:
+    """The totals when each of these is applied."""
+    totals: dict[str, int] = {}
+    for event in events:
+        totals[event.key] = totals.get(event.key, 0) + event.quantity
+    return totals

@@ -1,0 +1,97 @@
+"""Sinks driven without Spark, and what their database holds then."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from psycopg2 import extensions
+
+from outbox.base.database import connect
+from outbox.base.settings import Role, Settings, SinkRole
+from outbox.sink import spec
+from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.records import RecordDecoder
+from outbox.sink.spec import SinkJob, SinkSpec
+from outbox.sink.strategy import Strategy
+from tests.support.events import DECODER, PROJECTIONS, STRATEGIES, TOPIC
+
+PROJECTION = next(file.stem for file in sorted(PROJECTIONS.glob("*.sql")) if "." not in file.stem)
+
+
+@contextmanager
+def open_sink(settings: Settings, name: str = "dedup") -> Iterator[PostgresWriter]:
+    """The sink of a strategy, with the fence, until the end of the block."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        yield sink_on(connection, STRATEGIES[name])
+
+
+def sink_on(
+    connection: extensions.connection, chosen: Strategy = STRATEGIES["dedup"], projections: Path = PROJECTIONS
+) -> PostgresWriter:
+    """The sink of a strategy on a connection. ``projections`` is the folder of its projections."""
+    return PostgresWriter(connection, SinkSpec(job_with(projections), chosen))
+
+
+def job_with(projections: Path = PROJECTIONS, decoder: RecordDecoder = DECODER) -> SinkJob:
+    """The job of the events, with other projections."""
+    return SinkJob(topic=TOPIC, decoder=decoder, projections=projections)
+
+
+def projections_in(folder: Path, sql: str, name: str = PROJECTION) -> Path:
+    """A folder with one projection of this SQL, for strategies that take events and for those that take states."""
+    made = folder / f"projections-{uuid.uuid4().hex[:8]}"
+    made.mkdir()
+    for suffix in (".sql", ".states.sql"):
+        (made / f"{name}{suffix}").write_text(sql)
+    return made
+
+
+def key_columns(settings: Settings) -> dict[str, str]:
+    """By sink, the column that a record's key repeats."""
+    return {name: one.job.decoder.key for name, one in spec.sinks(settings).items()}
+
+
+@dataclass
+class Database:
+    """What the sink database holds."""
+
+    settings: Settings
+    sink: str = "dedup"
+
+    def query(self, sql: str, *parameters: object, role: Role = SinkRole.WRITER) -> list[tuple[object, ...]]:
+        """The rows of a query, as the sink's role unless another is given."""
+        with closing(connect(self.settings, role)) as connection, connection.cursor() as cursor:
+            cursor.execute(sql, parameters or None)
+            return list(cursor.fetchall())
+
+    def totals(self) -> dict[str, int]:
+        """The total of each key."""
+        found = self.query("SELECT key, total FROM sink_totals WHERE sink = %s", self.sink, role=SinkRole.AUDITOR)
+        return {str(key): int(str(total)) for key, total in found}
+
+    def positions(self) -> dict[int, int]:
+        """The next offset of each partition."""
+        found = self.query("SELECT partition, next_offset FROM positions WHERE sink = %s", self.sink)
+        return {int(str(partition)): int(str(offset)) for partition, offset in found}
+
+    def processed(self) -> int:
+        """How many events are remembered."""
+        return int(str(self.query("SELECT count(*) FROM processed_events WHERE sink = %s", self.sink)[0][0]))
+
+    def applied(self) -> int:
+        """How many events were applied."""
+        return sum(int(str(count)) for (count,) in self.query("SELECT applied FROM sinks WHERE name = %s", self.sink))
+
+    def dead_letters(self) -> dict[str, str]:
+        """The reason of each dead letter, by its identity."""
+        found = self.query("SELECT identity, reason FROM dead_letters WHERE sink = %s", self.sink)
+        return {str(identity): str(reason) for identity, reason in found}
+
+    def statuses(self) -> dict[str, str]:
+        """The status of each dead letter, by its identity."""
+        found = self.query("SELECT identity, status FROM dead_letters WHERE sink = %s", self.sink)
+        return {str(identity): str(status) for identity, status in found}

@@ -1,0 +1,192 @@
+"""What tests of the sinks as processes share: a publisher, sinks that run, and what they have logged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from random import Random
+from urllib.parse import unquote, urlparse
+
+from confluent_kafka import Producer
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from outbox.sink import fence
+from outbox.stack.command import Command
+from tests.support import suite
+from tests.support.cli_runner import outbox
+from tests.support.events import Event, nth_key, uuid7
+from tests.support.sink_driver import Database, sink_on
+
+SHAPE = suite.shape()
+RANDOM = Random(11)  # noqa: S311
+TIMEOUT_S = 120
+
+
+class Publisher:
+    """Writes events to the topic as the connector does: in transactions, some of which are aborted."""
+
+    def __init__(self, settings: Settings, continued: Publisher | None = None) -> None:
+        """``continued`` is another one, which this one takes the place of: the keys go on as it left them."""
+        self._topic = settings.topic
+        config = {"transactional.id": f"test-{settings.topic}", "linger.ms": 5, "log_level": 0}
+        self._producer = Producer({**client_config(settings), **config})
+        self._producer.init_transactions()
+        self._versions: dict[str, int] = {} if continued is None else continued._versions
+        self._totals: dict[str, int] = {} if continued is None else continued._totals
+
+    def events(self, count: int, keys: int = 5) -> list[Event]:
+        """Fresh events, in the order of their keys' versions, all quantities different."""
+        return [self._event(nth_key(number % keys), 1 + RANDOM.randrange(1_000_000)) for number in range(count)]
+
+    def send(self, events: Sequence[Event], *, abort: bool = False) -> None:
+        """Publish events in one transaction."""
+        self._producer.begin_transaction()
+        for event in events:
+            self._produce(event.key, json.dumps(event.payload()).encode(), event.event_id)
+        self._end(abort)
+
+    def send_raw(self, key: str | None, value: bytes | None, event_id: str | None) -> None:
+        """Publish whatever this is."""
+        self._producer.begin_transaction()
+        self._produce(key, value, event_id)
+        self._end(abort=False)
+
+    def _event(self, key: str, quantity: int) -> Event:
+        version = self._versions.get(key, 0) + 1
+        self._versions[key] = version
+        self._totals[key] = total = self._totals.get(key, 0) + quantity
+        return Event(uuid7(RANDOM), key, quantity, version, total_after=total)
+
+    def _produce(self, key: str | None, value: bytes | None, event_id: str | None) -> None:
+        headers: dict[str, str | bytes | None] = {"eventType": SHAPE.type_more, "schemaVersion": "1"}
+        if event_id is not None:
+            headers["id"] = event_id
+        self._producer.produce(self._topic, key=key, value=value, headers=headers)
+
+    def _end(self, abort: bool) -> None:
+        self._producer.flush(10)
+        if abort:
+            self._producer.abort_transaction(10)
+        else:
+            self._producer.commit_transaction(10)
+
+
+def applied_until(topic: Settings, offset: int) -> None:
+    """Five records in partition 0, of which the sink `dedup`, whose driver has ended, has applied those before one."""
+    producer = Producer(client_config(topic))
+    for _ in range(5):
+        producer.produce(topic.topic, b"{}", partition=0)
+    producer.flush(30)
+    with closing(connect(topic, SinkRole.WRITER)) as connection:
+        sink_on(connection).begin_at(topic.topic, topics.describe(topic, topic.topic).id, {0: offset, 1: 0})
+
+
+def catch_up(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
+    """Run `outbox sink --until-caught-up` to its end."""
+    strategies = [word for name in names or ("dedup",) for word in ("--strategy", name)]
+    return outbox("sink", *strategies, "--until-caught-up", home=settings.home, **settings.as_env())
+
+
+def logged(done: subprocess.CompletedProcess[str], event: str) -> list[dict[str, object]]:
+    """The log lines of one kind."""
+    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == event]
+
+
+def reported_failure(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that reported the failure."""
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("outbox: ")]
+    return line
+
+
+def checkpoint(settings: Settings, sink: str = "dedup") -> Path:
+    return Path(unquote(urlparse(settings.checkpoints).path), sink)
+
+
+@contextmanager
+def running(settings: Settings, *names: str) -> Iterator[Command]:
+    """Sinks that run until told otherwise, and surely no longer than the block."""
+    strategies = [word for name in names or ("dedup",) for word in ("--strategy", name)]
+    sink = Command(f"sink-{settings.topic}", settings, ["sink", *strategies])
+    sink.start_timeout_s = TIMEOUT_S
+    sink.spawn()
+    try:
+        yield sink
+    except BaseException:
+        print(sink.tail(30))  # noqa: T201
+        raise
+    finally:
+        sink.kill()
+
+
+def wait_applied(sink: Command, database: Database, count: int) -> None:
+    """Wait until the sink has applied so many events."""
+
+    def applied() -> bool:
+        assert sink.is_running(), sink.tail()
+        return database.applied() >= count
+
+    wait_for(f"{count} events applied", applied, timeout_s=TIMEOUT_S)
+
+
+def wait_caught_up(sink: Command, settings: Settings, names: Sequence[str]) -> None:
+    """Wait until these sinks have applied all that the topic has committed now."""
+    end = topics.last_stable_offsets(settings, settings.topic)
+
+    def reached() -> bool:
+        assert sink.is_running(), sink.tail()
+        positions = [Database(settings, name).positions() for name in names]
+        return all(found.get(partition, 0) >= offset for found in positions for partition, offset in end.items())
+
+    wait_for(f"{', '.join(names)} to have caught up", reached, timeout_s=TIMEOUT_S)
+
+
+def waits(settings: Settings, sink: str) -> bool:
+    """Whether a batch of the sink waits for its lock."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "
+            f"AND (classid::bigint << 32 | objid::bigint) = {fence.APPLY_KEY}",
+            {"sink": sink},
+        )
+        return cursor.rowcount > 0
+
+
+def kill_between_commits(
+    sink: Command, settings: Settings, names: Sequence[str], bring: Callable[[], None]
+) -> dict[str, int]:
+    """Kill running sinks that have caught up when the database of each has committed a batch and Spark has not.
+
+    ``bring`` brings them something to apply. Returns the batch by sink.
+    """
+    before = {name: Database(settings, name).positions() for name in names}
+    with closing(connect(settings, SinkRole.WRITER)) as repair, repair, repair.cursor() as cursor:
+        for name in names:
+            fence.lock(cursor, name)  # as a repair command would: the apply waits
+        bring()
+        wait_for("each apply to wait", lambda: all(waits(settings, name) for name in names), timeout_s=TIMEOUT_S)
+        next(process for process in sink.processes() if process.name() == "java").suspend()
+    wait_for(
+        "each to commit",
+        lambda: all(Database(settings, name).positions() != before[name] for name in names),
+        timeout_s=TIMEOUT_S,
+    )
+    batches = {name: newest(settings, name, "offsets") for name in names}
+    sink.kill()
+    for name, batch in batches.items():
+        assert newest(settings, name, "commits") == batch - 1, f"the window of {name} is open"
+    return batches
+
+
+def newest(settings: Settings, sink: str, log: str) -> int:
+    """The newest batch of a log of the sink's checkpoint."""
+    return max(int(file.name) for file in (checkpoint(settings, sink) / log).glob("[0-9]*"))

@@ -1,0 +1,29 @@
+"""Which suite runs, and so which project it runs on: the fixture domain, or the sample."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outbox.base import project
+from tests.support.paths import ROOT
+
+if TYPE_CHECKING:
+    from tests.support.shape import Shape
+
+DOMAIN = ROOT / "tests" / "machinery" / "domain"
+
+
+def choose(root: Path) -> None:
+    """Let this process, and those that it starts, work for a project. A suite's conftest does so before all else."""
+    os.environ[project.VARIABLE] = str(root)
+    project.make_importable()
+
+
+def shape() -> Shape:
+    """The event of the project that was chosen."""
+    name = "machinery" if project.current().root == DOMAIN else "sample"
+    found: Shape = importlib.import_module(f"tests.{name}.shape").SHAPE
+    return found
