@@ -35,7 +35,7 @@ from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen
 from outbox.sink.spark import session as spark_session
 from outbox.sink.writer import Counts, SinkWriter
-from tests.fixtures.spark import leaves_sockets
+from tests.fixtures.spark_session import leaves_sockets
 from tests.support.cli_runner import outbox
 from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
 from tests.support.events import NOW_MS, TOPIC, TOPIC_ID, TRACE, Event, batch, nth_key, sums, traced, uuid7
@@ -308,9 +308,12 @@ def test_without_the_package_check_says_that_it_does_not_compare(
 ) -> None:
     with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
         cursor.execute("INSERT INTO sinks (name, epoch) VALUES ('lakehouse', 1), ('dedup', 1)")
-    assert {state.name: state.unread for state in sinks.read(databases)} == {NAME: "", "dedup": ""}
+    assert {state.name: state.not_compared for state in sinks.read(databases)} == {NAME: "", "dedup": ""}
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert {state.name: state.unread for state in sinks.read(databases)} == {NAME: lakehouse_table.UNREAD, "dedup": ""}
+    assert {state.name: state.not_compared for state in sinks.read(databases)} == {
+        NAME: lakehouse_table.UNREAD,
+        "dedup": "",
+    }
 
 
 def write_ledger(settings: Settings, some: Sequence[Event]) -> None:
