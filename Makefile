@@ -49,9 +49,11 @@ install: .venv/dev
 .venv/%: requirements/%.txt requirements/bootstrap.txt pyproject.toml
 	@$(PYTHON) bootstrap.py $*
 
-# Pin every package again; ARGS=--upgrade moves to the newest versions.
+# Pin every Python package and every jar again; ARGS=--upgrade moves to the newest packages that pyproject.toml allows.
 lock:
 	@$(PYTHON) bootstrap.py lock $(ARGS)
+	@$(MAKE) --silent .venv/demo
+	@$(BIN)/python -m outbox.jvm.jars lock
 
 clean:
 	@if [ -x $(BIN)/outbox ]; then $(BIN)/outbox down; fi

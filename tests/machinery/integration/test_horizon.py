@@ -16,7 +16,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.maintenance import retention
 from outbox.sink import spec
 from outbox.sink.dead_letters import OLDER_THAN_HORIZON
-from outbox.sink.postgres.applier import Applier
+from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
@@ -78,7 +78,9 @@ def replay(settings: Settings, *, older_than_horizon: bool) -> Replayed:
         with connection, connection.cursor() as cursor:
             chosen = Selection(sink="dedup").choose(cursor)
         known = spec.sinks(settings)
-        done = repair.replay(connection, known, chosen, applier_of=Applier, older_than_horizon=older_than_horizon)
+        done = repair.replay(
+            connection, known, chosen, applier_of=PostgresApplier, older_than_horizon=older_than_horizon
+        )
         return done.get("dedup", Replayed())
 
 

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 
 from outbox.base.database import connect
-from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.http.idempotency import KEYS
 from outbox.migrations import migrate as migrations
 from outbox.migrations.migrate import Database, migrate
@@ -33,7 +33,7 @@ APPEND = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES 
 @pytest.fixture
 def empty(databases: Settings, postgres: Postgres) -> Settings:
     """Settings of two databases that nothing has been migrated in."""
-    owners = {databases.source_db_name: SourceRole.OWNER, databases.sink_db_name: SinkRole.OWNER}
+    owners: dict[str, Role] = {databases.source_db_name: SourceRole.OWNER, databases.sink_db_name: SinkRole.OWNER}
     for name, role in owners.items():
         owner = databases.role_name(role)
         postgres.psql("DROP PUBLICATION IF EXISTS outbox", dbname=name)

@@ -24,7 +24,7 @@ from outbox.relay import slot
 from outbox.relay.connectors import load
 from outbox.sink import spec
 from outbox.sink.batch import DeadRecord
-from outbox.sink.postgres.applier import Applier
+from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record, Rejection
 from outbox.sink.repair import replay as repair
@@ -286,7 +286,7 @@ def open_letters(connection: extensions.connection) -> list[Chosen]:
 def replayed(settings: Settings) -> dict[str, Replayed]:
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         chosen = open_letters(connection)
-        return repair.replay(connection, spec.sinks(settings), chosen, applier_of=Applier)
+        return repair.replay(connection, spec.sinks(settings), chosen, applier_of=PostgresApplier)
 
 
 def test_a_dead_letter_is_replayed_and_does_not_undo_what_came_since(databases: Settings, database: Database) -> None:

@@ -35,7 +35,7 @@ from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen
 from outbox.sink.spark import session as spark_session
 from outbox.sink.writer import Counts, SinkWriter
-from tests.fixtures.spark import leaves_sockets
+from tests.fixtures.spark_session import leaves_sockets
 from tests.support.cli_runner import outbox
 from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
 from tests.support.events import NOW_MS, TOPIC, TOPIC_ID, TRACE, Event, batch, nth_key, sums, traced, uuid7
