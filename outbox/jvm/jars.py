@@ -1,6 +1,6 @@
-"""The JVM parts, resolved once a user by Ivy, which ships inside PySpark's jars. What and which version: ivy.xml.
+"""The jars of the JVM parts, downloaded once per user by Ivy, which is part of PySpark. ivy.xml names the versions.
 
-python -m outbox.jvm.jars plugin     print the folder of a configuration, resolving it if need be
+python -m outbox.jvm.jars plugin     download a configuration if it is missing, and print its folder
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outbox.base.errors import Failure
 from outbox.jvm.java import PACKAGED_HOME, java
 
 IVY_FILE = Path(__file__).with_name("ivy.xml")
-# What is resolved together, and how it is told. What is optional is a set of its own, for those who choose it.
+# What is downloaded together, and how it is reported. Each optional part is a set of its own.
 SETS = {
     ("kafka", "plugin", "spark"): "the JVM parts (Kafka, Connect, Debezium, Spark's Kafka source): about 100 MB",
     ("lakehouse",): "Delta Lake for Spark: about 8 MB",
@@ -40,16 +40,24 @@ def jars(configuration: str, report: Callable[[str], None] = lambda _: None) -> 
     return sorted(resolve(configuration, report).glob("lib/*.jar"))
 
 
+def spark_jars() -> list[Path]:
+    """The jars of Spark itself, which PySpark brings. Raises Failure if PySpark is not installed."""
+    pyspark = importlib.util.find_spec("pyspark")
+    if pyspark is None or pyspark.origin is None:
+        raise Failure("PySpark is not installed", "run make install", code="package-missing")
+    return sorted(Path(pyspark.origin).parent.glob("jars/*.jar"))
+
+
 def class_path(configuration: str, ivy_file: Path = IVY_FILE) -> str:
     """A JVM class path of all the jars of a configuration."""
     return str(resolve(configuration, ivy_file=ivy_file) / "lib" / "*")
 
 
 def resolve(configuration: str, report: Callable[[str], None] = lambda _: None, ivy_file: Path = IVY_FILE) -> Path:
-    """The folder of a configuration; its jars are in ``lib`` in there, which makes it a plugin path of Connect.
+    """The folder of a configuration, with its jars in ``lib``, so that it can be a plugin path of Connect.
 
-    Downloads it the first time, together with the others of its set; a folder that is there is complete, as it was put
-    there by one rename. Raises Failure if they cannot be had.
+    The first use downloads it with the others of its set. An existing folder is complete, because one rename put it
+    there. Raises Failure if the download fails.
     """
     together = _set(configuration, ivy_file)
     version = hashlib.sha256(ivy_file.read_bytes()).hexdigest()[:12]
@@ -60,11 +68,12 @@ def resolve(configuration: str, report: Callable[[str], None] = lambda _: None, 
             lock = (folder.parent / "lock").open("w")
         except OSError as error:
             raise Failure(
-                f"the jars of {configuration} are not there, and cannot be kept in {folder.parent}: {error.strerror}",
-                f"as a user who may write there: python -m outbox.jvm.jars {configuration}",
+                f"the jars of {configuration} are missing, and {folder.parent} is not writable: {error.strerror}",
+                f"run as a user who may write there: python -m outbox.jvm.jars {configuration}",
+                code="jars-not-writable",
             ) from None
         with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # of two first starts at once, the second waits and finds them
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the second of two first starts waits, and finds them
             if not folder.exists():
                 _download(ivy_file, together, folder, report)
     return folder / configuration
@@ -82,8 +91,8 @@ def _set(configuration: str, ivy_file: Path) -> tuple[str, ...]:
 
 
 def _download(ivy_file: Path, together: tuple[str, ...], folder: Path, report: Callable[[str], None]) -> None:
-    report(f"downloading {SETS.get(together, ivy_file.name)}, once a user")
-    ivy_cache = folder.parent / "ivy"  # kept until all is there, so that an interrupted download goes on
+    report(f"downloading {SETS.get(together, ivy_file.name)}, once per user")
+    ivy_cache = folder.parent / "ivy"  # kept until the end, so that an interrupted download continues
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         ivy_settings = Path(temporary, "ivysettings.xml")
         mirror = _mirror()
@@ -92,14 +101,16 @@ def _download(ivy_file: Path, together: tuple[str, ...], folder: Path, report: C
         files: list[str | Path] = ["-settings", ivy_settings, "-ivy", ivy_file, "-cache", ivy_cache]
         what = ["-confs", *together, "-types", "jar", "bundle"]
         where = ["-retrieve", f"{made}/[conf]/lib/[artifact]-[revision](-[classifier]).[ext]"]
-        ivy_main = ["-cp", str(_ivy_jar()), "org.apache.ivy.Main"]
+        ivy_jar = next(jar for jar in spark_jars() if jar.name.startswith("ivy-"))
+        ivy_main = ["-cp", str(ivy_jar), "org.apache.ivy.Main"]
         argv: list[str | Path] = [java(), *_trust(Path(temporary, "trusted")), *ivy_main, *files, *what, *where]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
-            told = _follow(ivy, report)
+            output = _follow(ivy, report)
         if ivy.returncode != 0:
             raise Failure(
-                "Ivy could not resolve the JVM parts:\n" + "\n".join(told[-15:]),
+                "Ivy could not download the JVM parts:\n" + "\n".join(output[-15:]),
                 "check the network, or name a mirror of Maven Central in OUTBOX_MAVEN_MIRROR",
+                code="jars-not-downloaded",
             )
         made.rename(folder)
     shutil.rmtree(ivy_cache)
@@ -127,22 +138,15 @@ def _trust(file: Path) -> list[str]:
 
 
 def _follow(ivy: subprocess.Popen[str], report: Callable[[str], None]) -> list[str]:
-    """Read what Ivy says, report how many jars have come, and return the lines."""
-    told, fetched = [], 0
+    """Read the output of Ivy, report the number of downloaded jars, and return the lines."""
+    lines, fetched = [], 0
     for line in ivy.stdout or ():
-        told.append(line.rstrip())
+        lines.append(line.rstrip())
         if "[SUCCESSFUL ]" in line and ".jar" in line:
             fetched += 1
             if fetched % 20 == 0:
                 report(f"  {fetched} jars")
-    return told
-
-
-def _ivy_jar() -> Path:
-    pyspark = importlib.util.find_spec("pyspark")
-    if pyspark is None or pyspark.origin is None:
-        raise Failure("PySpark is not installed", "run make install")
-    return next(Path(pyspark.origin).parent.glob("jars/ivy-*.jar"))
+    return lines
 
 
 if __name__ == "__main__":
