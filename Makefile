@@ -38,7 +38,7 @@ check: install
 	@$(BIN)/vermin $(VERMIN) $(SOURCES)
 	@$(PYTEST) -q tests/machinery/unit
 	@$(PYTEST) -q tests/sample/unit $(wildcard tests/sample/*/unit)
-	@$(PYTEST) -q tests/template
+	@$(PYTEST) -q tests/template -m 'not copies'
 
 bench: install
 	@$(BIN)/python -m bench $(ARGS)
@@ -53,9 +53,11 @@ install: .venv/dev
 .venv/%: requirements/%.txt requirements/bootstrap.txt pyproject.toml
 	@$(PYTHON) bootstrap.py $*
 
-# Pin every package again; ARGS=--upgrade moves to the newest versions.
+# Pin every Python package and every jar again; ARGS=--upgrade moves to the newest packages that pyproject.toml allows.
 lock:
 	@$(PYTHON) bootstrap.py lock $(ARGS)
+	@$(MAKE) --silent .venv/demo
+	@$(BIN)/python -m outbox.jvm.jars lock
 
 clean:
 	@if [ -x $(BIN)/outbox ]; then $(BIN)/outbox down; fi

@@ -14,9 +14,10 @@ import pyarrow as pa
 from bench.event import uuid7
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink import job, strategy
-from outbox.sink.apply import Sink
+from outbox.sink import spec
 from outbox.sink.batch import Batch
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import SinkWriter
 
 ACCOUNTS = 1_000
 DAY_MS = 24 * 60 * 60 * 1000
@@ -24,11 +25,11 @@ TOPIC = "bench"
 
 
 def rates(settings: Settings, batches: int, batch_events: int) -> dict[str, float]:
-    """Events a second of each strategy. They take turns batch by batch, so that all meet the same machine."""
+    """Events per second of each strategy. They take turns batch by batch, so that all meet the same machine."""
     spent_s: dict[str, float] = {}
     with ExitStack() as resources:
-        events = job.load(settings)[0]  # the others read other records
-        sinks = [resources.enter_context(_open(settings, name)) for name in strategy.load(events.strategies)]
+        job = spec.sinks(settings)["dedup"].job  # other jobs read other records
+        sinks = [resources.enter_context(_open(settings, one)) for one in job.sinks()]
         for batch in _batches(batches, batch_events, days=1):
             for sink in sinks:
                 spent_s[sink.name] = spent_s.get(sink.name, 0) + _timed(sink, batch)
@@ -36,19 +37,18 @@ def rates(settings: Settings, batches: int, batch_events: int) -> dict[str, floa
 
 
 def growth(settings: Settings, batches: int, batch_events: int, days: int) -> Sequence[float]:
-    """Events a second of `dedup`, batch by batch, while it remembers more and more events of that many days."""
-    with _open(settings, "dedup") as sink:
+    """Events per second of `dedup`, batch by batch, while it remembers more and more events of that many days."""
+    with _open(settings, spec.sinks(settings)["dedup"]) as sink:
         return [batch_events / _timed(sink, batch) for batch in _batches(batches, batch_events, days)]
 
 
 @contextmanager
-def _open(settings: Settings, name: str) -> Iterator[Sink]:
+def _open(settings: Settings, one: SinkSpec) -> Iterator[SinkWriter]:
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        declared, chosen = job.sinks(settings)[name]
-        yield Sink(connection, chosen, declared.staged, declared.projection)
+        yield one.job.target.writer(settings, connection, one)
 
 
-def _timed(sink: Sink, batch: Batch) -> float:
+def _timed(sink: SinkWriter, batch: Batch) -> float:
     began = time.monotonic()
     sink.apply(batch)
     return time.monotonic() - began
@@ -72,6 +72,7 @@ def _batches(batches: int, batch_events: int, days: int) -> Iterator[Batch]:
                 "event_id": ids,
                 "partition": pa.array([0] * batch_events, pa.int32()),
                 "offset": pa.array(range(start, start + batch_events), pa.int64()),
+                "transfer_id": ids,
                 "account_id": keys,
                 "amount": pa.array([1] * batch_events, pa.int64()),
                 "currency": ["EUR"] * batch_events,

@@ -64,7 +64,14 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name].target.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        try:
+            command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            raise Failure(
+                f"`outbox {cmd_name}` needs the package of the module {error.name}",
+                "install the extra of pyproject.toml that has it, or run make install",
+                code="package-missing",
+            ) from error
         assert isinstance(command, click.Command)  # noqa: S101
         return command
 

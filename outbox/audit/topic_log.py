@@ -5,6 +5,7 @@ This module holds everything that grows with the number of events. A bounded alg
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -35,12 +36,18 @@ class TopicOffset(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """An event on the topic, at the first place where it is."""
+    """An event on the topic, at the first place where it is. One per event is kept, so it is flat."""
 
     key: str
     version: int | None
     quantity: Quantity  # 0 if the events have none
-    place: TopicOffset
+    partition: int
+    offset: int
+
+    @property
+    def place(self) -> TopicOffset:
+        """Where it is."""
+        return TopicOffset(self.partition, self.offset)
 
 
 class Refused(NamedTuple):
@@ -146,7 +153,7 @@ class TopicLog:
             self.duplicates += 1
             self.repeated[key] = EXACT.add(self.repeated.get(key, Decimal(0)), quantity)
             return
-        self.events[identity] = Delivered(key, version, quantity, place)
+        self.events[identity] = Delivered(sys.intern(key), version, quantity, *place)
         if version is not None:
             _add_version(self.versions, key, version)
 

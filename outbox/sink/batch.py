@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from outbox.sink.postgres.staging import Staged
     from outbox.sink.records import Record, Rejection
 
 
@@ -37,6 +37,16 @@ class Decoded(NamedTuple):
 
     rows: pa.Table
     dead: Sequence[DeadRecord]
+    traced: Sequence[Traced]
+
+
+class Staged(NamedTuple):
+    """What successful tasks have staged: their attempts, how many rows and dead records, the days of the ids."""
+
+    attempts: Sequence[int]
+    rows: int
+    dead: int
+    days: Collection[date]
     traced: Sequence[Traced]
 
 

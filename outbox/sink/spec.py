@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -26,28 +26,22 @@ if TYPE_CHECKING:
     from outbox.sink.target import Target
 
 
-def _postgres() -> Target:
-    from outbox.sink.postgres.target import PostgresTarget
-
-    return PostgresTarget()
-
-
 @dataclass(frozen=True)
 class SinkJob:
     """One topic, how its records are decoded, and how events are applied.
 
     ``projections`` is a folder of SQL files (`outbox.sink.projection`). ``strategies`` are folders of strategies; a
     strategy that needs a version is left out if the events have none. ``leave_out`` names strategies of these folders
-    that the job does without. ``target`` is where the events are applied: tables of the sink database, unless another
-    is given. ``carries`` says what `outbox check` compares: each event, or the state that a key has reached.
+    that the job does without. ``target`` is where the events are applied.
+    ``carries`` says what `outbox check` compares: each event, or the state that a key has reached.
     """
 
     topic: str
     decoder: RecordDecoder
     projections: Path
+    target: Target
     strategies: Sequence[Path] = (BUILT_IN,)
     leave_out: Collection[str] = ()
-    target: Target = field(default_factory=_postgres)
     carries: Literal["events", "states"] = "events"
 
     def sinks(self) -> list[SinkSpec]:

@@ -11,7 +11,7 @@ from psycopg2 import extensions
 from outbox.base.settings import Settings
 
 if TYPE_CHECKING:
-    from outbox.sink.postgres.applier import Applier
+    from outbox.sink.applier import Applier
     from outbox.sink.spec import SinkSpec
     from outbox.sink.state import TargetState
     from outbox.sink.writer import SinkWriter

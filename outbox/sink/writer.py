@@ -6,9 +6,11 @@ Nothing here knows Spark, so that tests and benchmarks drive it as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
+import pyarrow as pa
 from psycopg2 import extensions
 
 from outbox.base.database import database_errors
@@ -16,12 +18,12 @@ from outbox.sink import fence, generations, positions
 from outbox.sink.batch import Batch
 from outbox.sink.generations import Beginning
 
-if TYPE_CHECKING:
-    from outbox.sink.postgres.staging import Staging
-
 COUNT = """
 UPDATE sinks SET applied = applied + %(applied)s, duplicates = duplicates + %(duplicates)s WHERE name = %(sink)s
 """
+
+
+Copier = Callable[[int, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class Counts(NamedTuple):
@@ -32,6 +34,13 @@ class Counts(NamedTuple):
     duplicates: int = 0
     rejected: int = 0
     dead: int = 0
+
+
+class Staging(Protocol):
+    """Where executors put a large batch, for the writer to apply."""
+
+    def copier(self, dsn: Mapping[str, str | int]) -> Copier:
+        """The function that tasks run; executors receive it by pickling."""
 
 
 class SinkWriter(ABC):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from outbox.base import project
 from outbox.base.settings import Settings
+from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.records import EventDecoder
 from outbox.sink.spec import SinkJob
 from outbox.writing.contract import EventSchema
@@ -23,4 +24,4 @@ def decoder(settings: Settings) -> EventDecoder:
 
 def jobs(settings: Settings) -> list[SinkJob]:
     """One job, with every built-in strategy."""
-    return [SinkJob(topic=settings.topic, decoder=decoder(settings), projections=PROJECTIONS)]
+    return [SinkJob(topic=settings.topic, decoder=decoder(settings), projections=PROJECTIONS, target=PostgresTarget())]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from outbox.base.settings import Settings
 from outbox.relay import connectors
+from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkJob
 from sinks.changes.records import ChangeDecoder
 
@@ -21,6 +22,7 @@ def jobs(settings: Settings) -> list[SinkJob]:
             topic=connectors.load(settings, "changes").topic,
             decoder=ChangeDecoder(),
             projections=HERE / "projections",
+            target=PostgresTarget(),
             strategies=[HERE / "strategies"],
             carries="states",
         )

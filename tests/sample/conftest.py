@@ -14,12 +14,12 @@ from outbox.base.settings import Settings  # noqa: E402
 from tests.sample.ledger import Client  # noqa: E402
 
 pytest_plugins = [
-    "tests.fixtures.stack",
+    "tests.fixtures.embedded_stack",
     "tests.fixtures.databases",
     "tests.fixtures.chain",
-    "tests.fixtures.service",
+    "tests.fixtures.service_app",
     "tests.fixtures.secured",
-    "tests.fixtures.spark",
+    "tests.fixtures.spark_session",
 ]
 
 

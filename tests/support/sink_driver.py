@@ -13,6 +13,7 @@ from psycopg2 import extensions
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
 from outbox.sink import spec
+from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import RecordDecoder
 from outbox.sink.spec import SinkJob, SinkSpec
@@ -38,7 +39,7 @@ def sink_on(
 
 def job_with(projections: Path = PROJECTIONS, decoder: RecordDecoder = DECODER) -> SinkJob:
     """The job of the events, with other projections."""
-    return SinkJob(topic=TOPIC, decoder=decoder, projections=projections)
+    return SinkJob(topic=TOPIC, decoder=decoder, projections=projections, target=PostgresTarget())
 
 
 def projections_in(folder: Path, sql: str, name: str = PROJECTION) -> Path:

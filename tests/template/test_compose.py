@@ -473,7 +473,7 @@ def test_the_jars_are_made_of_the_files_that_say_which(tmp_path: Path) -> None:
         there = tmp_path / file.relative_to(ROOT)
         there.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, there)
-    program = "import sys; from outbox.jvm import jars, truststore; jars._mirror(); print(*sys.modules, sep='\\n')"
+    program = "import sys; from outbox.jvm import ivy, jars; ivy._mirror(); print(*sys.modules, sep='\\n')"
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,

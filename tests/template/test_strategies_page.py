@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from outbox.base import settings
-from outbox.sink import job
+from outbox.sink import spec
 from tests.support.paths import ROOT
 
 
-def test_the_documented_table_has_each_of_them() -> None:
+def test_the_table_has_each_strategy() -> None:
     table = (ROOT / "docs" / "strategies.md").read_text()
-    known = job.sinks(settings.load(environment=False))
-    assert sorted(re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE)) == sorted(known)
+    known = spec.sinks(settings.load(environment=False))
+    assert set(known) <= set(re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE))

@@ -270,4 +270,5 @@ def downgrade() -> None:
     raise Failure(
         "a migration does not drop the deduplication horizon: a repeated older event would be applied twice",
         "restore a backup, or write a migration that goes forward",
+        code="migration-irreversible",
     )

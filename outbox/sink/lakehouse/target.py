@@ -9,8 +9,8 @@ from psycopg2 import extensions
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
+from outbox.sink.applier import Applier
 from outbox.sink.lakehouse import table
-from outbox.sink.postgres.applier import Applier
 from outbox.sink.spec import SinkSpec
 from outbox.sink.state import TargetState
 from outbox.sink.target import Target

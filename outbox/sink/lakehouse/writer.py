@@ -48,9 +48,10 @@ from pyspark.sql import SparkSession
 from outbox.base.errors import Failure
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.sink import dead_letters, fence, positions, traces
+from outbox.sink.applier import Applied
 from outbox.sink.batch import Batch, Traced
 from outbox.sink.positions import Offsets
-from outbox.sink.postgres.applier import Applied, Applier
+from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.records import ARROW_TYPES, made_at_ms
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, SinkWriter, count
@@ -243,7 +244,7 @@ class Table:
             ) from error
 
 
-class LakehouseApplier(Applier):
+class LakehouseApplier(PostgresApplier):
     """Applies the events of dead letters to a Delta table.
 
     The MERGE comes before the caller's commit. If that fails, the letters stay open, and the next replay finds their

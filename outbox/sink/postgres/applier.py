@@ -9,19 +9,18 @@ a replay of the letter takes the event for new.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 from psycopg2 import extensions, sql
 
 from outbox.base.errors import Failure
 from outbox.sink import dead_letters
+from outbox.sink.applier import PARKED, Applied
 from outbox.sink.postgres.staging import copy_table
 from outbox.sink.projection import Projection, load
 from outbox.sink.records import RecordDecoder
 from outbox.sink.spec import SinkSpec
-
-PARKED = "parked"
 
 TABLES = """
 CREATE TEMPORARY TABLE batch (
@@ -98,14 +97,7 @@ SELECT count(*),
 DROP_REJECTED = "DELETE FROM new_events USING rejections WHERE new_events.event_id = rejections.event_id"
 
 
-class Applied(NamedTuple):
-    """What became of a batch: rows that were applied, events that were rejected. The other rows were duplicates."""
-
-    applied: int
-    rejected: int
-
-
-class Applier:
+class PostgresApplier:
     """Applies the events in ``batch``, on the connection that ``prepare`` was called for."""
 
     def __init__(self, spec: SinkSpec) -> None:

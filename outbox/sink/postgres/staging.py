@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import date
-from typing import NamedTuple
 
 import psycopg2
 import pyarrow as pa
@@ -25,7 +24,7 @@ from psycopg2.extensions import make_dsn
 from pyarrow import csv
 
 from outbox.sink import dead_letters, partitions
-from outbox.sink.batch import Decoded, Traced
+from outbox.sink.batch import Decoded, Staged, Traced
 from outbox.sink.records import ARROW_TYPES, RecordDecoder
 
 COPY_BUFFER_BYTES = 1 << 20
@@ -74,16 +73,6 @@ SELECT DISTINCT ON (identity) %(sink)s, identity, %(topic_id)s, %(topic)s, parti
  ORDER BY identity, partition, "offset"
 ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
 """
-
-
-class Staged(NamedTuple):
-    """What successful tasks have copied: their attempts, how many rows and dead records, and the ids' days."""
-
-    attempts: Sequence[int]
-    rows: int
-    dead: int
-    days: Sequence[date]
-    traced: Sequence[Traced]
 
 
 class Staging:
@@ -144,11 +133,8 @@ class Copier:
     rows: str
     dead: str
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        attempt = 0 if context is None else context.taskAttemptId()
+    def __call__(self, attempt: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Copy the records of a task's attempt; yields one row, the summary."""
         rows, dead, days, traced = 0, 0, set[date](), list[Traced]()
         with (
             closing(psycopg2.connect(make_dsn(None, **self.dsn))) as connection,

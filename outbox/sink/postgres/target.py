@@ -5,7 +5,7 @@ from __future__ import annotations
 from psycopg2 import extensions
 
 from outbox.base.settings import Settings
-from outbox.sink.postgres.applier import Applier
+from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spec import SinkSpec
 from outbox.sink.target import Target
@@ -18,5 +18,5 @@ class PostgresTarget(Target):
     def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec) -> SinkWriter:  # noqa: ARG002
         return PostgresWriter(connection, spec)
 
-    def applier(self, settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:  # noqa: ARG002
-        return Applier(spec)
+    def applier(self, settings: Settings, spec: SinkSpec, *, dry_run: bool) -> PostgresApplier:  # noqa: ARG002
+        return PostgresApplier(spec)

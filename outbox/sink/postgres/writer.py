@@ -14,7 +14,7 @@ from psycopg2 import extensions
 
 from outbox.sink import dead_letters, partitions, positions, traces
 from outbox.sink.batch import Batch
-from outbox.sink.postgres.applier import Applier
+from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.staging import Staging
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, SinkWriter, count
@@ -26,7 +26,7 @@ class PostgresWriter(SinkWriter):
     def __init__(self, connection: extensions.connection, spec: SinkSpec) -> None:
         """Acquire the fence and prepare the session. Raises Failure if the sink has a driver already."""
         super().__init__(connection, spec.name)
-        self._applier = Applier(spec)
+        self._applier = PostgresApplier(spec)
         self._staging = self.staging = Staging(spec.name, self._epoch, spec.job.decoder)
         with self._errors("does not let the sink start"):
             self._staging.create(connection)

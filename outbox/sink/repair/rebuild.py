@@ -74,6 +74,13 @@ SELECT %(sink)s, key, version FROM sink_totals
  WHERE sink = %(sink)s AND NOT EXISTS (SELECT FROM source WHERE total ->> 'key' = key) ORDER BY 2
 ON CONFLICT (sink, key) DO UPDATE SET version = greatest(base_versions.version, excluded.version)
 """
+# Of an invalid record nobody knows the version: a replay, or its valid event, closes the letter.
+CLOSE_BASED = """
+UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
+  FROM base_versions AS base
+ WHERE base.sink = %(sink)s AND letter.sink = %(sink)s AND letter.status = 'open'
+   AND letter.key = convert_to(base.key, 'UTF8') AND (letter.event ->> %(version)s)::numeric <= base.version
+"""
 DIFFERENCES = """
 SELECT key, coalesce(copy.total, 0) - coalesce(live.total, 0)
   FROM (SELECT key, total FROM sink_totals WHERE sink = %(copy)s) AS copy
@@ -127,6 +134,7 @@ def from_source(
             cursor.execute("CREATE TEMPORARY TABLE source (total jsonb NOT NULL) ON COMMIT DROP")
             execute_values(cursor, "INSERT INTO source VALUES %s", _totals(settings), page_size=FETCH_ROWS)
             cursor.execute(SET_BASES, {"sink": sink})
+            cursor.execute(CLOSE_BASED, {"sink": sink, "version": job.decoder.version})
             differences: dict[str, Decimal] = {}
             for file in files:
                 cursor.execute(file.read_text(), {"sink": sink})
@@ -236,7 +244,7 @@ def _totals(settings: Settings) -> Iterator[tuple[str]]:
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
         with connection.cursor("totals") as cursor:  # on the server: they may be more than memory holds
             cursor.itersize = FETCH_ROWS
-            cursor.execute("SELECT to_jsonb(total)::text FROM source_totals AS total")
+            cursor.execute("SELECT to_jsonb(one)::text FROM source_totals AS one")
             yield from cursor
 
 

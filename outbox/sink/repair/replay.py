@@ -18,7 +18,7 @@ from psycopg2 import extensions
 from outbox.base.database import database_errors
 from outbox.base.errors import Failure
 from outbox.sink import dead_letters, fence, partitions
-from outbox.sink.postgres.applier import Applier
+from outbox.sink.applier import Applier
 from outbox.sink.records import Event, Record, RecordDecoder, Rejection
 from outbox.sink.repair.selection import Chosen
 from outbox.sink.spec import SinkSpec

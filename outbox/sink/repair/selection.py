@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from psycopg2 import extensions
 from psycopg2.extras import RealDictCursor
 
-from outbox.sink.postgres.applier import PARKED
+from outbox.sink.applier import PARKED
 
 Status = Literal["open", "replayed", "discarded", "all"]
 

@@ -24,6 +24,7 @@ from datetime import date
 
 from psycopg2 import extensions
 from py4j.protocol import Py4JError
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -34,9 +35,9 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.sink import positions
-from outbox.sink.batch import Batch, Traced
+from outbox.sink.batch import Batch, Staged, Traced
 from outbox.sink.metrics import Metrics, served
-from outbox.sink.postgres.staging import SUMMARY, Staged
+from outbox.sink.postgres.staging import SUMMARY
 from outbox.sink.records import KAFKA_COLUMNS
 from outbox.sink.spark import local_checkpoint
 from outbox.sink.spark import session as spark_session
@@ -287,7 +288,7 @@ class Stream:
         if self._writer.staging is None or offsets <= DRIVER_MAX_RECORDS:
             return replace(batch, **self._spec.job.decoder.decode(frame.toArrow())._asdict())
         copier = self._writer.staging.copier(self._settings.dsn(SinkRole.WRITER))
-        tasks = frame.mapInArrow(lambda batches: copier(iter(batches)), SUMMARY).collect()
+        tasks = frame.mapInArrow(lambda batches: copier(_attempt(), batches), SUMMARY).collect()
         staged = Staged(
             attempts=[task.attempt for task in tasks],
             rows=sum(task.rows for task in tasks),
@@ -312,3 +313,10 @@ class Stream:
             return None
         found = re.search(r"terminated with exception: (.*)", str(error))
         return (found[1] if found else str(error)).strip().partition("\n")[0]
+
+
+def _attempt() -> int:
+    """The id of the task's attempt that runs this; it is unique within a Spark session."""
+    context = TaskContext.get()
+    assert context is not None, "executors only"  # noqa: S101
+    return context.taskAttemptId()

@@ -21,7 +21,7 @@ from outbox.relay import apply as relay
 from outbox.stack.postgres import Postgres
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
-from tests.fixtures.stack import private_stack
+from tests.fixtures.embedded_stack import private_stack
 from tests.support.homes import Homes
 from tests.support.outbox_rows import Writer, ids, insert, row, writing
 from tests.support.topic_reader import Log, Record, duplicates, out_of_order, relayed

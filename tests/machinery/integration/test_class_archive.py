@@ -29,7 +29,7 @@ def jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(jar: Path) -> str:
     """The output of the program, which names the source of each class."""
     options = [*archive.options("program", [jar]), "-Xlog:class+load=info"]
-    argv = [java(), *options, "-cp", jar, "org.apache.ivy.Main", "-version"]
+    argv: list[str | Path] = [java(), *options, "-cp", jar, "org.apache.ivy.Main", "-version"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "Apache Ivy" in done.stdout

@@ -16,7 +16,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import fence, spec
-from outbox.sink.postgres.applier import Applier
+from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen, Selection
@@ -72,7 +72,7 @@ def replay(settings: Settings, known: Known, sink: str = "dedup", *, dry_run: bo
     """Replay all open letters of a sink."""
     chosen = choose(settings, Selection(sink=sink))
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        done = repair.replay(connection, known, chosen, applier_of=Applier, dry_run=dry_run)
+        done = repair.replay(connection, known, chosen, applier_of=PostgresApplier, dry_run=dry_run)
         return done.get(sink, Replayed())
 
 
@@ -256,7 +256,7 @@ class TestReplay:
         chosen = choose(databases, Selection(sink=name))
         assert replay(databases, known, name) == Replayed(applied=1)
         with closing(connect(databases, SinkRole.WRITER)) as connection:
-            assert repair.replay(connection, known, chosen, applier_of=Applier) == {name: Replayed()}
+            assert repair.replay(connection, known, chosen, applier_of=PostgresApplier) == {name: Replayed()}
             assert repair.discard(connection, chosen) == {name: 0}
         assert Database(databases, name).totals() == sums([late])
         assert Database(databases, name).statuses() == {late.event_id: "replayed"}
@@ -274,7 +274,7 @@ class TestReplay:
             set_aside(databases, late, name=name)
         chosen = choose(databases, Selection(identities=[late.event_id]))
         with closing(connect(databases, SinkRole.WRITER)) as connection:
-            done = repair.replay(connection, known, chosen, applier_of=Applier)
+            done = repair.replay(connection, known, chosen, applier_of=PostgresApplier)
         assert done == {"dedup": Replayed(applied=1), "naive": Replayed(applied=1)}
         assert all(Database(databases, name).totals() == sums([late]) for name in ("dedup", "naive"))
 

@@ -14,11 +14,13 @@ import pytest
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.maintenance import retention
-from outbox.sink import job as jobs
-from outbox.sink.apply import Counts
+from outbox.sink import spec
+from outbox.sink.dead_letters import OLDER_THAN_HORIZON
+from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
+from outbox.sink.writer import Counts
 from tests.support import cli_runner as command
 from tests.support.events import NOW_MS, STRATEGIES, Event, batch, nth_key, sums, uuid7
 from tests.support.sink_driver import Database, open_sink
@@ -27,7 +29,7 @@ RANDOM = random.Random(7)  # noqa: S311
 DAY_MS = 24 * 60 * 60 * 1000
 TODAY = datetime.fromtimestamp(NOW_MS / 1000, UTC).date()
 ZERO = UUID(int=0)
-BELOW = "older than the deduplication horizon"
+FORGETTING = ("dedup", "merge")  # the strategies that retention makes forget
 
 
 def aged(days: int, quantity: int = 7, number: int = 1) -> Event:
@@ -70,12 +72,15 @@ def forgotten(settings: Settings, upto: int, *events: Event) -> None:
     retention.drop(settings, ago(upto))
 
 
-def replay(settings: Settings, *, below_floor: bool, reason: str | None = None) -> Replayed:
-    """Replay the open letters of `dedup`."""
+def replay(settings: Settings, *, older_than_horizon: bool) -> Replayed:
+    """Replay the open dead letters of `dedup`."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
-            chosen = Selection("item_id", sink="dedup", reason=reason).choose(cursor)
-        done = repair.replay(connection, jobs.sinks(settings), chosen, below_floor=below_floor)
+            chosen = Selection(sink="dedup").choose(cursor)
+        known = spec.sinks(settings)
+        done = repair.replay(
+            connection, known, chosen, applier_of=PostgresApplier, older_than_horizon=older_than_horizon
+        )
         return done.get("dedup", Replayed())
 
 
@@ -88,7 +93,7 @@ class TestBesideASink:
     def test_while_the_horizon_rises_each_event_is_applied_once_or_set_aside(
         self, databases: Settings, database: Database
     ) -> None:
-        """Two sinks read events of twenty days, each thrice, while a third party forgets day after day."""
+        """Three sinks read events of twenty days, each event thrice, while retention forgets day after day."""
         seed = random.randrange(1 << 32)  # noqa: S311
         print(f"seed: {seed}")  # noqa: T201
         chance = random.Random(seed)  # noqa: S311
@@ -103,8 +108,9 @@ class TestBesideASink:
             except BaseException as error:
                 errors.append(error)
 
-        orders = [chance.sample(some * 3, 180) for _ in range(2)]
-        sinks = [threading.Thread(target=read, args=pair) for pair in zip(("dedup", "upsert"), orders, strict=True)]
+        orders = [chance.sample(some * 3, 180) for _ in range(3)]
+        names = (*FORGETTING, "upsert")
+        sinks = [threading.Thread(target=read, args=pair) for pair in zip(names, orders, strict=True)]
         for thread in sinks:
             thread.start()
         for upto in range(19, 1, -1):
@@ -112,12 +118,14 @@ class TestBesideASink:
         for thread in sinks:
             thread.join()
         assert errors == []
-        set_aside = database.dead_letters()
-        assert set(set_aside.values()) <= {BELOW}
-        assert all(UUID(identity) < horizon(database) for identity in set_aside)
-        found = database.totals()
-        assert sums(some).items() >= found.items(), "what was applied was applied once"
-        assert {one.event_id for one in some if one.key not in found} <= set_aside.keys()
+        for name in FORGETTING:
+            sink = Database(databases, name)
+            set_aside = sink.dead_letters()
+            assert set(set_aside.values()) <= {OLDER_THAN_HORIZON}
+            assert all(UUID(identity) < horizon(database) for identity in set_aside)
+            found = sink.totals()
+            assert sums(some).items() >= found.items(), "what was applied was applied once"
+            assert {one.event_id for one in some if one.key not in found} <= set_aside.keys()
         assert Database(databases, "upsert").totals() == sums(some)
 
 
@@ -128,11 +136,11 @@ class TestOlderEvents:
         new, late = aged(5, 5), aged(6, number=2)
         retention.drop(databases, ago(5))
         with open_sink(databases) as sink:
-            assert sink.apply(batch([late, new, late])) == Counts(rows=3, fresh=2, duplicates=1, dead=1)
-            assert sink.apply(batch([late, late], start=3)) == Counts(2, 0, 2), "nor does sending it again change that"
+            assert sink.apply(batch([late, new, late])) == Counts(rows=3, applied=1, duplicates=1, rejected=1)
+            assert sink.apply(batch([late, late], start=3)) == Counts(2, 0, 2), "nor does a re-send change that"
         assert database.totals() == sums([new])
         assert database.processed() == 1
-        assert database.dead_letters() == {late.event_id: BELOW}
+        assert database.dead_letters() == {late.event_id: OLDER_THAN_HORIZON}
         ((detail, event_id),) = database.query("SELECT detail, event->>'event_id' FROM dead_letters")
         assert (str(horizon(database)) in str(detail), event_id) == (True, late.event_id)
         assert database.query("SELECT applied, duplicates FROM sinks") == [(1, 3)]
@@ -143,7 +151,7 @@ class TestOlderEvents:
         old = aged(6)
         forgotten(databases, 5, old)
         assert database.processed() == 0
-        assert apply(databases, old, start=1) == Counts(1, 1, dead=1)
+        assert apply(databases, old, start=1) == Counts(1, rejected=1)
         assert database.totals() == sums([old])
 
     def test_an_event_at_the_horizon_is_applied(self, databases: Settings, database: Database) -> None:
@@ -151,10 +159,10 @@ class TestOlderEvents:
         first_ms = horizon(database).int >> 80
         at, below = (Event(uuid7(RANDOM, first_ms + step), nth_key(2 + step), 1, version=1) for step in (0, -1))
         apply(databases, at, below)
-        assert database.dead_letters() == {below.event_id: BELOW}
+        assert database.dead_letters() == {below.event_id: OLDER_THAN_HORIZON}
         assert database.totals() == sums([at])
 
-    @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - {"dedup", "merge"}))
+    @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - set(FORGETTING)))
     def test_strategies_that_forget_nothing_apply_it(self, databases: Settings, name: str) -> None:
         late = aged(6)
         retention.drop(databases, ago(5))
@@ -167,8 +175,8 @@ class TestOlderEvents:
         first, late = aged(0, 5), aged(6, number=2)
         other = replace(aged(0), unit="LTR", version=2)
         retention.drop(databases, ago(5))
-        assert apply(databases, first, late, other) == Counts(3, 3, dead=2)
-        assert database.dead_letters() == {late.event_id: BELOW, other.event_id: "unit mismatch"}
+        assert apply(databases, first, late, other) == Counts(3, applied=1, rejected=2)
+        assert database.dead_letters() == {late.event_id: OLDER_THAN_HORIZON, other.event_id: "unit mismatch"}
         assert database.totals() == sums([first])
 
 
@@ -177,12 +185,12 @@ class TestWayOut:
         late = aged(6)
         retention.drop(databases, ago(5))
         apply(databases, late)
-        assert replay(databases, below_floor=False) == Replayed(refused=1)
+        assert replay(databases, older_than_horizon=False) == Replayed(rejected=1)
         assert (status(database, late), database.totals()) == ("open", {})
-        assert replay(databases, below_floor=True) == Replayed(applied=1)
-        assert replay(databases, below_floor=True) == Replayed()
+        assert replay(databases, older_than_horizon=True) == Replayed(applied=1)
+        assert replay(databases, older_than_horizon=True) == Replayed()
         assert (status(database, late), database.totals()) == ("replayed", sums([late]))
-        assert apply(databases, late, start=1) == Counts(1, 0, 1), "its letter remembers it"
+        assert apply(databases, late, start=1) == Counts(1, 0, 1), "its dead letter remembers it"
         assert database.totals() == sums([late])
         assert days(database) == []
 
@@ -191,7 +199,7 @@ class TestWayOut:
         other = replace(aged(0), unit="LTR", version=2)
         retention.drop(databases, ago(5))
         apply(databases, first, late, other)
-        assert replay(databases, below_floor=True) == Replayed(applied=1)
+        assert replay(databases, older_than_horizon=True) == Replayed(applied=1)
         assert database.dead_letters()[other.event_id] == "unit mismatch"
         assert (status(database, late), status(database, other)) == ("replayed", "open")
         assert database.totals() == sums([first, late])
@@ -202,9 +210,9 @@ class TestWayOut:
         apply(databases, late)
         with closing(connect(databases, SinkRole.WRITER)) as connection:
             with connection, connection.cursor() as cursor:
-                chosen = Selection("item_id", sink="dedup").choose(cursor)
+                chosen = Selection(sink="dedup").choose(cursor)
             assert repair.discard(connection, chosen) == {"dedup": 1}
-        assert replay(databases, below_floor=True) == Replayed()
+        assert replay(databases, older_than_horizon=True) == Replayed()
         assert apply(databases, late, start=1) == Counts(1, 0, 1)
         assert database.totals() == {}
 
@@ -218,11 +226,11 @@ class TestWayOut:
             assert "Traceback" not in done.stderr
             return done.returncode, done.stdout + done.stderr
 
-        assert run("--below-floor")[0] == 2, "it says how, not which"
-        code, told = run("--all")
-        assert (code, "1 refused again" in told, "--below-floor" in told) == (1, True, True)
-        assert run("--all", "--below-floor", "--dry-run")[0] == 0
+        assert run("--older-than-horizon")[0] == 2, "it says how, not which"
+        code, output = run("--all")
+        assert (code, "--older-than-horizon" in output) == (1, True)
+        assert run("--all", "--older-than-horizon", "--dry-run")[0] == 0
         assert database.totals() == {}
-        code, told = run("--event-id", late.event_id, "--below-floor")
-        assert (code, "replayed 1 (1 applied" in told) == (0, True)
+        code, output = run("--event-id", late.event_id, "--older-than-horizon")
+        assert (code, "1 applied" in output) == (0, True)
         assert database.totals() == sums([late])

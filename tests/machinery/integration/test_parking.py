@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink.postgres.applier import Applier
+from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
@@ -69,7 +69,7 @@ class Statement:
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
             with connection, connection.cursor() as cursor:
                 chosen = Selection(sink=self.name, **filters).choose(cursor, with_parked=True)  # type: ignore[arg-type]
-            return repair.replay(connection, known, chosen, applier_of=Applier).get(self.name, Replayed())
+            return repair.replay(connection, known, chosen, applier_of=PostgresApplier).get(self.name, Replayed())
 
     def lines(self) -> dict[str, list[int]]:
         """By item the versions on its statement, in the order they were written in."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from random import Random
 
@@ -14,23 +15,37 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outbox.base.database import connect
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka.topics import Topic
 from outbox.sink import fence
-from outbox.sink import job as jobs
-from outbox.sink.apply import Counts, Sink
-from outbox.sink.job import Job
+from outbox.sink.generations import Beginning
+from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.repair import rebuild
 from outbox.sink.repair import replay as repair
-from outbox.sink.repair.rebuild import Taken
+from outbox.sink.repair.rebuild import RebuildResult
 from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.rewind import Beginning
 from outbox.sink.repair.selection import Selection
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Counts
 from tests.support.cli_runner import outbox
 from tests.support.deliveries import EVENTS, POOL, SURVIVES_RE_SENDS, Delivery, Run, checked, deliveries
-from tests.support.events import PROJECTION, STRATEGIES, TOPIC, TOPIC_ID, Event, batch, nth_key, sums, uuid7
+from tests.support.events import (
+    PROJECTIONS,
+    SPECS,
+    STRATEGIES,
+    TOPIC,
+    TOPIC_ID,
+    Event,
+    batch,
+    nth_key,
+    other_unit,
+    sums,
+    uuid7,
+)
+from tests.support.failures import raises
+from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database, open_sink, sink_on
 
 RANDOM = Random(8)  # noqa: S311
@@ -59,8 +74,13 @@ def book(settings: Settings, *events: Event, unit: str = "KGM") -> None:
             )
 
 
-def from_source(settings: Settings, sink: str = "dedup", *, dry_run: bool = False) -> Taken:
-    return rebuild.from_source(settings, jobs.sinks(settings)[sink].job, sink, HERE, WHOLE, dry_run=dry_run)
+def from_source(settings: Settings, sink: str = "dedup", *, dry_run: bool = False) -> RebuildResult:
+    return rebuild.from_source(settings, SPECS[sink], HERE, WHOLE, dry_run=dry_run)
+
+
+def with_projections(folder: Path) -> SinkSpec:
+    """The sink `dedup`, with other projections."""
+    return SinkSpec(replace(SPECS["dedup"].job, projections=folder), STRATEGIES["dedup"])
 
 
 def execute(settings: Settings, sql: str) -> None:
@@ -81,7 +101,7 @@ def everything(settings: Settings) -> Mapping[str, list[tuple[object, ...]]]:
 
 
 @contextmanager
-def copying(settings: Settings, name: str = "dedup") -> Iterator[Sink]:
+def copying(settings: Settings, name: str = "dedup") -> Iterator[PostgresWriter]:
     """The copy of a sink, prepared, with the fence until the end of the block."""
     with rebuild.reserved(settings, name) as owner:
         rebuild.begin(owner, name, HERE, WHOLE)
@@ -100,11 +120,6 @@ def database(databases: Settings) -> Database:
 
 
 @pytest.fixture
-def job(databases: Settings) -> Job:
-    return jobs.sinks(databases)["dedup"].job
-
-
-@pytest.fixture
 def run(databases: Settings, request: pytest.FixtureRequest) -> Iterator[Run]:
     with open_sink(databases, request.param) as sink:
         yield Run(sink, Database(databases, request.param).totals)
@@ -118,8 +133,8 @@ class TestFromSource:
         with open_sink(databases, name) as sink:
             sink.apply(batch(mine[:2]))
             book(databases, *mine[:4], *others)
-            missing = dict(sums([*mine[2:4], *others]))
-            assert from_source(databases, name) == Taken(missing, {})
+            missing = {key: Decimal(total) for key, total in sums([*mine[2:4], *others]).items()}
+            assert from_source(databases, name) == RebuildResult(missing, {})
             assert database.totals() == sums([*mine[:4], *others])
             # On their way, in one batch with one that is new; and an item that the sink has never heard of.
             late = history(1, number=3)
@@ -127,17 +142,13 @@ class TestFromSource:
         assert database.totals() == sums([*mine, *others, *late])
         assert database.positions() == {0: 8}
 
-    def test_without_the_base_they_would_be(self, databases: Settings, database: Database, tmp_path: Path) -> None:
+    def test_without_the_base_they_would_be(self, databases: Settings, database: Database) -> None:
         mine = history(3)
-        guard, found, rest = PROJECTION.read_text().partition("DELETE FROM fresh")
-        assert found
-        careless = tmp_path / "careless.sql"
-        careless.write_text(guard + rest.partition(";")[2])
-        with closing(connect(databases, SinkRole.WRITER)) as connection:
-            sink = sink_on(connection, projection=careless)
+        with open_sink(databases) as sink:
             sink.apply(batch(mine[:1]))
             book(databases, *mine)
             from_source(databases)
+            execute(databases, "DELETE FROM base_versions")
             sink.apply(batch(mine[1:], start=1))
         assert database.totals() == {nth_key(1): sums(mine)[nth_key(1)] + sums(mine[1:])[nth_key(1)]}
 
@@ -155,7 +166,7 @@ class TestFromSource:
         run.go_on([*after, Delivery(list(range(EVENTS)))])
         assert run.totals() == sums(ours)
 
-    def test_mends_what_is_wrong_and_leaves_the_rest_of_the_sink_alone(
+    def test_fixes_what_is_wrong_and_leaves_the_rest_of_the_sink_alone(
         self, databases: Settings, database: Database
     ) -> None:
         right, wrong, spoilt = history(2, number=1), history(2, number=2), history(2, number=3)
@@ -166,38 +177,47 @@ class TestFromSource:
             execute(databases, f"UPDATE stock SET unit = 'LTR' WHERE item_id = '{nth_key(3)}'")
             execute(databases, f"INSERT INTO stock VALUES ('dedup', '{nth_key(4)}', 'KGM', 50, 7, 1)")
             before = everything(databases)
-            changes = Taken({nth_key(2): 12 - 1, nth_key(4): -50}, {})
+            changes = RebuildResult({nth_key(2): Decimal(12 - 1), nth_key(4): Decimal(-50)}, {})
             assert from_source(databases, dry_run=True) == changes
             assert everything(databases) == before
             assert from_source(databases) == changes
             after = everything(databases)
-            assert {table for table, rows in after.items() if rows != before[table]} == {"stock"}
-            assert from_source(databases) == Taken({}, {})
+            assert {table for table, rows in after.items() if rows != before[table]} == {"stock", "base_versions"}
+            assert from_source(databases) == RebuildResult({}, {})
             more = [replace(one[-1], event_id=uuid7(RANDOM), version=3) for one in (right, wrong, spoilt)]
             assert sink.apply(batch(more, start=6)) == Counts(3, 3)
         assert database.totals() == {**sums([*right, *wrong, *spoilt, *more]), nth_key(4): 0}
 
     @pytest.mark.parametrize("name", STRATEGIES)
-    def test_a_letter_of_an_event_that_is_in_the_base_is_closed_by_its_replay(
-        self, databases: Settings, name: str
-    ) -> None:
-        mine = history(4)
-        refused = replace(mine[1], unit="LTR")
+    def test_letters_of_events_that_are_in_the_base_are_closed(self, databases: Settings, name: str) -> None:
+        """A rejected one by the rebuild, which knows its version; an invalid one once that is known."""
+        mine = history(6)
+        refused, invalid, also, newer = other_unit(mine[1]), mine[2], other_unit(mine[3]), other_unit(mine[5])
         database = Database(databases, name)
         with open_sink(databases, name) as sink:
-            assert sink.apply(batch([mine[0], refused])).dead == 1
-            book(databases, *mine[:3])
+            assert sink.apply(batch([mine[0], refused], dead=[unread(invalid, 2), unread(mine[4], 3)])).rejected == 1
+            book(databases, *mine[:5])
             from_source(databases, name)
-            # In the base it is no concern of anybody's which unit it is in; above it is.
-            also, newer = replace(mine[2], unit="LTR"), replace(mine[3], unit="LTR")
-            assert sink.apply(batch([also, newer], start=2)) == Counts(2, 1, 1, dead=1)
+            assert database.statuses() == {
+                refused.event_id: "replayed",
+                invalid.event_id: "open",
+                mine[4].event_id: "open",
+            }
+            # Nobody minds the unit of an event that is in the base; above it, the projection does.
+            counts = sink.apply(batch([also, newer, mine[4]], start=4))
+            assert counts == Counts(rows=3, duplicates=2, rejected=1)
         with closing(connect(databases, SinkRole.WRITER)) as connection:
             with connection, connection.cursor() as cursor:
-                chosen = Selection("item_id", sink=name, identities=[refused.event_id]).choose(cursor)
-            assert repair.replay(connection, jobs.sinks(databases), chosen) == {name: Replayed(duplicates=1)}
-        assert database.totals() == sums(mine[:3])
-        letters = database.query("SELECT identity, status FROM dead_letters")
-        assert set(letters) == {(refused.event_id, "replayed"), (newer.event_id, "open")}
+                chosen = Selection(sink=name).choose(cursor)
+            done = repair.replay(connection, SPECS, chosen, applier_of=PostgresApplier)
+            assert done == {name: Replayed(duplicates=1, rejected=1)}
+        assert database.totals() == sums(mine[:5])
+        assert database.statuses() == {
+            refused.event_id: "replayed",
+            invalid.event_id: "replayed",
+            mine[4].event_id: "replayed",
+            newer.event_id: "open",
+        }
 
     def test_a_sink_that_has_never_run_begins_with_the_sources_totals(
         self, databases: Settings, database: Database
@@ -228,37 +248,37 @@ class TestFromSource:
         assert database.totals() == sums(mine)
 
     def test_what_the_topic_has_dropped_is_skipped_and_a_driver_begins_anew(
-        self, databases: Settings, database: Database, job: Job
+        self, databases: Settings, database: Database
     ) -> None:
         mine = history(6)
         with open_sink(databases) as sink:
             sink.apply(batch(mine[:2]))
             book(databases, *mine[:5])
-            taken = rebuild.from_source(databases, job, "dedup", HERE, {0: 4})
+            taken = rebuild.from_source(databases, SPECS["dedup"], HERE, {0: 4})
             assert taken.skipped == {0: (2, 3)}
-            with pytest.raises(Failure, match="taken over by a later driver"):
+            with raises("sink-fenced"):
                 sink.apply(batch(mine[2:], start=2))
         with open_sink(databases) as sink:
             assert sink.beginning(TOPIC) == Beginning(1, {0: 4})
             sink.apply(batch(mine[4:], start=4))
         assert database.totals() == sums(mine)
 
-    def test_killed_before_its_commit_it_has_done_nothing(self, databases: Settings, job: Job, tmp_path: Path) -> None:
+    def test_killed_before_its_commit_it_has_done_nothing(self, databases: Settings, tmp_path: Path) -> None:
         mine = history(3)
         book(databases, *mine)
         with open_sink(databases) as sink:
             sink.apply(batch(mine[:1]))
-        assert job.rebuild is not None
-        deadly = tmp_path / "deadly.sql"
-        deadly.write_text(f"{job.rebuild.read_text()} SELECT pg_terminate_backend(pg_backend_pid());")
+        deadly = tmp_path / "deadly.rebuild.sql"
+        (setting,) = PROJECTIONS.glob("*.rebuild.sql")
+        deadly.write_text(f"{setting.read_text()} SELECT pg_terminate_backend(pg_backend_pid());")
         before = everything(databases)
-        with pytest.raises(Failure, match="sink dedup: lost its database connection"):
-            rebuild.from_source(databases, replace(job, rebuild=deadly), "dedup", HERE, WHOLE)
+        with raises("database-connection-lost", "sink dedup"):
+            rebuild.from_source(databases, with_projections(tmp_path), HERE, WHOLE)
         assert everything(databases) == before
 
-    def test_a_job_that_does_not_say_how_is_told(self, databases: Settings, job: Job) -> None:
-        with pytest.raises(Failure, match=r"Job\.rebuild\) — `outbox rewind --sink dedup --to-earliest"):
-            rebuild.from_source(databases, replace(job, rebuild=None), "dedup", HERE, WHOLE)
+    def test_a_job_that_does_not_say_how_is_refused(self, databases: Settings, tmp_path: Path) -> None:
+        with raises("rebuild-unsupported", "sink dedup"):
+            rebuild.from_source(databases, with_projections(tmp_path), HERE, WHOLE)
 
 
 MINE = (
@@ -276,15 +296,16 @@ class TestFromTopic:
         database = Database(databases, name)
         with open_sink(databases, name) as live:
             live.apply(batch(mine[:4]))
-            execute(databases, "UPDATE stock SET stock = 1000, base_version = 9; DELETE FROM event_log")
+            execute(databases, "UPDATE stock SET stock = 1000; DELETE FROM event_log")
+            execute(databases, f"INSERT INTO base_versions VALUES ('{name}', '{nth_key(1)}', 9)")
             with copying(databases, name) as copy:
                 copy.apply(batch(mine[:3]))
             with rebuild.reserved(databases, name) as owner:
-                assert rebuild.differences(owner, name) == {nth_key(1): sums(mine[:3])[nth_key(1)] - 1000}
+                assert rebuild.differences(owner, name) == {nth_key(1): Decimal(sums(mine[:3])[nth_key(1)] - 1000)}
             assert database.totals() == {nth_key(1): 1000}, "the live sink is as it was"
             assert swap(databases, name) == 1
             assert database.totals() == sums(mine[:3])
-            with pytest.raises(Failure, match="taken over by a later driver"):
+            with raises("sink-fenced"):
                 live.apply(batch(mine[4:], start=4))
         with open_sink(databases, name) as live:
             assert live.beginning(TOPIC) == Beginning(1, {0: 3})
@@ -324,7 +345,7 @@ class TestFromTopic:
                 "CREATE TRIGGER die BEFORE UPDATE ON zzz FOR EACH ROW EXECUTE FUNCTION die()",
             )
             before = everything(databases)
-            with pytest.raises(Failure, match="sink dedup: lost its database connection"):
+            with raises("database-connection-lost", "sink dedup"):
                 swap(databases)
             assert everything(databases) == before
             assert live.apply(batch(mine[2:3], start=2)) == Counts(1, 1)
@@ -334,15 +355,15 @@ class TestFromTopic:
 
     def test_what_was_given_up_stays_given_up(self, databases: Settings, database: Database) -> None:
         first, early, late, open_one = history(4)
-        early, late, open_one = (replace(one, unit="LTR") for one in (early, late, open_one))
+        early, late, open_one = map(other_unit, (early, late, open_one))
         with open_sink(databases) as live:
             live.apply(batch([first, early, late, open_one]))
         discard(databases, early)
         with copying(databases) as copy:
             (stored,) = database.query("SELECT status, event->>'unit' FROM dead_letters WHERE sink <> 'dedup'")
             assert stored == ("discarded", "LTR")
-            # The fault of the projection is mended, say: now it could be applied.
-            assert copy.apply(batch([first, replace(early, unit="KGM"), late, open_one])).dead == 2
+            # Say that the projection is fixed: now it could be applied.
+            assert copy.apply(batch([first, replace(early, unit="KGM"), late, open_one])).rejected == 2
             discard(databases, late)
         swap(databases)
         letters = database.query("SELECT identity, status FROM dead_letters")
@@ -353,7 +374,7 @@ class TestFromTopic:
         }
         assert database.totals() == sums([first])
 
-    def test_a_copy_that_was_cut_off_goes_on_and_one_that_was_forgotten_begins_with_a_checkpoint_of_its_own(
+    def test_a_copy_that_was_cut_off_goes_on_and_one_that_was_dropped_begins_with_a_checkpoint_of_its_own(
         self, databases: Settings, database: Database
     ) -> None:
         mine = history(4)
@@ -370,8 +391,8 @@ class TestFromTopic:
             assert copy.positions(TOPIC, TOPIC_ID) == {0: 2}
         live_rows = _of({"dedup"}, everything(databases))
         with rebuild.reserved(databases, "dedup") as owner:
-            assert rebuild.forget(owner, "dedup")
-            assert not rebuild.forget(owner, "dedup")
+            assert rebuild.drop_copy(owner, "dedup")
+            assert not rebuild.drop_copy(owner, "dedup")
         assert _of({"dedup"}, everything(databases)) == live_rows
         with copying(databases) as copy:
             assert copy.beginning(TOPIC) == Beginning(2, {0: 0})
@@ -383,20 +404,20 @@ class TestFromTopic:
 
     def test_what_cannot_be_rebuilt_from_the_topic_is_refused(self, databases: Settings) -> None:
         with rebuild.reserved(databases, "dedup") as owner:
-            with pytest.raises(Failure, match="no sink called dedup has run yet"):
+            with raises("sink-unknown"):
                 rebuild.begin(owner, "dedup", HERE, WHOLE)
             with open_sink(databases) as live:
                 live.apply(batch(history(2)))
-            with pytest.raises(Failure, match=r"partition 0 begins at offset 5 — `outbox rebuild .* --from source`"):
+            with raises("topic-incomplete", "partition 0 begins at offset 5", "--from source"):
                 rebuild.begin(owner, "dedup", HERE, {0: 5, 1: 0})
-            with pytest.raises(Failure, match=r"on another topic: source\.events.* --from source`"):
+            with raises("topic-recreated", TOPIC, "--from source"):
                 rebuild.begin(owner, "dedup", Topic(TOPIC, "topic-2", 1), WHOLE)
-            with pytest.raises(Failure, match="there is no copy of sink dedup"):
+            with raises("copy-missing"):
                 rebuild.swap(owner, "dedup", HERE, WHOLE)
-            with pytest.raises(Failure, match="sink dedup is being rebuilt already"):
+            with raises("rebuild-running"):
                 swap(databases)
             rebuild.begin(owner, "dedup", HERE, WHOLE)
-            with pytest.raises(Failure, match="offsets 0 to 2 of topic"):
+            with raises("events-lost", "offsets 0 to 2"):
                 rebuild.swap(owner, "dedup", HERE, {0: 3})
 
 
@@ -404,7 +425,7 @@ def discard(settings: Settings, event: Event) -> None:
     """Give the live sink's letter of an event up."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
-            chosen = Selection("item_id", sink="dedup", identities=[event.event_id]).choose(cursor)
+            chosen = Selection(sink="dedup", identities=[event.event_id]).choose(cursor)
         assert repair.discard(connection, chosen) == {"dedup": 1}
 
 
@@ -418,7 +439,7 @@ def _of(names: Iterable[str], tables: Mapping[str, list[tuple[object, ...]]]) ->
     [
         (["--sink", "dedup"], 2, "Missing option '--from'"),
         (["--sink", "dedup", "--from", "memory"], 2, "'memory' is not one of"),
-        (["--sink", "dedup", "--from", "source", "--restart"], 2, "--restart and --forget are for --from topic"),
+        (["--sink", "dedup", "--from", "source", "--restart"], 2, "--restart and --drop-copy are for --from topic"),
         (["--sink", "best", "--from", "source"], 1, "no strategy is called best"),
     ],
 )

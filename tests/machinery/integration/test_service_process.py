@@ -24,7 +24,7 @@ from outbox.base.wait import wait_for
 from outbox.migrations.migrate import migrate
 from outbox.stack.command import Command, service
 from outbox.stack.stack import Stack
-from tests.fixtures.stack import private_stack
+from tests.fixtures.embedded_stack import private_stack
 from tests.machinery.stock import audit
 from tests.support.cli_runner import outbox
 from tests.support.homes import Homes

@@ -7,22 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
 from outbox.base.database import connect
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.batch import Batch
-from outbox.sink.dead_letters import DeadLetter
-from outbox.sink.spark.stream import _traced
-from outbox.sink.traces import LIMIT, Traced
-from tests.support.events import NOW_MS, STRATEGIES, TOPIC, TRACE, Event, batch, nth_key, traced, uuid7
-from tests.support.sink_driver import open_sink, sink_on
+from outbox.sink.traces import LIMIT
+from tests.support.events import STRATEGIES, TRACE, Event, batch, dead_record, nth_key, other_unit, traced, uuid7
+from tests.support.failures import raises
+from tests.support.sink_driver import open_sink, projections_in, sink_on
 
 RANDOM = Random(12)  # noqa: S311
-PARENT = "00-{}-0123456789abcdef-01"
 EVENTS = [Event(uuid7(RANDOM), nth_key(number), 10 + number, 1, total_after=10 + number) for number in range(4)]
 
 
@@ -56,8 +52,8 @@ def test_of_two_records_of_an_event_in_a_batch_one_is_applied(databases: Setting
 
 
 def test_what_cannot_be_decoded_or_is_refused_is_set_aside(databases: Settings) -> None:
-    refused = replace(EVENTS[1], key=EVENTS[0].item_id, unit="LTR", version=2)
-    bad = DeadLetter(TOPIC, 0, 2, b"key", [], b"{", NOW_MS, None, "not JSON", "the value is not JSON")
+    refused = other_unit(replace(EVENTS[1], key=EVENTS[0].key, version=2))
+    bad = dead_record(2)
     assert told(databases, "dedup", traced([EVENTS[0], refused], dead=[bad])) == [
         (EVENTS[0].event_id, 0, "applied"),
         (refused.event_id, 1, "set aside"),
@@ -72,11 +68,10 @@ def test_an_untraced_event_is_not_told(databases: Settings) -> None:
 
 
 def test_nothing_is_told_of_a_batch_that_is_not_committed(databases: Settings, tmp_path: Path) -> None:
-    failing = tmp_path / "failing.sql"
-    failing.write_text("INSERT INTO rejected (event_id) SELECT event_id FROM fresh")
+    failing = projections_in(tmp_path, "SELECT 1 / 0")
     with closing(connect(databases, SinkRole.WRITER)) as connection, capture_logs() as lines:
-        sink = sink_on(connection, projection=failing)
-        with pytest.raises(Failure):
+        sink = sink_on(connection, projections=failing)
+        with raises("database-refused"):
             sink.apply(traced(EVENTS))
     assert lines == []
 
@@ -85,45 +80,14 @@ def test_a_commit_that_fails_tells_nothing(databases: Settings) -> None:
     """The constraint is looked at when all else is done: by the commit itself."""
     with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
         cursor.execute("ALTER TABLE stock ADD UNIQUE (sink, unit) DEFERRABLE INITIALLY DEFERRED")
-    with open_sink(databases) as sink, capture_logs() as lines, pytest.raises(Failure, match="refused offsets"):
+    with open_sink(databases) as sink, capture_logs() as lines, raises("database-refused", "refused offsets"):
         sink.apply(traced(EVENTS))
     assert lines == []
 
 
-def test_of_a_flood_the_first_are_told_and_how_many_more_there_are(databases: Settings) -> None:
-    count = LIMIT + 7
-    ids = [uuid7(RANDOM) for _ in range(count)]
-    table = pa.table(
-        {
-            "event_id": ids,
-            "partition": pa.array([0] * count, pa.int32()),
-            "offset": pa.array(range(count), pa.int64()),
-            "traceparent": [None, *[PARENT.format(TRACE)] * (count - 1)],
-        }
-    )
-    found, left_out = _traced(table)
-    assert [one.offset for one in found] == list(range(1, LIMIT + 1))
-    assert left_out == 6
-    assert _traced(table.drop_columns("traceparent")) == ([], 0)
-
-    some = replace(traced(EVENTS), traced_left_out=left_out)
+def test_of_a_flood_the_first_are_logged_and_how_many_more_there_are(databases: Settings) -> None:
+    some = [Event(uuid7(RANDOM), nth_key(number), 1, 1) for number in range(LIMIT + 6)]
     with open_sink(databases) as sink, capture_logs() as lines:
-        sink.apply(some)
-    assert lines[-1] == {
-        "event": "more traced events than are told",
-        "log_level": "info",
-        "sink": "dedup",
-        "left_out": left_out,
-    }
-
-
-def test_what_only_looks_sampled_or_has_no_uuid_is_read_with_care() -> None:
-    table = pa.table(
-        {
-            "event_id": ["no uuid", EVENTS[0].event_id],
-            "partition": [0, 1],
-            "offset": [5, 6],
-            "traceparent": [PARENT.format(TRACE), PARENT.format("x" * 32)],
-        }
-    )
-    assert _traced(table) == ([Traced(TRACE, None, 0, 5)], 0)
+        sink.apply(traced(some))
+    assert [line["offset"] for line in lines[:-1]] == list(range(LIMIT))
+    assert (lines[-1]["sink"], lines[-1]["left_out"]) == ("dedup", 6)

@@ -30,7 +30,7 @@ from outbox.stack import ports
 from outbox.stack.postgres import Postgres
 from outbox.stack.process import Process
 from outbox.stack.stack import PARTS, Stack
-from tests.fixtures.stack import private_stack
+from tests.fixtures.embedded_stack import private_stack
 from tests.support.cli_runner import environment, outbox
 from tests.support.failures import raises
 from tests.support.homes import Homes

@@ -20,29 +20,28 @@ from outbox.stack import command
 from outbox.stack.command import Command
 from tests.machinery.stock import Client
 from tests.support.cli_runner import outbox
+from tests.support.events import nth_key
 from tests.support.seeds import chosen_seed
 from tests.support.sink_process import applied_until
 
 TIMEOUT_S = 180
 
 
-class Payments(threading.Thread):
-    """Clients of the service pay each other all the time."""
+class Movements(threading.Thread):
+    """A client of the service that moves stock all the time."""
 
     def __init__(self, client: Client, seed: int) -> None:
-        super().__init__(name="payments", daemon=True)
+        super().__init__(name="movements", daemon=True)
         self._client = client
         self._random = random.Random(seed)  # noqa: S311
         self._halt = threading.Event()
         self.made = 0
 
     def run(self) -> None:
-        items = [self._client.open() for _ in range(6)]
-        for item in items:
-            self._client.fund(item, 1_000_000)
+        items = [nth_key(number) for number in range(6)]
         while not self._halt.wait(0.05):  # a load, not a flood
-            payer, payee = self._random.sample(items, 2)
-            assert self._client.movement(payer, payee, 1 + self._random.randrange(100)).status_code == 201
+            quantity = self._random.choice([-1, 1]) * (1 + self._random.randrange(100))
+            assert self._client.move(self._random.choice(items), quantity).status_code == 201
             self.made += 1
 
     def halt(self) -> None:
@@ -51,20 +50,20 @@ class Payments(threading.Thread):
         assert not self.is_alive()
 
     def wait_for_more(self, count: int = 30) -> None:
-        """Wait until so many more payments are made than now."""
+        """Wait until so many more movements are made than now."""
         goal = self.made + count
-        wait_for(f"{count} more payments", lambda: not self.is_alive() or self.made >= goal, timeout_s=TIMEOUT_S)
+        wait_for(f"{count} more movements", lambda: not self.is_alive() or self.made >= goal, timeout_s=TIMEOUT_S)
         assert self.is_alive()
 
 
 @contextmanager
-def paying(client: Client) -> Iterator[Payments]:
-    payments = Payments(client, chosen_seed())
-    payments.start()
+def moving(client: Client) -> Iterator[Movements]:
+    movements = Movements(client, chosen_seed())
+    movements.start()
     try:
-        yield payments
+        yield movements
     finally:
-        payments.halt()
+        movements.halt()
 
 
 @contextmanager
@@ -94,39 +93,39 @@ def spoil(settings: Settings) -> None:
 
 
 def test_from_the_topic_beside_a_sink_and_a_service_that_go_on(chain: Settings, client: Client) -> None:
-    with running(chain) as sink, paying(client) as payments:
+    with running(chain) as sink, moving(client) as movements:
         wait_applied(chain)
         spoil(chain)
         would = rebuild(chain, "--from", "topic", "--dry-run")
         assert (would.returncode, "nothing was changed" in would.stdout) == (0, True), would.stderr
         assert check.check(chain).sink("dedup").drift
         assert check.check(chain).sink("dedup.rebuild").drift == {}
-        payments.wait_for_more()
+        movements.wait_for_more()
         assert sink.is_running(), sink.tail()
         done = rebuild(chain, "--from", "topic", "--yes")
         assert done.returncode == 0, done.stderr
-        assert "going on where an earlier rebuild was cut off" in done.stdout
+        assert "resuming an interrupted rebuild" in done.stdout
         wait_for("the driver to be superseded", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
         assert "outbox: sink dedup was taken over by a later driver" in sink.tail()
-        payments.wait_for_more()
+        movements.wait_for_more()
         with running(chain):
-            payments.wait_for_more()
-            payments.halt()
+            movements.wait_for_more()
+            movements.halt()
             report = check.check_settled(chain, TIMEOUT_S)
     assert report.findings == []
     assert [one.name for one in report.sinks] == ["dedup"]
 
 
 def test_from_the_source_beside_a_sink_and_a_service_that_go_on(chain: Settings, client: Client) -> None:
-    with running(chain) as sink, paying(client) as payments:
+    with running(chain) as sink, moving(client) as movements:
         wait_applied(chain)
         spoil(chain)
         done = rebuild(chain, "--from", "source", "--yes")
         assert done.returncode == 0, done.stderr
-        assert "items differ, by" in done.stdout
+        assert "keys differ, by" in done.stdout
         assert check.check(chain).sink("dedup").drift == {}, "also while events are in flight"
-        payments.wait_for_more()
-        payments.halt()
+        movements.wait_for_more()
+        movements.halt()
         report = check.check_settled(chain, TIMEOUT_S)
         assert sink.is_running(), sink.tail()
     assert report.findings == []
@@ -146,10 +145,10 @@ def test_a_topic_that_has_dropped_events_is_refused_and_the_source_is_the_way_ou
     refused = rebuild(topic, "--from", "topic", "--yes")
     assert refused.returncode == 1
     assert "partition 0 begins at offset 4 — `outbox rebuild --sink dedup --from source`" in refused.stderr
-    assert "there is no copy" in rebuild(topic, "--from", "topic", "--forget").stdout
+    assert "there is no copy" in rebuild(topic, "--from", "topic", "--drop-copy").stdout
 
     would = rebuild(topic, "--from", "source", "--dry-run")
     assert (would.returncode, sinks.read(topic)[0].positions[0]) == (0, 1), would.stderr
     done = rebuild(topic, "--from", "source", "--yes")
-    assert "partition 0: offsets 1 to 3, which the topic has dropped, are not waited for" in done.stdout, done.stderr
+    assert "partition 0: offsets 1 to 3 are skipped" in done.stdout, done.stderr
     assert sinks.read(topic)[0].positions[0] == 4

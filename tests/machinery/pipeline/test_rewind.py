@@ -10,15 +10,17 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from outbox.base.database import connect
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
+from outbox.sink import generations
+from outbox.sink.generations import Beginning
 from outbox.sink.repair import rewind
-from outbox.sink.repair.rewind import Beginning, Move
+from outbox.sink.repair.rewind import Move
 from tests.support.cli_runner import outbox
 from tests.support.events import sums
+from tests.support.failures import raises
 from tests.support.sink_driver import Database, sink_on
 from tests.support.sink_process import Publisher, applied_until, catch_up, logged
 
@@ -32,7 +34,7 @@ def applied(topic: Settings) -> Settings:
 
 def beginning(settings: Settings) -> Beginning:
     with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
-        return rewind.beginning(cursor, "dedup", settings.topic)
+        return generations.beginning(cursor, "dedup", settings.topic)
 
 
 def test_each_rewind_is_a_generation_with_a_beginning_of_its_own(applied: Settings) -> None:
@@ -48,15 +50,15 @@ def test_each_rewind_is_a_generation_with_a_beginning_of_its_own(applied: Settin
 
 def test_a_moment_is_looked_up_by_arrival_and_never_beyond_the_position(applied: Settings) -> None:
     now = datetime.now(UTC)
-    assert rewind.to_timestamp(applied, "dedup", now - timedelta(hours=1))[0] == Move(position=4, begin=0)
-    assert rewind.to_timestamp(applied, "dedup", now + timedelta(hours=1))[0] == Move(position=4, begin=4)
+    assert rewind.to_datetime(applied, "dedup", now - timedelta(hours=1))[0] == Move(position=4, begin=0)
+    assert rewind.to_datetime(applied, "dedup", now + timedelta(hours=1))[0] == Move(position=4, begin=4)
 
 
 @pytest.mark.parametrize(
-    ("offsets", "told"), [({0: 5}, "would skip events"), ({1: 1}, "would skip events"), ({9: 0}, "no partition 9")]
+    ("offsets", "code"), [({0: 5}, "offset-ahead"), ({1: 1}, "offset-ahead"), ({9: 0}, "partition-unknown")]
 )
-def test_what_would_lose_events_is_refused(applied: Settings, offsets: dict[int, int], told: str) -> None:
-    with pytest.raises(Failure, match=told):
+def test_what_would_lose_events_is_refused(applied: Settings, offsets: dict[int, int], code: str) -> None:
+    with raises(code):
         rewind.to_offsets(applied, "dedup", offsets)
 
 
@@ -64,7 +66,7 @@ def test_a_running_sink_is_not_rewound(applied: Settings) -> None:
     moves = rewind.to_earliest(applied, "dedup")
     with closing(connect(applied, SinkRole.WRITER)) as connection:
         sink_on(connection)
-        with pytest.raises(Failure, match="sink dedup has a driver already"):
+        with raises("sink-has-driver"):
             rewind.rewind(applied, "dedup", moves)
     assert beginning(applied) == Beginning(0, {})
 
@@ -86,7 +88,7 @@ def test_a_sink_reads_from_a_moment_and_from_an_offset_in_the_middle(topic: Sett
     ends = topics.last_stable_offsets(topic, topic.topic)
     middle = [word for partition, end in ends.items() for word in ("--to-offset", f"{partition}:{min(end, 1)}")]
     skipped = sum(min(end, 1) for end in ends.values())  # the first record of each partition that has any
-    for words, again in ((["--to-timestamp", between.isoformat()], 20), (middle, 50 - skipped)):
+    for words, again in ((["--to-datetime", between.isoformat()], 20), (middle, 50 - skipped)):
         status, _, complaint = rewound(topic, "--yes", *words)
         assert status == 0, complaint
         done = catch_up(topic)
@@ -106,7 +108,7 @@ def test_what_the_topic_has_dropped_is_given_up_only_if_told_so(applied: Setting
     def run(*words: str) -> str:
         return "".join(rewound(applied, "--yes", *words)[1:])
 
-    assert "would read nothing again" in run("--to-earliest")
+    assert "would replay nothing" in run("--to-earliest")
     assert Database(applied).positions() == position
     assert "partition 0: from offset 5, giving up 4 to 4" in run("--to-earliest", "--skip-dropped", "--dry-run")
     assert Database(applied).positions() == position
@@ -125,11 +127,11 @@ def test_the_command(applied: Settings) -> None:
 
     assert run("--sink", "dedup")[0] == 2
     assert run("--sink", "dedup", "--to-offset", "zero")[0] == 2
-    assert run("--sink", "dedup", "--to-timestamp", "tomorrow")[0] == 2
+    assert run("--sink", "dedup", "--to-datetime", "tomorrow")[0] == 2
     assert "no sink called other has read" in run("--sink", "other", "--to-earliest", "--yes")[1]
     status, told = run("--sink", "dedup", "--to-offset", "0:1", "--dry-run")
     assert (status, beginning(applied)) == (0, Beginning(0, {}))
-    assert "partition 0: from offset 1, 3 again" in told
+    assert "partition 0: from offset 1, replaying 3" in told
     status, told = run("--sink", "dedup", "--to-offset", "0:1", "--yes")
     assert (status, beginning(applied)) == (0, Beginning(1, {0: 1, 1: 0}))
     assert "with checkpoint 1" in told

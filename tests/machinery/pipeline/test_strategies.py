@@ -20,7 +20,7 @@ from outbox.relay import apply as relay
 from outbox.stack.command import sink as sink_command
 from tests.machinery.stock import Client
 from tests.support.deliveries import SURVIVES_RE_SENDS
-from tests.support.events import STRATEGIES, sums
+from tests.support.events import STRATEGIES, nth_key, sums
 from tests.support.seeds import chosen_seed, seeded
 from tests.support.sink_driver import Database
 from tests.support.sink_process import (
@@ -75,14 +75,13 @@ def test_re_sends_and_re_reads_make_those_drift_that_do_not_survive_them_and_by_
     chain: Settings, client: Client
 ) -> None:
     random = seeded(chosen_seed(), 0)
-    items = [client.open("system") for _ in range(4)]
+    items = [nth_key(number) for number in range(4)]
 
-    def movement(count: int) -> None:
+    def move(count: int) -> None:
         for _ in range(count):
-            source, target = random.sample(items, 2)
-            assert client.movement(source, target, random.randint(1, 10**6)).status_code == 201
+            assert client.move(random.choice(items), random.randint(1, 10**6)).status_code == 201
 
-    movement(30)
+    move(60)
     relayed(chain)
     sinks = sink_command(chain, *ALL)
     sinks.start_timeout_s = TIMEOUT_S
@@ -93,7 +92,7 @@ def test_re_sends_and_re_reads_make_those_drift_that_do_not_survive_them_and_by_
         relay.apply(chain)  # a new snapshot: the whole outbox is sent again
         wait_for("the events to be sent again", lambda: duplicates(read(chain)) == 60, timeout_s=TIMEOUT_S)
         wait_caught_up(sinks, chain, ALL)
-        killed_in = kill_between_commits(sinks, chain, ALL, lambda: movement(20))
+        killed_in = kill_between_commits(sinks, chain, ALL, lambda: move(40))
     finally:
         sinks.kill()
     records = relayed(chain)
@@ -120,7 +119,7 @@ def test_re_sends_and_re_reads_make_those_drift_that_do_not_survive_them_and_by_
 
 def test_partitions_added_while_sinks_run_are_read_from_their_beginning_once(topic: Settings) -> None:
     before = Publisher(topic)
-    some = before.events(60, items=40)
+    some = before.events(60, keys=40)
     before.send(some)
     with running(topic, *ALL) as sinks:
         wait_caught_up(sinks, topic, ALL)
@@ -130,7 +129,7 @@ def test_partitions_added_while_sinks_run_are_read_from_their_beginning_once(top
             "brokers to know the partitions", lambda: topics.describe(topic, topic.topic).partitions == 7, timeout_s=30
         )
         after = Publisher(topic, continued=before)  # one that knows of the new partitions
-        more = after.events(120, items=40)
+        more = after.events(120, keys=40)
         after.send(more)
         assert all(topics.last_stable_offsets(topic, topic.topic).get(partition, 0) for partition in (4, 5, 6))
         wait_caught_up(sinks, topic, ALL)
@@ -139,7 +138,7 @@ def test_partitions_added_while_sinks_run_are_read_from_their_beginning_once(top
         processes = sinks.processes()
         processes[0].terminate()  # in good order, or naive would be right to read again
         assert psutil.wait_procs(processes, timeout=60)[1] == []
-    last = after.events(60, items=40)
+    last = after.events(60, keys=40)
     after.send(last)
     done = catch_up(topic, *ALL)
     assert done.returncode == 0, done.stderr

@@ -265,7 +265,7 @@ def test_malformed_event_of_the_outbox_is_neither_lost_nor_a_gap_nor_drift(chain
     assert (only_sink(report).drift, only_sink(report).uncertain) == ({}, {"a"})
 
 
-def test_malformed_record_items_for_one_missing_version(chain: Chain) -> None:
+def test_malformed_record_explains_one_missing_version(chain: Chain) -> None:
     events = chain.written("a", "5", "6", "7", "8")
     chain.prune(events[1], events[2])
     chain.publish(events[0])

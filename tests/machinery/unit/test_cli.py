@@ -90,6 +90,21 @@ def test_up_is_the_remedy_where_the_embedded_stack_would_answer_and_nowhere_else
     assert outbox(*arguments, home=tmp_path).stderr.endswith("`outbox up` starts the embedded one\n")
 
 
+def test_a_package_that_is_not_installed_is_reported(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['psutil'] = None; sys.argv[1:] = ['status']; from outbox import cli; cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(tmp_path),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("outbox: `outbox status` needs the package of the module psutil")
+
+
 def test_looking_does_not_write(tmp_path: Path) -> None:
     home = tmp_path / "home"
     outbox("status", home=home)

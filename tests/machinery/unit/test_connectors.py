@@ -28,22 +28,36 @@ def test_what_it_owns_is_named_after_it(settings: Settings, kind: str) -> None:
     assert not any("${settings:" in value for value in connector.config.values())
 
 
-def test_another_file_is_another_connector(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = json.loads(((ROOT / "connect") / "changes.json").read_text())
-    for kind, table in (("outbox", "outbox"), ("orders", "orders")):
-        (tmp_path / f"{kind}.json").write_text(json.dumps({**written, "table.include.list": f"public.{table}"}))
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A folder with our file of the outbox, and that of a connector which captures a table."""
+    ours = json.loads((ROOT / "connect" / "outbox.json").read_text())
+    captured = {name: value for name, value in ours.items() if not name.startswith("transforms")}
+    for name in ("topic.prefix", "slot.name", "offsets.storage.topic"):
+        captured[name] = captured[name].replace("${settings:connector}", "${settings:connector}_orders")
+    captured |= {"publication.name": "${settings:connector}_orders", "table.include.list": "public.orders"}
+    for kind, config in {"outbox": ours, "orders": captured}.items():
+        (tmp_path / f"{kind}.json").write_text(json.dumps(config))
     monkeypatch.setattr(connectors, "folder", lambda: tmp_path)
-    assert [other.table for other in connectors.others(settings)] == [("public", "orders")]
+    return ["outbox", "orders"]
 
 
-def test_the_topics_of_a_connector_and_only_the_outbox_has_markers(settings: Settings) -> None:
-    outbox, changes = (connectors.load(settings, kind) for kind in connectors.kinds())
+def test_another_file_is_another_connector_and_the_outbox_comes_first(settings: Settings, two: list[str]) -> None:
+    assert connectors.kinds() == two
+    (orders,) = connectors.others(settings)
+    assert (orders.name, orders.table, orders.is_outbox) == ("mine_orders", ("public", "orders"), False)
+    assert orders.topic == "mine_orders.public.orders"
+    assert orders.command("apply") == "outbox connect apply orders"
+
+
+def test_the_topics_of_a_connector_and_only_the_outbox_has_markers(settings: Settings, two: list[str]) -> None:
+    outbox, orders = (connectors.load(settings, kind) for kind in two)
     assert [(spec.name, spec.partitions) for spec in connectors.topic_specs(settings, outbox)] == [
         ("events", settings.topic_partitions),
         ("mine.offsets", 1),
         ("mine.markers", 1),
     ]
-    assert [spec.name for spec in connectors.topic_specs(settings, changes)] == [changes.topic, "mine_changes.offsets"]
+    assert [spec.name for spec in connectors.topic_specs(settings, orders)] == [orders.topic, "mine_orders.offsets"]
 
 
 def rendered(tmp_path: Path, **settings: Any) -> connectors.Config:

@@ -1,8 +1,9 @@
-"""The sets of JVM parts: what is optional is not downloaded with the rest."""
+"""The JVM parts: all of them are locked, and an optional part is not downloaded with the others."""
 
 from __future__ import annotations
 
 import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,31 @@ import pytest
 from outbox.jvm import jars
 from tests.support.failures import raises
 
+MODULE = ET.parse(jars.IVY_FILE)  # noqa: S314 - our own file
+CONFIGURATIONS = [conf.attrib["name"] for conf in MODULE.iter("conf")]
+
 
 def test_every_configuration_is_in_one_set_and_the_optional_one_by_itself() -> None:
-    declared = re.findall(r'<conf name="(\w+)"', jars.IVY_FILE.read_text())
-    assert sorted(name for together in jars.SETS for name in together) == sorted(declared)
+    assert sorted(name for together in jars.SETS for name in together) == sorted(CONFIGURATIONS)
     assert ("lakehouse",) in jars.SETS
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_dependency_is_locked_at_its_version() -> None:
+    wanted = {
+        (of["conf"].partition("->")[0], of["org"], of["name"], of["rev"])
+        for of in (dependency.attrib for dependency in MODULE.iter("dependency"))
+    }
+    assert wanted
+    assert wanted <= {jar[:4] for jar in jars.locked(CONFIGURATIONS)}, "run make lock"
+
+
+def test_every_locked_jar_has_a_checksum_and_a_place_of_its_own() -> None:
+    locked = jars.locked(CONFIGURATIONS)
+    assert [jar for jar in locked if not re.fullmatch("[0-9a-f]{64}", jar.sha256)] == []
+    assert len({jar.path for jar in locked}) == len(locked)
+
+
+def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(jars, "_cache", lambda: tmp_path / "file" / "jars")
     with raises("jars-not-writable", str(tmp_path)):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from outbox.base.errors import Failure
 from outbox.jvm import java
 from outbox.jvm.java import PACKAGED_HOME
+from tests.support.failures import raises
 
 
 @pytest.fixture(autouse=True)
@@ -61,9 +61,8 @@ def test_unsupported_java_home_is_a_failure(
     if version is not None:
         make_java(tmp_path / "home" / "bin", version)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
-    with pytest.raises(Failure) as caught:
+    with raises("java-unsupported", str(tmp_path / "home")):
         java.java()
-    assert "JAVA_HOME" in str(caught.value)
 
 
 def test_packaged_java_runs_with_the_arguments_of_sparks_launcher() -> None:

@@ -6,10 +6,11 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from outbox.sink.records import Event, Record, Rejection
-from tests.support.events import DECODER, NOW_MS
+from tests.support.events import DECODER, NOW_MS, TRACE
 from tests.support.record_corpus import GOOD, HEADERS, HEADERS_OF, ID, KEY, VALUES, changed, raw, record
 
 FACTS = GOOD | {"event_id": ID, "partition": 1, "offset": 7}
@@ -116,6 +117,7 @@ def test_of_a_header_that_comes_twice_the_last_counts() -> None:
 @pytest.mark.parametrize(
     ("headers", "event_id"),
     [(HEADERS, ID), ({}, None), ({"id": None}, None), ({"id": "words"}, None), ({"id": ID + "\n"}, None)],
+    ids=["a UUID", "no id", "null", "words", "a UUID and a line end"],
 )
 def test_a_record_is_known_by_its_id_if_that_is_a_uuid(headers: dict[str, Any], event_id: str | None) -> None:
     assert DECODER.event_id(record(b"bad", headers)) == event_id
@@ -125,3 +127,65 @@ def test_a_timestamp_of_the_record_that_no_calendar_has_is_no_error() -> None:
     assert reason(record(recorded_ms=-1)) == "id from the future"
     assert reason(record(recorded_ms=2**62)) == "id too old"
     assert reason(record(recorded_ms=NOW_MS)) is None
+
+
+class TestTable:
+    """Records as Spark hands them over, in Arrow's columns."""
+
+    @staticmethod
+    def table(*records: Record) -> pa.Table:
+        header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+        return pa.table(
+            {
+                "key": pa.array([one.key for one in records], pa.binary()),
+                "value": pa.array([one.value for one in records], pa.binary()),
+                "partition": pa.array([3] * len(records), pa.int32()),
+                "offset": pa.array(range(len(records)), pa.int64()),
+                "timestamp": pa.array([one.recorded_ms * 1000 for one in records], pa.timestamp("us", tz="UTC")),
+                "headers": pa.array(
+                    [[{"key": name, "value": content} for name, content in one.headers] or None for one in records],
+                    pa.list_(header),
+                ),
+            }
+        )
+
+    def test_each_record_is_an_event_or_dead_with_its_place_and_its_headers(self) -> None:
+        bad = record(b"bad", {"a": None, "id": ID})
+        decoded = DECODER.decode(self.table(record(), bad, record(headers={}), record(changed(quantity=7))))
+        assert decoded.rows["offset"].to_pylist() == [0, 3]
+        assert decoded.rows["quantity"].to_pylist() == [-5, 7]
+        assert set(decoded.rows["partition"].to_pylist()) == {3}
+        first, second = decoded.dead
+        assert (first.offset, first.event_id, first.record) == (1, ID, bad)
+        assert (second.offset, second.event_id, second.rejection.reason) == (2, None, "missing id")
+        assert decoded.traced == []
+
+    @pytest.mark.parametrize("name", VALUES)
+    def test_one_validator_for_the_stream_and_for_single_records(self, name: str) -> None:
+        value, expected = VALUES[name]
+        decoded = DECODER.decode(self.table(record(), record(value), record()))
+        assert [one.rejection.reason for one in decoded.dead] == ([] if expected is None else [expected])
+        assert decoded.rows.num_rows == (3 if expected is None else 2)
+
+    def test_the_table_may_come_in_chunks_or_be_empty(self) -> None:
+        one = self.table(record(), record(b"bad"))
+        decoded = DECODER.decode(pa.concat_tables([one, one.slice(1), self.table()]))
+        assert decoded.rows.num_rows == 1
+        assert [dead.offset for dead in decoded.dead] == [1, 1]
+        empty = DECODER.decode(self.table())
+        assert (empty.rows.num_rows, empty.dead, empty.traced) == (0, [], [])
+        assert empty.rows.schema == decoded.rows.schema
+
+    def test_sampled_records_are_traced_whatever_became_of_them(self) -> None:
+        def traced(flags: str, trace: str = TRACE) -> dict[str, str]:
+            return HEADERS | {"traceparent": f"00-{trace}-0123456789abcdef-{flags}"}
+
+        records = [
+            record(headers=traced("01")),
+            record(b"bad", {**traced("01"), "id": "no uuid"}),
+            record(headers=traced("00")),
+            record(headers=traced("01", "x" * 32)),
+            record(),
+        ]
+        decoded = DECODER.decode(self.table(*records))
+        assert decoded.traced == [(TRACE, ID, 3, 0), (TRACE, None, 3, 1)]

@@ -10,36 +10,27 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import pyarrow as pa
-
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink import strategy
-from outbox.sink.apply import Sink
-from outbox.sink.batch import Batch
-from outbox.sink.dead_letters import DeadLetter
+from outbox.sink import records, strategy
+from outbox.sink.batch import Batch, DeadRecord
+from outbox.sink.postgres.target import PostgresTarget
+from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.strategy import Strategy
+from sinks.changes.records import ChangeDecoder
 from tests.support.events import nth_key
 from tests.support.paths import ROOT
+from tests.support.sink_driver import projections_in
 
 FOLDER = ROOT / "sinks" / "changes"
 STRATEGY = strategy.load(FOLDER / "strategies")["changes"]
-PROJECTION = FOLDER / "projection.sql"
+PROJECTIONS = FOLDER / "projections"
+PROJECTION = PROJECTIONS / "balances.sql"
+DECODER = ChangeDecoder()
 TOPIC = "outbox_changes.public.accounts"
 TOPIC_ID = "topic-1"
 STEP = 8  # records of the log begin at multiples of it
-TYPES = {
-    "event_id": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "table_name": pa.string(),
-    "account_id": pa.string(),
-    "op": pa.string(),
-    "lsn": pa.int64(),
-    "currency": pa.string(),
-    "balance_minor": pa.int64(),
-    "version": pa.int64(),
-}
 
 
 @dataclass(frozen=True)
@@ -148,32 +139,26 @@ def under_another_lsn(change: Change, lsn: int) -> Change:
     return replace(change, op="r", lsn=lsn)
 
 
-def rows(changes: Sequence[Change], first_offset: int = 0) -> pa.Table:
-    """The changes as rows to stage, one after the other in one partition."""
-    dicts = [
-        {**asdict(change), "event_id": change.event_id, "partition": 0, "offset": offset}
-        for offset, change in enumerate(changes, first_offset)
-    ]
-    return pa.table({name: pa.array([row[name] for row in dicts], type_) for name, type_ in TYPES.items()})
+def decoded(change: Change) -> records.Event:
+    """The change as the decoder returns it."""
+    row = asdict(change)
+    return records.Event(change.event_id, tuple(row[column.name] for column in DECODER.columns))
 
 
-def batch(changes: Sequence[Change], start: int = 0, dead: Sequence[DeadLetter] = ()) -> Batch:
+def batch(changes: Sequence[Change], start: int = 0, dead: Sequence[DeadRecord] = ()) -> Batch:
     """A batch of one partition."""
     end = start + len(changes) + len(dead)
-    return Batch(TOPIC, TOPIC_ID, {0: start}, {0: end}, rows(changes, start), dead)
+    rows = DECODER.rows([decoded(change) for change in changes], [(0, start + place) for place in range(len(changes))])
+    return Batch(TOPIC, TOPIC_ID, {0: start}, {0: end}, rows, dead)
 
 
 @contextmanager
-def open_sink(settings: Settings, one: Strategy = STRATEGY, projection: str | None = None) -> Iterator[Sink]:
+def open_sink(settings: Settings, one: Strategy = STRATEGY, projection: str | None = None) -> Iterator[PostgresWriter]:
     """The sink, with the fence, until the end of the block; ``projection`` is SQL in place of its own."""
+    folder = PROJECTIONS if projection is None else projections_in(settings.home, projection)
+    job = SinkJob(TOPIC, DECODER, folder, target=PostgresTarget(), carries="states")
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        if projection is None:
-            yield Sink(connection, one, FOLDER / "staged.sql", PROJECTION)
-            return
-        file = settings.home / f"{one.name}.sql"
-        file.write_text(projection)
-        yield Sink(connection, one, FOLDER / "staged.sql", file)
-        file.unlink()
+        yield PostgresWriter(connection, SinkSpec(job, one))
 
 
 UPDATED = Change(nth_key(7), "u", 4096, balance_minor=-(2**63), version=2**63 - 1)

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import strategy
-from outbox.sink.apply import Counts
+from outbox.sink.writer import Counts
 from tests.support.events import NOW_MS, Event, batch, nth_key, uuid7
 from tests.support.paths import ROOT
-from tests.support.sink_driver import Database, sink_on
+from tests.support.sink_driver import Database, projections_in, sink_on
 
 PAGE = (ROOT / "docs" / "adopting.md").read_text()
 BLOCKS = [dedent(block) for block in re.findall(r"(?:^ {4}.*\n)+", PAGE, re.MULTILINE)]
@@ -34,12 +34,11 @@ def shown(beginning: str) -> str:
 
 
 def test_the_projection_counts_each_event_once(databases: Settings, tmp_path: Path) -> None:
-    projection = tmp_path / "events_a_day.sql"
-    projection.write_text(shown("INSERT INTO events_a_day"))
+    projections = projections_in(tmp_path, shown("INSERT INTO events_a_day"), "events_a_day")
     with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(shown("CREATE TABLE events_a_day"))
+        cursor.execute(shown("CREATE TABLE events_a_day").replace("{writer}", databases.role_name(SinkRole.WRITER)))
     with closing(connect(databases, SinkRole.WRITER)) as connection:
-        sink = sink_on(connection, projection=projection)
+        sink = sink_on(connection, projections=projections)
         sink.apply(batch(EVENTS[:4]))
         sink.apply(batch(EVENTS[2:], start=4))
     counted = Database(databases).query("SELECT account_id::text, sum(events) FROM events_a_day GROUP BY 1 ORDER BY 1")
@@ -51,7 +50,7 @@ def test_the_strategy_is_one_file(databases: Settings, tmp_path: Path) -> None:
     young = strategy.load(tmp_path)["young"]
     with closing(connect(databases, SinkRole.WRITER)) as connection:
         sink = sink_on(connection, young)
-        assert sink.apply(batch(EVENTS)) == Counts(rows=6, fresh=6)
+        assert sink.apply(batch(EVENTS)) == Counts(rows=6, applied=6)
         old = batch(EVENTS[:1], start=6)
         place = old.rows.column_names.index("occurred_at")
         two_hours_ago = pc.subtract(old.rows["occurred_at"], pa.scalar(timedelta(hours=2)))

@@ -1,12 +1,84 @@
-"""What the ledger's database refuses by itself."""
+"""The ledger's tables: declared as migrated, closed to roles that have no business there, and checked by themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import psycopg2
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, text
 
 from outbox.base.settings import Settings, SourceRole
+from outbox.http.idempotency import KEYS
+from outbox.migrations.migrate import owner_engine
+from outbox.writing.append import OUTBOX
+from service import tables
 from tests.support.queries import query
+
+
+@pytest.fixture
+def owner(shared_databases: Settings) -> Iterator[Connection]:
+    """A connection as the owner of the source database; nothing is committed."""
+    with owner_engine(shared_databases, "source").connect() as connection:
+        yield connection
+
+
+def differences(connection: Connection) -> list[Any]:
+    """What a migration would have to do to make the tables that the code declares."""
+    options = {"compare_type": True, "compare_server_default": True}
+    context = MigrationContext.configure(connection, opts=options)
+    declared = [OUTBOX.metadata, KEYS.metadata, tables.metadata]
+    found: list[Any] = compare_metadata(context, declared)  # type: ignore[arg-type]
+    return found
+
+
+def test_declared_and_migrated_tables_are_the_same(owner: Connection) -> None:
+    assert differences(owner) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE accounts ADD note text",
+        "ALTER TABLE transfers DROP CONSTRAINT transfers_to_account_id_fkey",
+        "CREATE TABLE more (id int)",
+    ],
+)
+def test_a_difference_between_declared_and_migrated_tables_is_found(owner: Connection, change: str) -> None:
+    owner.execute(text(change))
+    assert len(differences(owner)) == 1
+
+
+@pytest.mark.parametrize(
+    ("role", "statement"),
+    [
+        (SourceRole.APP, "UPDATE accounts SET kind = 'system'"),
+        (SourceRole.APP, "DELETE FROM accounts"),
+        (SourceRole.APP, "DELETE FROM transfers"),
+        (SourceRole.APP, "UPDATE transfers SET amount_minor = 1"),
+        (SourceRole.APP, "SELECT FROM source_totals"),
+        (SourceRole.CDC, "SELECT FROM accounts"),
+        (SourceRole.PRUNER, "SELECT FROM accounts"),
+        (SourceRole.AUDITOR, "SELECT FROM accounts"),
+    ],
+)
+def test_what_a_role_may_not_do_is_refused(shared_databases: Settings, role: SourceRole, statement: str) -> None:
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+        query(shared_databases, statement, role)
+
+
+@pytest.mark.parametrize(
+    ("role", "statement"),
+    [
+        (SourceRole.APP, "UPDATE accounts SET balance_minor = 0, version = 0"),
+        (SourceRole.AUDITOR, "SELECT key, total, version FROM source_totals"),
+    ],
+)
+def test_what_a_role_has_to_do_it_can(shared_databases: Settings, role: SourceRole, statement: str) -> None:
+    query(shared_databases, statement, role)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from random import Random
-from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from psycopg2 import extensions
 
 from outbox.audit import check, sinks, source
 from outbox.audit.comparison import compare_states
@@ -22,14 +22,16 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.relay import slot
 from outbox.relay.connectors import load
-from outbox.sink import job
-from outbox.sink.apply import Counts, Sink
-from outbox.sink.dead_letters import DeadLetter
+from outbox.sink import spec
+from outbox.sink.batch import DeadRecord
+from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.records import Record, Rejection
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.selection import Chosen, Selection
+from outbox.sink.writer import Counts
 from outbox.stack.postgres import Postgres
-from sinks.changes.events import KEY
 from tests.sample.changes.change_log import (
     PROJECTION,
     STRATEGY,
@@ -87,7 +89,7 @@ class Delivery:
     other keys first; older states under another LSN, at any place; and the same offsets read again.
     """
 
-    def __init__(self, sink: Sink, ledger: Ledger, random: Random) -> None:
+    def __init__(self, sink: PostgresWriter, ledger: Ledger, random: Random) -> None:
         self._sink = sink
         self._log = ledger.log
         self._random = random
@@ -121,7 +123,7 @@ class Delivery:
 class Run:
     """One sink, for one example after the other; each has accounts of its own."""
 
-    def __init__(self, sink: Sink, database: Database) -> None:
+    def __init__(self, sink: PostgresWriter, database: Database) -> None:
         self.sink = sink
         self.database = database
         self.examples = 0
@@ -156,7 +158,7 @@ def test_the_balances_are_those_of_the_log_however_it_is_delivered(
     delivery = Delivery(run.sink, ledger, Random(seed))  # noqa: S311
     for each in [*batches, (len(ledger.log), 3, 1, 3, True)]:
         delivery.next(*each)
-        ours, told = ledger.balances(delivery.sent), run.database.balances()
+        ours, told = ledger.balances(delivery.sent), run.database.totals()
         assert {key: told.get(key) for key in ours} == ours
 
 
@@ -165,13 +167,13 @@ def test_the_balances_are_those_of_the_log_however_it_is_delivered(
 
 def balances_after(settings: Settings, name: str, batches: Sequence[Sequence[Change]], **parts: str) -> dict[str, int]:
     """The balances of a sink of another name, with other SQL if given, after these batches."""
-    one = replace(STRATEGY, name=name, sql=parts.get("sql", STRATEGY.sql))
+    one = replace(STRATEGY, name=name, select=parts.get("sql", STRATEGY.select))
     with open_sink(settings, one, parts.get("projection")) as sink:
         start = 0
         for changes in batches:
             sink.apply(batch(changes, start))
             start += len(changes)
-    return Database(settings, name).balances()
+    return Database(settings, name).totals()
 
 
 def test_without_the_guard_on_the_version_an_older_state_that_comes_late_wins(databases: Settings) -> None:
@@ -209,7 +211,7 @@ def test_without_dedup_a_deletion_that_is_sent_again_empties_an_account_that_was
     ledger.transfer(one)
     ledger.rename(ledger.rename(one), one)
     batches = [ledger.log, ledger.log]
-    everything_is_new = "INSERT INTO fresh SELECT * FROM staged"
+    everything_is_new = "INSERT INTO new_events SELECT * FROM batch"
     assert balances_after(databases, "dedup", batches) == ledger.balances()
     assert ledger.balances()[one] == 5
     assert balances_after(databases, "no_dedup", batches, sql=everything_is_new)[one] == 0
@@ -219,17 +221,17 @@ def keyed_without(part: str) -> str:
     """The strategy, had its key not this part."""
     key = {"pk": "account_id::text", "lsn": "lsn", "op": "op"} | {part: "0" if part == "lsn" else "''"}
     return f"""
-        WITH came AS (SELECT *, {key["pk"]} AS k_pk, {key["lsn"]}::bigint AS k_lsn, {key["op"]} AS k_op FROM staged),
-             new AS (
+        WITH came AS (SELECT *, {key["pk"]} AS k_pk, {key["lsn"]}::bigint AS k_lsn, {key["op"]} AS k_op FROM batch),
+             unseen AS (
             INSERT INTO processed_changes (sink, table_name, pk, lsn, op)
             SELECT DISTINCT %(sink)s, table_name, k_pk, k_lsn, k_op FROM came
             ON CONFLICT DO NOTHING RETURNING pk, lsn, op
         )
-        INSERT INTO fresh
+        INSERT INTO new_events
         SELECT DISTINCT ON (k_pk, k_lsn, k_op)
                event_id, partition, "offset", table_name, account_id, came.op, came.lsn, currency, balance_minor,
                version
-          FROM came JOIN new ON (k_pk, k_lsn, k_op) = (new.pk, new.lsn, new.op)
+          FROM came JOIN unseen ON (k_pk, k_lsn, k_op) = (unseen.pk, unseen.lsn, unseen.op)
          ORDER BY k_pk, k_lsn, k_op, "offset"
     """
 
@@ -271,20 +273,20 @@ def test_a_change_may_begin_where_a_snapshot_is_taken(databases: Settings, postg
 # As an engine's sink ----------------------------------------------------------------------------------------------
 
 
-def letter(change: Change, **changes: object) -> DeadLetter:
+def letter(change: Change, **changes: object) -> DeadRecord:
     key, value = change.record(**changes)
-    return DeadLetter(
-        topic=TOPIC,
-        partition=0,
-        offset=7,
-        key=key,
-        headers=[],
-        value=value,
-        recorded_ms=NOW_MS,
-        event_id=UUID(change.event_id),
-        reason="unreadable",
-        detail="",
-    )
+    return DeadRecord(0, 7, Record(key, [], value, NOW_MS), change.event_id, Rejection("schema violation", ""))
+
+
+def open_letters(connection: extensions.connection) -> list[Chosen]:
+    with connection, connection.cursor() as cursor:
+        return Selection(sink="changes").choose(cursor)
+
+
+def replayed(settings: Settings) -> dict[str, Replayed]:
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        chosen = open_letters(connection)
+        return repair.replay(connection, spec.sinks(settings), chosen, applier_of=PostgresApplier)
 
 
 def test_a_dead_letter_is_replayed_and_does_not_undo_what_came_since(databases: Settings, database: Database) -> None:
@@ -295,25 +297,21 @@ def test_a_dead_letter_is_replayed_and_does_not_undo_what_came_since(databases: 
     ledger.transfer(two)
     first, second, old, new, last = ledger.log
     with open_sink(databases) as sink:
-        assert sink.apply(batch([first, second, new], dead=[letter(old), letter(last)])) == Counts(3, 3, 0, 2)
-    with closing(connect(databases, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection(KEY, sink="changes").choose(cursor)
-        assert repair.replay(connection, job.sinks(databases), chosen) == {"changes": Replayed(applied=2)}
-    assert database.balances() == ledger.balances()
+        assert sink.apply(batch([first, second, new], dead=[letter(old), letter(last)])) == Counts(
+            rows=3, applied=3, dead=2
+        )
+    assert replayed(databases) == {"changes": Replayed(applied=2)}
+    assert database.totals() == ledger.balances()
     assert database.query("SELECT DISTINCT status FROM dead_letters") == [("replayed",)]
     with open_sink(databases) as sink:
-        assert sink.apply(batch([old, last], start=5)).fresh == 0, "sent again"
+        assert sink.apply(batch([old, last], start=5)).applied == 0, "sent again"
 
 
 def test_a_letter_that_is_still_wrong_stays_open(databases: Settings, database: Database) -> None:
     change = Change(nth_key(1), "c", 8, 0, 0)
     with open_sink(databases) as sink:
         sink.apply(batch([], dead=[letter(change, version=None)]))
-    with closing(connect(databases, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection(KEY, sink="changes").choose(cursor)
-        assert repair.replay(connection, job.sinks(databases), chosen) == {"changes": Replayed(refused=1)}
+    assert replayed(databases) == {"changes": Replayed(rejected=1)}
     assert database.dead_letters() == {change.event_id: "schema violation"}
 
 

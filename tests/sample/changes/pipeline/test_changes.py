@@ -117,7 +117,7 @@ def test_the_whole_way_beside_the_outbox(chain: Settings, changes: Connector, se
     report = check.check_settled(chain, timeout_s=60)
     assert [(sink.name, sink.drift, sink.in_flight) for sink in report.sinks] == [("dedup", {}, 0), ("changes", {}, 0)]
     assert report.findings == []
-    balances, of_changes = Database(chain, "dedup").balances(), Database(chain, "changes").balances()
+    balances, of_changes = Database(chain, "dedup").totals(), Database(chain, "changes").totals()
     assert balances == of_changes
     assert len(balances) == 12
 
@@ -135,7 +135,7 @@ def test_the_whole_way_beside_the_outbox(chain: Settings, changes: Connector, se
     report = check.check(chain)
     assert (report.sink("changes").in_flight, report.sink("changes").drift) == (10, {})
 
-    findings = {(finding.hop, finding.text) for finding in examine(chain) if not finding.is_well}
+    findings = {(finding.hop, finding.message) for finding in examine(chain) if not finding.is_ok}
     assert {hop for hop, _ in findings} == {"sinks"}, "both sinks have ended"
     assert any(text.startswith("sink changes has no driver; it is ") for _, text in findings)
 
@@ -150,7 +150,7 @@ def test_the_whole_way_beside_the_outbox(chain: Settings, changes: Connector, se
 
 
 def _unread(settings: Settings, connector: Connector) -> bool:
-    return any(f"nobody reads slot {connector.name}" in finding.text for finding in examine(settings))
+    return any(f"nobody reads slot {connector.name}" in finding.message for finding in examine(settings))
 
 
 def test_what_comes_twice_and_what_is_forgotten(

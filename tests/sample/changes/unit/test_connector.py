@@ -46,3 +46,9 @@ def test_topics_and_tables(settings: Settings) -> None:
         "outbox connect apply",
         "outbox connect apply changes",
     )
+
+
+def test_its_topics_and_none_for_markers(settings: Settings) -> None:
+    changes = connectors.load(settings, "changes")
+    names = [spec.name for spec in connectors.topic_specs(settings, changes)]
+    assert names == [changes.topic, "mine_changes.offsets"]

@@ -1,26 +1,32 @@
-"""What is wrong with the record of a change. That the stream lets pass just the others is shown with Spark."""
+"""What is wrong with the record of a change."""
 
 from __future__ import annotations
 
 import pytest
 
-from outbox.sink.verdict import Verdict
-from sinks.changes.events import Judge
+from outbox.sink.records import Event, Record, Rejection
+from sinks.changes.records import ChangeDecoder
 from tests.sample.changes.change_log import CASES, DELETED, UPDATED
 
-JUDGE = Judge()
+DECODER = ChangeDecoder()
+
+
+def decoded(key: bytes | None, value: bytes | None) -> Event | Rejection:
+    return DECODER.record(Record(key, [], value, 0))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_fault_of_a_record_is_found(name: str) -> None:
-    (key, value), reason = CASES[name]
-    found = JUDGE.judge(key, [], value, 0)
-    assert (found.reason if isinstance(found, Verdict) else None) == reason
+    record, reason = CASES[name]
+    found = decoded(*record)
+    assert (found.reason if isinstance(found, Rejection) else None) == reason
 
 
-def test_a_good_one_is_its_staged_columns() -> None:
-    key, value = UPDATED.record()
-    assert JUDGE.judge(key, [], value, 0) == {
+def test_a_valid_change_has_the_columns_of_the_batch() -> None:
+    found = decoded(*UPDATED.record())
+    assert isinstance(found, Event)
+    assert found.event_id == UPDATED.event_id
+    assert dict(zip((column.name for column in DECODER.columns), found.values, strict=True)) == {
         "table_name": "accounts",
         "account_id": UPDATED.account_id,
         "op": "u",
@@ -31,14 +37,15 @@ def test_a_good_one_is_its_staged_columns() -> None:
     }
 
 
-def test_of_a_deletion_what_debezium_makes_up_is_left_out() -> None:
+def test_made_up_columns_of_a_deletion_are_left_out() -> None:
     key, value = DELETED.record()
     assert b'"balance_minor": 0' in value
-    found = JUDGE.judge(key, [], value, 0)
-    assert isinstance(found, dict)
-    assert (found["op"], found["currency"], found["balance_minor"], found["version"]) == ("d", None, None, None)
+    found = decoded(key, value)
+    assert isinstance(found, Event)
+    assert found.values[2:] == ("d", DELETED.lsn, None, None, None)
 
 
-def test_there_is_always_a_verdict_on_what_did_not_pass() -> None:
-    key, value = UPDATED.record()
-    assert JUDGE.verdict(key, [], value, 0).reason == "unreadable"
+def test_an_invalid_change_has_the_id_of_its_change() -> None:
+    key, value = UPDATED.record(version=None)
+    assert DECODER.event_id(Record(key, [], value, 0)) == UPDATED.event_id
+    assert DECODER.event_id(Record(key, [], b"{", 0)) is None

@@ -9,8 +9,6 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
-from decimal import Decimal
 from pathlib import Path
 from random import Random
 
@@ -24,33 +22,34 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
-from outbox.audit import check
-from outbox.audit.topic_log import TopicLog
+from outbox.audit import check, sinks
 from outbox.base.database import connect
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole, load
 from outbox.base.wait import wait_for
-from outbox.commands.check import describe
-from outbox.sink import fence, job
-from outbox.sink.apply import Counts
+from outbox.sink import fence, spec
 from outbox.sink.lakehouse import table as lakehouse_table
 from outbox.sink.lakehouse import writer as lakehouse
-from outbox.sink.lakehouse.writer import LakehouseSink, TableEffect
+from outbox.sink.lakehouse.writer import LakehouseApplier, LakehouseWriter
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen
 from outbox.sink.spark import session as spark_session
-from tests.fixtures.spark import leaves_sockets
+from outbox.sink.writer import Counts, SinkWriter
+from tests.fixtures.spark_session import leaves_sockets
 from tests.support.cli_runner import outbox
 from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
 from tests.support.events import NOW_MS, TOPIC, TOPIC_ID, TRACE, Event, batch, nth_key, sums, traced, uuid7
+from tests.support.failures import raises
+from tests.support.paths import ROOT
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up, logged, running
 
 pytestmark = leaves_sockets
 NAME = "lakehouse"
-DECLARED = job.sinks(load(environment=False))[NAME]
+DECLARED = spec.sinks(load(environment=False))[NAME]
+HERE = ROOT / "sinks" / "lakehouse"
+SCHEMA, TOTALS = HERE / "table.sql", HERE / "projections" / "balances.sql"
 RANDOM = Random(31)  # noqa: S311
 DAY_MS = 24 * 60 * 60 * 1000
 TIMEOUT_S = 180
@@ -77,7 +76,7 @@ def end_jvm() -> None:
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     end_jvm()
-    session = spark_session.session(load(tmp_path_factory.mktemp("spark"), environment=False), with_delta=True)
+    session = spark_session.session(load(tmp_path_factory.mktemp("spark"), environment=False), [DECLARED.job.target])
     yield session
     session.stop()
     end_jvm()
@@ -90,12 +89,10 @@ def lake(databases: Settings, spark: SparkSession, tmp_path: Path) -> Settings:
 
 
 @contextmanager
-def driving(settings: Settings) -> Iterator[LakehouseSink]:
+def driving(settings: Settings) -> Iterator[SinkWriter]:
     """The sink, opened as its stream opens it, until the end of the block."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        assert DECLARED.job.table is not None
-        uri = lakehouse_table.location(settings, NAME)
-        sink = LakehouseSink(connection, DECLARED.strategy, DECLARED.job.table, uri)
+        sink = DECLARED.job.target.writer(settings, connection, DECLARED)
         sink.positions(TOPIC, TOPIC_ID)
         yield sink
 
@@ -109,11 +106,9 @@ def ids(settings: Settings) -> list[str]:
     return sorted(DeltaTable(folder(settings)).to_pyarrow_table(columns=["event_id"])["event_id"].to_pylist())
 
 
-def table(settings: Settings) -> lakehouse_table.Table:
-    """What `outbox check` makes of the table."""
-    found = lakehouse_table.read(settings)[NAME]
-    assert found is not None
-    return found
+def table(settings: Settings) -> lakehouse_table.DeltaState:
+    """What `outbox check` reads from the table."""
+    return lakehouse_table.read(settings, NAME, TOTALS)
 
 
 def database(settings: Settings) -> Database:
@@ -123,10 +118,10 @@ def database(settings: Settings) -> Database:
 def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) -> None:
     new, old = events(4), events(2, at_ms=NOW_MS - 800 * DAY_MS)
     with driving(lake) as sink:
-        assert sink.apply(batch([*new[:2], *old, new[0]])) == Counts(rows=5, fresh=4, duplicates=1)
+        assert sink.apply(batch([*new[:2], *old, new[0]])) == Counts(rows=5, applied=4, duplicates=1)
         assert sink.apply(batch(new[:2], start=0)) == Counts(rows=2, duplicates=2), "read again"
-        assert sink.apply(batch([*new, *old], start=5)) == Counts(rows=6, fresh=2, duplicates=4), "sent again"
-        with pytest.raises(Failure, match="has a driver already"), driving(lake):
+        assert sink.apply(batch([*new, *old], start=5)) == Counts(rows=6, applied=2, duplicates=4), "sent again"
+        with raises("sink-has-driver"), driving(lake):
             pass
     with driving(lake) as sink:
         assert sink.apply(batch([*old, *new], start=11)) == Counts(rows=6, duplicates=6), "after a restart"
@@ -150,14 +145,14 @@ def run(lake: Settings) -> Iterator[Run]:
 @example([Delivery([0, 0, 1]), Delivery([1, 2], back=1), Delivery([0, 2])])
 def test_the_table_has_each_event_once_however_events_come(run: Run, batches: list[Delivery]) -> None:
     came = run.deliver(batches)
-    assert run.balances() == each_event_once(came)
+    assert run.totals() == each_event_once(came)
 
 
 def test_spark_and_duckdb_read_the_balances_and_so_can_whoever_reads_delta(lake: Settings, spark: SparkSession) -> None:
     some = events(9)
     with driving(lake) as sink:
         sink.apply(batch([*some, *some]))
-    balances = DECLARED.job.projection.read_text()
+    balances = TOTALS.read_text()
     delta = DeltaTable(folder(lake))
     protocol = delta.protocol()
     assert (protocol.min_reader_version, protocol.reader_features) == (1, None), "nothing that a reader must know of"
@@ -175,8 +170,8 @@ def test_a_batch_is_looked_for_among_its_own_days_only(lake: Settings) -> None:
         sink.apply(batch([*before, *today]))
         for file in folder(lake).glob(f"event_day={lakehouse._day(before[0].event_id)}/*.parquet"):
             file.unlink()
-        assert sink.apply(batch([*today, *events(1)], start=6)) == Counts(rows=4, fresh=1, duplicates=3)
-        with pytest.raises(Failure, match="does not take events"):
+        assert sink.apply(batch([*today, *events(1)], start=6)) == Counts(rows=4, applied=1, duplicates=3)
+        with raises("table-failed"):
             sink.apply(batch(before, start=10))
 
 
@@ -203,13 +198,13 @@ def test_letters_come_before_the_table_and_positions_after_and_repairs_and_write
             assert idle == 0, "a transaction is open while the table is written"
             assert ids(lake) == []
         apply.join(TIMEOUT_S)
-        assert counts == [Counts(rows=2, fresh=2, dead=1)]
+        assert counts == [Counts(rows=2, applied=2, dead=1)]
         assert database(lake).positions() == {0: 3}
 
         with Path(f"{folder(lake)}.lock").open("w") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX)
             monkeypatch.setattr(lakehouse, "LOCK_TIMEOUT_S", 0.2)
-            with pytest.raises(Failure, match="another process writes to the table"):
+            with raises("table-locked"):
                 sink.apply(batch(events(1), start=3))
     assert database(lake).positions() == {0: 3}
     assert ids(lake) == sorted(event.event_id for event in some)
@@ -222,7 +217,7 @@ def test_a_letter_decides_about_its_event_and_one_that_comes_well_closes_its_own
         chosen = [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)]
         with closing(connect(lake, SinkRole.WRITER)) as connection:
             repair.discard(connection, chosen)
-        assert sink.apply(batch([well, given_up], start=2)) == Counts(rows=2, fresh=1, duplicates=1)
+        assert sink.apply(batch([well, given_up], start=2)) == Counts(rows=2, applied=1, duplicates=1)
     assert ids(lake) == [well.event_id]
     statuses = database(lake).query("SELECT identity, status FROM dead_letters")
     assert {*statuses} == {(well.event_id, "replayed"), (given_up.event_id, "discarded")}
@@ -243,7 +238,7 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings, spark: Sp
                     {NAME: DECLARED},
                     chosen,
                     dry_run=dry_run,
-                    effect_of=lambda declared: TableEffect(spark, declared, uri, dry_run=dry_run),
+                    applier_of=lambda one: LakehouseApplier(spark, one, SCHEMA, uri, dry_run=dry_run),
                 )
 
         assert replay(one, other, dry_run=True) == {NAME: Replayed(applied=2)}
@@ -256,13 +251,13 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings, spark: Sp
             cursor.execute("UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
         assert before.lacks([one.event_id]), "the version that was read then"
         assert not table(lake).lacks([one.event_id, other.event_id])
-        assert check.read_sinks(lake)[0].parked == frozenset(), "its letter is open, and the table has it"
+        assert not sinks.read(lake)[0].parked, "its letter is open, and the table has it"
         assert replay(one, dry_run=True) == replay(one) == {NAME: Replayed(duplicates=1)}
         assert table(lake).positions == {0: 3}, "a replay says nothing of positions, and hides none"
         assert sink.apply(batch([one, other], start=3)).duplicates == 2
     stored = DeltaTable(folder(lake)).to_pyarrow_table().to_pylist()
     assert {row["event_id"]: (row["amount"], row["version"]) for row in stored if row["event_id"] == one.event_id} == {
-        one.event_id: (one.amount, one.version)
+        one.event_id: (one.quantity, one.version)
     }
 
 
@@ -297,15 +292,14 @@ def test_a_table_that_is_gone_or_another_is_told(lake: Settings, tmp_path: Path)
     moved = tmp_path / "moved"
     folder(lake).rename(moved)
     for _ in range(2):
-        with pytest.raises(Failure, match="is gone, and events were applied to it"), driving(lake):
+        with raises("table-missing"), driving(lake):
             pass
     moved.rename(folder(lake))
     wider = tmp_path / "table.sql"
-    assert DECLARED.job.table is not None
-    wider.write_text(DECLARED.job.table.read_text().replace("currency      STRING", "note STRING, currency STRING"))
+    wider.write_text(SCHEMA.read_text().replace("currency      STRING", "note STRING, currency STRING"))
     with closing(connect(lake, SinkRole.WRITER)) as connection:
-        sink = LakehouseSink(connection, DECLARED.strategy, wider, lakehouse_table.location(lake, NAME))
-        with pytest.raises(Failure, match=r"is not as its SQL declares it: .*schema does not match"):
+        sink = LakehouseWriter(connection, DECLARED, wider, lakehouse_table.location(lake, NAME))
+        with raises("table-failed", "schema does not match"):
             sink.positions(TOPIC, TOPIC_ID)
 
 
@@ -314,15 +308,12 @@ def test_without_the_package_check_says_that_it_does_not_compare(
 ) -> None:
     with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
         cursor.execute("INSERT INTO sinks (name, epoch) VALUES ('lakehouse', 1), ('dedup', 1)")
-    assert {state.name: state.unread for state in check.read_sinks(databases)} == {NAME: "", "dedup": ""}
+    assert {state.name: state.not_compared for state in sinks.read(databases)} == {NAME: "", "dedup": ""}
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    states = check.read_sinks(databases)
-    assert {state.name: state.unread for state in states} == {NAME: lakehouse_table.UNREAD, "dedup": ""}
-    # Some other sink's total would be drift.
-    states = [replace(state, totals={nth_key(1): Decimal(5)}) for state in states]
-    report = check.compare(databases, states, TopicLog(is_whole=True))
-    assert [(sink.name, sink.drift_total) for sink in report.sinks] == [("dedup", 5), (NAME, 0)]
-    assert f"sink lakehouse {lakehouse_table.UNREAD}" in describe(report)
+    assert {state.name: state.not_compared for state in sinks.read(databases)} == {
+        NAME: lakehouse_table.UNREAD,
+        "dedup": "",
+    }
 
 
 def write_ledger(settings: Settings, some: Sequence[Event]) -> None:
@@ -333,12 +324,12 @@ def write_ledger(settings: Settings, some: Sequence[Event]) -> None:
                 "INSERT INTO accounts (id, kind, currency, balance_minor, version) VALUES (%s, 'system', 'EUR', %s, %s)"
                 " ON CONFLICT (id) DO UPDATE SET balance_minor = accounts.balance_minor + excluded.balance_minor,"
                 " version = excluded.version",
-                [event.account_id, event.amount, event.version],
+                [event.key, event.quantity, event.version],
             )
             cursor.execute(
                 "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)"
                 " VALUES (%s, 'account', %s, 'transfer.credited', %s)",
-                [event.event_id, event.account_id, json.dumps({"amount": event.amount, "version": event.version})],
+                [event.event_id, event.key, json.dumps(event.payload())],
             )
 
 
@@ -372,7 +363,7 @@ def test_killed_between_the_tables_commit_and_its_positions(topic: Settings) -> 
     done = catch_up(topic, NAME)
     assert done.returncode == 0, done.stderr
     first = logged(done, "applied")[0]
-    assert (first["fresh"], first["duplicates"]) == (0, first["rows"]), "the batch came again, and was known"
+    assert (first["applied"], first["duplicates"]) == (0, first["rows"]), "the batch came again, and was known"
     assert first["rows"] == merged - 30 or merged == 60
     assert ids(topic) == sorted(event.event_id for event in some)
     report = check.check(topic)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from tests.support import events as made
+from tests.support.events import DECODER
+from tests.support.paths import ROOT
 
 
-def test_the_lakehouse_has_the_columns_of_an_event_and_its_day() -> None:
-    column = re.compile(r'^ *"?(\w+)"? +[A-Za-z]+ +NOT NULL', re.MULTILINE)
-    staged, table = (column.findall((made.SINKS / file).read_text()) for file in ("staged.sql", "lakehouse/table.sql"))
-    assert len(staged) == 9
-    assert [name for name in table if name != "event_day"] == staged
+def test_the_table_has_the_columns_of_an_event_its_place_and_its_day() -> None:
+    column = re.compile(r"^ {4}(\w+) +[A-Z]+ +NOT NULL", re.MULTILINE)
+    declared = column.findall((ROOT / "sinks" / "lakehouse" / "table.sql").read_text())
+    assert declared == ["event_id", "event_day", "partition", "offset", *(one.name for one in DECODER.columns)]

@@ -1,0 +1,92 @@
+"""Ivy, which ships inside PySpark's jars, downloads modules from a Maven repository."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from outbox.base.errors import Failure
+from outbox.jvm import truststore
+from outbox.jvm.java import PACKAGED_HOME, java
+
+Report = Callable[[str], None]
+SETTINGS = """<ivysettings><settings defaultResolver="maven"/>
+<property name="ivy.maven.lookup.sources" value="false"/><property name="ivy.maven.lookup.javadoc" value="false"/>
+{properties}<resolvers><ibiblio name="maven" m2compatible="true" {options}/></resolvers></ivysettings>"""
+NO_CHECKSUMS = '<property name="ivy.checksums" value=""/>'
+
+
+def retrieve(
+    ivy_file: Path, configurations: Sequence[str], pattern: str, folder: Path, *, is_complete: bool, report: Report
+) -> None:
+    """Download the jars of configurations of a file of Ivy, and copy them to ``pattern``.
+
+    ``is_complete``: the file names every jar, and the caller knows its checksum. Then nothing is looked up, which
+    saves four requests of five. Ivy keeps a cache in ``folder``, so that an interrupted download goes on.
+    Raises Failure if a jar cannot be had.
+    """
+    mirror = _mirror()
+    options = f'root="{mirror}"' if mirror else ""
+    settings_file = folder / "settings.xml"
+    settings_file.write_text(
+        SETTINGS.format(
+            properties=NO_CHECKSUMS if is_complete else "",
+            options=f'{options} usepoms="{str(not is_complete).lower()}"',
+        )
+    )
+    files: list[str | Path] = ["-settings", settings_file, "-ivy", ivy_file, "-cache", folder / "cache"]
+    what = ["-confs", *configurations, "-types", "jar", "bundle", "-retrieve", pattern]
+    ivy_main = ["-cp", str(_ivy_jar()), "org.apache.ivy.Main"]
+    argv: list[str | Path] = [java(), *_trust(folder / "trusted"), *ivy_main, *files, *what]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
+        lines = _follow(ivy, report)
+    if ivy.returncode != 0:
+        raise Failure(
+            "Ivy could not download the JVM parts:\n" + "\n".join(lines[-15:]),
+            "check the network, or name a mirror of Maven Central in OUTBOX_MAVEN_MIRROR",
+            code="jars-not-downloaded",
+        )
+
+
+def _mirror() -> str | None:
+    """The setting ``maven_mirror``. Given by the environment, if only as empty, it takes no other module: the image's
+    jars are made without the settings, so that a change of the settings does not download them again.
+    """
+    given = os.environ.get("OUTBOX_MAVEN_MIRROR")
+    if given is not None:
+        return given
+    from outbox.base import settings
+
+    return settings.load().maven_mirror
+
+
+def _trust(file: Path) -> list[str]:
+    """Options that make the packaged Java trust the machine's authorities; the machine's own Java does so already."""
+    return [f"-Djavax.net.ssl.trustStore={file}"] if PACKAGED_HOME in java().parents and truststore.write(file) else []
+
+
+def _follow(ivy: subprocess.Popen[str], report: Report) -> list[str]:
+    """Read the output of Ivy, report how many jars have come, and return the lines."""
+    lines, fetched = [], 0
+    for line in ivy.stdout or ():
+        lines.append(line.rstrip())
+        if "[SUCCESSFUL ]" in line and ".jar" in line:
+            fetched += 1
+            if fetched % 20 == 0:
+                report(f"  {fetched} jars")
+    return lines
+
+
+def pyspark_folder() -> Path:
+    """Where PySpark is installed. It is not imported. Raises Failure if it is missing."""
+    pyspark = importlib.util.find_spec("pyspark")
+    if pyspark is None or pyspark.origin is None:
+        raise Failure("PySpark is not installed", "run make install", code="pyspark-missing")
+    return Path(pyspark.origin).parent
+
+
+def _ivy_jar() -> Path:
+    return next(pyspark_folder().glob("jars/ivy-*.jar"))

@@ -1,0 +1,42 @@
+"""What applies the events of dead letters, wherever the sink's result is kept."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from psycopg2 import extensions
+
+from outbox.sink.strategy import Strategy
+
+PARKED = "parked"  # the reason of an event that waits for an earlier one of its key
+
+
+class Applied(NamedTuple):
+    """What became of a batch: rows that were applied, events that were rejected. The other rows were duplicates."""
+
+    applied: int
+    rejected: int
+
+
+class Applier(Protocol):
+    """Applies events that are in the temporary table ``batch`` of a connection."""
+
+    name: str
+    strategy: Strategy
+
+    def prepare(self, cursor: extensions.cursor) -> None:
+        """Make the temporary tables of the session."""
+
+    def end(self, cursor: extensions.cursor) -> None:
+        """Drop the temporary tables, so that the session may be prepared for another sink."""
+
+    def stage(self, cursor: extensions.cursor, events_json: str) -> None:
+        """Insert events into ``batch`` that are JSON objects of its columns."""
+
+    def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
+        """Apply the events in ``batch``, whose dead letters are open, in the caller's transaction with the sink's lock.
+
+        Each event ends as applied or as a duplicate, and its dead letter is closed; or as rejected, and its dead letter
+        stays open. ``older_than_horizon`` also applies events that the strategy has forgotten: the caller is sure that
+        they were never applied.
+        """

@@ -1,0 +1,62 @@
+"""Optional parts are folders: one that is deleted, with its tests, breaks nothing else.
+
+Each is deleted in a copy, in which the quick tests run and every test is collected, so that every module is imported.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.template import scratch
+
+pytestmark = pytest.mark.copies
+
+PARTS: dict[str, list[str]] = {
+    "changes": [
+        "sinks/changes",
+        "connect/changes.json",
+        "connect/events/account-change.v1.schema.json",
+        "tests/sample/changes",
+    ],
+    "lakehouse": ["sinks/lakehouse", "outbox/sink/lakehouse", "tests/sample/lakehouse"],
+    "naive": ["outbox/sink/strategies/naive.sql"],
+    "monitoring": ["monitoring", "tests/template/monitoring"],
+    "demo": ["demo"],
+    "bench": ["bench"],
+}
+# Without those that start processes by the dozen.
+QUICK = {
+    "tests/machinery": [
+        "unit/test_sink.py",
+        "unit/test_records.py",
+        "unit/test_connectors.py",
+        "unit/test_settings.py",
+    ],
+    "tests/sample": ["unit"],
+    "tests/template": ["test_imports.py", "test_guarantees.py", "test_strategies_page.py", "test_compose.py"],
+}
+
+
+@pytest.fixture(params=PARTS)
+def without(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A copy of the repository without a part."""
+    parts = [part for part in PARTS[request.param] if (ROOT / part).exists()]
+    if not parts:
+        pytest.skip("it is deleted here too")
+    with tempfile.TemporaryDirectory(prefix="outbox copy ") as folder:
+        yield scratch.copy(Path(folder), parts)
+
+
+def test_nothing_else_breaks(without: Path) -> None:
+    for suite, files in QUICK.items():
+        for arguments in (["--collect-only", suite], [f"{suite}/{file}" for file in files]):
+            done = scratch.run(without, "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+            assert done.returncode == 0, done.stdout[-5000:] + done.stderr
+    for command in (["--help"], ["sink", "--help"], ["doctor", "--help"]):
+        done = scratch.run(without, "outbox", *command)
+        assert (done.returncode, done.stderr) == (0, "")
