@@ -20,7 +20,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka.topics import Topic
 from outbox.sink import fence
 from outbox.sink.generations import Beginning
-from outbox.sink.postgres.applier import Applier
+from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.repair import rebuild
 from outbox.sink.repair import replay as repair
@@ -209,7 +209,7 @@ class TestFromSource:
         with closing(connect(databases, SinkRole.WRITER)) as connection:
             with connection, connection.cursor() as cursor:
                 chosen = Selection(sink=name).choose(cursor)
-            done = repair.replay(connection, SPECS, chosen, applier_of=Applier)
+            done = repair.replay(connection, SPECS, chosen, applier_of=PostgresApplier)
             assert done == {name: Replayed(duplicates=1, rejected=1)}
         assert database.totals() == sums(mine[:5])
         assert database.statuses() == {

@@ -117,6 +117,7 @@ def test_of_a_header_that_comes_twice_the_last_counts() -> None:
 @pytest.mark.parametrize(
     ("headers", "event_id"),
     [(HEADERS, ID), ({}, None), ({"id": None}, None), ({"id": "words"}, None), ({"id": ID + "\n"}, None)],
+    ids=["a UUID", "no id", "null", "words", "a UUID and a line end"],
 )
 def test_a_record_is_known_by_its_id_if_that_is_a_uuid(headers: dict[str, Any], event_id: str | None) -> None:
     assert DECODER.event_id(record(b"bad", headers)) == event_id
