@@ -1,4 +1,4 @@
-"""Idempotency-Keys and the transaction that they are claimed in, on the fixture domain's service and a real Postgres."""
+"""Idempotency-Keys in the machinery: a key is claimed with its answer, and expired keys are removed."""
 
 from __future__ import annotations
 
