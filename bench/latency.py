@@ -19,6 +19,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 
+ARRIVAL_TIMEOUT_S = 300.0  # generous: the first event also waits for the first batch of a sink that just started
 POLL_S = 0.005  # often enough, and seldom enough to leave the processor to what is measured
 PAUSE_S = 0.02  # between the arrival of an event and the next: a quiet stack, and no rhythm to fall in with
 
@@ -50,9 +51,10 @@ def measure(settings: Settings, sink: str, events: int) -> Latencies:
                     row = reader.fetchone()
                     return row is not None and row[0] >= version
 
-                wait_for("the balance", applied, timeout_s=30, poll_s=POLL_S)
+                wait_for("the balance", applied, timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S)
                 found.balance_s.append(time.monotonic() - committed_at)
-                seen_at = wait_for("the record", partial(arrived.get, identity), timeout_s=30, poll_s=POLL_S)
+                record = partial(arrived.get, identity)
+                seen_at = wait_for("the record", record, timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S)
                 found.topic_s.append(seen_at - committed_at)
                 time.sleep(PAUSE_S)
     finally:
