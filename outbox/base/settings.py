@@ -168,8 +168,8 @@ class Settings(BaseSettings):
         """A client that is given a name and no SASL would leave the name out, and say nothing."""
         protocol = str(info.data.get("kafka_security_protocol", ""))
         if protocol and (username is not None) is not protocol.startswith("SASL"):
-            told = "needs a name" if username is None else "takes no name"
-            raise ValueError(f"{PREFIX}KAFKA_SECURITY_PROTOCOL {protocol} {told}")
+            problem = "needs a name" if username is None else "takes no name"
+            raise ValueError(f"{PREFIX}KAFKA_SECURITY_PROTOCOL {protocol} {problem}")
         return username
 
     @field_validator("sink_driver_memory")

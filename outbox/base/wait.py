@@ -23,14 +23,14 @@ def timeout_scale() -> float:
 
     Raises Failure if it is not a positive number.
     """
-    told = os.environ.get(SCALE_VARIABLE) or "1"
+    given = os.environ.get(SCALE_VARIABLE) or "1"
     try:
-        scale = float(told)
+        scale = float(given)
     except ValueError:
         scale = math.nan
     if not 0 < scale < math.inf:
         raise Failure(
-            f"wrong settings: {SCALE_VARIABLE}: {told} is not a positive number",
+            f"wrong settings: {SCALE_VARIABLE}: {given} is not a positive number",
             "correct the variable",
             code="settings-wrong",
         )
@@ -50,5 +50,5 @@ def wait_for(what: str, condition: Callable[[], T | None], *, timeout_s: float, 
         if answer:
             return answer
         if time.monotonic() >= deadline:
-            raise WaitTimeoutError(f"waited {limit_s:.0f} s for {what}; the last answer was {answer!r}")
+            raise WaitTimeoutError(f"waited {limit_s:.0f} s for {what}; the last answer was {answer!r}", code="timeout")
         time.sleep(poll_s)

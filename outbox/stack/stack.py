@@ -52,13 +52,13 @@ class Stack:
 
         Raises Failure naming the part that did not start, with the end of its log.
         """
-        wanted = set(only)
+        requested = set(only)
         with self._locked():
             # Ports and passwords are chosen once: existing values in stack.env stay.
             envfile.add(self._given.stack_env_file, {**self._ports(), **envfile.generate()})
-            if wanted & {"kafka", "connect"}:
+            if requested & {"kafka", "connect"}:
                 resolve("kafka", report)
-            for part in (self.part(name) for name in PARTS if name in wanted):
+            for part in (self.part(name) for name in PARTS if name in requested):
                 if isinstance(part, Connect) and not part.has_requested_mode():
                     report(f"{part.name}: switching exactly-once {'on' if self.settings.exactly_once else 'off'}")
                     if not self.settings.exactly_once and part.is_ready():
