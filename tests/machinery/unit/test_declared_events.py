@@ -10,13 +10,14 @@ import pytest
 
 from outbox.sink.records import Event, EventDecoder, Record, Rejection
 from outbox.writing.contract import EventSchema
+from tests.support.events import NOW_MS
 from tests.support.failures import raises
-from tests.support.record_corpus import ID, NOW_MS
+from tests.support.record_corpus import ID
 
 KEY = {"type": "string"}
 
 
-def declare(folder: Path, properties: dict[str, Any], required: list[str], **uses: str) -> EventDecoder:
+def declare(folder: Path, properties: dict[str, Any], required: list[str], **uses: Any) -> EventDecoder:
     file = folder / "order.v1.schema.json"
     document = {"type": "object", "properties": {"order": KEY, **properties}, "required": ["order", *required]}
     file.write_text(json.dumps(document | {"$defs": {"code": {"type": "string", "pattern": "^[A-Z]{3}$"}}}))
