@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from outbox.base import trace
+from outbox.base.errors import Failure
 from outbox.sink.batch import DeadRecord, Decoded, Traced
 from outbox.writing.contract import Column, EventSchema, SqlType, shortened
 
@@ -25,6 +26,9 @@ Header = tuple[str, bytes | None]
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 UUID_V7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 NUL = "\0"
+ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # behind a backslash that is escaped itself, it is text
+PLACE = {"event_id", "partition", "offset"}  # columns of every batch
+KEY_TYPES: set[SqlType] = {"uuid", "text", "bigint"}  # of which a record's key is the text
 EXPONENT_MAX = 100  # no column holds a larger number, and writing out 1e999999 takes a while
 NUMBER_MAX_CHARACTERS = 1000  # Postgres has room for 16,383 digits behind the point
 NESTING_MAX = 200  # the validator fails beyond 255; how much Python itself takes depends on its version
@@ -140,7 +144,9 @@ class EventDecoder(RecordDecoder):
         quantity: str | None = None,
         age_max_days: int = 3660,
     ) -> None:
+        """``key``, ``version`` and ``quantity`` are names of properties. Raises Failure if one cannot be that."""
         self.columns = schema.columns
+        _require_usable(schema, key, version, quantity)
         self.key, self.version, self.quantity = key, version, quantity
         self._schema = schema
         self._key_place = [column.name for column in schema.columns].index(key)
@@ -187,6 +193,30 @@ class EventDecoder(RecordDecoder):
             return Rejection(HEADER_REASONS.get(violation.name, "schema violation"), violation.detail)
         violation = self._schema.value_violation(value)
         return None if violation is None else Rejection("schema violation", violation.detail)
+
+
+def _require_usable(schema: EventSchema, key: str, version: str | None, quantity: str | None) -> None:
+    columns = {column.name: column for column in schema.columns}
+    wanted: list[tuple[str, str | None, set[SqlType]]] = [
+        ("key", key, KEY_TYPES),
+        ("version", version, {"bigint"}),
+        ("quantity", quantity, {"bigint", "numeric"}),
+    ]
+    for use, name, types in wanted:
+        if name is not None and (name not in columns or columns[name].is_nullable or columns[name].type not in types):
+            raise Failure(
+                f"event schema {schema.name}: {name} cannot be the {use} of its events",
+                f"the {use} is a required property that is never null and becomes {' or '.join(sorted(types))}; an "
+                "integer becomes bigint if minimum and maximum keep it within 64 bits",
+                code="event-declaration-unusable",
+            )
+    reserved = sorted(PLACE & columns.keys())
+    if reserved:
+        raise Failure(
+            f"event schema {schema.name}: {', '.join(reserved)} is a column of every batch",
+            "give the property another name",
+            code="event-declaration-unusable",
+        )
 
 
 def made_at_ms(event_id: str) -> int:
@@ -237,8 +267,8 @@ def _whole(number: int | Decimal) -> int:
 
 def _moment(text: str) -> datetime:
     try:
-        return datetime.fromisoformat(text)
-    except ValueError:
+        return datetime.fromisoformat(text).astimezone(UTC)  # in the first and last year, that may be no date
+    except (ValueError, OverflowError):
         raise ValueError(f"{text!r} is no date and time that Postgres knows") from None
 
 
@@ -250,7 +280,7 @@ def _string(text: str) -> str:
 
 def _nested(value: Any) -> str:
     text = _NESTED.encode(value).decode()
-    if "\\u0000" in text:
+    if ESCAPED_NUL.search(text):
         raise ValueError("a nested text contains NUL, which Postgres has no text for")
     return text
 

@@ -133,7 +133,7 @@ def _types(rule: Mapping[str, Any]) -> set[str]:
     if "type" in rule:
         return {rule["type"]} if isinstance(rule["type"], str) else set(rule["type"])
     values = rule.get("enum", [rule["const"]] if "const" in rule else [])
-    return {"string" if isinstance(value, str) else "mixed" for value in values}
+    return {"null" if value is None else "string" if isinstance(value, str) else "mixed" for value in values}
 
 
 def _sql_type(rule: Mapping[str, Any], types: set[str]) -> SqlType:
