@@ -1,4 +1,4 @@
-"""Idempotency-Keys and the transaction that they are claimed in, on the fixture domain's service and a real Postgres."""
+"""Idempotency-Keys and the transaction that they are claimed in, on the fixture domain's service."""
 
 from __future__ import annotations
 

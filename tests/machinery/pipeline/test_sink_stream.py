@@ -23,7 +23,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import connectors
-from outbox.sink import dead_letters, fence, job
+from outbox.sink import dead_letters, fence, spec
 from outbox.sink.lag import LagLookup
 from outbox.sink.repair import rewind
 from outbox.stack import ports
@@ -377,6 +377,6 @@ def test_a_rewind_reads_again_and_the_strategy_decides_what_that_does(
 
 
 def test_an_unknown_strategy_is_told_before_anything_starts(topic: Settings) -> None:
-    assert f"no strategy is called best — there are {', '.join(job.sinks(topic))}" in reported_failure(
+    assert f"no strategy is called best — there are {', '.join(spec.sinks(topic))}" in reported_failure(
         catch_up(topic, "best")
     )
