@@ -8,7 +8,7 @@ SOURCES := outbox service sinks migrations demo bench tests bootstrap.py
 # Nothing newer than Python 3.11. It takes the decode of a record for the one that strings had in Python 2.
 VERMIN := --target=3.11- --violations --pessimistic --quiet --no-tips --exclude str.decode
 
-.PHONY: demo test test-machinery test-sample check bench install lock clean
+.PHONY: demo test test-machinery test-sample check bench archives install lock clean
 
 demo: .venv/demo
 	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
@@ -19,16 +19,16 @@ demo: .venv/demo
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 test test-machinery test-sample: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
-test: install
+test: archives
 	@$(PYTEST) tests/machinery $(PARALLEL) $(ARGS)
 	@$(PYTEST) tests/sample $(PARALLEL) $(ARGS)
 	@$(PYTEST) tests/template $(ARGS)
 
 # The machinery's tests in a copy without the sample: what a project has that has deleted it.
-test-machinery: install
+test-machinery: archives
 	@$(BIN)/python -m tests.template.scratch machinery $(PARALLEL) $(ARGS)
 
-test-sample: install
+test-sample: archives
 	@$(PYTEST) tests/sample $(PARALLEL) $(ARGS)
 	@$(PYTEST) tests/template $(ARGS)
 
@@ -42,6 +42,10 @@ check: install
 
 bench: install
 	@$(BIN)/python -m bench $(ARGS)
+
+# Record the classes that the JVMs load, once: each later start of Kafka, Connect and Spark needs half the time.
+archives: install
+	-@$(BIN)/python -m outbox.stack.archives
 
 # Everything that tests and benchmarks need. `make demo` installs its own part only.
 install: .venv/dev

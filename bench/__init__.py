@@ -1,1 +1,1 @@
-"""Benchmarks. Figures are one machine's: compare the ratios of one run."""
+"""Benchmarks. The figures depend on the machine: compare ratios within one run."""

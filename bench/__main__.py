@@ -1,4 +1,4 @@
-"""python -m bench latency | backlog | strategies | growth: on a stack of its own, from empty."""
+"""python -m bench latency | backlog | strategies | growth: each on a new, empty stack of its own."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from outbox.stack.command import sink
 from outbox.stack.stack import PARTS, Stack
 
 HOME = project.current().root / ".outbox" / "bench"
-WARM_UP_EVENTS = 400  # one by one; then the JVMs have compiled what they run for each
+WARM_UP_EVENTS = 400  # one by one; by then the JVMs have compiled the code that handles one event
 BATCH_EVENTS = 100_000
 
 
 @click.group()
 def main() -> None:
-    """Benchmarks on a stack of their own. Figures are one machine's: compare ratios."""
+    """Benchmarks on a stack of their own. The figures depend on the machine: compare ratios."""
 
 
 @main.command()
 @click.option("--events", default=300, show_default=True)
 def latency(events: int) -> None:
-    """Commit → topic and commit → balance, one event at a time, exactly-once on; the first events of a started chain,
-    and those after them.
+    """Measure commit → topic and commit → balance, one event at a time, with exactly-once on.
+
+    Reports the first events of a started chain (cold) and later ones (warm).
     """
     with _stack() as settings:
         relay.apply(settings)
@@ -57,9 +58,9 @@ def latency(events: int) -> None:
 @main.command()
 @click.option("--events", default=2_000_000, show_default=True)
 def backlog(events: int) -> None:
-    """Drain a backlog with the dedup sink and with a hand-written consumer of the same SQL; report the ratio.
+    """Drain a backlog with the dedup sink and with a hand-written consumer that runs the same SQL; report the ratio.
 
-    By halves: in the first Spark's JVM compiles what it runs, in the second it is warm.
+    Reported by halves: during the first Spark's JVM still compiles, during the second it is warm.
     """
     with _stack() as settings:
         topics.create(settings, connectors.topic_specs(settings))
@@ -76,7 +77,7 @@ def backlog(events: int) -> None:
 @main.command()
 @click.option("--batches", default=10, show_default=True, help=f"Of {BATCH_EVENTS} events each.")
 def strategies(batches: int) -> None:
-    """The rate of each strategy's apply as a ratio to `naive`, in turns on the same batches."""
+    """Apply the same batches with each strategy in turn; report the rates relative to `naive`."""
     with _stack(["postgres"]) as settings:
         rates = apply.rates(settings, batches, BATCH_EVENTS)
     for name, rate in sorted(rates.items(), key=lambda entry: -entry[1]):
@@ -86,9 +87,9 @@ def strategies(batches: int) -> None:
 
 @main.command()
 @click.option("--batches", default=100, show_default=True, help=f"Of {BATCH_EVENTS} events each.")
-@click.option("--days", default=10, show_default=True, help="The days that the events are spread over.")
+@click.option("--days", default=10, show_default=True, help="Spread the events over this many days.")
 def growth(batches: int, days: int) -> None:
-    """The rate of `dedup` in the first and in the last tenth of a growing history."""
+    """Compare the rate of `dedup` in the first and in the last tenth of a growing history."""
     with _stack(["postgres"]) as settings:
         found = apply.growth(settings, batches, BATCH_EVENTS, days)
     tenth = max(1, batches // 10)
@@ -120,7 +121,7 @@ def _stack(parts: Sequence[str] = PARTS) -> Iterator[Settings]:
 
 
 def _empty(settings: Settings) -> None:
-    """Both sides start with the same empty tables."""
+    """Empty the tables, so that both sides start with the same."""
     connection = connect_database(settings, SinkRole.OWNER)
     try:
         with connection, connection.cursor() as cursor:

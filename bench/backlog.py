@@ -1,4 +1,4 @@
-"""Drain a backlog: the Spark sink against the best hand-written consumer with the same SQL, in one run."""
+"""Drain a backlog: the Spark sink compared with a fast hand-written consumer that runs the same SQL, in one run."""
 
 from __future__ import annotations
 
@@ -9,27 +9,36 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from bench.event import event_id, payload, uuid7
-from outbox.base import project
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
+from outbox.sink import partitions
+from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink.projection import load
+from outbox.sink.spec import sinks
 from outbox.stack.command import sink
 
 ACCOUNTS = 1_000
-DRAIN_TIMEOUT_S = 600.0
-FETCH_MESSAGES = 10_000  # what librdkafka hands out in one call
-SINKS = project.current().root / "sinks"
+DRAIN_TIMEOUT_S = 3600.0  # only a sink that hangs takes this long
+FETCH_MESSAGES = 10_000  # the maximum that librdkafka returns in one call
+
+COPY = """
+COPY batch (event_id, partition, "offset", transfer_id, account_id, amount, currency, balance_after, version,
+            occurred_at)
+FROM STDIN WITH (FORMAT csv)
+"""
 
 
 def produce(settings: Settings, events: int, report: Callable[[str], None]) -> None:
-    """Put events on the topic, as fast as a client can."""
+    """Put events on the topic as fast as a client can."""
     producer = Producer({**client_config(settings), "linger.ms": 50, "compression.type": "lz4"})
     accounts = [str(uuid.uuid4()) for _ in range(ACCOUNTS)]
     versions: dict[str, int] = defaultdict(int)
@@ -53,9 +62,9 @@ def produce(settings: Settings, events: int, report: Callable[[str], None]) -> N
 
 
 class Rates(NamedTuple):
-    """Events a second over the two halves of a backlog.
+    """Events per second over the two halves of a backlog.
 
-    The first half begins with the first committed batch, so that no start is counted; but a JVM compiles meanwhile.
+    The first half begins at the first committed batch, so the start of the process does not count.
     """
 
     first_half: float
@@ -63,7 +72,7 @@ class Rates(NamedTuple):
 
     @classmethod
     def of(cls, seen: Sequence[tuple[float, int]], events: int) -> Rates:
-        """From what was seen: seconds and events applied by then."""
+        """The rates of a drain, observed as pairs of a time in seconds and the events applied by then."""
         middle = next(number for number, (_, applied) in enumerate(seen) if applied >= events // 2)
         return cls(_slope(seen[0], seen[middle]), _slope(seen[middle], seen[-1]))
 
@@ -73,7 +82,7 @@ def _slope(start: tuple[float, int], end: tuple[float, int]) -> float:
 
 
 def drain_with_spark(settings: Settings, name: str, events: int) -> Rates:
-    """Events a second of the Spark sink."""
+    """The rates of the Spark sink."""
     process = sink(settings, name)
     process.spawn()
     try:
@@ -83,9 +92,9 @@ def drain_with_spark(settings: Settings, name: str, events: int) -> Rates:
 
 
 def drain_by_hand(settings: Settings, strategy: str, batch_events: int) -> Rates:
-    """The same of a hand-written consumer: batches from librdkafka, json, COPY, the same SQL files, then its offsets.
+    """The rates of a hand-written consumer: batches from librdkafka, json, COPY, the same SQL, then its offsets.
 
-    It checks nothing: no schema, no dead letters, no fence, no positions. The yardstick is what such a loop can do.
+    It has no schema, dead letters, fence or positions: it shows what a simple loop can reach.
     """
     end = topics.last_stable_offsets(settings, settings.topic)
     consumer = Consumer(
@@ -100,20 +109,20 @@ def drain_by_hand(settings: Settings, strategy: str, batch_events: int) -> Rates
     )
     consumer.assign([TopicPartition(settings.topic, partition, 0) for partition in end])
     connection = connect(settings, SinkRole.WRITER)
-    statements = [
-        (SINKS / "strategies" / f"{strategy}.sql").read_text(),
-        (SINKS / "projections" / "balances.sql").read_text(),
-    ]
+    spec = sinks(settings)[strategy]
+    projections = load(spec.job.projections, spec.strategy.takes)
+    statements = [spec.strategy.select, *(part for one in projections for part in (one.refuse, one.apply) if part)]
     applied, seen = 0, []
     try:
         with connection, connection.cursor() as cursor:
-            cursor.execute(TABLES % (SINKS / "staged.sql").read_text())
+            PostgresApplier(spec).prepare(cursor)
+        partitions.ensure(connection, {datetime.now(UTC).date()})
         while applied < sum(end.values()):
             messages: list[Message] = []
             while len(messages) < batch_events and applied + len(messages) < sum(end.values()):
                 messages += consumer.consume(FETCH_MESSAGES, timeout=1)
             with connection, connection.cursor() as cursor:
-                cursor.copy_expert("COPY staged FROM STDIN WITH (FORMAT csv)", _csv(messages), 1 << 20)
+                cursor.copy_expert(COPY, _csv(messages), 1 << 20)
                 for statement in statements:
                     cursor.execute(statement, {"sink": "by-hand", "topic": settings.topic})
             consumer.commit(asynchronous=False)
@@ -125,20 +134,13 @@ def drain_by_hand(settings: Settings, strategy: str, batch_events: int) -> Rates
         consumer.close()
 
 
-TABLES = """
-CREATE TEMPORARY TABLE staged (%s) ON COMMIT DELETE ROWS;
-CREATE TEMPORARY TABLE fresh (LIKE staged) ON COMMIT DELETE ROWS;
-CREATE TEMPORARY TABLE rejected (event_id uuid, reason text, detail text) ON COMMIT DELETE ROWS;
-"""
-
-
 def _csv(messages: list[Message]) -> io.StringIO:
     out = io.StringIO()
     for message in messages:
         event = json.loads(message.value() or b"")
         out.write(
-            f"{event_id(message)},{message.partition()},{message.offset()},{event['account_id']},{event['amount']},"
-            f"{event['currency']},{event['balance_after']},{event['version']},{event['occurred_at']}\n"
+            f"{event_id(message)},{message.partition()},{message.offset()},{event['transfer_id']},{event['account_id']},"
+            f"{event['amount']},{event['currency']},{event['balance_after']},{event['version']},{event['occurred_at']}\n"
         )
     out.seek(0)
     return out

@@ -11,14 +11,14 @@ from confluent_kafka import Message
 
 
 def uuid7(at_ms: int | None = None) -> uuid.UUID:
-    """A UUIDv7 (RFC 9562, 5.7) of now or another moment: 48 bits of milliseconds, version, variant, random bits."""
+    """A UUIDv7 (RFC 9562, 5.7) of now or of another time: 48 bits of milliseconds, version, variant, random bits."""
     random = uuid.uuid4().bytes
     millis = time.time_ns() // 1_000_000 if at_ms is None else at_ms
     return uuid.UUID(bytes=millis.to_bytes(6, "big") + bytes([0x70 | random[6] & 0x0F]) + random[7:])
 
 
 def payload(account_id: str, amount_minor: int, version: int) -> str:
-    """The value of an event as connect/events/ledger-event.v1.schema.json has it; its amounts add up from zero."""
+    """The value of a ledger event, version 1. The amounts of an account add up from zero."""
     return json.dumps(
         {
             "transfer_id": str(uuid.uuid4()),
@@ -33,6 +33,6 @@ def payload(account_id: str, amount_minor: int, version: int) -> str:
 
 
 def event_id(message: Message) -> str:
-    """The id in an event's headers."""
+    """The id in the headers of an event."""
     value = dict(message.headers() or []).get("id")
     return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,4 +1,4 @@
-"""Commit → topic and commit → balance, on a quiet stack with one event at a time."""
+"""Measure commit → topic and commit → balance, on a quiet stack with one event at a time."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 
-POLL_S = 0.005  # often enough, and seldom enough to leave the processor to what is measured
-PAUSE_S = 0.02  # between the arrival of an event and the next: a quiet stack, and no rhythm to fall in with
+POLL_S = 0.005  # often enough for precision, and rarely enough to leave the processor to the chain
+ARRIVAL_TIMEOUT_S = 300.0  # only a chain that hangs takes this long, even for its first event on a busy machine
+PAUSE_S = 0.02  # between two events: the stack is quiet when an event is written
 
 
 @dataclass
 class Latencies:
-    """Seconds from the commit until the event was seen, one an event."""
+    """Seconds from the commit until the event was seen, one value per event."""
 
     topic_s: list[float] = field(default_factory=list)
     balance_s: list[float] = field(default_factory=list)
 
 
 def measure(settings: Settings, sink: str, events: int) -> Latencies:
-    """Write events one by one, each once the last has reached the balance, and time their arrival."""
+    """Write events one by one, each after the last has reached the balance, and measure their arrival."""
     account = str(uuid.uuid4())
     found = Latencies()
-    ledger, balances = connect(settings, SourceRole.APP), connect(settings, SinkRole.WRITER)
+    source, balances = connect(settings, SourceRole.APP), connect(settings, SinkRole.WRITER)
     balances.autocommit = True
     try:
-        with _arrivals(settings) as arrived, ledger.cursor() as writer, balances.cursor() as reader:
+        with _arrivals(settings) as arrived, source.cursor() as writer, balances.cursor() as reader:
             for version in range(1, events + 1):
                 identity = str(uuid7())
                 writer.execute(INSERT, [identity, account, payload(account, 1, version)])
-                ledger.commit()
+                source.commit()
                 committed_at = time.monotonic()
 
                 def applied(version: int = version) -> bool:
@@ -50,13 +51,15 @@ def measure(settings: Settings, sink: str, events: int) -> Latencies:
                     row = reader.fetchone()
                     return row is not None and row[0] >= version
 
-                wait_for("the balance", applied, timeout_s=30, poll_s=POLL_S)
+                wait_for("the balance", applied, timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S)
                 found.balance_s.append(time.monotonic() - committed_at)
-                seen_at = wait_for("the record", partial(arrived.get, identity), timeout_s=30, poll_s=POLL_S)
+                seen_at = wait_for(
+                    "the record", partial(arrived.get, identity), timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S
+                )
                 found.topic_s.append(seen_at - committed_at)
                 time.sleep(PAUSE_S)
     finally:
-        ledger.close()
+        source.close()
         balances.close()
     return found
 
@@ -68,7 +71,7 @@ APPLIED = "SELECT version FROM balances WHERE sink = %s AND account_id = %s"
 
 @contextmanager
 def _arrivals(settings: Settings) -> Iterator[dict[str, float]]:
-    """The moment at which each event id was seen on the topic by a reader of committed records."""
+    """The time at which a reader of committed records saw each event id on the topic."""
     arrived: dict[str, float] = {}
     ends = topics.last_stable_offsets(settings, settings.topic)
     consumer = Consumer(

@@ -1,4 +1,4 @@
-"""The apply alone, on batches made in memory: each strategy against `naive`, and `dedup` as its history grows."""
+"""Measure the apply alone, on batches made in memory: each strategy, and `dedup` while its history grows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOPIC = "bench"
 
 
 def rates(settings: Settings, batches: int, batch_events: int) -> dict[str, float]:
-    """Events per second of each strategy. They take turns batch by batch, so that all meet the same machine."""
+    """Events per second of each strategy. They take turns batch by batch, so that the machine is the same for all."""
     spent_s: dict[str, float] = {}
     with ExitStack() as resources:
         job = spec.sinks(settings)["dedup"].job  # other jobs read other records
@@ -37,7 +37,7 @@ def rates(settings: Settings, batches: int, batch_events: int) -> dict[str, floa
 
 
 def growth(settings: Settings, batches: int, batch_events: int, days: int) -> Sequence[float]:
-    """Events per second of `dedup`, batch by batch, while it remembers more and more events of that many days."""
+    """Events per second of `dedup`, batch by batch, while the number of remembered events grows."""
     with _open(settings, spec.sinks(settings)["dedup"]) as sink:
         return [batch_events / _timed(sink, batch) for batch in _batches(batches, batch_events, days)]
 
@@ -55,7 +55,7 @@ def _timed(sink: SinkWriter, batch: Batch) -> float:
 
 
 def _batches(batches: int, batch_events: int, days: int) -> Iterator[Batch]:
-    """Batches of events that are new, as their ids were made over the last days."""
+    """Batches of new events, with ids of the last days."""
     accounts = [str(uuid.uuid4()) for _ in range(ACCOUNTS)]
     versions = dict.fromkeys(accounts, 0)
     step_ms = days * DAY_MS / (batches * batch_events)

@@ -20,24 +20,24 @@ TO_TRY = """\
 Everything still runs, until Ctrl-C. In another terminal, in this folder:
   export OUTBOX_HOME=.outbox/demo PATH=$PWD/.venv/bin:$PATH
   outbox check                 the comparison you saw, at any time
-  outbox status                the parts, to kill -9 as you like; `outbox up` brings back what died
-  outbox connect status        the exactly-once mode really in force
+  outbox status                the parts; kill -9 any of them, and `outbox up` restarts them
+  outbox connect status        the effective exactly-once mode
   tail -f .outbox/demo/logs/sink-dedup-naive.log"""
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="End after the verdict: status 0 only if every expectation held.")
-@click.option("--seed", type=int, help="Seed of the traffic; printed, so that a run can be repeated.")
+@click.option("--once", is_flag=True, help="Exit after the verdict, with status 0 only if every expectation held.")
+@click.option("--seed", type=int, help="Seed of the traffic. It is printed, so that a run can be repeated.")
 def main(once: bool, seed: int | None) -> None:
-    """Play the walkthrough on a stack of its own, from empty."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    """Play the walkthrough on a new, empty stack of its own."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
     screen = Screen()
     seed = random.randrange(10**6) if seed is None else seed
     story = None
     try:
         settings = load(HOME, environment=False)
         if HOME.exists():
-            screen.progress("clearing away what the last walkthrough left")
+            screen.progress("deleting the data of the last walkthrough")
             Stack(settings).reset()
         screen.say(f"seed {seed} (make demo SEED={seed} plays the same traffic)")
         story = Story(load(HOME, environment=False), screen, seed)
@@ -56,7 +56,7 @@ def main(once: bool, seed: int | None) -> None:
         if story is not None:
             story.tear_down()
     if screen.failed is not None:
-        click.echo(f"demo: this did not hold: {screen.failed}\ndemo: logs are in {HOME / 'logs'}", err=True)
+        click.echo(f"demo: expectation failed: {screen.failed}\ndemo: logs are in {HOME / 'logs'}", err=True)
         sys.exit(1)
 
 

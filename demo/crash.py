@@ -1,8 +1,8 @@
-"""Kill the sinks in the one window that matters: their database has committed, Spark has not.
+"""Kill the sinks in the window that matters: their database has committed, Spark has not.
 
-No hook in the sinks and no race: we hold the lock that each transaction of a sink takes, until each waits there with
-its batch; freeze Spark's JVM; let go of the locks, so that the sinks commit to their database and find nobody to tell;
-and kill both.
+It needs no hook in the sinks, and there is no race. Hold the lock that each transaction of a sink takes, until every
+sink waits there with its batch. Freeze Spark's JVM. Release the locks: the sinks commit to their database, and Spark
+cannot record it. Kill both.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class Crash:
-    """The evidence, once the sink is dead."""
+    """The evidence, collected after the sink is dead."""
 
-    planned_batch: int  # the newest in Spark's log of planned batches
-    committed_batch: int  # the newest in its log of committed ones
-    planned_end: int  # where the planned batch ends: offsets, added up over the partitions
-    position: int  # how far the sink's database is, likewise
+    planned_batch: int  # the last in Spark's log of planned batches
+    committed_batch: int  # the last in its log of committed batches
+    planned_end: int  # the end of the planned batch: the sum of its offsets over the partitions
+    position: int  # the position in the sink's database: the same sum
 
     @property
     def fired(self) -> bool:
-        """The batch is in the sink's database, and Spark does not know."""
+        """Whether the batch is in the sink's database and Spark has not recorded it."""
         return self.planned_batch > self.committed_batch and self.position == self.planned_end
 
 
 def kill_before_offsets(process: Process, names: Sequence[str], settings: Settings) -> dict[str, Crash]:
-    """Start stopped sinks that have something to read, all in one process, and kill it.
+    """Start stopped sinks in one process, and kill it after the next database commit of each and before Spark's.
 
-    That is after the next database commit of each and before Spark's. Returns the evidence by sink.
+    The sinks must have something to read. Returns the evidence by sink.
     """
     checkpoints = {name: _checkpoint(settings, name) for name in names}
     holder, watcher = connect(settings, SinkRole.AUDITOR), connect(settings, SinkRole.AUDITOR)
@@ -51,7 +51,7 @@ def kill_before_offsets(process: Process, names: Sequence[str], settings: Settin
         epoch = {name: _epoch(watcher, name) for name in names}
         planned = {name: _last(checkpoints[name] / "offsets") for name in names}
         process.spawn()
-        _wait("the sinks to take their fences", lambda: all(_epoch(watcher, name) > epoch[name] for name in names))
+        _wait("the sinks to acquire their fences", lambda: all(_epoch(watcher, name) > epoch[name] for name in names))
         with holder.cursor() as cursor:
             for name in names:
                 fence.lock(cursor, name)  # while Spark starts
@@ -76,7 +76,7 @@ def kill_before_offsets(process: Process, names: Sequence[str], settings: Settin
 
 
 def wait_replayed(name: str, settings: Settings, crash: Crash) -> None:
-    """Wait until the sink, started again, has been through the batch of the crash a second time."""
+    """Wait until the restarted sink has processed the batch of the crash again."""
     commits = _checkpoint(settings, name) / "commits"
     _wait(f"sink {name} to replay its batch", lambda: _last(commits) >= crash.planned_batch)
 
@@ -100,7 +100,7 @@ def _checkpoint(settings: Settings, name: str) -> Path:
 
 
 def _waiting(connection: Connection) -> int:
-    """How many wait for an advisory lock in this database."""
+    """How many sessions wait for an advisory lock in this database."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database"
@@ -125,11 +125,11 @@ def _epoch(connection: Connection, name: str) -> int:
 
 
 def _last(log: Path) -> int:
-    """The newest batch of a log of a Spark checkpoint; -1 if it has none."""
+    """The last batch in a log of a Spark checkpoint; -1 if there is none."""
     return max((int(entry.name) for entry in log.glob("[0-9]*")), default=-1)
 
 
 def _end(planned: Path) -> int:
-    """The offsets where a planned batch ends, added up: the last line of its file, by topic and partition."""
+    """The sum of the offsets where a planned batch ends. The last line of its file has them by topic and partition."""
     by_topic = json.loads(planned.read_text().splitlines()[-1])
     return sum(offset for partitions in by_topic.values() for offset in partitions.values())

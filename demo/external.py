@@ -1,6 +1,6 @@
-"""python -m demo.external: traffic for a chain that runs already, as in docker-compose, and the verdict.
+"""python -m demo.external: traffic for a running chain, as in docker-compose, and the verdict.
 
-Breaks nothing on purpose, so every sink has to agree with the ledger.
+It breaks nothing, so every sink must agree with the ledger.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ SETTLE_TIMEOUT_S = 120.0
 
 
 @click.command()
-@click.option("--seed", type=int, help="Seed of the traffic; printed, so that a run can be repeated.")
+@click.option("--seed", type=int, help="Seed of the traffic. It is printed, so that a run can be repeated.")
 def main(seed: int | None) -> None:
-    """Status 0 only if every request was answered as expected and every sink agrees with the ledger."""
+    """Send traffic and compare. Status 0 only if every response was expected and every sink agrees with the ledger."""
     settings = load()
     seed = random.randrange(10**6) if seed is None else seed
     click.echo(f"seed {seed}: {ACCOUNTS} accounts, {REQUESTS} requests")
@@ -39,13 +39,13 @@ def main(seed: int | None) -> None:
         click.echo(describe(report))
         failed = [*traffic.surprises[:1], *map(str, report.findings)]
         for name in SINKS:
-            report.sink(name)  # one that never ran agrees with nobody
+            report.sink(name)  # raises if it never ran
         if not 0 < 2 * traffic.transfers <= report.records:
-            failed.append(f"{traffic.transfers} transfers were confirmed, and the topic has {report.records} events")
+            failed.append(f"{traffic.transfers} transfers were confirmed, but the topic has {report.records} events")
     except (Failure, requests.RequestException) as failure:
         failed = [str(failure)]
     if failed:
-        click.echo(f"demo: this did not hold: {'; '.join(failed)}", err=True)
+        click.echo(f"demo: expectation failed: {'; '.join(failed)}", err=True)
         sys.exit(1)
     click.echo("Every sink agrees with the ledger.")
 

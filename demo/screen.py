@@ -1,4 +1,4 @@
-"""What a person sees: headings, facts, expectations met or not, a table."""
+"""The output for people: headings, facts, expectations that held or not, a table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 class Screen:
-    """Tells the story on standard output. Remembers the first expectation that did not hold."""
+    """Writes to standard output. Remembers the first expectation that did not hold."""
 
     def __init__(self) -> None:
         self._started_at = time.monotonic()
@@ -21,7 +21,7 @@ class Screen:
         self._line(self._paint("1", f"[{time.monotonic() - self._started_at:5.1f} s] {text}"))
 
     def say(self, text: str) -> None:
-        """What happens, or why."""
+        """A fact: what happens, or why."""
         for line in text.splitlines():
             self._line(f"    {line}")
 
@@ -37,7 +37,7 @@ class Screen:
             self.failed = f"{claim}: {found}"
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """A table, first column to the left and numbers to the right."""
+        """A table: the first column is left-aligned, the numbers are right-aligned."""
         cells = [[str(cell) for cell in row] for row in (header, *rows)]
         widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
         for number, row in enumerate(cells):

@@ -1,4 +1,4 @@
-"""The walkthrough: a phase in which all is well, three that break the chain on purpose, and a verdict."""
+"""The walkthrough: a phase without faults, three that break the chain on purpose, and a verdict."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Burst:
-    """Traffic as the ledger saw it: events, and the change of each account."""
+    """Traffic as the ledger recorded it: events, and the change of each account."""
 
     events: int
     change: dict[str, Decimal]
 
 
 class Story:
-    """Plays the phases on a stack of its own and tells them. ``screen.failed`` is the first expectation not met."""
+    """Plays the phases on a stack of its own and reports them. ``screen.failed`` is the first expectation not met."""
 
     def __init__(self, settings: Settings, screen: Screen, seed: int) -> None:
         self._stack = Stack(settings)
@@ -60,7 +60,7 @@ class Story:
         self._stop_traffic: Callable[[], None] = lambda: None
 
     def play(self) -> None:
-        """All of it, from an empty stack to the verdict."""
+        """Play all phases, from an empty stack to the verdict."""
         self._set_up()
         self._traffic = Traffic(self._settings, self._seed)
         self._stop_traffic = self._traffic.stop
@@ -71,7 +71,7 @@ class Story:
         self._verdict()
 
     def tear_down(self) -> None:
-        """Leave nothing running; the data stays for a look."""
+        """Leave nothing running. The data stays, so that it can be inspected."""
         self._stop_traffic()
         self._stack.down(report=self._screen.progress)
 
@@ -95,32 +95,32 @@ class Story:
         self._screen.progress("sinks A `dedup` (remembers event ids) and B `naive` (balance += amount) are streaming")
 
     def _all_well(self) -> None:
-        self._screen.title("1. All well")
+        self._screen.title("1. No faults")
         self._screen.say(
-            f"{ACCOUNTS} accounts are opened and funded; {REQUESTS_QUIET} requests follow, bad ones among them."
+            f"Opening and funding {ACCOUNTS} accounts, then sending {REQUESTS_QUIET} requests, invalid ones among them."
         )
         self._traffic.open_accounts(ACCOUNTS)
         self._traffic.run(REQUESTS_QUIET)
         report = self._settle()
-        self._screen.expect(not self._traffic.surprises, "every request had the answer it should", self._answers())
+        self._screen.expect(not self._traffic.surprises, "every request got the expected response", self._answers())
         self._screen.expect(
             report.outbox_events == 2 * self._traffic.transfers,
-            "each transfer is two events, a refused request is none",
+            "each transfer wrote two events, each refused request none",
             f"{self._traffic.transfers} transfers, {report.outbox_events} events",
         )
         self._screen.expect(report.duplicates == 0, "no duplicate on the topic", _found(report))
         self._expect_right(report)
         self._screen.expect(not report.sink(NAIVE).drift, "sink B agrees with the ledger", "drift 0")
-        self._remember("1 all well", report)
+        self._remember("1 no faults", report)
 
     def _at_least_once(self) -> None:
-        self._screen.title("2. Exactly-once off, and the Connect worker is killed -9 mid-stream")
+        self._screen.title("2. Exactly-once off; the Connect worker is killed (kill -9) while it relays")
         self._switch(exactly_once=False)
         self._kill_worker_midstream()
         report = self._settle()
         added = report.duplicates - self._last.duplicates
         self._screen.expect(
-            added > 0, "the fault fired: Debezium sent again what it had not noted as sent", _found(report)
+            added > 0, "the fault fired: Debezium resent events whose offsets were not stored", _found(report)
         )
         self._expect_nothing_lost(report)
         self._expect_right(report)
@@ -128,7 +128,7 @@ class Story:
         self._remember("2 worker killed, exactly-once off", report)
 
     def _exactly_once(self) -> None:
-        self._screen.title("3. Exactly-once on, and the worker is killed -9 mid-stream again")
+        self._screen.title("3. Exactly-once on; the worker is killed again")
         self._switch(exactly_once=True)
         self._kill_worker_midstream()
         report = self._settle()
@@ -140,10 +140,8 @@ class Story:
         self._remember("3 worker killed, exactly-once on", report)
 
     def _beyond_kafka(self) -> None:
-        self._screen.title(
-            "4. Exactly-once still on, and the sinks die between their database's commit and their offsets'"
-        )
-        self._screen.say("consume → write → CRASH → restart → process again")
+        self._screen.title("4. Exactly-once still on; the sinks are killed between their database commit and Spark's")
+        self._screen.say("consume → write → CRASH → restart → process the same batch again")
         self._crash_sinks()
         report = self._settle()
         self._screen.expect(report.duplicates == self._last.duplicates, "no new duplicate on the topic", _found(report))
@@ -151,14 +149,14 @@ class Story:
         skipped = report.sink(RIGHT).duplicates - self._last.sink(RIGHT).duplicates
         self._screen.expect(
             skipped == self._replayed.events > 0,
-            "sink A skips every event of the batch it had",
+            "sink A skips every event of the batch that it had applied",
             f"{skipped} skipped",
         )
         self._expect_right(report)
         added = _minus(report.sink(NAIVE).drift, self._last.sink(NAIVE).drift)
         self._screen.expect(
             bool(added) and added == self._replayed.change,
-            "sink B drifts again, account by account, by exactly that batch",
+            "sink B drifts further, account by account, by exactly that batch",
             f"{_money(sum(map(abs, added.values()), Decimal(0)))} more in {len(added)} accounts",
         )
         self._remember("4 sinks killed after their commit", report)
@@ -176,12 +174,12 @@ class Story:
             ]
             for phase in self._phases
         ]
-        header = ["phase", "new duplicates on topic", "skipped by A", "drift of A", "drift of B", "in accounts"]
+        header = ["phase", "new duplicates on topic", "skipped by A", "drift of A", "drift of B", "drifting accounts"]
         self._screen.table(header, rows)
         self._screen.say("")
         self._screen.say(
-            "Debezium is at-least-once; Connect's exactly-once covers Debezium → Kafka only. What keeps sink A right\n"
-            "under every fault is its own transaction: event id and balance are written together."
+            "Debezium delivers at least once. Connect's exactly-once covers Debezium → Kafka only.\n"
+            "Sink A stays right under every fault, because it writes event id and balance in one transaction."
         )
 
     # Faults -------------------------------------------------------------------------------------------------------
@@ -193,10 +191,10 @@ class Story:
         relay.apply(self._settings)
         mode = relay.status(self._settings).mode
         wanted = "exactly-once" if exactly_once else "at-least-once"
-        self._screen.expect(mode.startswith(wanted), "the mode in force, as Connect itself says", mode)
+        self._screen.expect(mode.startswith(wanted), "the effective mode, as reported by Connect", mode)
 
     def _kill_worker_midstream(self) -> None:
-        """Under load, freeze the worker until events pile up behind it, kill it, and start it again."""
+        """Under load, freeze the worker until events pile up behind it, kill it, and restart it."""
         worker = self._stack.part("connect")
         published = self._published()
         finish = self._traffic.start(REQUESTS_FAULT)
@@ -207,15 +205,15 @@ class Story:
         worker.kill()
         self._screen.expect(
             not worker.is_running() and unrelayed > 0,
-            "the worker was killed mid-stream",
-            f"kill -9 {pid} with {unrelayed} events unrelayed",
+            "the worker was killed while it relayed",
+            f"kill -9 {pid} with {unrelayed} events not yet relayed",
         )
         worker.start()
-        self._screen.progress("worker started again")
+        self._screen.progress("worker restarted")
         finish()
 
     def _crash_sinks(self) -> None:
-        """Kill the sinks inside their window. They are down while a burst arrives, so that one batch holds it all."""
+        """Kill the sinks inside their window. A burst arrives while they are stopped, so one batch holds it."""
         self._sinks.stop()
         self._replayed = self._burst()
         crashes = kill_before_offsets(self._sinks, (RIGHT, NAIVE), self._settings)
@@ -223,14 +221,14 @@ class Story:
             self._screen.expect(
                 crash.fired,
                 f"sink {name} was killed in the window",
-                f"its database has batch {crash.planned_batch}, Spark noted {crash.committed_batch} as its last",
+                f"its database has batch {crash.planned_batch}, Spark recorded {crash.committed_batch} as its last",
             )
         self._sinks.start()
         for name, crash in crashes.items():
             wait_replayed(name, self._settings, crash)
 
     def _burst(self) -> Burst:
-        """Traffic that nobody reads yet: what it changed in each account, and how many events it is."""
+        """Send traffic that nobody reads yet. Return how many events it caused, and the change of each account."""
         before = self._relayed()
         self._traffic.run(REQUESTS_BURST)
         after = self._relayed()
@@ -240,7 +238,7 @@ class Story:
 
     def _settle(self) -> Report:
         report = check.check_settled(self._settings, SETTLE_TIMEOUT_S)
-        self._screen.progress(f"nothing in flight any more: {_found(report)}")
+        self._screen.progress(f"nothing is in flight: {_found(report)}")
         return report
 
     def _relayed(self) -> Report:
@@ -274,7 +272,7 @@ class Story:
         drift = report.sink(NAIVE).drift
         self._screen.expect(
             drift == _minus(report.repeated, {}),
-            "sink B drifts, account by account, by exactly the sum of what was sent twice",
+            "sink B drifts, account by account, by exactly the sum of the resent events",
             f"{_money(report.sink(NAIVE).drift_total)} in {len(drift)} accounts",
         )
 
@@ -298,7 +296,7 @@ class Story:
 
 
 def _found(report: Report) -> str:
-    return f"found {report.duplicates} duplicates in {report.records} events"
+    return f"{report.duplicates} duplicates in {report.records} events"
 
 
 def _minus(left: Mapping[str, Decimal], right: Mapping[str, Decimal]) -> dict[str, Decimal]:

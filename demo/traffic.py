@@ -1,4 +1,4 @@
-"""Real HTTP traffic for the ledger, planned from a seed: transfers among accounts, and bad requests among them."""
+"""HTTP traffic for the ledger, planned from a seed: transfers between accounts, some of them invalid requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BAD_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Request:
-    """A request to send and the status that the service has to answer."""
+    """A request, and the statuses that the service may answer."""
 
     kind: str
     body: object
@@ -35,9 +35,9 @@ class Request:
 
 
 class Traffic:
-    """A generator of requests and the clients that send them.
+    """Plans requests and sends them by several clients.
 
-    Who pays whom how much depends on the seed alone; in which order the service sees it, on the clients.
+    The seed decides who pays whom how much. The order in which the service receives them depends on the clients.
     """
 
     def __init__(self, settings: Settings, seed: int) -> None:
@@ -48,7 +48,7 @@ class Traffic:
         self._stopped = threading.Event()
         self.accounts: list[str] = []
         self.answered: Counter[str] = Counter()  # requests by kind
-        self.surprises: list[str] = []  # answers that were not expected
+        self.surprises: list[str] = []  # unexpected responses
 
     def open_accounts(self, count: int) -> None:
         """Open accounts and fund each of them from a system account."""
@@ -62,11 +62,11 @@ class Traffic:
         )
 
     def run(self, count: int) -> None:
-        """Send so many requests and return when all are answered."""
+        """Send this many requests, and return when all have a response."""
         self._send_all([self._plan() for _ in range(count)])
 
     def start(self, count: int) -> Callable[[], None]:
-        """Send so many requests in the background; the returned function waits for the end of it."""
+        """Send this many requests in the background. The returned function waits until all have a response."""
         pool = ThreadPoolExecutor(1)
         running = pool.submit(self.run, count)
 
@@ -77,7 +77,7 @@ class Traffic:
         return finish
 
     def stop(self) -> None:
-        """Send nothing more: what runs in the background ends soon."""
+        """Send no more requests. Background traffic ends soon."""
         self._stopped.set()
 
     @property
@@ -98,7 +98,7 @@ class Traffic:
                 Request("not JSON", b"{amount: ", (400,), key=self._key()),
                 Request("no token", body, (401,), key=self._key(), token=False),
                 Request("unknown account", {**body, "to_account": str(self._uuid())}, (404,), key=self._key()),
-                Request("more than it has", {**body, "amount": 10**15}, (409,), key=self._key()),
+                Request("insufficient funds", {**body, "amount": 10**15}, (409,), key=self._key()),
                 Request("negative amount", {**body, "amount": -amount}, (422,), key=self._key()),
                 Request("no Idempotency-Key", body, (400, 422)),
             ]
@@ -131,7 +131,7 @@ class Traffic:
             list(clients.map(self._send, planned))
 
     def _send(self, request: Request) -> None:
-        """Send until there is an answer: a 503 or a broken connection is an unknown outcome, so the same key again."""
+        """Repeat with the same key until there is a response: 503 and a broken connection leave the outcome unknown."""
         if self._stopped.is_set():
             return
 
@@ -150,11 +150,11 @@ class Traffic:
                 return None
             return None if response.status_code == requests.codes.unavailable else (response,)
 
-        response = wait_for("an answer of the service", answer, timeout_s=RETRY_TIMEOUT_S)[0]
+        response = wait_for("a response of the service", answer, timeout_s=RETRY_TIMEOUT_S)[0]
         refused = request.kind == "transfer" and response.status_code != requests.codes.created
         self.answered["refused" if refused else request.kind] += 1
         if response.status_code not in request.expected:
-            self.surprises.append(f"{request.kind} was answered {response.status_code}: {response.text[:200]}")
+            self.surprises.append(f"{request.kind} got {response.status_code}: {response.text[:200]}")
 
     def _headers(self, key: str | None, token: bool = True) -> dict[str, str]:
         headers = {"Content-Type": "application/json"}

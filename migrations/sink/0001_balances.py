@@ -12,7 +12,7 @@ branch_labels = ("domain",)
 depends_on = ("sink_machinery_0001",)
 
 UP = """
--- numeric, not bigint: no overflow may stop a sink that drifts for ever.
+-- numeric, not bigint: a sink that drifts must not stop at an overflow.
 CREATE TABLE balances (
     sink          text        NOT NULL,
     account_id    uuid        NOT NULL,

@@ -63,39 +63,41 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, env_ignore_empty=True)
 
-    home: Path = _named("home", description="folder of everything the commands write")
+    home: Path = _named("home", description="folder of everything that the commands write")
 
-    stack_postgres_port: int = Field(15432, ge=0, le=65535, description="of the embedded stack; taken or 0: a free one")
+    stack_postgres_port: int = Field(
+        15432, ge=0, le=65535, description="ports of the embedded stack; another free one is used if it is taken or 0"
+    )
     stack_kafka_port: int = Field(19092, ge=0, le=65535)
     stack_connect_port: int = Field(18083, ge=0, le=65535)
     stack_controller_port: int = Field(19093, ge=0, le=65535, description="of the embedded Kafka's controller")
     stack_postgres_password: SecretStr = Field(SecretStr(""), description="superuser of the embedded Postgres")
-    maven_mirror: str | None = Field(None, description="URL of a mirror of Maven Central to take the JVM parts from")
+    maven_mirror: str | None = Field(None, description="URL of a mirror of Maven Central for the JVM parts")
 
     source_db_host: str = Field("127.0.0.1", description="Postgres of the service's database")
     source_db_port: int = Field(5432, ge=1, le=65535)
     source_db_name: str = _named("source_database")
-    source_db_role_prefix: str = _named("source_database", pattern=NAME, description="what its roles' names begin with")
+    source_db_role_prefix: str = _named("source_database", pattern=NAME, description="prefix of its roles' names")
     source_db_sslmode: SslMode = "prefer"
     source_db_sslrootcert: Path | None = Field(None, description="CA file, for verify-ca and verify-full")
     source_db_owner_password: SecretStr = Field(SecretStr(""), description="role that migrates")
     source_db_app_password: SecretStr = Field(SecretStr(""), description="role of the service")
     source_db_cdc_password: SecretStr = Field(SecretStr(""), description="role of Debezium")
     source_db_pruner_password: SecretStr = Field(SecretStr(""), description="role that deletes relayed outbox rows")
-    source_db_auditor_password: SecretStr = Field(SecretStr(""), description="role that `outbox check` reads with")
+    source_db_auditor_password: SecretStr = Field(SecretStr(""), description="role with which `outbox check` reads")
 
     sink_db_host: str = Field("127.0.0.1", description="Postgres of the sinks' database")
     sink_db_port: int = Field(5432, ge=1, le=65535)
     sink_db_name: str = _named("sink_database")
-    sink_db_role_prefix: str = _named("sink_database", pattern=NAME, description="what its roles' names begin with")
+    sink_db_role_prefix: str = _named("sink_database", pattern=NAME, description="prefix of its roles' names")
     sink_db_sslmode: SslMode = "prefer"
     sink_db_sslrootcert: Path | None = Field(None, description="CA file, for verify-ca and verify-full")
     sink_db_owner_password: SecretStr = Field(SecretStr(""), description="role that migrates")
     sink_db_writer_password: SecretStr = Field(SecretStr(""), description="role of the sinks")
     sink_db_pruner_password: SecretStr = Field(SecretStr(""), description="role that deletes expired rows")
-    sink_db_auditor_password: SecretStr = Field(SecretStr(""), description="role that `outbox check` reads with")
+    sink_db_auditor_password: SecretStr = Field(SecretStr(""), description="role with which `outbox check` reads")
 
-    kafka_bootstrap: str = Field("127.0.0.1:9092", description="host:port, comma separated")
+    kafka_bootstrap: str = Field("127.0.0.1:9092", description="comma-separated list of host:port")
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     kafka_username: str | None = Field(None, validate_default=True)
@@ -107,8 +109,8 @@ class Settings(BaseSettings):
     topic_replication: int = Field(1, ge=1, description="replication factor of the topics that we create")
 
     prune_keep_hours: int = Field(24, ge=0, description="how long `outbox prune` leaves relayed events in the outbox")
-    prune_landed_events_days: int = Field(90, ge=1, description="how long strategy `merge` keeps events, at the least")
-    prune_dead_letters_days: int = Field(90, ge=1, description="how long resolved dead letters are kept, at the least")
+    prune_landed_events_days: int = Field(90, ge=1, description="how long strategy `merge` keeps events, at least")
+    prune_dead_letters_days: int = Field(90, ge=1, description="how long resolved dead letters are kept, at least")
 
     connect_url: str = Field("http://127.0.0.1:8083", description="Kafka Connect's REST interface")
     connect_username: str | None = Field(None, description="basic auth of Connect's REST interface")
@@ -127,27 +129,27 @@ class Settings(BaseSettings):
         description="where Connect finds Debezium's password: a config provider of its worker, and a key there",
         pattern=r"^\$\{.+:.+\}$",
     )
-    exactly_once: bool = Field(True, description="the one switch: Connect's exactly-once, worker and connector")
+    exactly_once: bool = Field(True, description="the switch for Connect's exactly-once, in worker and connector")
 
     service_host: str = "127.0.0.1"
     service_port: int = Field(8080, ge=0, le=65535)
     service_workers: int = Field(2, ge=1, description="gunicorn worker processes")
-    service_threads: int = Field(4, ge=1, description="threads a worker; also its database connections")
+    service_threads: int = Field(4, ge=1, description="threads per worker, and database connections per worker")
     service_request_timeout_s: float = Field(
-        10, gt=0, description="how long a request may take to arrive, and its response to be read"
+        10, gt=0, description="how long a request may take to arrive, and a response to be read"
     )
     service_token: SecretStr = Field(SecretStr(""), description="bearer token that clients of the service send")
     idempotency_ttl_hours: int = Field(24, ge=1, description="how long an Idempotency-Key is remembered")
 
     sink_checkpoints: str | None = Field(None, description="URI of the Spark checkpoints; default: in the home folder")
     sink_lakehouse: str | None = Field(None, description="URI of the Delta tables; default: in the home folder")
-    sink_max_offsets_per_trigger: int = Field(200_000, ge=1, description="events in one micro-batch at the most")
+    sink_max_offsets_per_trigger: int = Field(200_000, ge=1, description="maximum number of records in one micro-batch")
     sink_id_age_max_days: int = Field(
-        3660, ge=1, description="how far an event's id may be behind its record; an older one is set aside"
+        3660, ge=1, description="how far the time in an event's id may be behind its record; older ones are set aside"
     )
     sink_driver_memory: str = Field("768m", description="heap of the Spark driver")
     sink_metrics_host: str = "127.0.0.1"
-    sink_metrics_port: int = Field(0, ge=0, le=65535, description="serves the sink's Prometheus metrics; 0: none")
+    sink_metrics_port: int = Field(0, ge=0, le=65535, description="port of the sinks' Prometheus metrics; 0: none")
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else json")

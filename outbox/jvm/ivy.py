@@ -80,8 +80,13 @@ def _follow(ivy: subprocess.Popen[str], report: Report) -> list[str]:
     return lines
 
 
-def _ivy_jar() -> Path:
+def pyspark_folder() -> Path:
+    """Where PySpark is installed. It is not imported. Raises Failure if it is missing."""
     pyspark = importlib.util.find_spec("pyspark")
     if pyspark is None or pyspark.origin is None:
         raise Failure("PySpark is not installed", "run make install", code="pyspark-missing")
-    return next(Path(pyspark.origin).parent.glob("jars/ivy-*.jar"))
+    return Path(pyspark.origin).parent
+
+
+def _ivy_jar() -> Path:
+    return next(pyspark_folder().glob("jars/ivy-*.jar"))

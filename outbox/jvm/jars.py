@@ -58,6 +58,11 @@ def jars(configuration: str, report: Report = _quiet) -> list[Path]:
     return sorted(resolve(configuration, report).glob("lib/*.jar"))
 
 
+def spark_jars() -> list[Path]:
+    """The jars of Spark itself, which PySpark brings. Raises Failure if PySpark is not installed."""
+    return sorted(ivy.pyspark_folder().glob("jars/*.jar"))
+
+
 def class_path(configuration: str, ivy_file: Path = IVY_FILE) -> str:
     """A JVM class path of all the jars of a configuration."""
     return str(resolve(configuration, ivy_file=ivy_file) / "lib" / "*")

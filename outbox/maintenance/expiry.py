@@ -72,9 +72,9 @@ class Rule(NamedTuple):
     parameters: Mapping[str, object]
 
     @property
-    def select(self) -> str:
-        """The statement that counts the rows."""
-        return f"SELECT count(*) FROM {self.table} WHERE sink = %(sink)s AND {self.condition}"  # noqa: S608
+    def rows(self) -> str:
+        """The rows, as the end of a SELECT."""
+        return f"FROM {self.table} WHERE sink = %(sink)s AND {self.condition}"
 
     @property
     def delete(self) -> str:
@@ -83,14 +83,13 @@ class Rule(NamedTuple):
         same = " AND ".join(f"kept.{column} = useless.{column}" for column in self.key)
         return f"""
             DELETE FROM {self.table} AS kept
-             USING (SELECT {key} FROM {self.table}
-                     WHERE sink = %(sink)s AND {self.condition} LIMIT {DELETE_ROWS}) AS useless
+             USING (SELECT {key} {self.rows} LIMIT {DELETE_ROWS}) AS useless
              WHERE kept.sink = %(sink)s AND {same}
         """  # noqa: S608
 
     @property
     def arguments(self) -> dict[str, object]:
-        """The parameters of both statements."""
+        """The parameters of its statements."""
         return {**self.parameters, "sink": self.sink}
 
 
@@ -186,8 +185,13 @@ def _topic_id(settings: Settings, topic: str) -> str | None:
 
 
 def _count(connection: extensions.connection, rule: Rule) -> int:
-    ((rows,),) = _rows(connection, rule.select, rule.arguments)
+    ((rows,),) = _rows(connection, f"SELECT count(*) {rule.rows}", rule.arguments)
     return int(rows)
+
+
+def _exist(connection: extensions.connection, rule: Rule) -> bool:
+    ((exist,),) = _rows(connection, f"SELECT EXISTS (SELECT {rule.rows})", rule.arguments)
+    return bool(exist)
 
 
 def _delete(connection: extensions.connection, rule: Rule) -> int:
@@ -197,8 +201,8 @@ def _delete(connection: extensions.connection, rule: Rule) -> int:
         cursor.execute(rule.delete, rule.arguments)
         return cursor.rowcount
 
-    while rows := between_batches(connection, lambda _: [rule.sink], delete):
-        deleted += rows
+    while _exist(connection, rule):  # before a turn is waited for
+        deleted += between_batches(connection, lambda _: [rule.sink], delete)
     return deleted
 
 

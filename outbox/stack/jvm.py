@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from outbox.base import project
-from outbox.jvm.jars import class_path
+from outbox.jvm import archive
+from outbox.jvm.jars import class_path, jars
 from outbox.jvm.java import java
 from outbox.stack.process import Process
 
@@ -36,6 +37,7 @@ class Jvm(Process):
         return [
             java(),
             *options,
+            *archive.options(self.name, jars("kafka")),
             f"-Dlog4j2.configurationFile={(project.current().connect / 'log4j2.properties').as_uri()}",
             "-cp",
             class_path("kafka"),

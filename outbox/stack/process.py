@@ -20,9 +20,10 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import PREFIX
 from outbox.base.wait import wait_for
+from outbox.jvm import archive
 
 MARK = "OUTBOX_PROCESS"
-KEPT = {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL", project.VARIABLE}
+KEPT = {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL", archive.VARIABLE, project.VARIABLE}
 
 
 class Controller(ABC):

@@ -1,5 +1,6 @@
-"""Changes of the table `accounts` in, balances out: raw CDC by a second connector. Optional: delete this folder and
-connect/changes.json to do without.
+"""Changes of the table `accounts` in, balances out: raw CDC by a second connector.
+
+Optional: to do without, delete this folder and connect/changes.json.
 """
 
 from __future__ import annotations

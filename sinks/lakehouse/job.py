@@ -1,4 +1,4 @@
-"""Ledger events into a Delta table, which DuckDB, Trino or Spark read. Optional: delete this folder to do without."""
+"""Ledger events in, a Delta table out, which DuckDB or Spark read. Optional: to do without, delete this folder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 -- The table of the sink `lakehouse`: every event once, with its place on the topic. The columns are the properties of the
--- event's schema in Delta's types, and the day of the event. The table is partitioned by day: MERGE looks at a day, and so
--- does a query by time.
+-- event's schema, and the day of the event. The table is partitioned by day, because MERGE and queries by time read days.
 --
 -- The engine fills in the location. At every start it compares this declaration with the existing table.
 CREATE TABLE IF NOT EXISTS events (

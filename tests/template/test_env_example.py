@@ -25,8 +25,8 @@ HEAD = """\
 # Every setting, with its default. Copy this file to .env and uncomment what you change.
 # The environment wins over .env, .env over the embedded stack's own choices (stack.env in the home folder).
 #
-# docker-compose reads .env too. Its servers and volumes are its own, so it does not use the settings that describe
-# servers, logins, certificates or folders of yours. Every other setting counts there as well.
+# docker-compose reads .env too. It has its own servers and volumes, so it ignores settings of servers, logins,
+# certificates and folders. It uses all others.
 """
 # The field that begins each group.
 GROUPS = {
@@ -53,7 +53,7 @@ TAIL = """\
 # ports on 127.0.0.1, with the profile monitoring
 # OUTBOX_GRAFANA_PORT=3000
 # OUTBOX_PROMETHEUS_PORT=9090
-# memory of the container of a sink: the heap of its driver and about 750m
+# memory of a sink's container: the heap of its driver plus about 750m
 # OUTBOX_SINK_MEMORY_LIMIT=1536m
 """
 

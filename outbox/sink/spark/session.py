@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from outbox.base import log
 from outbox.base.settings import Settings
-from outbox.jvm.jars import jars
+from outbox.jvm import archive
+from outbox.jvm.jars import jars, spark_jars
 from outbox.jvm.java import java
 from outbox.kafka.clients import spark_options
 from outbox.sink.target import Target
@@ -45,11 +46,13 @@ def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
         found += jars(name, log.get(__name__).info)
     scratch = settings.home / "spark"
     scratch.mkdir(parents=True, exist_ok=True)
-    java_options = f"-Dlog4j2.configurationFile=file://{quote(str(LOG_CONFIG))} {GARBAGE_COLLECTOR}"
+    archived = " ".join(f'"{option}"' for option in archive.options("spark", [*jars("spark"), *spark_jars()]))
+    java_options = f"-Dlog4j2.configurationFile=file://{quote(str(LOG_CONFIG))} {GARBAGE_COLLECTOR} {archived}"
     config = {
         "spark.master": "local[2]",
         "spark.app.name": "outbox sink",
-        "spark.jars": ",".join(map(str, found)),
+        # Not spark.jars: a class archive holds classes of the class path only.
+        "spark.driver.extraClassPath": ":".join(map(str, found)),
         "spark.driver.memory": settings.sink_driver_memory,
         "spark.driver.extraJavaOptions": java_options,
         "spark.driver.host": "127.0.0.1",

@@ -1,7 +1,7 @@
--- The balances as the source has them, for `outbox rebuild --from source`.
+-- `outbox rebuild --from source`: set the balances to those of the source.
 --
--- `source` has a row per row of the view source_totals, as JSON. What was never in the source is worth nothing. The last
--- statement returns a row (key, difference) for each account whose balance has changed.
+-- `source` has the rows of the view source_totals, as JSON. An account that the source does not have gets a balance of 0.
+-- The last statement returns a row (key, difference) for each account whose balance has changed.
 WITH truth AS (
     SELECT (total ->> 'key')::uuid AS account_id, total ->> 'currency' AS currency,
            (total ->> 'total')::numeric AS balance, (total ->> 'version')::bigint AS version

@@ -1,4 +1,4 @@
--- The balance of each account: the sum of its events. Additive, so the order of the events does not matter.
+-- The balance of each account is the sum of its events. Their order does not matter.
 --
 -- [refuse]
 -- An account keeps the currency of its first event. Events in another currency are refused.

@@ -1,4 +1,4 @@
--- The balance of each account, as its newest event states it: for strategies that take states.
+-- The balance of each account, as its newest event states it. Strategies that take states use this file.
 --
 -- [refuse]
 -- An account keeps the currency of its first event. Events in another currency are refused.

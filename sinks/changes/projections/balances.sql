@@ -1,11 +1,12 @@
--- The balance of each account: that of the newest state which came.
+-- The balance of each account is that of its newest state.
 --
--- Newest by version, not by arrival: a dead letter that is replayed, or a change that the slot still holds when a snapshot
--- is taken, comes after younger states. So each change of a row must move its version on, as the service does.
+-- Newest means the highest version, not the last arrival. A replayed dead letter, or a change that the slot still holds
+-- when a snapshot is taken, arrives after younger states. So each change of a row must raise its version, as the service
+-- does.
 --
--- An account that is deleted stays, empty, with the version that it had: by that, older states are known for old. Of a
--- deleted row the log has the key and no version, so a deletion counts where it stands among the changes of its row, which
--- come in order. (Here it is one half of a primary key that is changed; the service deletes no account.)
+-- A deleted account stays with a balance of 0 and its version, so that older states are recognised as old. The log has no
+-- version of a deleted row, so a deletion counts by its place among the changes of the row, which arrive in order. (Here a
+-- deletion is one half of a changed primary key: the service deletes no account.)
 UPDATE balances AS stored
    SET balance_minor = 0, updated_at = now()
   FROM new_events

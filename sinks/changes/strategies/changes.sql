@@ -1,16 +1,17 @@
--- idea: no events but the rows of `accounts` as they change, read from the log; remember each by (table, key, LSN, op)
--- survives: every duplicate, and lost changes too, once a later one of the row comes; a snapshot brings all rows anew
--- costs: a slot of its own, which holds the log back while nobody reads it; some 270 bytes a change, kept for good
--- choose: when the service cannot be changed to write events, and its readers want to know what is, not what happened
+-- idea: capture the rows of `accounts` as they change, not events; remember each change by (table, key, LSN, op)
+-- survives: every duplicate, and lost changes too once a later one of the row arrives; a snapshot brings all rows
+-- costs: a second slot, which retains the log while nobody reads it; a row per change until log and topic have dropped it
+-- choose: when the service cannot write events, and its readers need the present state, not what happened
 --
--- What else it changes: the table becomes a contract. Its readers depend on its columns, which the service cannot rename
--- by itself any more, and they see all of them. And there is no intent: a row tells the balance and not the transfer, so
--- who wants to know why has to guess. An outbox tells what its service chose to tell.
+-- The table becomes a contract: readers depend on its columns and see all of them, so the service cannot rename one alone.
+-- A row has the balance and not the transfer, so a reader who needs the reason must guess. An outbox contains what the
+-- service chose to publish.
 --
--- Why all four: the rows of a snapshot share one LSN, that at which it was taken, and the next change of one of them may
--- begin right there; a primary key that changes is a deletion and an insert at one LSN. Why the LSN is no clock: what a
--- transaction writes that is open while a snapshot is taken stands below the snapshot's LSN, and is newer. Which of two
--- states is newer, the version tells: see projections/balances.sql.
+-- The key needs all four parts. The rows of a snapshot share one LSN, the place in the log where it was taken, and the
+-- next change of one of them may begin right there. A changed primary key is a deletion and an insert at one LSN.
+--
+-- The LSN is no clock. A transaction that is open while a snapshot is taken may have written below the snapshot's LSN, and
+-- its change is newer. The version says which of two states is newer: see projections/balances.sql.
 WITH incoming AS (
     SELECT DISTINCT ON (table_name, account_id, lsn, op) *
       FROM batch

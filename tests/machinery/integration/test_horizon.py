@@ -13,7 +13,7 @@ import pytest
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.maintenance import retention
+from outbox.maintenance import expiry, retention
 from outbox.sink import spec
 from outbox.sink.dead_letters import OLDER_THAN_HORIZON
 from outbox.sink.postgres.applier import PostgresApplier
@@ -64,12 +64,6 @@ def partition(days_ago: int) -> str:
 def apply(settings: Settings, *events: Event, start: int = 0, name: str = "dedup") -> Counts:
     with open_sink(settings, name) as sink:
         return sink.apply(batch(events, start))
-
-
-def forgotten(settings: Settings, upto: int, *events: Event) -> None:
-    """Events are applied, and then what is older than so many days is dropped."""
-    apply(settings, *events)
-    retention.drop(settings, ago(upto))
 
 
 def replay(settings: Settings, *, older_than_horizon: bool) -> Replayed:
@@ -145,13 +139,18 @@ class TestOlderEvents:
         assert (str(horizon(database)) in str(detail), event_id) == (True, late.event_id)
         assert database.query("SELECT applied, duplicates FROM sinks") == [(1, 3)]
 
+    @pytest.mark.parametrize("name", FORGETTING)
     def test_one_that_was_applied_before_it_was_forgotten_is_not_applied_again(
-        self, databases: Settings, database: Database
+        self, databases: Settings, name: str
     ) -> None:
+        database = Database(databases, name)
         old = aged(6)
-        forgotten(databases, 5, old)
+        apply(databases, old, name=name)
+        retention.drop(databases, ago(5))
+        expiry.expire(databases.model_copy(update={"prune_landed_events_days": 1}), horizon(database))
+        assert database.query("SELECT FROM landed_events") == []
         assert database.processed() == 0
-        assert apply(databases, old, start=1) == Counts(1, rejected=1)
+        assert apply(databases, old, start=1, name=name) == Counts(1, rejected=1)
         assert database.totals() == sums([old])
 
     def test_an_event_at_the_horizon_is_applied(self, databases: Settings, database: Database) -> None:

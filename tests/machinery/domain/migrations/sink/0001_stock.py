@@ -28,7 +28,7 @@ CREATE VIEW sink_totals AS
     SELECT sink, item_id::text AS key, stock AS total, version FROM stock;
 
 GRANT SELECT, INSERT, UPDATE ON stock TO {writer};
-GRANT SELECT ON sink_totals TO {auditor};
+GRANT SELECT ON sink_totals TO {writer}, {auditor};
 """
 
 

@@ -1,0 +1,99 @@
+"""Record the class archives of `outbox.jvm.archive`: run the whole chain once, in a home folder of its own.
+
+python -m outbox.stack.archives     record those that are missing; takes about half a minute
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from outbox.base import project
+from outbox.base.errors import Failure
+from outbox.base.settings import load
+from outbox.base.wait import wait_for
+from outbox.jvm import archive
+from outbox.jvm.jars import jars, spark_jars
+from outbox.migrations.migrate import migrate
+from outbox.relay import apply as relay
+from outbox.sink import spec
+from outbox.stack.command import Command
+from outbox.stack.stack import Report, Stack
+
+SINK_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 120.0  # a JVM writes its archive when it exits
+
+
+def class_paths() -> dict[str, Sequence[Path]]:
+    """The jars of each JVM that has an archive."""
+    return {"kafka": jars("kafka"), "connect": jars("kafka"), "spark": [*jars("spark"), *spark_jars()]}
+
+
+def missing() -> list[str]:
+    """The archives that are not recorded yet."""
+    return [name for name, files in class_paths().items() if not archive.path(name, files).exists()]
+
+
+def record(report: Report) -> list[str]:
+    """Record every archive, and return the names of those that were not written. Then the home stays, with its logs."""
+    stack = _stack()
+    stack.down()  # what an interrupted recording left
+    with _recording():
+        try:
+            _run(stack, report)
+        finally:
+            stack.down()
+    failed = [name for name, files in class_paths().items() if not archive.install(name, files)]
+    if not failed:
+        stack.reset()
+    return failed
+
+
+def _run(stack: Stack, report: Report) -> None:
+    stack.up(report=report)
+    settings = stack.settings
+    migrate(settings)
+    relay.apply(settings)
+    name = next(name for name, sink in spec.sinks(settings).items() if sink.job.topic == settings.topic)
+    report(f"sink {name}: runs until it has caught up")
+    sink = Command("sink", settings, ["sink", "--strategy", name, "--until-caught-up"])
+    sink.spawn()
+    wait_for("the sink and its JVM to end", lambda: not sink.processes(), timeout_s=SINK_TIMEOUT_S, poll_s=0.2)
+    for name in ("connect", "kafka"):
+        part = stack.part(name)
+        part.stop_timeout_s = STOP_TIMEOUT_S
+        part.stop()
+
+
+def _stack() -> Stack:
+    # Below the project's own home, so that `outbox down` finds it too.
+    home = project.current().home / "archives"
+    free = {f"stack_{name}_port": 0 for name in ("postgres", "kafka", "controller", "connect")}
+    return Stack(load(home, environment=False, service_port=0, **free))
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    before = os.environ.get(archive.VARIABLE)
+    os.environ[archive.VARIABLE] = "record"
+    try:
+        yield
+    finally:
+        os.environ.pop(archive.VARIABLE)
+        if before is not None:
+            os.environ[archive.VARIABLE] = before
+
+
+if __name__ == "__main__":
+    try:
+        if missing():
+            print("recording class archives, once: the JVMs of later starts need half the time", file=sys.stderr)  # noqa: T201
+            failed = record(report=lambda line: print(f"  {line}", file=sys.stderr))  # noqa: T201
+            if failed:
+                logs = _stack().home / "logs"
+                print(f"not recorded: {', '.join(failed)}; all works without them; see {logs}", file=sys.stderr)  # noqa: T201
+    except Failure as failure:
+        sys.exit(f"outbox: {failure}")
