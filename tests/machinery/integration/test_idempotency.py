@@ -1,4 +1,4 @@
-"""Idempotency-Keys in the machinery: a key is claimed with its answer, and expired keys are removed."""
+"""Idempotency-Keys and the transaction that they are claimed in, on the fixture domain's service."""
 
 from __future__ import annotations
 
