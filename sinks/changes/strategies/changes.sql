@@ -1,11 +1,11 @@
 -- idea: capture the rows of `accounts` as they change, not events; remember each change by (table, key, LSN, op)
 -- survives: every duplicate, and lost changes too once a later one of the row arrives; a snapshot brings all rows
--- costs: a second slot, which retains the log while nobody reads it; a row per change until log and topic have dropped it
+-- costs: a second slot, which retains the log while unread; a row per change until log and topic have dropped it
 -- choose: when the service cannot write events, and its readers need the present state, not what happened
 --
--- The table becomes a contract: readers depend on its columns and see all of them, so the service cannot rename one alone.
--- A row has the balance and not the transfer, so a reader who needs the reason must guess. An outbox contains what the
--- service chose to publish.
+-- The table becomes a contract: readers depend on its columns, so the service cannot rename one alone. A row has the
+-- balance and not the transfer, so a reader who needs the reason must guess. An outbox contains what the service chose to
+-- publish.
 --
 -- The key needs all four parts. The rows of a snapshot share one LSN, the place in the log where it was taken, and the
 -- next change of one of them may begin right there. A changed primary key is a deletion and an insert at one LSN.
