@@ -19,6 +19,7 @@ from psycopg2.extras import execute_values
 from outbox.sink.batch import DeadRecord
 from outbox.sink.records import Header, Record, Rejection
 
+LAST_MS = 253_402_300_799_000  # the last second of the year 9999: a foreign producer may claim any time
 OLDER_THAN_HORIZON = "older than the deduplication horizon"
 STATEMENT_MAX_BYTES = 4 << 20  # of keys, headers and values; a single larger record is a statement of its own
 
@@ -147,7 +148,7 @@ def columns(dead: DeadRecord) -> tuple[object, ...]:
         record.key,
         json.dumps([_header(name, content) for name, content in record.headers]),
         record.value,
-        datetime.fromtimestamp(record.recorded_ms / 1000, UTC),
+        datetime.fromtimestamp(min(max(record.recorded_ms, 0), LAST_MS) / 1000, UTC),
         dead.event_id,
         *dead.rejection,
     )

@@ -230,13 +230,19 @@ def parse_json(value: bytes | None) -> tuple[Any, Rejection | None]:
         return None, Rejection("no value", "the value is null: a tombstone is no event")
     try:
         decoded = _JSON.decode(value)
-    except UnicodeDecodeError as error:
-        return None, Rejection("not UTF-8", str(error.reason))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        return None, Rejection("not JSON", shortened(str(error)))
+        return None, Rejection("not JSON" if _is_utf8(value) else "not UTF-8", shortened(str(error)))
     if value.count(b"[") + value.count(b"{") > NESTING_MAX and _is_deep(decoded):
         return None, Rejection("not JSON", f"nested deeper than {NESTING_MAX} levels")
     return decoded, None
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _is_deep(decoded: Any) -> bool:

@@ -53,10 +53,10 @@ DEAD_TYPES = {
     "reason": pa.string(),
     "detail": pa.string(),
 }
-EARLIER = """
+UP_TO_EPOCH = """
 SELECT relname FROM pg_class
- WHERE relnamespace = 'staging'::regnamespace AND relkind = 'r'
-   AND (left(relname, length(%(prefix)s)) = %(prefix)s)
+ WHERE relnamespace = 'staging'::regnamespace AND relkind = 'r' AND left(relname, length(%(prefix)s)) = %(prefix)s
+   AND split_part(substr(relname, length(%(prefix)s) + 1), '/', 1)::bigint <= %(epoch)s
 """
 TAKE_ROWS = """
 INSERT INTO batch (event_id, partition, "offset", {columns})
@@ -80,6 +80,7 @@ class Staging:
 
     def __init__(self, sink: str, epoch: int, decoder: RecordDecoder) -> None:
         self._sink = sink
+        self._epoch = epoch
         self._decoder = decoder
         self._rows, self._dead = f"{sink}/{epoch}/rows", f"{sink}/{epoch}/dead"
         self._names = {
@@ -99,9 +100,9 @@ class Staging:
             cursor.execute(sql.SQL(TABLES).format(**{**self._names, "columns": columns}))
 
     def drop(self, connection: extensions.connection) -> None:
-        """Drop every staging table of the sink."""
+        """Drop the tables of this epoch and of earlier ones. A later driver keeps its own."""
         with connection, connection.cursor() as cursor:
-            cursor.execute(EARLIER, {"prefix": f"{self._sink}/"})
+            cursor.execute(UP_TO_EPOCH, {"prefix": f"{self._sink}/", "epoch": self._epoch})
             for (name,) in cursor.fetchall():
                 cursor.execute(sql.SQL("DROP TABLE staging.{}").format(sql.Identifier(name)))
 

@@ -10,6 +10,8 @@ commit and delivers the same offsets again, maybe cut into other batches: that i
 
 from __future__ import annotations
 
+from datetime import date
+
 from psycopg2 import extensions
 
 from outbox.sink import dead_letters, partitions, positions, traces
@@ -27,6 +29,7 @@ class PostgresWriter(SinkWriter):
         """Acquire the fence and prepare the session. Raises Failure if the sink has a driver already."""
         super().__init__(connection, spec.name)
         self._applier = PostgresApplier(spec)
+        self._ensured = set[date]()
         self._staging = self.staging = Staging(spec.name, self._epoch, spec.job.decoder)
         with self._errors("does not let the sink start"):
             self._staging.create(connection)
@@ -38,11 +41,7 @@ class PostgresWriter(SinkWriter):
             return Counts()
         refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}, all of them"
         with self._errors(refused):
-            if (
-                self._applier.strategy.remembers_ids
-            ):  # before the transaction: a partition costs locks, and others may wait for it
-                days = batch.staged.days if batch.staged else partitions.days(batch.rows["event_id"])
-                partitions.ensure(self._connection, days)
+            self._ensure_partitions(batch)
             with self._connection, self._connection.cursor() as cursor:
                 counts = self._apply(cursor, batch)
                 outcomes = traces.outcomes(cursor, batch.traced, batch.dead)
@@ -54,6 +53,14 @@ class PostgresWriter(SinkWriter):
     def close(self) -> None:
         if not self._connection.closed:
             self._staging.drop(self._connection)
+
+    def _ensure_partitions(self, batch: Batch) -> None:
+        """Before the transaction that applies: a partition costs locks, and other sinks may wait for it."""
+        if self._applier.strategy.remembers_ids:
+            days = batch.staged.days if batch.staged else partitions.days(batch.rows["event_id"])
+            missing = {*days} - self._ensured
+            partitions.ensure(self._connection, missing)
+            self._ensured |= missing  # a partition that is dropped later is below the horizon, where nothing is applied
 
     def _apply(self, cursor: extensions.cursor, batch: Batch) -> Counts:
         self._enter(cursor)

@@ -7,7 +7,9 @@
 INSERT INTO rejections (event_id, reason, detail)
 SELECT DISTINCT event_id, 'older than the deduplication horizon', format('ids below %%s are forgotten', horizon)
   FROM batch, dedup_horizon
- WHERE event_id < horizon;
+ WHERE event_id < horizon
+   AND NOT EXISTS (SELECT FROM landed_events AS known
+                    WHERE known.sink = %(sink)s AND known.event_id = batch.event_id);
 
 WITH landed AS (
     MERGE INTO landed_events AS known

@@ -1,0 +1,78 @@
+"""What a sink bounds: memory whatever the records are, and the harm that one sink's failure does to its neighbours."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from random import Random
+
+from confluent_kafka import Producer
+
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.kafka.clients import client_config
+from tests.support.events import DAY_MS, NOW_MS, uuid7
+from tests.support.sink_driver import Database
+from tests.support.sink_process import Publisher, catch_up, logged, running
+
+RANDOM = Random(41)  # noqa: S311
+TIMEOUT_S = 180
+# More than the heap that the sink gets, in one batch.
+INVALID_RECORDS, INVALID_BYTES = 12_000, 50_000
+
+
+def produce(settings: Settings, count: int, value: bytes) -> None:
+    """Records that are no events, each with an id of its own."""
+    producer = Producer({**client_config(settings), "queue.buffering.max.kbytes": 1 << 20, "linger.ms": 20})
+    for number in range(count):
+        headers: dict[str, str | bytes | None] = {"id": uuid7(RANDOM), "eventType": "x", "schemaVersion": "1"}
+        producer.produce(settings.topic, key=str(number), value=value, headers=headers)
+        producer.poll(0)
+        if number % 1000 == 0:
+            producer.flush(60)
+    assert producer.flush(120) == 0
+
+
+def test_a_batch_of_garbage_larger_than_the_heap_is_set_aside(topic: Settings) -> None:
+    produce(topic, INVALID_RECORDS, json.dumps({"note": "x" * INVALID_BYTES}).encode())
+    publisher = Publisher(topic)
+    publisher.send(publisher.events(10))
+    small = topic.model_copy(update={"sink_driver_memory": "512m"})
+    done = catch_up(small)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [line["dead"] for line in logged(done, "applied") if line["dead"]] == [INVALID_RECORDS], "one batch"
+    ((letters, size),) = Database(topic).query("SELECT count(*), sum(octet_length(value)) FROM dead_letters")
+    assert (letters, int(str(size)) > INVALID_RECORDS * INVALID_BYTES) == (INVALID_RECORDS, True)
+    assert Database(topic).applied() == 10
+    staged = Database(topic).query("SELECT relname FROM pg_class WHERE relnamespace = 'staging'::regnamespace")
+    assert staged == [], "nothing stays behind"
+
+
+def test_ids_of_fifty_years_in_one_batch_are_applied_or_set_aside(topic: Settings) -> None:
+    publisher = Publisher(topic)
+    old = publisher.events(3_000)
+    spread = [replace(event, event_id=uuid7(RANDOM, NOW_MS - number * 6 * DAY_MS)) for number, event in enumerate(old)]
+    publisher.send(spread)
+    done = catch_up(topic.model_copy(update={"sink_id_age_max_days": 3660}))
+    assert done.returncode == 0, done.stderr[-2000:]
+    reasons = Database(topic).query("SELECT reason, count(*) FROM dead_letters GROUP BY reason")
+    assert reasons == [("id too old", 3_000 - 611)]
+    assert Database(topic).applied() == 611
+
+
+def test_a_sink_that_fails_does_not_stop_its_neighbours(topic: Settings) -> None:
+    publisher = Publisher(topic)
+    publisher.send(publisher.events(20))
+    with running(topic, "naive", "dedup") as sinks:
+        wait_for("both to apply", lambda: _applied(topic) == [20, 20], timeout_s=TIMEOUT_S)
+        execute(topic, "UPDATE sinks SET epoch = epoch + 1 WHERE name = 'naive'")
+        publisher.send(publisher.events(30))
+        wait_for("the other to go on", lambda: _applied(topic) == [20, 50], timeout_s=TIMEOUT_S)
+        publisher.send(publisher.events(5))
+        wait_for("it to go on and on", lambda: _applied(topic) == [20, 55], timeout_s=TIMEOUT_S)
+        assert sinks.is_running()
+        assert "sink-fenced" in sinks.tail(200)
+
+
+def _applied(settings: Settings) -> list[int]:
+    return [Database(settings, name).applied() for name in ("naive", "dedup")]
