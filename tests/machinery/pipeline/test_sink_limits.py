@@ -65,7 +65,8 @@ def test_a_sink_that_fails_does_not_stop_its_neighbours(topic: Settings) -> None
     publisher.send(publisher.events(20))
     with running(topic, "naive", "dedup") as sinks:
         wait_for("both to apply", lambda: _applied(topic) == [20, 20], timeout_s=TIMEOUT_S)
-        execute(topic, "UPDATE sinks SET epoch = epoch + 1 WHERE name = 'naive'")
+        with closing(connect(topic, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+            fence.supersede(cursor, "naive")
         publisher.send(publisher.events(30))
         wait_for("the other to go on", lambda: _applied(topic) == [20, 50], timeout_s=TIMEOUT_S)
         publisher.send(publisher.events(5))

@@ -1,0 +1,143 @@
+"""Events with nested, optional and exact values, from the declaration to a replay: an order with its lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from psycopg2 import extensions
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.sink import strategy
+from outbox.sink.batch import Batch, DeadRecord
+from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink.postgres.target import PostgresTarget
+from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.records import Event, EventDecoder, Record, Rejection
+from outbox.sink.repair.replay import Replayed, replay
+from outbox.sink.repair.selection import Selection
+from outbox.sink.spec import SinkJob, SinkSpec
+from outbox.writing.contract import EventSchema
+from tests.support.events import NOW_MS, uuid7
+
+RANDOM = Random(51)  # noqa: S311
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["order_id", "version", "total", "lines"],
+    "properties": {
+        "order_id": {"type": "string", "format": "uuid"},
+        "version": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1},
+        "total": {"type": "number"},
+        "is_gift": {"type": "boolean"},
+        "note": {"type": ["string", "null"]},
+        "lines": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["sku", "price"],
+                "properties": {"sku": {"type": "string"}, "price": {"type": "number"}},
+            },
+        },
+    },
+    "$defs": {"headers": {"type": "object", "required": ["id"], "properties": {"schemaVersion": {"const": "1"}}}},
+}
+PROJECTION = """
+-- [refuse]
+INSERT INTO rejections (event_id, reason, detail)
+SELECT event_id, 'too many lines', jsonb_array_length(lines)::text FROM new_events WHERE jsonb_array_length(lines) > 2;
+
+-- [apply]
+INSERT INTO order_lines (sink, order_id, sku, price, total, is_gift, note)
+SELECT %(sink)s, order_id, line ->> 'sku', (line ->> 'price')::numeric, total, is_gift, note
+  FROM new_events, jsonb_array_elements(lines) AS line;
+"""
+TABLE = """
+CREATE TABLE order_lines (
+    sink text, order_id uuid, sku text, price numeric, total numeric, is_gift boolean, note text
+);
+GRANT SELECT, INSERT ON order_lines TO {writer};
+"""
+ORDER = {"order_id": "00000000-0000-0000-0000-00000000000a", "version": 1, "total": 0.30}
+LINES = [{"sku": "a", "price": 0.1}, {"sku": "b", "price": 0.2, "color": "red"}]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> SinkSpec:
+    (tmp_path / "order.v1.schema.json").write_text(json.dumps(SCHEMA))
+    (tmp_path / "orders.sql").write_text(PROJECTION)
+    decoder = EventDecoder(EventSchema(tmp_path / "order.v1.schema.json"), key="order_id", version="version")
+    job = SinkJob("orders", decoder, tmp_path, PostgresTarget())
+    return SinkSpec(job, strategy.load(strategy.BUILT_IN)["dedup"])
+
+
+@pytest.fixture
+def writing(databases: Settings) -> Iterator[extensions.connection]:
+    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute(TABLE.replace("{writer}", databases.role_name(SinkRole.WRITER)))
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+        yield connection
+
+
+def record(value: dict[str, Any], version: str = "1") -> Record:
+    headers = [("id", uuid7(RANDOM).encode()), ("schemaVersion", version.encode())]
+    return Record(str(value.get("order_id")).encode(), headers, json.dumps(value).encode(), NOW_MS)
+
+
+def decoded(spec: SinkSpec, value: dict[str, Any]) -> Event:
+    found = spec.job.decoder.record(record(value))
+    assert isinstance(found, Event), found
+    return found
+
+
+def stored(connection: extensions.connection) -> list[tuple[object, ...]]:
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SELECT sku, price::text, total::text, is_gift, note FROM order_lines ORDER BY sku")
+        return list(cursor.fetchall())
+
+
+def test_an_order_with_lines_is_declared_applied_refused_and_replayed(
+    spec: SinkSpec, writing: extensions.connection
+) -> None:
+    sink, decoder = PostgresWriter(writing, spec), spec.job.decoder
+    assert [column.type for column in decoder.columns] == ["uuid", "bigint", "numeric", "boolean", "text", "jsonb"]
+    good = decoded(spec, {**ORDER, "lines": LINES, "is_gift": True, "note": None})
+    refused = decoded(spec, {**ORDER, "version": 2, "lines": [*LINES, {"sku": "c", "price": 1e2}]})
+    newer = record({**ORDER, "version": 3, "lines": [{"sku": "d", "price": 12345678901234567890.5}]}, version="2")
+    rejection = decoder.record(newer)
+    assert isinstance(rejection, Rejection)
+    dead = DeadRecord(0, 2, newer, decoder.event_id(newer), rejection)
+    batch = Batch("orders", "t", {0: 0}, {0: 3}, decoder.rows([good, refused], [(0, 0), (0, 1)]), [dead])
+
+    counts = sink.apply(batch)
+    assert (counts.applied, counts.rejected, counts.dead) == (1, 1, 1)
+    assert stored(writing) == [("a", "0.1", "0.3", True, None), ("b", "0.2", "0.3", True, None)]
+
+    # The contract now knows version 2, and the projection takes three lines.
+    SCHEMA_2 = {**SCHEMA, "$defs": {"headers": {"type": "object", "required": ["id"]}}}  # noqa: N806
+    folder = spec.job.projections
+    (folder / "order.v1.schema.json").write_text(json.dumps(SCHEMA_2))
+    (folder / "orders.sql").write_text(PROJECTION.replace("> 2", "> 3"))
+    later = EventDecoder(EventSchema(folder / "order.v1.schema.json"), key="order_id", version="version")
+    known = {spec.name: SinkSpec(SinkJob("orders", later, folder, PostgresTarget()), spec.strategy)}
+    with writing, writing.cursor() as cursor:
+        cursor.execute("DROP TABLE batch, new_events, rejections")  # the running sink's own
+        chosen = Selection(sink=spec.name).choose(cursor)
+    assert replay(writing, known, chosen, applier_of=PostgresApplier) == {spec.name: Replayed(applied=2)}
+    assert [row[:2] for row in stored(writing)] == [
+        ("a", "0.1"),
+        ("a", "0.1"),
+        ("b", "0.2"),
+        ("b", "0.2"),
+        ("c", "100.0"),
+        ("d", "12345678901234567000"),
+    ]
+    with writing, writing.cursor() as cursor:
+        chosen = Selection(sink=spec.name).choose(cursor)
+    assert chosen == []
