@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from random import Random
 
 from confluent_kafka import Producer
 
-from outbox.base.settings import Settings
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
+from outbox.sink import fence
 from tests.support.events import DAY_MS, NOW_MS, uuid7
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up, logged, running
