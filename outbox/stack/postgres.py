@@ -48,7 +48,7 @@ class Postgres(Process):
 
     def argv(self) -> Sequence[str | Path]:
         options = [word for name, value in self.options().items() for word in ("-c", f"{name}={value}")]
-        return _unprivileged([self.program("postgres"), "-D", self.data, *options])
+        return unprivileged([self.program("postgres"), "-D", self.data, *options])
 
     def options(self) -> Mapping[str, str | int | Path]:
         """The server's settings on its command line."""
@@ -123,7 +123,7 @@ class Postgres(Process):
                 os.chown(path, user.pw_uid, user.pw_gid)
         made = staging / "data"
         initdb: list[str | Path] = [self.program("initdb"), "-D", made, f"--pwfile={password_file}", *INITDB_OPTIONS]
-        done = self._run(_unprivileged(initdb))
+        done = self._run(unprivileged(initdb))
         if done.returncode != 0:
             raise Failure(f"initdb failed: {done.stderr.strip()}", code="initdb-failed")
         made.rename(self.data)
@@ -149,10 +149,11 @@ def _roles_environment(settings: Settings) -> Mapping[str, str]:
     return {f"{PREFIX}{name.upper()}": value for name, value in {**passwords, **names}.items()}
 
 
-def _unprivileged(argv: Sequence[str | Path]) -> Sequence[str | Path]:
+def unprivileged(argv: Sequence[str | Path]) -> Sequence[str | Path]:
     """The command itself; for root, the command run as an unprivileged user.
 
-    That user keeps one capability, to read and search, because root's own folders are closed to others.
+    That user keeps one capability, to read and search, because root's own folders are closed to others. Without the
+    secure bit, access(2), by which initdb looks for its programs, would not count it.
     """
     if os.geteuid() != 0:
         return argv
@@ -164,4 +165,5 @@ def _unprivileged(argv: Sequence[str | Path]) -> Sequence[str | Path]:
         )
     user = pwd.getpwnam(UNPRIVILEGED)
     drop = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-    return [*drop, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--", *argv]
+    keep = ["--securebits=+no_setuid_fixup", "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    return [*drop, *keep, "--", *argv]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
+import shutil
 import signal
 import socket
 import stat
@@ -27,7 +29,7 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import connectors
 from outbox.stack import ports
-from outbox.stack.postgres import Postgres
+from outbox.stack.postgres import UNPRIVILEGED, Postgres, unprivileged
 from outbox.stack.process import Process
 from outbox.stack.stack import PARTS, Stack
 from tests.fixtures.embedded_stack import private_stack
@@ -36,6 +38,7 @@ from tests.support.failures import raises
 from tests.support.homes import Homes
 from tests.support.paths import ROOT
 
+CAP_DAC_READ_SEARCH = 2
 FREE_PORTS = {f"OUTBOX_{name}_PORT": "0" for name in ("STACK_POSTGRES", "STACK_KAFKA", "STACK_CONNECT", "SERVICE")}
 
 
@@ -331,6 +334,18 @@ def test_no_password_is_in_a_log_or_on_a_command_line_or_in_what_a_command_print
     }
     assert len(shown) > len(PARTS) + 3
     assert [where for where, text in shown.items() if any(secret in text for secret in secrets)] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts Postgres as another user")
+def test_postgres_started_by_root_finds_programs_in_a_closed_folder_and_may_do_nothing_more(tmp_path: Path) -> None:
+    program = Path(shutil.copy(sys.executable, tmp_path / "closed")).resolve()
+    tmp_path.chmod(0o700)
+    source = f"import os; print(os.access({str(program)!r}, os.X_OK), os.getuid(), open('/proc/self/status').read())"
+    argv = [str(word) for word in unprivileged([sys.executable, "-c", source])]
+    found, user, *status = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    assert found == "True"
+    assert int(user) == pwd.getpwnam(UNPRIVILEGED).pw_uid
+    assert int(status[status.index("CapPrm:") + 1], 16) == 1 << CAP_DAC_READ_SEARCH
 
 
 def test_everybody_is_asked_for_a_scram_password(postgres: Postgres, postgres_stack: Stack) -> None:
