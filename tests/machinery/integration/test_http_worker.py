@@ -33,7 +33,7 @@ HEADERS = (
     f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
 ).encode()
 WITH_LENGTH = HEADERS + b"Content-Length: %d\r\n\r\n" % len(BODY)
-CHUNKED = HEADERS + b"Movement-Encoding: chunked\r\n\r\n"
+CHUNKED = HEADERS + b"Transfer-Encoding: chunked\r\n\r\n"
 WHOLE = WITH_LENGTH + BODY
 
 # What a slow client sends at once, and what it then sends at one byte a second.
