@@ -84,7 +84,8 @@ def log_in(settings: Settings, role: SourceRole | SinkRole, **changed: str) -> N
 def remember(settings: Settings, what: str) -> None:
     """Leave a row in Postgres and a record in Kafka, both acknowledged."""
     Postgres(settings).psql(
-        f"CREATE TABLE IF NOT EXISTS memory (what text); INSERT INTO memory VALUES ('{what}')", "source"
+        f"CREATE TABLE IF NOT EXISTS memory (what text); INSERT INTO memory VALUES ('{what}')",
+        settings.source_db_name,
     )
     topics.create(settings, connectors.topic_specs(settings))
     errors: list[object] = []
@@ -96,7 +97,7 @@ def remember(settings: Settings, what: str) -> None:
 
 def remembered(settings: Settings) -> tuple[list[str], int]:
     """The rows in Postgres, and how many records Kafka has."""
-    rows = Postgres(settings).psql("SELECT what FROM memory ORDER BY what", "source").stdout.split()
+    rows = Postgres(settings).psql("SELECT what FROM memory ORDER BY what", settings.source_db_name).stdout.split()
     return rows, topics.last_stable_offsets(settings, settings.topic)[0]
 
 
@@ -244,9 +245,9 @@ def test_two_stacks_stand_side_by_side(small: Stack, homes: Homes) -> None:
         other.up(only=["postgres"])
         assert other.settings.source_db_port != taken
         assert set(passwords(other.settings)).isdisjoint(passwords(small.settings))
-        Postgres(small.settings).psql("CREATE TABLE only_here ()", "source")
+        Postgres(small.settings).psql("CREATE TABLE only_here ()", small.settings.source_db_name)
         with raises("psql-failed", "only_here"):
-            Postgres(other.settings).psql("SELECT FROM only_here", "source")
+            Postgres(other.settings).psql("SELECT FROM only_here", other.settings.source_db_name)
         pid = small.part("postgres").pid()
         other.reset()
         assert small.part("postgres").pid() == pid
@@ -288,7 +289,7 @@ def test_a_broker_that_cannot_start_fails_with_the_reason_from_the_log(own: Stac
     whole = meta.read_text()
     meta.write_text(whole.replace("node.id=1", "node.id=7"))
     try:
-        with raises("process-ended", "kafka.log", "node.id"):
+        with raises("process-ended", "kafka.log", "node id 7"):
             own.up(only=["kafka"])
     finally:
         meta.write_text(whole)
@@ -360,13 +361,14 @@ def test_everybody_is_asked_for_a_scram_password(postgres: Postgres, postgres_st
                 log_in(postgres_stack.settings, role, password=wrong)
 
 
-def test_no_role_is_wider_than_it_must_be(postgres: Postgres) -> None:
+def test_no_role_is_wider_than_it_must_be(postgres: Postgres, postgres_stack: Stack) -> None:
     listed = postgres.psql(
         "SELECT rolname, rolsuper, rolcreatedb, rolcreaterole, rolbypassrls, rolreplication FROM pg_roles"
         " WHERE rolcanlogin AND rolname <> 'postgres'"
     ).stdout.split()
-    narrow = {role.value: f"{role.value}|f|f|f|f|f" for role in (*SourceRole, *SinkRole)}
-    assert sorted(listed) == sorted({**narrow, "stock_source_cdc": "stock_source_cdc|f|f|f|f|t"}.values())
+    replicates = {role: "t" if role is SourceRole.CDC else "f" for role in (*SourceRole, *SinkRole)}
+    name = postgres_stack.settings.role_name
+    assert sorted(listed) == sorted(f"{name(role)}|f|f|f|f|{may}" for role, may in replicates.items())
 
 
 @pytest.mark.parametrize("role", [*SourceRole, *SinkRole])

@@ -88,7 +88,7 @@ def test_the_whole_chain_by_settings_alone(relaying: Secured) -> None:
         served.stop()
     assert audit(relaying.settings) == {}
 
-    report = json.loads(succeed(relaying, "check", "--settle", "60", "--json"))
+    report = json.loads(succeed(relaying, "check", "--wait", "60", "--json"))
     assert (report["outbox_events"], report["records"], report["in_flight"]) == (1, 1, 0)
     succeed(relaying, "sink", "--until-caught-up")
     (sink,) = json.loads(succeed(relaying, "check", "--json"))["sinks"]

@@ -21,7 +21,7 @@ from tests.support.sink_process import Publisher, catch_up, logged, running
 RANDOM = Random(41)  # noqa: S311
 TIMEOUT_S = 180
 # More than the heap that the sink gets, in one batch.
-INVALID_RECORDS, INVALID_BYTES = 12_000, 50_000
+INVALID_RECORDS, INVALID_BYTES = 13_000, 50_000
 
 
 def produce(settings: Settings, count: int, value: bytes) -> None:
@@ -40,7 +40,7 @@ def test_a_batch_of_garbage_larger_than_the_heap_is_set_aside(topic: Settings) -
     produce(topic, INVALID_RECORDS, json.dumps({"note": "x" * INVALID_BYTES}).encode())
     publisher = Publisher(topic)
     publisher.send(publisher.events(10))
-    small = topic.model_copy(update={"sink_driver_memory": "512m"})
+    small = topic.model_copy(update={"sink_driver_memory": "600m"})
     done = catch_up(small)
     assert done.returncode == 0, done.stderr[-2000:]
     assert [line["dead"] for line in logged(done, "applied") if line["dead"]] == [INVALID_RECORDS], "one batch"
@@ -56,7 +56,7 @@ def test_ids_of_fifty_years_in_one_batch_are_applied_or_set_aside(topic: Setting
     old = publisher.events(3_000)
     spread = [replace(event, event_id=uuid7(RANDOM, NOW_MS - number * 6 * DAY_MS)) for number, event in enumerate(old)]
     publisher.send(spread)
-    done = catch_up(topic.model_copy(update={"sink_id_age_max_days": 3660}))
+    done = catch_up(topic.model_copy(update={"sink_id_age_max_days": 3663}))
     assert done.returncode == 0, done.stderr[-2000:]
     reasons = Database(topic).query("SELECT reason, count(*) FROM dead_letters GROUP BY reason")
     assert reasons == [("id too old", 3_000 - 611)]
