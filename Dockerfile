@@ -54,7 +54,8 @@ FROM spark AS jars
 ARG OUTBOX_MAVEN_MIRROR=
 COPY outbox/__init__.py outbox/
 COPY outbox/base/__init__.py outbox/base/errors.py outbox/base/
-COPY outbox/jvm outbox/jvm
+COPY outbox/jvm/__init__.py outbox/jvm/ivy.py outbox/jvm/ivy.xml outbox/jvm/jars.lock outbox/jvm/jars.py \
+    outbox/jvm/java.py outbox/jvm/truststore.py outbox/jvm/
 # Of the three parts, a sink needs Spark's.
 RUN mv "$(python -m outbox.jvm.jars plugin)" /opt/plugin \
     && rm -r "$(python -m outbox.jvm.jars kafka)"

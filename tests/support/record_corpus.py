@@ -87,7 +87,7 @@ VALUES: dict[str, tuple[bytes | None, str | None]] = {
     "no number": (raw("quantity", "NaN"), "not JSON"),
     "infinity": (raw("quantity", "-Infinity"), "not JSON"),
     "byte order mark": (b"\xef\xbb\xbf" + changed(), "not JSON"),
-    "UTF-16": (changed().decode().encode("utf-16"), "not JSON"),
+    "UTF-16": (changed().decode().encode("utf-16"), "not UTF-8"),
     "not UTF-8": (changed().replace(UNIT.encode(), b"\xff"), "not UTF-8"),
     "not UTF-8 where nobody looks": (changed(note="@").replace(b"@", b"\xff"), "not UTF-8"),
     "half a character": (raw("unit", r'"\ud800"'), "not JSON"),

@@ -24,7 +24,6 @@ PARTS: dict[str, list[str]] = {
         "tests/sample/changes",
     ],
     "lakehouse": ["sinks/lakehouse", "outbox/sink/lakehouse", "tests/sample/lakehouse"],
-    "naive": ["outbox/sink/strategies/naive.sql"],
     "monitoring": ["monitoring", "tests/template/monitoring"],
     "demo": ["demo"],
     "bench": ["bench"],
