@@ -65,9 +65,10 @@ def install(name: str) -> None:
     # Whichever index has a package: the hashes decide what is accepted.
     uv("install", "--index-strategy=unsafe-best-match", "--require-hashes", *BUILD, "-r", str(LOCKS / (name + ".txt")))
     uv("install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
-    jars = [str(PYTHON), "-m", "outbox.jvm.jars", "kafka"]
-    if subprocess.run(jars, cwd=str(ROOT), env=environment(), stdout=subprocess.DEVNULL).returncode:
-        sys.exit(1)
+    for module in (["outbox.jvm.java"], ["outbox.jvm.jars", "kafka"]):
+        command = [str(PYTHON), "-m", *module]
+        if subprocess.run(command, cwd=str(ROOT), env=environment(), stdout=subprocess.DEVNULL).returncode:
+            sys.exit(1)
     for other, extras in SETS.items():
         if set(extras) <= set(SETS[name]):
             (VENV / other).touch()

