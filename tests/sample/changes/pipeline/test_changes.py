@@ -14,7 +14,7 @@ from flask import Flask
 
 from outbox.audit import check
 from outbox.audit.doctor import examine
-from outbox.base.settings import Settings
+from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from outbox.relay import apply as relay
@@ -90,7 +90,9 @@ def arrived(settings: Settings, connector: Connector) -> list[Record]:
 
 
 def may_read(settings: Settings) -> bool:
-    ((granted,),) = query(settings, "SELECT has_table_privilege('ledger_cdc', 'accounts', 'SELECT')")
+    ((granted,),) = query(
+        settings, f"SELECT has_table_privilege('{settings.role_name(SourceRole.CDC)}', 'accounts', 'SELECT')"
+    )
     return bool(granted)
 
 
