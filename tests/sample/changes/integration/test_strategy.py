@@ -385,6 +385,6 @@ def test_a_publication_that_does_not_let_every_change_pass_is_refused(databases:
 
 
 def test_without_the_table_there_is_nothing_to_capture(databases: Settings) -> None:
-    query(databases, "DROP VIEW audit_accounts; DROP TABLE transfers, accounts", SourceRole.OWNER)
+    query(databases, "DROP VIEW source_totals; DROP TABLE transfers, accounts", SourceRole.OWNER)
     with pytest.raises(Failure, match=r"does not let public.accounts be captured.*outbox migrate"):
         slot.publish(databases, load(databases, "changes"))

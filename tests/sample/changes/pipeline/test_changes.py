@@ -105,7 +105,7 @@ def test_the_whole_way_beside_the_outbox(chain: Settings, changes: Connector, se
 
     bank = Bank(service, chosen_seed())
     bank.transfers(10)  # they come by the snapshot
-    assert "`outbox connect apply changes` makes it" in reported_failure(catch_up(chain, "changes"))
+    assert "`outbox connect apply` creates" in reported_failure(catch_up(chain, "changes"))
     assert run("status", "changes").stderr.endswith("does not run — `outbox connect apply changes`\n")
     assert run("apply", "changes").stdout.startswith(f"connector {changes.name}: created, exactly-once")
     bank.transfers(10)
@@ -203,7 +203,7 @@ def test_what_comes_twice_and_what_is_forgotten(
     assert len(records) - len(set(identities(records))) == len(records) / 2, "all of them twice on the topic"
     again = catch_up(chain, "changes")
     assert again.returncode == 0, again.stderr
-    assert sum(int(str(line["fresh"])) for line in logged(again, "applied")) == 0
+    assert sum(int(str(line["rows"])) for line in logged(again, "applied")) == 0
     assert check.check(chain).findings == []
 
 
