@@ -7,6 +7,7 @@
 -- A deleted account stays with a balance of 0 and its version, so that older states are recognised as old. The log has no
 -- version of a deleted row, so a deletion counts by its place among the changes of the row, which arrive in order. (Here a
 -- deletion is one half of a changed primary key: the service deletes no account.)
+-- Limit: a primary key that another row takes over must continue above its last version; else its balance stays 0.
 UPDATE balances AS stored
    SET balance_minor = 0, updated_at = now()
   FROM new_events

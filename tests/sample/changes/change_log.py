@@ -100,7 +100,9 @@ class Ledger:
             new = nth_key(self._next_account)
         balance, version = self.rows.pop(old)
         self.log.append(Change(old, "d", self._lsn, currency=None))
-        self._set(new, "c", balance, version + 1)
+        # The projection's limit: a key that another row takes over must go on above its last version.
+        before = max((change.version or 0 for change in self.log if change.account_id == new), default=0)
+        self._set(new, "c", balance, max(version, before) + 1)
         return new
 
     def snapshot(self, meanwhile: str | None = None) -> None:

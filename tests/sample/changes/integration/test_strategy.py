@@ -352,7 +352,9 @@ def test_check_compares_states_and_tells_what_is_behind_from_what_is_wrong(datab
 
 
 def may_read(settings: Settings) -> bool:
-    ((granted,),) = query(settings, f"SELECT has_table_privilege('{settings.role_name(SourceRole.CDC)}', 'accounts', 'SELECT')")
+    ((granted,),) = query(
+        settings, f"SELECT has_table_privilege('{settings.role_name(SourceRole.CDC)}', 'accounts', 'SELECT')"
+    )
     return bool(granted)
 
 
