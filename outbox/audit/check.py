@@ -10,7 +10,7 @@ key, version and quantity. Without a version no gap is looked for. Without a qua
 are two views of the domain, both optional: ``source_totals`` (key, total, version) in the source database, and
 ``sink_totals`` (sink, key, total, version) in the sink database.
 
-How events and their fates are told apart is in `outbox.audit.comparison`.
+`outbox.audit.comparison` defines when a missing event is in flight or lost, and an unknown one foreign or pruned.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def show(identity: str, sink: str | None, as_json: bool) -> None:
 @click.option(
     "--older-than-horizon",
     is_flag=True,
-    help=f"Only the letters '{OLDER_THAN_HORIZON}', applied as new: you are sure that they never were applied.",
+    help=f"Only letters with the reason '{OLDER_THAN_HORIZON}'. Use it if you are sure that none was ever applied.",
 )
 @dry
 @as_json_option

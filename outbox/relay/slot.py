@@ -25,6 +25,7 @@ class Slot:
     """The slot as the server sees it. Positions in the write-ahead log are bytes since its beginning."""
 
     confirmed_lsn: int  # everything committed before it is confirmed as relayed
+    restart_lsn: int  # the oldest log that the server retains for it
     wal_status: str  # reserved, extended, unreserved or lost
     active_pid: int | None  # the server process that reads it for a client
     lag_bytes: int  # log that the server retains for it
@@ -36,7 +37,7 @@ def read(settings: Settings, connector: Connector | None = None) -> Slot | None:
     connector = connector or connectors.load(settings)
     with _cdc(settings) as cursor:
         cursor.execute(
-            "SELECT coalesce(confirmed_flush_lsn - '0/0', 0), wal_status, active_pid,"
+            "SELECT coalesce(confirmed_flush_lsn - '0/0', 0), coalesce(restart_lsn - '0/0', 0), wal_status, active_pid,"
             " coalesce(pg_current_wal_lsn() - restart_lsn, 0), safe_wal_size"
             "  FROM pg_replication_slots WHERE slot_name = %s",
             [connector.name],
@@ -44,8 +45,8 @@ def read(settings: Settings, connector: Connector | None = None) -> Slot | None:
         row = cursor.fetchone()
     if row is None:
         return None
-    confirmed, wal_status, active_pid, lag, safe = row
-    return Slot(int(confirmed), wal_status, active_pid, int(lag), None if safe is None else int(safe))
+    confirmed, restart, wal_status, active_pid, lag, safe = row
+    return Slot(int(confirmed), int(restart), wal_status, active_pid, int(lag), None if safe is None else int(safe))
 
 
 def end_of_log(settings: Settings) -> int:
@@ -117,7 +118,7 @@ def require_continuity(
     A slot ahead of the stored offset was recreated, or another client read it. Debezium without exactly-once leaves
     one too: it confirms acknowledged records before Connect stores their offset. For the outbox, a comparison with the
     topic decides. A captured table keeps no history, so nothing can decide. Raises Failure if events are, or may be,
-    missing.
+    missing, and if Debezium would refuse the offset because the server no longer retains the log that follows it.
     """
     connector = connector or connectors.load(settings)
     slot = read(settings, connector)  # before the stored offset, which advances first
@@ -145,6 +146,13 @@ def require_continuity(
             f" {lsn(stored_lsn)}, and {missing}: it was recreated, or another client read it",
             again,
             code="slot-ahead",
+        )
+    if is_ahead and slot.restart_lsn >= stored_lsn:
+        raise Failure(
+            f"the replication slot {connector.name} has no log before {lsn(slot.restart_lsn)}, and Debezium does not"
+            f" continue from the stored offset {lsn(stored_lsn)}; no event is missing",
+            again,
+            code="slot-released",
         )
 
 

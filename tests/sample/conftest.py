@@ -13,14 +13,7 @@ from flask import Flask  # noqa: E402
 from outbox.base.settings import Settings  # noqa: E402
 from tests.sample.ledger import Client  # noqa: E402
 
-pytest_plugins = [
-    "tests.fixtures.embedded_stack",
-    "tests.fixtures.databases",
-    "tests.fixtures.chain",
-    "tests.fixtures.service_app",
-    "tests.fixtures.secured",
-    "tests.fixtures.spark_session",
-]
+pytest_plugins = suite.FIXTURES
 
 
 @pytest.fixture

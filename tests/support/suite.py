@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from tests.support.shape import Shape
 
 DOMAIN = ROOT / "tests" / "machinery" / "domain"
+FIXTURES = (
+    "tests.fixtures.embedded_stack",
+    "tests.fixtures.databases",
+    "tests.fixtures.chain",
+    "tests.fixtures.service_app",
+    "tests.fixtures.secured",
+    "tests.fixtures.spark_session",
+)
 
 
 def choose(root: Path) -> None:

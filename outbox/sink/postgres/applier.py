@@ -1,9 +1,9 @@
 """Apply events to tables of the sink database: the strategy, then the refusals, then the projections. Nothing is
 undone.
 
-A refused event becomes a dead letter and is not applied; what the strategy remembers of it stays. From then on the open
-dead letter is what says that the event is not applied: a repetition finds the letter before the strategy is asked, and
-a replay of the letter takes the event for new.
+A refused event becomes a dead letter and is not applied. The strategy still remembers it; its open dead letter shows
+that it is not applied. If the event comes again, its letter is found before the strategy is asked, and the event is
+skipped. A replay of the letter applies the event although the strategy knows it.
 """
 
 from __future__ import annotations

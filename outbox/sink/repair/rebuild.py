@@ -74,7 +74,7 @@ SELECT %(sink)s, key, version FROM sink_totals
  WHERE sink = %(sink)s AND NOT EXISTS (SELECT FROM source WHERE total ->> 'key' = key) ORDER BY 2
 ON CONFLICT (sink, key) DO UPDATE SET version = greatest(base_versions.version, excluded.version)
 """
-# Of an invalid record nobody knows the version: a replay, or its valid event, closes the letter.
+# Letters of invalid records have no version and stay open: a replay, or a valid record of the event, closes them.
 CLOSE_BASED = """
 UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
   FROM base_versions AS base

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,19 +11,10 @@ from sqlalchemy.exc import IntegrityError, StatementError
 from sqlalchemy.orm import Session
 
 from outbox.base.settings import Settings
-from outbox.http.database import make_engine
 from outbox.writing.append import Event, append
 from tests.support.queries import query
 
 ROW = "aggregatetype, aggregateid, type, schema_version, payload, traceparent"
-
-
-@pytest.fixture
-def engine(databases: Settings) -> Iterator[Engine]:
-    """Connections of the service's role, which may insert into the outbox and nothing else."""
-    engine = make_engine(databases)
-    yield engine
-    engine.dispose()
 
 
 def rows(settings: Settings) -> list[tuple[Any, ...]]:

@@ -2,54 +2,27 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
 
-import pytest
 from flask import Flask
 from sqlalchemy import Engine
 from werkzeug.test import TestResponse
 
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
-from outbox.http.database import make_engine
 from outbox.http.idempotency import Answer, Key, first_answer
 from outbox.writing.contract import EventSchema
 from tests.machinery.shape import SHAPE
 from tests.machinery.stock import Client, audit
 from tests.support.events import nth_key
+from tests.support.outbox_rows import as_records
 from tests.support.queries import query
+from tests.support.threads import all_at_once
 
-T = TypeVar("T")
 CLIENTS = 8
 TRACEPARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 ITEM = nth_key(1)
-
-
-@pytest.fixture
-def engine(databases: Settings) -> Iterator[Engine]:
-    """Connections like the service's."""
-    engine = make_engine(databases)
-    yield engine
-    engine.dispose()
-
-
-def events(settings: Settings) -> list[dict[str, Any]]:
-    """The events in the outbox, the oldest first, as a record of the topic would carry them."""
-    rows = query(
-        settings, "SELECT id::text, aggregateid, type, schema_version, payload, traceparent FROM outbox ORDER BY id"
-    )
-    return [
-        {
-            "key": key,
-            "headers": {"id": id_, "eventType": type_, "schemaVersion": str(version), "traceparent": traceparent},
-            "value": payload,
-        }
-        for id_, key, type_, version, payload, traceparent in rows
-    ]
 
 
 def refused(response: TestResponse, kind: str) -> None:
@@ -57,23 +30,11 @@ def refused(response: TestResponse, kind: str) -> None:
     assert response.content_type == "application/problem+json"
 
 
-def all_at_once(count: int, work: Callable[[int], T]) -> list[T]:
-    """Call ``work`` in so many threads, which start at the same moment."""
-    barrier = threading.Barrier(count)
-
-    def start(number: int) -> T:
-        barrier.wait(30)
-        return work(number)
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(start, range(count)))
-
-
 def test_rows_event_and_answer_are_written_together(client: Client, databases: Settings) -> None:
     client.move(ITEM, 500)
     response = client.move(ITEM, -120, traceparent=TRACEPARENT)
     assert (response.status_code, response.get_json()["stock_after"]) == (201, 380)
-    first, second = events(databases)
+    first, second = as_records(databases)
     assert (first["headers"]["eventType"], first["headers"]["traceparent"]) == ("item.received", None)
     assert (second["headers"]["eventType"], second["headers"]["traceparent"]) == ("item.picked", TRACEPARENT)
     assert second["key"] == ITEM
@@ -97,7 +58,7 @@ def test_rows_event_and_answer_are_written_together(client: Client, databases: S
 def test_a_refusal_writes_nothing_but_its_answer(client: Client, databases: Settings) -> None:
     client.move(ITEM, 5)
     refused(client.move(ITEM, 5, "LTR", key="k"), "unit-mismatch")
-    assert len(events(databases)) == 1
+    assert len(as_records(databases)) == 1
     refused(client.move(ITEM, 5, "LTR", key="k"), "unit-mismatch")
     assert query(databases, "SELECT stock, version FROM items") == [(5, 1)]
 
@@ -105,7 +66,7 @@ def test_a_refusal_writes_nothing_but_its_answer(client: Client, databases: Sett
 def test_the_same_key_and_body_give_the_first_answer_again(client: Client, databases: Settings) -> None:
     first, second = (client.move(ITEM, 60, key="k") for _ in range(2))
     assert (first.status_code, first.data) == (second.status_code, second.data)
-    assert len(events(databases)) == 1
+    assert len(as_records(databases)) == 1
     assert audit(databases) == {}
 
 
@@ -118,7 +79,7 @@ def test_a_body_written_otherwise_is_the_same_body(client: Client) -> None:
 def test_the_same_key_with_another_body_is_409(client: Client, databases: Settings) -> None:
     assert client.move(ITEM, 60, key="k").status_code == 201
     refused(client.move(ITEM, 61, key="k"), "idempotency-key-reused")
-    assert len(events(databases)) == 1
+    assert len(as_records(databases)) == 1
 
 
 def test_an_invalid_request_does_not_use_its_key_up(client: Client) -> None:
@@ -157,7 +118,7 @@ def test_of_requests_with_one_key_at_once_one_is_made_and_all_get_its_answer(app
         answers = all_at_once(CLIENTS, lambda number: clients[number].move(ITEM, 10, key=f"k{attempt}"))  # noqa: B023
         assert {answer.status_code for answer in answers} == {201}
         assert len({answer.data for answer in answers}) == 1
-    assert len(events(databases)) == 5
+    assert len(as_records(databases)) == 5
     assert audit(databases) == {}
 
 
@@ -167,7 +128,7 @@ def test_of_different_requests_with_one_key_at_once_one_is_made(app: Flask, data
     for attempt in range(5):
         answers = all_at_once(CLIENTS, lambda n: clients[n].move(nth_key(n), 1, key=f"k{attempt}"))  # noqa: B023
         assert Counter(answer.status_code for answer in answers) == {201: 1, 409: CLIENTS - 1}
-    assert len(events(databases)) == 5
+    assert len(as_records(databases)) == 5
     assert audit(databases) == {}
 
 

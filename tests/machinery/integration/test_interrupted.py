@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from outbox.base.wait import wait_for
 from tests.machinery.endless import STARTED
 from tests.support import homes
+from tests.support.leftovers import leftovers
 from tests.support.paths import ROOT
 
 
@@ -44,17 +44,6 @@ def run(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], 
         homes.sweep(folder / "homes")
 
 
-def living(home: Path) -> list[str]:
-    """The processes whose command line, folder or environment names the home."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            words = [*process.cmdline(), process.cwd(), *process.environ().values()]
-            if process.status() != psutil.STATUS_ZOMBIE and any(str(home) in word for word in words):
-                found.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
-    return found
-
-
 @pytest.mark.parametrize(
     ("how", "options"),
     [(signal.SIGINT, ["-n", "1"]), (signal.SIGKILL, ["-p", "no:xdist"])],
@@ -62,6 +51,6 @@ def living(home: Path) -> list[str]:
 )
 def test_the_stack_of_an_interrupted_run_ends(how: signal.Signals, options: list[str], tmp_path: Path) -> None:
     with run(tmp_path, *options) as (process, home):
-        assert living(home)
+        assert leftovers(home)
         process.send_signal(how)
-        wait_for("every process to end", lambda: not living(home), timeout_s=60, poll_s=0.2)
+        wait_for("every process to end", lambda: not leftovers(home), timeout_s=60, poll_s=0.2)

@@ -36,21 +36,11 @@ from tests.fixtures.embedded_stack import private_stack
 from tests.support.cli_runner import environment, outbox
 from tests.support.failures import raises
 from tests.support.homes import Homes
+from tests.support.leftovers import leftovers
 from tests.support.paths import ROOT
 
 CAP_DAC_READ_SEARCH = 2
 FREE_PORTS = {f"OUTBOX_{name}_PORT": "0" for name in ("STACK_POSTGRES", "STACK_KAFKA", "STACK_CONNECT", "SERVICE")}
-
-
-def leftovers(home: Path) -> list[str]:
-    """Whatever lives and has to do with a home: by its command line, its folder or its environment, not by our mark."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            told = [*process.cmdline(), process.cwd(), *process.environ().values()]
-            if process.status() != psutil.STATUS_ZOMBIE and any(str(home) in word for word in told):
-                found.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
-    return found
 
 
 def command_lines() -> dict[int, str]:

@@ -25,7 +25,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
-from outbox.relay import connectors
+from outbox.relay import connectors, slot
 from outbox.relay.rest import Rest
 from outbox.stack.connect import worker_file
 from outbox.stack.postgres import Postgres
@@ -311,14 +311,41 @@ def test_overlapping_transactions_are_no_recreated_slot(chain: Settings, postgre
 
 def test_a_slot_ahead_by_events_that_are_on_the_topic_is_no_loss(chain: Settings, postgres: Postgres) -> None:
     # As a worker without exactly-once leaves it when it is killed between confirming and storing.
+    with closing(connect_database(chain, SourceRole.APP)) as connection, connection.cursor() as cursor:
+        execute_values(cursor, INSERT, [row()])  # while it is open, the server retains the log from here on
+        insert(chain, row())
+        relayed(chain, ids(chain))
+        relay.remove(chain)
+        wait_for("the slot to be let go of", lambda: not walsender(chain, postgres), timeout_s=30)
+        advance(chain, postgres)
+        assert relay.apply(chain) == "created"
+        connection.commit()
+    insert(chain, row())
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+
+
+def test_a_slot_ahead_whose_log_is_released_is_refused_before_debezium_fails(
+    chain: Settings, postgres: Postgres
+) -> None:
     insert(chain, row())
     relayed(chain)
     relay.remove(chain)
     wait_for("the slot to be let go of", lambda: not walsender(chain, postgres), timeout_s=30)
-    advance(chain, postgres)
-    assert relay.apply(chain) == "created"
-    insert(chain, row())
-    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+    stored = slot.read(chain)
+    assert stored is not None
+
+    def released() -> bool:
+        postgres.psql("SELECT pg_log_standby_snapshot()")
+        advance(chain, postgres)
+        now = slot.read(chain)
+        return now is not None and now.restart_lsn > stored.confirmed_lsn
+
+    wait_for("the log to be released", released, timeout_s=30)
+    with raises("slot-released", "outbox connect remove --drop-slot"):
+        relay.apply(chain)
+    relay.remove(chain, drop_slot=True)
+    relay.apply(chain)
+    assert {record.id for record in relayed(chain)} == set(ids(chain))
 
 
 def test_a_slot_that_was_invalidated_is_refused_and_forgetting_is_the_way_out(

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
 
-import pytest
 from flask import Flask
 from sqlalchemy import Engine, event
 from werkzeug.test import TestResponse
 
 from outbox.base.settings import Settings
-from outbox.http.database import make_engine
 from outbox.http.idempotency import Key
 from outbox.writing.contract import EventSchema
 from service.ledger import BALANCE_MAX_MINOR
@@ -23,47 +17,13 @@ from service.schemas import NewTransfer
 from service.transfer import transfer
 from tests.sample.ledger import Client, audit
 from tests.support.events import SHAPE
+from tests.support.outbox_rows import as_records
 from tests.support.queries import query
 from tests.support.seeds import chosen_seed, seeded
+from tests.support.threads import all_at_once
 
-T = TypeVar("T")
 CLIENTS = 8
 TRACEPARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
-
-
-@pytest.fixture
-def engine(databases: Settings) -> Iterator[Engine]:
-    """Connections like the service's."""
-    engine = make_engine(databases)
-    yield engine
-    engine.dispose()
-
-
-def events(settings: Settings) -> list[dict[str, Any]]:
-    """The events in the outbox, the oldest first, as a record of the topic would carry them."""
-    rows = query(
-        settings, "SELECT id::text, aggregateid, type, schema_version, payload, traceparent FROM outbox ORDER BY id"
-    )
-    return [
-        {
-            "key": key,
-            "headers": {"id": id_, "eventType": type_, "schemaVersion": str(version), "traceparent": traceparent},
-            "value": payload,
-        }
-        for id_, key, type_, version, payload, traceparent in rows
-    ]
-
-
-def all_at_once(count: int, work: Callable[[int], T]) -> list[T]:
-    """Call ``work`` in so many threads, which start at the same moment."""
-    barrier = threading.Barrier(count)
-
-    def start(number: int) -> T:
-        barrier.wait(30)
-        return work(number)
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(start, range(count)))
 
 
 def test_an_account_begins_with_nothing_and_can_be_read_back(client: Client, databases: Settings) -> None:
@@ -72,7 +32,7 @@ def test_an_account_begins_with_nothing_and_can_be_read_back(client: Client, dat
     assert (opened["kind"], opened["currency"], opened["balance"], opened["version"]) == ("user", "EUR", 0, 0)
     assert response.headers["Location"] == f"/accounts/{opened['id']}"
     assert client.get(response.headers["Location"]).get_json() == opened
-    assert events(databases) == []
+    assert as_records(databases) == []
 
 
 def test_a_transfer_moves_the_money_and_tells_it_in_two_events(client: Client, databases: Settings) -> None:
@@ -90,7 +50,7 @@ def test_a_transfer_moves_the_money_and_tells_it_in_two_events(client: Client, d
     assert client.get(response.headers["Location"]).get_json() == made
     assert (client.balance(user), client.balance(bank)) == (380, -380)
 
-    debit, credit = events(databases)[-2:]
+    debit, credit = as_records(databases)[-2:]
     for one in (debit, credit):
         assert one["key"] == one["value"]["account_id"]
         assert (one["value"]["transfer_id"], one["value"]["occurred_at"]) == (made["id"], made["created_at"])
@@ -116,7 +76,7 @@ def test_every_event_keeps_the_contract(client: Client, databases: Settings) -> 
     bank = client.fund(user, BALANCE_MAX_MINOR)
     client.transfer(user, bank, 1, traceparent=TRACEPARENT)
     contract = EventSchema(SHAPE.schema_file)
-    found = events(databases)
+    found = as_records(databases)
     assert len(found) == 4
     for one in found:
         contract.check_value(one["value"])
@@ -130,7 +90,7 @@ def test_the_traceparent_of_the_request_goes_into_its_events_and_none_is_made_up
     bank = client.fund(user, 10)
     client.transfer(user, bank, 1, traceparent=TRACEPARENT)
     client.transfer(user, bank, 1, traceparent="nonsense")
-    assert [one["headers"]["traceparent"] for one in events(databases)] == [
+    assert [one["headers"]["traceparent"] for one in as_records(databases)] == [
         None,
         None,
         TRACEPARENT,
@@ -153,7 +113,7 @@ def test_more_than_a_user_has_is_409_and_writes_nothing(client: Client, database
     bank = client.fund(user, 10)
     refused(client.transfer(user, bank, 11), 409, "insufficient-funds")
     assert client.balance(user) == 10
-    assert len(events(databases)) == 2
+    assert len(as_records(databases)) == 2
     assert audit(databases) == {}
 
 
@@ -313,7 +273,7 @@ def test_eight_clients_between_two_accounts_in_both_directions_neither_deadlock_
     assert set(answered) <= {201, 409}, answered
     assert answered[201] > CLIENTS * 25, answered
     assert client.balance(one) + client.balance(other) == 2000
-    assert len(events(databases)) == 2 * (answered[201] + 2)
+    assert len(as_records(databases)) == 2 * (answered[201] + 2)
     assert deadlocks(databases) == 0
     assert audit(databases) == {}
 
