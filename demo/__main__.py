@@ -22,7 +22,7 @@ Everything still runs, until Ctrl-C. In another terminal, in this folder:
   outbox check                 the comparison you saw, at any time
   outbox status                the parts; kill -9 any of them, and `outbox up` restarts them
   outbox connect status        the effective exactly-once mode
-  tail -f .outbox/demo/logs/sink-dedup-naive.log"""
+  tail -f .outbox/demo/logs/sink-*.log"""
 
 
 @click.command()

@@ -48,7 +48,7 @@ def rewind(
 ) -> None:
     """Replay on purpose: at its next start the sink reads from there. It must not run meanwhile.
 
-    The strategy decides the result: `dedup` skips the events that it knows, `naive` applies all of them again.
+    The strategy decides the result: `dedup` skips the events that it knows, `offsets` skips all that it has read.
     """
     settings = configuration.load()
     if sum([to_positions, to_earliest, to_datetime is not None, bool(to_offsets)]) != 1:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -31,8 +31,7 @@ class SinkJob:
     """One topic, how its records are decoded, and how events are applied.
 
     ``projections`` is a folder of SQL files (`outbox.sink.projection`). ``strategies`` are folders of strategies; a
-    strategy that needs a version is left out if the events have none. ``leave_out`` names strategies of these folders
-    that the job does without. ``target`` is where the events are applied.
+    strategy that needs a version is left out if the events have none. ``target`` is where the events are applied.
     ``carries`` says what `outbox check` compares: each event, or the state that a key has reached.
     """
 
@@ -41,17 +40,13 @@ class SinkJob:
     projections: Path
     target: Target
     strategies: Sequence[Path] = (BUILT_IN,)
-    leave_out: Collection[str] = ()
     carries: Literal["events", "states"] = "events"
 
     def sinks(self) -> list[SinkSpec]:
         """Its sinks, one per strategy."""
         found = {name: one for folder in self.strategies for name, one in strategy.load(folder).items()}
-        return [
-            SinkSpec(self, one)
-            for name, one in found.items()
-            if name not in self.leave_out and (one.needs != "version" or self.decoder.version is not None)
-        ]
+        has_version = self.decoder.version is not None
+        return [SinkSpec(self, one) for one in found.values() if has_version or one.needs != "version"]
 
 
 class SinkSpec(NamedTuple):
@@ -89,9 +84,7 @@ def sinks(settings: Settings) -> dict[str, SinkSpec]:
     found: dict[str, SinkSpec] = {}
     for one in (sink for job in jobs(settings) for sink in job.sinks()):
         if one.name in found:
-            raise Failure(
-                f"two jobs have a strategy called {one.name}", "rename or leave out one", code="strategy-ambiguous"
-            )
+            raise Failure(f"two jobs have a strategy called {one.name}", "rename one", code="strategy-ambiguous")
         found[one.name] = one
     return found
 

@@ -17,8 +17,9 @@ from outbox.sink.batch import Batch, DeadRecord, Traced
 from tests.support import suite
 
 SHAPE = suite.shape()
-JOB = spec.sinks(load(environment=False))["dedup"].job
-SPECS = {one.name: one for one in JOB.sinks()}
+ALL = spec.sinks(load(environment=False))
+JOB = ALL["dedup"].job
+SPECS = {name: one for name, one in ALL.items() if one.job.projections == JOB.projections}
 STRATEGIES = {name: one.strategy for name, one in SPECS.items()}
 PROJECTIONS = JOB.projections
 DECODER = JOB.decoder

@@ -23,6 +23,7 @@ PARTS: dict[str, list[str]] = {
         "connect/events/account-change.v1.schema.json",
         "tests/sample/changes",
     ],
+    "naive": ["sinks/naive"],
     "lakehouse": ["sinks/lakehouse", "outbox/sink/lakehouse", "tests/sample/lakehouse"],
     "monitoring": ["monitoring", "tests/template/monitoring"],
     "demo": ["demo"],

@@ -173,6 +173,7 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do() -> None:
 def test_what_is_scraped_is_where_compose_runs_it() -> None:
     targets = {
         job["job_name"]: {tuple(target.split(":")) for config in job["static_configs"] for target in config["targets"]}
+        | {(name, str(config["port"])) for config in job.get("dns_sd_configs", []) for name in config["names"]}
         for job in SCRAPED["scrape_configs"]
     }
     assert targets == {

@@ -1,0 +1,6 @@
+-- idea: every event is new; total += quantity
+-- survives: nothing: drifts by the sum of whatever is repeated
+-- costs: nothing
+-- choose: never; it is here to be watched drifting
+-- start: earliest
+INSERT INTO new_events SELECT * FROM batch;
