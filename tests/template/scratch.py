@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support import homes
 from tests.support.paths import ROOT
 
 # What a project that begins with a domain of its own deletes.
@@ -78,11 +79,12 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def main(suite: str, *arguments: str) -> int:
-    """Run a suite in a copy without the sample. Returns pytest's exit status."""
+    """Run a suite in a copy without the sample. Returns pytest's exit status. Logs of its stacks outlive the copy."""
     with tempfile.TemporaryDirectory(prefix="outbox machinery ") as temporary:
         folder = copy(Path(temporary), SAMPLE)
         command = [sys.executable, "-m", "pytest", f"tests/{suite}", *arguments]
-        return subprocess.run(command, cwd=folder, env=environment(folder), check=False).returncode
+        variables = {**environment(folder), homes.VARIABLE: str(homes.TEST_HOMES)}
+        return subprocess.run(command, cwd=folder, env=variables, check=False).returncode
 
 
 if __name__ == "__main__":

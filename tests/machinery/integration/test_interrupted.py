@@ -29,6 +29,8 @@ def run(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], 
         env={**os.environ, STARTED: str(started), homes.VARIABLE: str(folder / "homes")},
         stdout=subprocess.DEVNULL,
         start_new_session=True,
+        # What a shell starts in the background ignores SIGINT, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  # no threads here
     )
 
     def home() -> str:
