@@ -33,7 +33,7 @@ PARTS: dict[str, list[str]] = {
 SELECTED = {
     "tests/machinery": "unit and (test_sink or test_records or test_connectors or test_settings)",
     "tests/sample": "unit and not integration and not pipeline",
-    "tests/template": "test_imports or test_guarantees or test_strategies_page or test_compose",
+    "tests/template": "test_imports or test_words or test_guarantees or test_strategies_page or test_compose",
 }
 
 
