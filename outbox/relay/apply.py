@@ -13,7 +13,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.kafka import topics
-from outbox.relay import connectors, offsets, slot
+from outbox.relay import connectors, hanging, offsets, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import START_TIMEOUT_S, Rest, State
 
@@ -44,7 +44,8 @@ class Status(State):
 
 
 def apply(settings: Settings, connector: Connector | None = None) -> str:
-    """Make the connector run as its file says. Return what was done: created, updated, restarted or unchanged.
+    """Make the connector run as its file says. Return what was done: created, updated, restarted or unchanged; released
+    if a transaction was hanging (`outbox.relay.hanging`).
 
     Creates the topics first; for a captured table its publication too. Raises Failure if the publication is missing,
     the slot cannot be trusted, Connect refuses the configuration, or the task fails.
@@ -55,6 +56,7 @@ def apply(settings: Settings, connector: Connector | None = None) -> str:
         slot.publish(settings, connector)
     slot.require_publication(settings, connector)
     topics.create(settings, connectors.topic_specs(settings, connector))
+    released = hanging.release(settings, connector)  # Connect returns no offsets while a transaction hangs on them
     requested, effective = connector.config, rest.config()
     if effective is None:
         # Connect keeps the offsets of a removed connector, and returns them only for an existing one.
@@ -70,9 +72,9 @@ def apply(settings: Settings, connector: Connector | None = None) -> str:
             rest.resume()  # refused: it continues as before
             raise
         done = "updated"
-    elif rest.state().error:
+    elif released or rest.state().error:
         rest.stop()
-        done = "restarted"
+        done = "released" if released else "restarted"
     else:
         done = "unchanged"
     rest.resume()

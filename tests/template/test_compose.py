@@ -252,7 +252,7 @@ NEEDED = {
 EMBEDDED = {"home", "stack_postgres_port", "stack_kafka_port", "stack_connect_port", "stack_controller_port"}
 FOREIGN = {f"{db}_{what}" for db in ("source_db", "sink_db") for what in ("port", "sslmode", "sslrootcert")}
 FOREIGN |= {name for name in Settings.model_fields if re.match("kafka_(?!bootstrap)", name)}
-FOREIGN |= {"connect_username", "connect_password", "connect_cafile", "connect_offsets_topic"}
+FOREIGN |= {"connect_username", "connect_password", "connect_cafile", "connect_group_id", "connect_offsets_topic"}
 FOREIGN |= {name for name in Settings.model_fields if name.startswith("connect_source_db_")}
 FOREIGN |= {"sink_checkpoints", "sink_lakehouse"}
 

@@ -1,0 +1,75 @@
+"""A transaction that a broker has left open for good, and its end.
+
+A broker that is killed while it commits a transaction, and started again, may mark the transaction as complete without
+writing the markers that end it in its partitions (KAFKA-20734, seen with Kafka 4.3.1). Readers of committed records
+then stop in front of it. Connect is one of them: it reads its offsets to their end, so the relay stands still, and the
+connector's state is RUNNING. Nothing is lost.
+"""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.base.wait import WaitTimeoutError, wait_for
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config, request_timeout_s, unavailable
+from outbox.relay.connectors import Connector
+
+# Connect's transactions time out after a minute, and a broker looks for such every ten seconds.
+END_TIMEOUT_S = 75.0
+RELEASE_TIMEOUT_S = 15.0
+
+
+def release(settings: Settings, connector: Connector) -> bool:
+    """End a hanging transaction on the connector's offsets topic; False if there is none.
+
+    An open transaction may still end by itself: that is waited for, for longer than a transaction may take. Then it is
+    aborted under the task's transactional id, which fences the task: restart the connector. The task resends the events
+    of that transaction. They go to the same partitions, where the end of the task's next transaction ends the hanging
+    one too. So these events are on the topic twice, and sinks skip them.
+
+    Raises Failure if Kafka is unavailable, or if the transaction is not of this connector's task.
+    """
+    topic = connector.offsets_topic
+    (end,) = topics.high_watermarks(settings, topic).values()
+
+    def is_readable() -> bool:
+        (stable,) = topics.last_stable_offsets(settings, topic).values()
+        return stable >= end
+
+    try:
+        wait_for(f"the transaction on topic {topic} to end", is_readable, timeout_s=END_TIMEOUT_S, poll_s=0.2)
+    except WaitTimeoutError:
+        _abort(settings, connector)
+    else:
+        return False
+    try:
+        wait_for("the hanging transaction to be aborted", is_readable, timeout_s=RELEASE_TIMEOUT_S)
+    except WaitTimeoutError:
+        raise Failure(
+            f"a transaction on topic {topic} hangs, and it is not one of connector {connector.name}",
+            "set OUTBOX_CONNECT_GROUP_ID to the worker's group.id, or abort it: `kafka-transactions.sh find-hanging`",
+            code="transaction-hanging",
+        ) from None
+    return True
+
+
+def _abort(settings: Settings, connector: Connector) -> None:
+    """Abort a transaction of the task's producer that has a record in the offsets topic.
+
+    The marker ends whatever this producer has left open in the partition. The id is Connect's
+    (`Worker.taskTransactionalId`); a Debezium connector for Postgres has one task.
+    """
+    transactional_id = f"{settings.connect_group_id}-{connector.name}-0"
+    producer = Producer({**client_config(settings), "transactional.id": transactional_id})
+    try:
+        producer.init_transactions(request_timeout_s())
+        producer.begin_transaction()
+        producer.produce(connector.offsets_topic, b"", key=b"aborted", partition=0)
+        producer.flush(request_timeout_s())
+        producer.abort_transaction(request_timeout_s())
+    except KafkaException as error:
+        answer = error.args[0]
+        raise unavailable(settings, answer) if isinstance(answer, KafkaError) else error from error
