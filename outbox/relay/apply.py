@@ -56,8 +56,8 @@ def apply(settings: Settings, connector: Connector | None = None) -> str:
         slot.publish(settings, connector)
     slot.require_publication(settings, connector)
     topics.create(settings, connectors.topic_specs(settings, connector))
-    released = hanging.release(settings, connector)  # Connect returns no offsets while a transaction hangs on them
     requested, effective = connector.config, rest.config()
+    released = hanging.release(settings, connector)  # Connect returns no offsets while a transaction hangs on them
     if effective is None:
         # Connect keeps the offsets of a removed connector, and returns them only for an existing one.
         effective = rest.create_stopped(requested)
