@@ -56,6 +56,7 @@ COPY outbox/__init__.py outbox/
 COPY outbox/base/__init__.py outbox/base/errors.py outbox/base/
 COPY outbox/jvm/__init__.py outbox/jvm/ivy.py outbox/jvm/ivy.xml outbox/jvm/jars.lock outbox/jvm/jars.py \
     outbox/jvm/java.py outbox/jvm/truststore.py outbox/jvm/
+COPY outbox/jvm/jre/bin/java outbox/jvm/jre/bin/
 # Of the three parts, a sink needs Spark's.
 RUN mv "$(python -m outbox.jvm.jars plugin)" /opt/plugin \
     && rm -r "$(python -m outbox.jvm.jars kafka)"

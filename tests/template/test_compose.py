@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import PREFIX, Settings, database_passwords
-from outbox.jvm import jars
+from outbox.jvm import jars, java
 from outbox.stack import connect, envfile, jvm, kafka, postgres
 from tests.support.paths import ROOT
 from tests.template import dockerfile
@@ -486,6 +486,7 @@ def test_the_jars_are_made_of_the_files_that_say_which(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     used = {ROOT / name.replace(".", "/") for name in done.stdout.splitlines() if name.split(".")[0] == "outbox"}
+    assert java.PACKAGED_HOME / "bin" / "java" in copied, "the image has no other Java"
     modules = {file for file in copied if file.suffix == ".py"}
     assert modules == {path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in used}
 

@@ -93,6 +93,7 @@ class Letter:
 
     is_event: bool
     status: str = "open"
+    place: int | None = None  # the offset of an invalid record
 
 
 @dataclass
@@ -109,8 +110,8 @@ class Model:
 
     def send(self, start: int, spoilt: Sequence[tuple[int, int]], valid: Sequence[tuple[int, int]]) -> None:
         """A batch from an offset on: events with their offsets."""
-        for one, _ in spoilt:
-            self.letters.setdefault(one, Letter(is_event=False))
+        for one, offset in spoilt:
+            self.letters.setdefault(one, Letter(is_event=False, place=offset))
         resolved = {one for one, letter in self.letters.items() if letter.status != "open" or letter.is_event}
         rows_left = [(one, offset) for one, offset in valid if one not in resolved]
         highest = {EVENTS[one].key: self.highest(EVENTS[one].key) for one, _ in rows_left}
@@ -123,15 +124,12 @@ class Model:
         chosen = [one for one in sorted(self.letters) if one in numbers and self.letters[one].status == "open"]
         batch_of = [one for one in chosen if self.letters[one].is_event or one in valid_now]
         highest = {EVENTS[one].key: self.highest(EVENTS[one].key) for one in batch_of}
-        new = [
-            one
-            for one in batch_of
-            if self.letters[one].is_event or self.strategy == "offsets" or self.is_new(one, None, highest)
-        ]
-        self.conclude(set(batch_of), new)
+        known = [one for one in batch_of if not self.is_new(one, self.letters[one].place, highest)]
+        admitted = [one for one in batch_of if self.letters[one].is_event or self.strategy == "offsets"]
+        self.conclude(set(batch_of), [one for one in batch_of if one in admitted or one not in known])
 
     def is_new(self, one: int, offset: int | None, highest: Mapping[str, int]) -> bool:
-        """Whether the strategy takes it for new. A letter's own place, None, was never a place of a valid event."""
+        """Whether the strategy takes it for new. The place is None for the letter of a refused event: it is known."""
         match self.strategy:
             case "naive":
                 return True
@@ -327,5 +325,6 @@ ALL = range(len(EVENTS))
     [Refuse({4}), Send([0, 4]), Send([0, 4], back=2), Refuse(()), Send([4], back=1), Replay({4}), Send([4], back=1)]
 )
 @example([Send([1], spoilt={1}), Replay({1}), Send([1]), Replay({1}), Send([1, 1])])
+@example([Send([0]), Send([0, 0, 0], spoilt={0}), Replay({0}), Send([1], back=3)])
 def test_each_event_has_the_fate_that_the_model_says(fates: Fates, things: list[Act]) -> None:
     fates.run(Model(fates.name), things)
