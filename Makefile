@@ -19,11 +19,12 @@ demo: .venv/demo
 # that of JVMs which have just begun: the first compiler is the one that pays.
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+SPREAD := -n 2 # they start no stack
 test test-machinery test-sample: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
 test: archives
 	@$(PYTEST) tests/machinery $(PARALLEL) $(ARGS)
 	@$(PYTEST) tests/sample $(PARALLEL) $(ARGS)
-	@$(PYTEST) tests/template $(ARGS)
+	@$(PYTEST) tests/template $(SPREAD) $(ARGS)
 
 # The machinery's tests in a copy without the sample: what a project has that has deleted it.
 test-machinery: archives
@@ -31,7 +32,7 @@ test-machinery: archives
 
 test-sample: archives
 	@$(PYTEST) tests/sample $(PARALLEL) $(ARGS)
-	@$(PYTEST) tests/template $(ARGS)
+	@$(PYTEST) tests/template $(SPREAD) $(ARGS)
 
 check: install
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
