@@ -19,7 +19,8 @@ demo: .venv/demo
 # that of JVMs which have just begun: the first compiler is the one that pays.
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
-SPREAD := -n 2 # they start no stack
+# The template's tests start no stack, so those of one file need not stay together.
+SPREAD := -n 2
 test test-machinery test-sample: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
 test: archives
 	@$(PYTEST) tests/machinery $(PARALLEL) $(ARGS)

@@ -77,11 +77,11 @@ def backlog(events: int) -> None:
 @main.command()
 @click.option("--batches", default=10, show_default=True, help=f"Of {BATCH_EVENTS} events each.")
 def strategies(batches: int) -> None:
-    """Apply the same batches with each strategy in turn; report the rates relative to `naive`, which knows nothing."""
+    """Apply the same batches with each strategy in turn; report the rates relative to `naive`."""
     with _stack(["postgres"]) as settings:
         rates = apply.rates(settings, batches, BATCH_EVENTS)
     for name, rate in sorted(rates.items(), key=lambda entry: -entry[1]):
-        ratio = round(rate / rates[apply.NOTHING.name], 2)
+        ratio = round(rate / rates[apply.NAIVE.name], 2)
         click.echo(json.dumps({"measure": "strategy", "name": name, "per_s": round(rate), "ratio_to_naive": ratio}))
 
 

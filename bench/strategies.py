@@ -1,6 +1,6 @@
 """Measure the apply alone, on batches made in memory: each strategy, and `dedup` while its history grows.
 
-`NOTHING` recognises nothing, so it costs what projections, positions and the way to the database cost.
+`NAIVE` is the baseline: it takes every event as new, so it pays only for staging, projections and positions.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from outbox.sink.writer import SinkWriter
 ACCOUNTS = 1_000
 DAY_MS = 24 * 60 * 60 * 1000
 TOPIC = "bench"
-NOTHING = Strategy(
+NAIVE = Strategy(
     name="naive", idea="", survives="", costs="", choose="", select="INSERT INTO new_events SELECT * FROM batch"
 )
 
 
 def rates(settings: Settings, batches: int, batch_events: int) -> dict[str, float]:
-    """Events per second of each strategy, `NOTHING` among them. They take turns batch by batch, so that the machine is
+    """Events per second of each strategy, `NAIVE` among them. They take turns batch by batch, so that the machine is
     the same for all.
     """
     spent_s: dict[str, float] = {}
     with ExitStack() as resources:
         job = spec.sinks(settings)["dedup"].job  # other jobs read other records
-        sinks = [resources.enter_context(_open(settings, one)) for one in [SinkSpec(job, NOTHING), *job.sinks()]]
+        sinks = [resources.enter_context(_open(settings, one)) for one in [SinkSpec(job, NAIVE), *job.sinks()]]
         for batch in _batches(batches, batch_events, days=1):
             for sink in sinks:
                 spent_s[sink.name] = spent_s.get(sink.name, 0) + _timed(sink, batch)

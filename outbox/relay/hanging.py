@@ -8,7 +8,7 @@ connector's state is RUNNING. Nothing is lost.
 
 from __future__ import annotations
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaException, Producer
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
@@ -17,7 +17,7 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config, request_timeout_s, unavailable
 from outbox.relay.connectors import Connector
 
-# Connect's transactions time out after a minute, and a broker looks for such every ten seconds.
+# Connect's transactions time out after a minute, and a broker ends expired ones every ten seconds.
 END_TIMEOUT_S = 75.0
 RELEASE_TIMEOUT_S = 15.0
 
@@ -30,7 +30,7 @@ def release(settings: Settings, connector: Connector) -> bool:
     of that transaction. They go to the same partitions, where the end of the task's next transaction ends the hanging
     one too. So these events are on the topic twice, and sinks skip them.
 
-    Raises Failure if Kafka is unavailable, or if the transaction is not of this connector's task.
+    Raises Failure if Kafka is unavailable, or if the transaction belongs to another producer.
     """
     topic = connector.offsets_topic
     (end,) = topics.high_watermarks(settings, topic).values()
@@ -63,13 +63,12 @@ def _abort(settings: Settings, connector: Connector) -> None:
     (`Worker.taskTransactionalId`); a Debezium connector for Postgres has one task.
     """
     transactional_id = f"{settings.connect_group_id}-{connector.name}-0"
-    producer = Producer({**client_config(settings), "transactional.id": transactional_id})
     try:
+        producer = Producer({**client_config(settings), "transactional.id": transactional_id})
         producer.init_transactions(request_timeout_s())
         producer.begin_transaction()
         producer.produce(connector.offsets_topic, b"", key=b"aborted", partition=0)
         producer.flush(request_timeout_s())
         producer.abort_transaction(request_timeout_s())
     except KafkaException as error:
-        answer = error.args[0]
-        raise unavailable(settings, answer) if isinstance(answer, KafkaError) else error from error
+        raise unavailable(settings, error.args[0]) from error

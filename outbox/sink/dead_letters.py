@@ -43,7 +43,7 @@ ON CONFLICT (sink, identity) DO UPDATE
    SET key = excluded.key, event = excluded.event, reason = excluded.reason, detail = excluded.detail,
        last_seen_at = now()
 """
-# A valid record is applied although an open letter has an invalid record of the same event: that one cannot be applied.
+# An open letter of an invalid record does not keep a valid record of the same event from being applied.
 DROP_RESOLVED = """
 WITH known AS (
     DELETE FROM batch USING dead_letters AS letter

@@ -1,4 +1,4 @@
-"""Ledger events in, balances out, and no duplicate recognised: it shows beside the right sinks what they are for.
+"""Ledger events in, balances out, without recognising duplicates. It shows what goes wrong then.
 
 Optional: to do without, delete this folder.
 """

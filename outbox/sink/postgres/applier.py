@@ -1,9 +1,9 @@
 """Apply events to tables of the sink database: the strategy, then the refusals, then the projections. Nothing is
 undone.
 
-A refused event becomes a dead letter and is not applied. The strategy still remembers it; its open dead letter shows
-that it is not applied. If the event comes again, its letter is found before the strategy is asked, and the event is
-skipped. A replay of the letter applies the event although the strategy knows it.
+A refused event becomes a dead letter and is not applied. The strategy still remembers it; its open dead letter records
+that it was not applied. If the event comes again, it is dropped because of that letter, before the strategy runs.
+Replaying the letter applies the event, even though the strategy already knows it.
 """
 
 from __future__ import annotations

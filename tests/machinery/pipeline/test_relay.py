@@ -57,9 +57,14 @@ def walsender(settings: Settings, postgres: Postgres) -> str:
     return postgres.psql(query).stdout.strip()
 
 
+def wait_released(settings: Settings, postgres: Postgres) -> None:
+    """Wait until nobody reads the slot."""
+    wait_for("the slot to be let go of", lambda: not walsender(settings, postgres), timeout_s=30)
+
+
 def drop_slot(settings: Settings, postgres: Postgres) -> None:
     """Drop the slot of a connector that does not run."""
-    wait_for("the slot to be let go of", lambda: not walsender(settings, postgres), timeout_s=30)
+    wait_released(settings, postgres)
     postgres.psql(f"SELECT pg_drop_replication_slot('{settings.connector}')", settings.source_db_name)
 
 
@@ -275,7 +280,7 @@ def test_a_slot_that_has_let_go_of_events_is_refused_and_forgetting_is_the_way_o
     insert(chain, row())
     relayed(chain)
     relay.remove(chain)
-    wait_for("the slot to be let go of", lambda: not walsender(chain, postgres), timeout_s=30)
+    wait_released(chain, postgres)
     if how == "made again":
         drop_slot(chain, postgres)
     insert(chain, row())  # in no slot, or in the slot until it moves on
@@ -316,7 +321,7 @@ def test_a_slot_ahead_by_events_that_are_on_the_topic_is_no_loss(chain: Settings
         insert(chain, row())
         relayed(chain, ids(chain))
         relay.remove(chain)
-        wait_for("the slot to be let go of", lambda: not walsender(chain, postgres), timeout_s=30)
+        wait_released(chain, postgres)
         advance(chain, postgres)
         assert relay.apply(chain) == "created"
         connection.commit()
@@ -330,7 +335,7 @@ def test_a_slot_ahead_whose_log_is_released_is_refused_before_debezium_fails(
     insert(chain, row())
     relayed(chain)
     relay.remove(chain)
-    wait_for("the slot to be let go of", lambda: not walsender(chain, postgres), timeout_s=30)
+    wait_released(chain, postgres)
     stored = slot.read(chain)
     assert stored is not None
 
@@ -354,7 +359,7 @@ def test_a_slot_that_was_invalidated_is_refused_and_forgetting_is_the_way_out(
     insert(chain, row())
     relayed(chain)
     relay.remove(chain)
-    wait_for("the slot to be let go of", lambda: not walsender(chain, postgres), timeout_s=30)
+    wait_released(chain, postgres)
     status = f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = '{chain.connector}'"
 
     def lost() -> bool:

@@ -1,4 +1,4 @@
-"""Item events in, stock out, and no duplicate recognised: it shows the tests' duplicates."""
+"""Item events in, stock out, without recognising duplicates. It shows what goes wrong then."""
 
 from __future__ import annotations
 
