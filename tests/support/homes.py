@@ -33,8 +33,11 @@ class Homes:
         sweep(root)
         self.folder = root / uuid.uuid4().hex[:8]
         self.folder.mkdir(parents=True)
-        self._owner = (self.folder / OWNER).open("w")
+        # Locked before it has its name: another run that sweeps meanwhile must not take it for a dead one's.
+        unnamed = self.folder / f"{OWNER}.new"
+        self._owner = unnamed.open("w")
         fcntl.flock(self._owner, fcntl.LOCK_EX)
+        unnamed.rename(self.folder / OWNER)
         watchdog = subprocess.Popen(
             [sys.executable, "-m", __name__, self.folder],
             cwd=ROOT,

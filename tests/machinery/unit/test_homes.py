@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
@@ -22,6 +24,7 @@ from tests.support.paths import ROOT
 RUN = f"""
 import sys, time
 from pathlib import Path
+from typing import IO
 from tests.support.homes import Homes
 from tests.machinery.unit.test_process import Script
 process = Script(Homes(Path(sys.argv[1])).new("home"), {SERVE!r})
@@ -98,6 +101,22 @@ def test_a_run_does_not_touch_what_another_run_uses(start: Start, root: Path) ->
     Homes(root).close(keep_logs=False)
     assert process.is_running()
     assert process.folder.exists()
+
+
+def test_a_run_that_is_about_to_lock_its_folder_is_not_taken_for_a_dead_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = fcntl.flock
+
+    def sweep_first(file: IO[str], options: int) -> None:
+        if options == fcntl.LOCK_EX:  # the new run's own; a sweep does not wait for its locks
+            homes.sweep(root)
+        lock(file, options)
+
+    monkeypatch.setattr(fcntl, "flock", sweep_first)
+    run = Homes(root)
+    assert run.new("home").is_dir()
+    run.close(keep_logs=False)
 
 
 def test_a_run_that_ends_in_order_deletes_its_folder_or_keeps_the_logs(root: Path) -> None:
