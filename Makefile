@@ -6,42 +6,31 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE = 1
 # Parts that a project has deleted are left out.
 SOURCES := $(wildcard outbox service sinks migrations demo bench tests bootstrap.py)
+UNIT := $(wildcard tests/sample/unit tests/sample/*/unit)
 # Nothing newer than Python 3.11. It takes the decode of a record for the one that strings had in Python 2.
 VERMIN := --target=3.11- --violations --pessimistic --quiet --no-tips --exclude str.decode
 
-.PHONY: demo test test-machinery test-sample check bench archives install lock clean
+.PHONY: demo test check bench archives install lock update clean
 
 demo: .venv/demo
 	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
 
-# Three suites, each in a session of its own: the machinery on a domain made for its tests, the sample on the machinery,
-# and this repository's files. In two processes, each with a stack of its own; ARGS="-n 0 …" for one. Most of the work is
-# that of JVMs which have just begun: the first compiler is the one that pays.
+# Two suites, each in a session of its own: the machinery on a domain made for its tests, and the sample. In several
+# processes, each with a stack of its own; ARGS="-n 0 …" for one. Most of the work is that of JVMs which have just begun:
+# the first compiler is the one that pays.
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
-# The template's tests start no stack, so those of one file need not stay together.
-SPREAD := -n 2
-test test-machinery test-sample: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
-test: archives
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+test:: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
+test:: archives
 	@$(PYTEST) tests/machinery $(PARALLEL) $(ARGS)
 	@$(PYTEST) tests/sample $(PARALLEL) $(ARGS)
-	@$(PYTEST) tests/template $(SPREAD) $(ARGS)
 
-# The machinery's tests in a copy without the sample: what a project has that has deleted it.
-test-machinery: archives
-	@$(BIN)/python -m tests.template.scratch machinery $(PARALLEL) $(ARGS)
-
-test-sample: archives
-	@$(PYTEST) tests/sample $(PARALLEL) $(ARGS)
-	@$(PYTEST) tests/template $(SPREAD) $(ARGS)
-
-check: install
+check:: install
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
 	@$(BIN)/mypy $(SOURCES)
 	@$(BIN)/vermin $(VERMIN) $(SOURCES)
 	@$(PYTEST) -q tests/machinery/unit
-	@$(PYTEST) -q tests/sample/unit $(wildcard tests/sample/*/unit)
-	@$(PYTEST) -q tests/template -m 'not copies'
+	@$(if $(UNIT),$(PYTEST) -q $(UNIT))
 
 bench: install
 	@$(BIN)/python -m bench $(ARGS)
@@ -62,6 +51,13 @@ lock:
 	@$(MAKE) --silent .venv/demo
 	@$(BIN)/python -m outbox.jvm.jars lock
 
+# Merge a newer version of the template into a project that was made by `copier copy`.
+update: install
+	@$(BIN)/copier update $(ARGS)
+
 clean:
 	@if [ -x $(BIN)/outbox ]; then $(BIN)/outbox down; fi
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
+
+# The template's own tests. A project has none of them.
+-include tests/template/targets.mk

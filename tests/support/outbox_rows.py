@@ -9,7 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psycopg2
 from psycopg2.extras import execute_values
@@ -18,7 +18,6 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from tests.support import suite
-from tests.support.queries import query
 
 SHAPE = suite.shape()
 INSERT = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload, traceparent) VALUES %s"
@@ -64,21 +63,6 @@ def ids(settings: Settings) -> list[str]:
     with closing(connect(settings, SourceRole.CDC)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT id FROM outbox ORDER BY id")
         return [found for (found,) in cursor]
-
-
-def as_records(settings: Settings) -> list[dict[str, Any]]:
-    """The events in the outbox table, the oldest first, as a record of the topic would carry them."""
-    rows = query(
-        settings, "SELECT id::text, aggregateid, type, schema_version, payload, traceparent FROM outbox ORDER BY id"
-    )
-    return [
-        {
-            "key": key,
-            "headers": {"id": id_, "eventType": type_, "schemaVersion": str(version), "traceparent": traceparent},
-            "value": payload,
-        }
-        for id_, key, type_, version, payload, traceparent in rows
-    ]
 
 
 PAUSE_S = 0.005  # between transactions: a load, not a flood that the relay could not keep up with

@@ -31,6 +31,8 @@ SAMPLE = (
     "monitoring",
     "tests/sample",
     "tests/template",
+    "template",
+    "copier.yml",
 )
 # The virtual environment knows the checkout's packages: what is deleted in a copy must not be found there.
 SITE = """\
@@ -58,9 +60,9 @@ def copy(folder: Path, without: Sequence[str] = ()) -> Path:
             raise FileNotFoundError(part)
         files -= gone
     for file in files:
-        if (ROOT / file).exists():  # deleted, and not yet committed
+        if os.path.lexists(ROOT / file):  # deleted, and not yet committed
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / file, folder / file)
+            shutil.copy2(ROOT / file, folder / file, follow_symlinks=False)
     (folder / "sitecustomize.py").write_text(SITE)
     (folder / ".venv").symlink_to(ROOT / ".venv")
     return folder

@@ -16,7 +16,7 @@ from outbox.writing.contract import EventSchema
 from tests.machinery.shape import SHAPE
 from tests.machinery.stock import Client, audit
 from tests.support.events import nth_key
-from tests.support.outbox_rows import as_records
+from tests.support.outbox_records import as_records
 from tests.support.queries import query
 from tests.support.threads import all_at_once
 

@@ -17,7 +17,7 @@ from service.schemas import NewTransfer
 from service.transfer import transfer
 from tests.sample.ledger import Client, audit
 from tests.support.events import SHAPE
-from tests.support.outbox_rows import as_records
+from tests.support.outbox_records import as_records
 from tests.support.queries import query
 from tests.support.seeds import chosen_seed, seeded
 from tests.support.threads import all_at_once

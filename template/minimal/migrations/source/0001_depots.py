@@ -1,0 +1,35 @@
+"""Depots, and the view that the auditor reads."""
+
+from __future__ import annotations
+
+from alembic import op
+
+from outbox.migrations.migrate import execute
+
+revision = "source_domain_0001"
+down_revision = None
+branch_labels = ("domain",)
+depends_on = ("source_machinery_0001",)
+
+UP = """
+CREATE TABLE depots (
+    id      uuid   PRIMARY KEY,
+    parcels bigint NOT NULL,
+    version bigint NOT NULL -- how many arrivals it has had
+);
+
+-- What `outbox check` compares the sinks with, and what `outbox rebuild` sets them to.
+CREATE VIEW source_totals AS
+    SELECT id::text AS key, parcels::numeric AS total, version FROM depots;
+
+GRANT SELECT, INSERT, UPDATE (parcels, version) ON depots TO {app};
+GRANT SELECT ON source_totals TO {auditor};
+"""
+
+
+def upgrade() -> None:
+    execute(UP)
+
+
+def downgrade() -> None:
+    op.execute("DROP VIEW source_totals; DROP TABLE depots;")

@@ -1,0 +1,32 @@
+"""From the request to the projection, through real Postgres, Debezium, Kafka and Spark: every arrival counts once."""
+
+from __future__ import annotations
+
+import uuid
+
+from outbox.base.settings import Settings
+from tests.sample.conftest import Client
+from tests.support.cli_runner import outbox
+
+STRATEGIES = ("dedup", "merge", "offset-log", "offsets", "upsert")
+
+
+def run(chain: Settings, *words: str) -> str:
+    """What a command that succeeds has printed."""
+    done = outbox(*words, home=chain.home, **chain.as_env())
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_arrival_counts_once_though_all_are_delivered_twice(chain: Settings, client: Client) -> None:
+    depots = [str(uuid.uuid4()) for _ in range(3)]
+    for number in range(30):
+        assert client.arrive(depots[number % 3], number + 1).status_code == 201
+    sinks = ("sink", "--until-caught-up", *(word for name in STRATEGIES for word in ("--strategy", name)))
+    run(chain, "check", "--wait", "60")
+    run(chain, *sinks)
+    for name in ("dedup", "merge"):
+        run(chain, "rewind", "--sink", name, "--to-earliest", "--yes")
+    run(chain, *sinks)
+    run(chain, "check")
+    assert "nothing" in run(chain, "rebuild", "--sink", "dedup", "--from", "source", "--dry-run")
