@@ -189,7 +189,7 @@ def test_no_volume_is_left_over() -> None:
 @every_service
 def test_every_volume_of_the_image_has_a_mount(name: str) -> None:
     # Else the engine makes one without a name at each start, and no `down` removes it.
-    image = dockerfile.lineage(stage_of(name))[-1].base.partition(":")[0]
+    image = dockerfile.lineage(STAGES, stage_of(name))[-1].base.partition(":")[0]
     mounted = {target for _, target, _ in mounts(name)}
     mounted |= {where.partition(":")[0] for where in SERVICES[name].get("tmpfs", [])}
     assert DECLARED_VOLUMES.get(image, set()) <= mounted
@@ -448,7 +448,7 @@ def test_an_image_takes_our_files_from_where_everybody_may_read_them(name: str) 
 
 def test_the_image_of_the_service_has_neither_spark_nor_java_nor_tools() -> None:
     assert {name for name in SERVICES if stage_of(name) == "service"} == {"secrets", "migrate", "apply", "serve"}
-    made = "\n".join(line for stage in dockerfile.lineage("service") for line in stage.instructions)
+    made = "\n".join(line for stage in dockerfile.lineage(STAGES, "service") for line in stage.instructions)
     assert not re.search(r"jdk|jre|/opt/cache", made)
     packages = {name: (ROOT / "requirements" / f"{name}.txt").read_text() for name in ("service", "sink")}
     installed = {name: set(re.findall(r"^([\w-]+)==", text, re.MULTILINE)) for name, text in packages.items()}
