@@ -32,7 +32,7 @@ class Project:
     """The sinks' database; also the prefix of its roles."""
     topic: str = "events"
     connector: str = "outbox"
-    """Name of the Debezium connector and of its replication slot."""
+    """The Debezium connector and its replication slot. Projects that share a Postgres server need different names."""
     service: str = "service.app:create_app"
     """The function that makes the WSGI application, as ``module:function``; without arguments."""
     sinks: str = "sinks"
