@@ -13,13 +13,13 @@ import requests
 
 from demo.traffic import Traffic
 from outbox.audit import check
+from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.commands.check import describe
 
 ACCOUNTS = 100
 REQUESTS = 2000
-SINK = "dedup"
 SETTLE_TIMEOUT_S = 120.0
 
 
@@ -38,7 +38,8 @@ def main(seed: int | None) -> None:
         report = check.check_settled(settings, SETTLE_TIMEOUT_S)
         click.echo(describe(report))
         failed = [*traffic.surprises[:1], *map(str, report.findings)]
-        report.sink(SINK)  # raises if it never ran
+        for name in project.current().strategies:
+            report.sink(name)  # raises if it never ran
         if not 0 < 2 * traffic.transfers <= report.records:
             failed.append(f"{traffic.transfers} transfers were confirmed, but the topic has {report.records} events")
     except (Failure, requests.RequestException) as failure:

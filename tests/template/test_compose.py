@@ -337,13 +337,56 @@ def test_settings_are_ours(name: str) -> None:
     assert set(re.findall(rf"\b{PREFIX}\w+", words(name))) <= known | worker
 
 
+# Healthy ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("committed", "is_healthy"),
+    [
+        ([], False),
+        (["one/commits/0"], False),
+        (["one/commits/0", "two/commits/.0.crc"], False),
+        (["one/commits/0", "naive/commits/0", "two.rebuild/commits/0"], False),
+        (["one/commits/0", "two/commits/0"], True),
+        (["one.2/commits/7", "two/commits/0"], True),  # rewound; the volume is younger than the database
+    ],
+)
+def test_the_sink_is_healthy_when_each_strategy_of_the_project_has_committed(
+    tmp_path: Path, committed: list[str], is_healthy: bool
+) -> None:
+    (tmp_path / project.FILE).write_text('[tool.outbox]\nstrategies = ["one", "two"]\n')
+    folder = tmp_path / "checkpoints"
+    for name in committed:
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).touch()
+    kind, _, *arguments = SERVICES["sink"]["healthcheck"]["test"]
+    assert kind == "CMD"
+    [mounted] = [target for source, target, _ in mounts("sink") if source == "checkpoints"]
+    assert mounted in arguments[-1]
+    arguments[-1] = arguments[-1].replace(mounted, str(folder))
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={project.VARIABLE: str(tmp_path)},
+    )
+    assert (done.returncode == 0) is is_healthy, done.stderr
+    assert is_healthy or "AssertionError" in done.stderr
+
+
+def test_the_sink_runs_the_strategies_of_the_project() -> None:
+    assert SERVICES["sink"]["command"] == ["python", "-m", "outbox", "sink"]
+
+
 # Operators --------------------------------------------------------------------------------------------------------
 
 
 def test_operators_have_a_container_with_the_checkpoints() -> None:
     assert SERVICES["outbox"]["entrypoint"] == ["python", "-m", "outbox"]
     assert SERVICES["outbox"]["profiles"] == ["tools"]  # `docker compose run` starts it all the same
-    of_the_sinks = {mount for mount in mounts("sink-dedup") if mount[0] == "checkpoints"}
+    of_the_sinks = {mount for mount in mounts("sink") if mount[0] == "checkpoints"}
     assert of_the_sinks == {mount for mount in mounts("outbox") if mount[0] == "checkpoints"}
     home = SERVICES["outbox"]["environment"]["OUTBOX_HOME"]
     assert {target for _, target, _ in of_the_sinks} == {f"{home}/checkpoints"}
