@@ -31,7 +31,8 @@ COMPOSE_FILE = ROOT / "docker-compose.yml"
 COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_FILE.read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 ONE_SHOTS = {name for name, service in SERVICES.items() if service["restart"] == "no"}
-OURS = ("outbox-service", "outbox-sink")
+PREFIXED = "${COMPOSE_PROJECT_NAME}-"  # Compose fills in the name of its project: by default that of the folder
+OURS = (f"{PREFIXED}service", f"{PREFIXED}sink")
 STAGES = dockerfile.stages()
 
 # What we use of the Compose specification; another key is a mistake or is to be added here.
@@ -228,6 +229,31 @@ def test_an_image_of_ours_is_never_pulled(name: str) -> None:
     if "image" in service:
         assert service["pull_policy"] == "never"
         assert any("build" in other for other in SERVICES.values() if other.get("image") == service["image"])
+
+
+# Beside another project on the same engine --------------------------------------------------------------------------
+
+
+def engine_names(project_name: str) -> set[str]:
+    """Images, volumes and networks of this file, as the engine would know them for a project."""
+    done = compose_config("--env-file", os.devnull, "--project-name", project_name)
+    config = json.loads(done.stdout)
+    made = [one["name"] for kind in ("volumes", "networks") for one in config[kind].values()]
+    return {*made, *(service["image"] for service in config["services"].values() if "image" in service)}
+
+
+def test_two_projects_share_no_image_volume_or_network() -> None:
+    one, other = engine_names("one"), engine_names("other")
+    assert not one & other
+    assert {name.replace("one", "other", 1) for name in one} == other
+
+
+def test_no_name_is_the_same_for_every_project() -> None:
+    # What Compose names itself begins with the project's name: containers, volumes, networks, images that it builds.
+    assert "name" not in COMPOSE
+    assert "networks" not in COMPOSE
+    assert set(COMPOSE["volumes"].values()) == {None}
+    assert all(service.get("image", PREFIXED).startswith(PREFIXED) for service in SERVICES.values())
 
 
 # Settings ---------------------------------------------------------------------------------------------------------
