@@ -26,7 +26,7 @@ PARTS: dict[str, list[str]] = {
     "naive": ["sinks/naive"],
     "lakehouse": ["sinks/lakehouse", "outbox/sink/lakehouse", "tests/sample/lakehouse"],
     "monitoring": ["monitoring", "tests/template/monitoring"],
-    "demo": ["demo"],
+    "demo": ["demo", "tests/template/demo"],
     "bench": ["bench"],
 }
 # What runs, by suite; all that a suite has is collected first. Left out are tests that start servers or many processes.
