@@ -146,6 +146,12 @@ def test_git_takes_it_as_it_is(project: Path) -> None:
     assert stat.S_IMODE((project / "outbox/jvm/jre/bin/java").stat().st_mode) & stat.S_IXUSR
 
 
+def test_the_naive_sink_is_a_folder_that_may_go(template: Template, tmp_path: Path) -> None:
+    made = template.made(tmp_path / "made")
+    shutil.rmtree(made / "sinks" / "naive")
+    test_every_module_loads_and_every_sink_is_found(made)
+
+
 # The template -------------------------------------------------------------------------------------------------------
 
 
