@@ -162,6 +162,16 @@ def test_the_default_answers_are_this_repository(template: Template, tmp_path: P
     assert (made / "pyproject.toml").read_bytes() == (ROOT / "pyproject.toml").read_bytes()
 
 
+def test_generation_needs_no_network_and_no_trust(template: Template, tmp_path: Path) -> None:
+    """Tasks are what trust is for; copier refuses to run any without it."""
+    nowhere = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:1")
+    words = ["--vcs-ref", "HEAD", str(template.folder), "made"]
+    done = bake.copier(tmp_path, "copy", *words, GIT_ALLOW_PROTOCOL="file", **nowhere)
+    assert (done.returncode, (tmp_path / "made" / "Makefile").exists()) == (0, True), done.stderr
+    known = {name for name in yaml.safe_load((ROOT / "copier.yml").read_text()) if name.startswith("_")}
+    assert known == {"_min_copier_version", "_subdirectory", "_exclude", "_message_after_copy"}
+
+
 def own_files() -> list[Path]:
     """The files of the minimal sample that are no links."""
     folder = ROOT / "template" / "minimal"
