@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 
 from outbox.base.settings import Settings, SourceRole
 from outbox.http.idempotency import KEYS
-from outbox.migrations.migrate import owner_engine
+from outbox.migrations.migrate import VERSION_TABLE, owner_engine
 from outbox.writing.append import OUTBOX
 from service import tables
 from tests.support.queries import query
@@ -28,7 +28,7 @@ def owner(shared_databases: Settings) -> Iterator[Connection]:
 
 def differences(connection: Connection) -> list[Any]:
     """What a migration would have to do to make the tables that the code declares."""
-    options = {"compare_type": True, "compare_server_default": True}
+    options = {"compare_type": True, "compare_server_default": True, "version_table": VERSION_TABLE}
     context = MigrationContext.configure(connection, opts=options)
     declared = [OUTBOX.metadata, KEYS.metadata, tables.metadata]
     found: list[Any] = compare_metadata(context, declared)  # type: ignore[arg-type]
