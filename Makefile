@@ -58,6 +58,3 @@ update: install
 clean:
 	@if [ -x $(BIN)/outbox ]; then $(BIN)/outbox down; fi
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
-
-# The template's own tests. A project has none of them.
--include tests/template/targets.mk

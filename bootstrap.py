@@ -77,6 +77,7 @@ def install(name: str) -> None:
 def lock(*options: str) -> None:
     """Write the lock files, each for every system and supported Python."""
     same = ["--universal", "--generate-hashes", "--no-emit-index-url", "--no-emit-find-links", "--quiet", *options]
+    same += ["--no-annotate"]  # an annotation names this project
     same += ["--custom-compile-command", "make lock", "--python-version", "{}.{}".format(*PYTHON_MIN)]
     uv("compile", *same, "--group", "bootstrap", "-o", "requirements/bootstrap.txt")
     for name, extras in SETS.items():

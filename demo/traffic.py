@@ -1,14 +1,15 @@
-"""HTTP traffic for the ledger, planned from a seed: transfers between accounts, some of them invalid requests."""
+"""The clients: they send what the project's workload plans, and count the responses."""
 
 from __future__ import annotations
 
-import random
+import json
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import requests
 
@@ -18,52 +19,53 @@ from outbox.base.wait import wait_for
 
 CLIENTS = 4
 TIMEOUT_S = 30.0
-FUNDS_MINOR = 1_000_000
 RETRY_TIMEOUT_S = 60.0
-BAD_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request, and the statuses that the service may answer."""
+    """A request, the statuses that the service may answer, and the number of events that it writes if it succeeds."""
 
-    kind: str
-    body: object
+    kind: str  # its name in the counts of responses
+    path: str
+    body: object  # sent as JSON; bytes are sent as they are
     expected: tuple[int, ...]
-    key: str | None = None
-    token: bool = True
+    events: int = 0
+    method: str = "POST"
+    has_key: bool = True
+    has_token: bool = True
+
+
+class Planner(Protocol):
+    """What the clients send: the project's `demo.workload.Workload`."""
+
+    def set_up(self, send: Callable[[Sequence[Request]], list[Any]]) -> None:
+        """Create what planned requests refer to. ``send`` returns the JSON of each response, in the same order."""
+
+    def plan(self) -> Request:
+        """The next request, now and then an invalid one."""
 
 
 class Traffic:
-    """Plans requests and sends them by several clients.
+    """Sends planned requests by several clients, which decide the order in which the service receives them."""
 
-    The seed decides who pays whom how much. The order in which the service receives them depends on the clients.
-    """
-
-    def __init__(self, settings: Settings, seed: int) -> None:
+    def __init__(self, settings: Settings, workload: Planner) -> None:
         self._url = f"http://{settings.service_host}:{settings.service_port}"
         self._token = settings.service_token.get_secret_value()
-        self._random = random.Random(seed)
+        self._workload = workload
         self._sessions = threading.local()
         self._stopped = threading.Event()
-        self.accounts: list[str] = []
-        self.answered: Counter[str] = Counter()  # requests by kind
+        self.answered: Counter[str] = Counter()  # responses by kind of request
         self.surprises: list[str] = []  # unexpected responses
+        self.events = 0  # that the successful requests have written
 
-    def open_accounts(self, count: int) -> None:
-        """Open accounts and fund each of them from a system account."""
-        bank = self._open("system")
-        self.accounts = [self._open("user") for _ in range(count)]
-        self._send_all(
-            [
-                self._transfer("funding", bank, account, FUNDS_MINOR + self._random.randrange(FUNDS_MINOR), (201,))
-                for account in self.accounts
-            ]
-        )
+    def set_up(self) -> None:
+        """Let the workload create its entities. Raises Failure if a response is not the expected one."""
+        self._workload.set_up(self._send_and_read)
 
     def run(self, count: int) -> None:
         """Send this many requests, and return when all have a response."""
-        self._send_all([self._plan() for _ in range(count)])
+        self._send_all([self._workload.plan() for _ in range(count)])
 
     def start(self, count: int) -> Callable[[], None]:
         """Send this many requests in the background. The returned function waits until all have a response."""
@@ -80,89 +82,51 @@ class Traffic:
         """Send no more requests. Background traffic ends soon."""
         self._stopped.set()
 
-    @property
-    def transfers(self) -> int:
-        """Transfers that the service has confirmed."""
-        return self.answered["funding"] + self.answered["transfer"]
+    def _send_and_read(self, planned: Sequence[Request]) -> list[Any]:
+        responses = self._send_all(planned)
+        if self.surprises:
+            raise Failure(self.surprises[0])
+        return [response.json() for response in responses]
 
-    # The plan -----------------------------------------------------------------------------------------------------
-
-    def _plan(self) -> Request:
-        source, target = self._random.sample(self.accounts, 2)
-        amount = self._random.randint(1, 5_000)
-        if self._random.random() >= BAD_SHARE:
-            return self._transfer("transfer", source, target, amount, (201, 409))
-        body = {"from_account": source, "to_account": target, "amount": amount}
-        return self._random.choice(
-            [
-                Request("not JSON", b"{amount: ", (400,), key=self._key()),
-                Request("no token", body, (401,), key=self._key(), token=False),
-                Request("unknown account", {**body, "to_account": str(self._uuid())}, (404,), key=self._key()),
-                Request("insufficient funds", {**body, "amount": 10**15}, (409,), key=self._key()),
-                Request("negative amount", {**body, "amount": -amount}, (422,), key=self._key()),
-                Request("no Idempotency-Key", body, (400, 422)),
-            ]
-        )
-
-    def _transfer(self, kind: str, source: str, target: str, amount: int, expected: tuple[int, ...]) -> Request:
-        body = {"from_account": source, "to_account": target, "amount": amount}
-        return Request(kind, body, expected, key=self._key())
-
-    def _uuid(self) -> uuid.UUID:
-        return uuid.UUID(int=self._random.getrandbits(128), version=4)
-
-    def _key(self) -> str:
-        return str(self._uuid())
-
-    # The clients --------------------------------------------------------------------------------------------------
-
-    def _open(self, kind: str) -> str:
-        answer = self._session().post(
-            f"{self._url}/accounts",
-            json={"currency": "EUR", "kind": kind},
-            headers=self._headers(None),
-            timeout=TIMEOUT_S,
-        )
-        answer.raise_for_status()
-        return str(answer.json()["id"])
-
-    def _send_all(self, planned: Sequence[Request]) -> None:
+    def _send_all(self, planned: Sequence[Request]) -> list[requests.Response]:
         with ThreadPoolExecutor(CLIENTS) as clients:
-            list(clients.map(self._send, planned))
+            responses = list(clients.map(self._send, planned))
+        for request, response in zip(planned, responses, strict=True):
+            if response is not None:
+                self._count(request, response)
+        return [response for response in responses if response is not None]
 
-    def _send(self, request: Request) -> None:
-        """Repeat with the same key until there is a response: 503 and a broken connection leave the outcome unknown."""
-        if self._stopped.is_set():
-            return
+    def _count(self, request: Request, response: requests.Response) -> None:
+        may_succeed = any(status < requests.codes.bad_request for status in request.expected)
+        self.answered[f"{request.kind} refused" if may_succeed and not response.ok else request.kind] += 1
+        self.events += request.events if response.ok else 0
+        if response.status_code not in request.expected:
+            self.surprises.append(f"{request.kind} got {response.status_code}: {response.text[:200]}")
 
-        def answer() -> tuple[requests.Response] | None:
+    def _send(self, request: Request) -> requests.Response | None:
+        """Repeat with the same key until there is a response: 503 and a broken connection leave the outcome unknown.
+
+        Returns None if the traffic was stopped before.
+        """
+        headers = {"Content-Type": "application/json"}
+        if request.has_token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        if request.has_key:
+            headers["Idempotency-Key"] = str(uuid.uuid4())
+        data = request.body if isinstance(request.body, bytes) else json.dumps(request.body).encode()
+
+        def answer() -> tuple[requests.Response | None] | None:
             if self._stopped.is_set():
-                raise Failure("the traffic was stopped")
+                return (None,)
             try:
-                response = self._session().post(
-                    f"{self._url}/transfers",
-                    data=request.body if isinstance(request.body, bytes) else None,
-                    json=None if isinstance(request.body, bytes) else request.body,
-                    headers=self._headers(request.key, token=request.token),
-                    timeout=TIMEOUT_S,
+                response = self._session().request(
+                    request.method, self._url + request.path, data=data, headers=headers, timeout=TIMEOUT_S
                 )
             except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
                 return None
             return None if response.status_code == requests.codes.unavailable else (response,)
 
-        response = wait_for("a response of the service", answer, timeout_s=RETRY_TIMEOUT_S)[0]
-        refused = request.kind == "transfer" and response.status_code != requests.codes.created
-        self.answered["refused" if refused else request.kind] += 1
-        if response.status_code not in request.expected:
-            self.surprises.append(f"{request.kind} got {response.status_code}: {response.text[:200]}")
-
-    def _headers(self, key: str | None, token: bool = True) -> dict[str, str]:
-        headers = {"Content-Type": "application/json"}
-        if token:
-            headers["Authorization"] = f"Bearer {self._token}"
-        if key is not None:
-            headers["Idempotency-Key"] = key
-        return headers
+        return wait_for("a response of the service", answer, timeout_s=RETRY_TIMEOUT_S)[0]
 
     def _session(self) -> requests.Session:
         if not hasattr(self._sessions, "session"):

@@ -32,11 +32,13 @@ class Project:
     """The sinks' database; also the prefix of its roles."""
     topic: str = "events"
     connector: str = "outbox"
-    """Name of the Debezium connector and of its replication slot."""
+    """The Debezium connector and its replication slot. Projects that share a Postgres server need different names."""
     service: str = "service.app:create_app"
     """The function that makes the WSGI application, as ``module:function``; without arguments."""
     sinks: str = "sinks"
     """The package whose subpackages declare the sink jobs, each in a module ``job``."""
+    strategies: tuple[str, ...] = ("dedup",)
+    """What ``outbox sink`` runs unless it is given strategies."""
     folders: dict[str, Path] = field(default_factory=dict)
     """Folders that are elsewhere than in the root: ``connect`` or ``migrations``."""
 
@@ -76,7 +78,7 @@ def current() -> Project:
 
 @cache
 def load(root: Path) -> Project:
-    """The project of a folder. Raises Failure if the folder has none."""
+    """The project of a folder. Raises Failure if the folder has none, or if its table is wrong."""
     table = _table(root)
     if table is None:
         raise Failure(f"{root / FILE} has no table [tool.outbox]", f"correct {VARIABLE}", code="project-missing")
@@ -90,7 +92,15 @@ def load(root: Path) -> Project:
             f"known are {', '.join(sorted(name.replace('_', '-') for name in known))}, connect, migrations",
             code="project-wrong",
         )
-    return Project(root=root, folders=folders, **values)
+    strategies = values.pop("strategies", Project.strategies)
+    is_list = isinstance(strategies, (list, tuple)) and all(isinstance(name, str) for name in strategies)
+    if not (is_list and strategies):
+        raise Failure(
+            f"{root / FILE}: strategies in [tool.outbox] is {strategies!r} and must be a list of names",
+            'correct it, for example to strategies = ["dedup"]',
+            code="project-wrong",
+        )
+    return Project(root=root, folders=folders, strategies=tuple(strategies), **values)
 
 
 def make_importable() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from outbox.base import log
+from outbox.base import log, project
 from outbox.base import settings as configuration
 from outbox.sink import spec
 from outbox.sink.strategy import Strategy
@@ -28,8 +28,7 @@ def _described(one: Strategy) -> str:
     "--strategy",
     "names",
     multiple=True,
-    default=["dedup"],
-    show_default=True,
+    show_default="those of [tool.outbox]",
     metavar="NAME",
     help="How duplicates are recognised. Several strategies make as many sinks, side by side.",
 )
@@ -43,4 +42,5 @@ def sink(names: tuple[str, ...], until_caught_up: bool, fail_fast: bool) -> None
 
     settings = configuration.load()
     log.configure(settings)
-    stream.run(settings, spec.choose(settings, names), until_caught_up=until_caught_up, fail_fast=fail_fast)
+    specs = spec.choose(settings, names or project.current().strategies)
+    stream.run(settings, specs, until_caught_up=until_caught_up, fail_fast=fail_fast)

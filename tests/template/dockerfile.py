@@ -30,17 +30,17 @@ class Stage:
                     *paths, destination = arguments[len(options) :]
                     yield paths, destination
 
-    def our_files(self) -> Iterator[tuple[Path, str]]:
+    def our_files(self, root: Path = ROOT) -> Iterator[tuple[Path, str]]:
         """Each file of ours that is copied by name, and where it is in the image."""
         for sources, destination in self.copies(FILES):
             for source in map(PurePosixPath, sources):
-                file = ROOT / source.relative_to(f"/{FILES}")
+                file = root / source.relative_to(f"/{FILES}")
                 yield file, f"{destination}{file.name}" if destination.endswith("/") else destination
 
 
-def stages() -> dict[str, Stage]:
+def stages(file: Path = FILE) -> dict[str, Stage]:
     """The stages by name."""
-    text = re.sub(r"^#.*\n", "", FILE.read_text(), flags=re.MULTILINE).replace("\\\n", "")
+    text = re.sub(r"^#.*\n", "", file.read_text(), flags=re.MULTILINE).replace("\\\n", "")
     found = {}
     for part in re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]:
         head, *instructions = (line.strip() for line in part.splitlines() if line.strip())
@@ -49,9 +49,8 @@ def stages() -> dict[str, Stage]:
     return found
 
 
-def lineage(name: str) -> list[Stage]:
+def lineage(known: dict[str, Stage], name: str) -> list[Stage]:
     """A stage and those it is made on; the last one's base is an image of somebody else."""
-    known = stages()
     found = [known[name]]
     while found[-1].base in known:
         found.append(known[found[-1].base])

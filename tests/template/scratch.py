@@ -34,12 +34,7 @@ SAMPLE = (
     "template",
     "copier.yml",
 )
-# The virtual environment knows the checkout's packages: what is deleted in a copy must not be found there.
-SITE = """\
-import sys
-
-sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
-"""
+SITE = Path(__file__).with_name("site")
 
 
 def copy(folder: Path, without: Sequence[str] = ()) -> Path:
@@ -63,8 +58,6 @@ def copy(folder: Path, without: Sequence[str] = ()) -> Path:
         if os.path.lexists(ROOT / file):  # deleted, and not yet committed
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / file, folder / file, follow_symlinks=False)
-    (folder / "sitecustomize.py").write_text(SITE)
-    (folder / ".venv").symlink_to(ROOT / ".venv")
     return folder
 
 
@@ -75,9 +68,10 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Our environment without its project, and with the copy's packages before all others."""
+    """Our environment without its project and the checkout's packages, and with the copy's."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_PROJECT")}
-    return {**ours, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    path = os.pathsep.join(map(str, [SITE, folder]))
+    return {**ours, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def main(suite: str, *arguments: str) -> int:

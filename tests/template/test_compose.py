@@ -31,7 +31,8 @@ COMPOSE_FILE = ROOT / "docker-compose.yml"
 COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_FILE.read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 ONE_SHOTS = {name for name, service in SERVICES.items() if service["restart"] == "no"}
-OURS = ("outbox-service", "outbox-sink")
+PREFIXED = "${COMPOSE_PROJECT_NAME}-"  # Compose fills in the name of its project: by default that of the folder
+OURS = (f"{PREFIXED}service", f"{PREFIXED}sink")
 STAGES = dockerfile.stages()
 
 # What we use of the Compose specification; another key is a mistake or is to be added here.
@@ -189,7 +190,7 @@ def test_no_volume_is_left_over() -> None:
 @every_service
 def test_every_volume_of_the_image_has_a_mount(name: str) -> None:
     # Else the engine makes one without a name at each start, and no `down` removes it.
-    image = dockerfile.lineage(stage_of(name))[-1].base.partition(":")[0]
+    image = dockerfile.lineage(STAGES, stage_of(name))[-1].base.partition(":")[0]
     mounted = {target for _, target, _ in mounts(name)}
     mounted |= {where.partition(":")[0] for where in SERVICES[name].get("tmpfs", [])}
     assert DECLARED_VOLUMES.get(image, set()) <= mounted
@@ -228,6 +229,31 @@ def test_an_image_of_ours_is_never_pulled(name: str) -> None:
     if "image" in service:
         assert service["pull_policy"] == "never"
         assert any("build" in other for other in SERVICES.values() if other.get("image") == service["image"])
+
+
+# Beside another project on the same engine --------------------------------------------------------------------------
+
+
+def engine_names(project_name: str) -> set[str]:
+    """Images, volumes and networks of this file, as the engine would know them for a project."""
+    done = compose_config("--env-file", os.devnull, "--project-name", project_name)
+    config = json.loads(done.stdout)
+    made = [one["name"] for kind in ("volumes", "networks") for one in config[kind].values()]
+    return {*made, *(service["image"] for service in config["services"].values() if "image" in service)}
+
+
+def test_two_projects_share_no_image_volume_or_network() -> None:
+    one, other = engine_names("one"), engine_names("other")
+    assert not one & other
+    assert {name.replace("one", "other", 1) for name in one} == other
+
+
+def test_no_name_is_the_same_for_every_project() -> None:
+    # What Compose names itself begins with the project's name: containers, volumes, networks, images that it builds.
+    assert "name" not in COMPOSE
+    assert "networks" not in COMPOSE
+    assert set(COMPOSE["volumes"].values()) == {None}
+    assert all(service.get("image", PREFIXED).startswith(PREFIXED) for service in SERVICES.values())
 
 
 # Settings ---------------------------------------------------------------------------------------------------------
@@ -337,13 +363,56 @@ def test_settings_are_ours(name: str) -> None:
     assert set(re.findall(rf"\b{PREFIX}\w+", words(name))) <= known | worker
 
 
+# Healthy ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("committed", "is_healthy"),
+    [
+        ([], False),
+        (["one/commits/0"], False),
+        (["one/commits/0", "two/commits/.0.crc"], False),
+        (["one/commits/0", "naive/commits/0", "two.rebuild/commits/0"], False),
+        (["one/commits/0", "two/commits/0"], True),
+        (["one.2/commits/7", "two/commits/0"], True),  # rewound; the volume is younger than the database
+    ],
+)
+def test_the_sink_is_healthy_when_each_strategy_of_the_project_has_committed(
+    tmp_path: Path, committed: list[str], is_healthy: bool
+) -> None:
+    (tmp_path / project.FILE).write_text('[tool.outbox]\nstrategies = ["one", "two"]\n')
+    folder = tmp_path / "checkpoints"
+    for name in committed:
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).touch()
+    kind, _, *arguments = SERVICES["sink"]["healthcheck"]["test"]
+    assert kind == "CMD"
+    [mounted] = [target for source, target, _ in mounts("sink") if source == "checkpoints"]
+    assert mounted in arguments[-1]
+    arguments[-1] = arguments[-1].replace(mounted, str(folder))
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={project.VARIABLE: str(tmp_path)},
+    )
+    assert (done.returncode == 0) is is_healthy, done.stderr
+    assert is_healthy or "AssertionError" in done.stderr
+
+
+def test_the_sink_runs_the_strategies_of_the_project() -> None:
+    assert SERVICES["sink"]["command"] == ["python", "-m", "outbox", "sink"]
+
+
 # Operators --------------------------------------------------------------------------------------------------------
 
 
 def test_operators_have_a_container_with_the_checkpoints() -> None:
     assert SERVICES["outbox"]["entrypoint"] == ["python", "-m", "outbox"]
     assert SERVICES["outbox"]["profiles"] == ["tools"]  # `docker compose run` starts it all the same
-    of_the_sinks = {mount for mount in mounts("sink-dedup") if mount[0] == "checkpoints"}
+    of_the_sinks = {mount for mount in mounts("sink") if mount[0] == "checkpoints"}
     assert of_the_sinks == {mount for mount in mounts("outbox") if mount[0] == "checkpoints"}
     home = SERVICES["outbox"]["environment"]["OUTBOX_HOME"]
     assert {target for _, target, _ in of_the_sinks} == {f"{home}/checkpoints"}
@@ -448,7 +517,7 @@ def test_an_image_takes_our_files_from_where_everybody_may_read_them(name: str) 
 
 def test_the_image_of_the_service_has_neither_spark_nor_java_nor_tools() -> None:
     assert {name for name in SERVICES if stage_of(name) == "service"} == {"secrets", "migrate", "apply", "serve"}
-    made = "\n".join(line for stage in dockerfile.lineage("service") for line in stage.instructions)
+    made = "\n".join(line for stage in dockerfile.lineage(STAGES, "service") for line in stage.instructions)
     assert not re.search(r"jdk|jre|/opt/cache", made)
     packages = {name: (ROOT / "requirements" / f"{name}.txt").read_text() for name in ("service", "sink")}
     installed = {name: set(re.findall(r"^([\w-]+)==", text, re.MULTILINE)) for name, text in packages.items()}

@@ -8,14 +8,18 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal, get_args, get_origin
+from unittest import mock
 
 import pytest
 from dotenv import dotenv_values
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from outbox.base import project
+from outbox.base.project import Project
 from outbox.base.settings import PREFIX, Settings
 from tests.support.paths import ROOT
 
@@ -23,6 +27,7 @@ FILE = ROOT / ".env.example"
 
 HEAD = """\
 # Every setting, with its default. Copy this file to .env and uncomment what you change.
+# A default in angle brackets, such as <topic>, is the value of that key in [tool.outbox] of pyproject.toml.
 # The environment wins over .env, .env over the embedded stack's own choices (stack.env in the home folder).
 #
 # docker-compose reads .env too. It has its own servers and volumes, so it ignores settings of servers, logins,
@@ -59,8 +64,15 @@ TAIL = """\
 
 
 def render() -> str:
-    """The text of the file."""
-    return HEAD + "".join(f"{line}\n" for line in _lines()) + TAIL
+    """The text of the file. It holds no name of the project, but the key of each."""
+    keys = {field.name: f"<{field.name.replace('_', '-')}>" for field in fields(Project) if field.type == "str"}
+    with mock.patch.object(project, "current", return_value=Project(root=ROOT, **keys)):  # type: ignore[arg-type]
+        return HEAD + "".join(f"{line}\n" for line in _lines()) + TAIL
+
+
+def with_names(text: str) -> str:
+    """A text with the project's value in place of each key."""
+    return re.sub(r"<([a-z-]+)>", lambda key: str(getattr(project.current(), key[1].replace("-", "_"))), text)
 
 
 def _lines() -> Iterator[str]:
@@ -114,7 +126,7 @@ def test_as_it_is_the_example_sets_nothing() -> None:
 
 def test_uncommented_the_example_sets_what_is_the_default_anyway(tmp_path: Path) -> None:
     dotenv = tmp_path / "env"
-    dotenv.write_text(uncommented())
+    dotenv.write_text(with_names(uncommented()))
     names = {name.removeprefix(PREFIX).lower() for name in dotenv_values(dotenv)}
     assert set(Settings.model_fields) <= names
     read, default = Settings(_env_file=dotenv), Settings(_env_file=None)

@@ -31,6 +31,7 @@ from outbox.base.wait import timeout_scale
 from tests.support.leftovers import leftovers
 from tests.support.paths import ROOT
 from tests.template import scratch
+from tests.template.bake import Template
 
 pytestmark = [pytest.mark.copies, pytest.mark.timeout(1800)]
 
@@ -87,24 +88,22 @@ class Shell:
 
     def __init__(self, parent: Path) -> None:
         self.project = parent / "my shop"
-        self._site = parent / "site"
-        self._site.mkdir()
-        (self._site / "sitecustomize.py").write_text(scratch.SITE)
         self._running: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
 
     @property
     def environment(self) -> Mapping[str, str]:
         """Of a user who has nothing set, with the checkout's packages and the project's modules."""
-        found = {name: value for name, value in os.environ.items() if not NOT_INHERITED.match(name)}
-        path = f"{self._site}{os.pathsep}{self.project}"
-        return {**found, **GIT, "GIT_CONFIG_GLOBAL": os.devnull, "PYTHONPATH": path}
+        found = scratch.environment(self.project)
+        found = {name: value for name, value in found.items() if not NOT_INHERITED.match(name)}
+        return {**found, **GIT, "GIT_CONFIG_GLOBAL": os.devnull}
 
     def generate(self, command: str) -> None:
         """Generate the project from the checkout as it is, with its uncommitted changes."""
-        _, *words, template, name = shlex.split(command)
-        assert (template, name) == ("TEMPLATE", "shop")
+        _, *words, address, name = shlex.split(command)
+        assert (address, name) == ("TEMPLATE", "shop")
+        template = Template(self.project.with_name("template")).folder
         options = ["--defaults", "--quiet", "--vcs-ref", "HEAD"]
-        self._run([sys.executable, "-m", "copier", *words, *options, str(ROOT), str(self.project)], ROOT)
+        self._run([sys.executable, "-m", "copier", *words, *options, str(template), str(self.project)], template)
         # The checkout's packages, and the mark that they are installed.
         (self.project / ".venv").mkdir()
         for part in VENV:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from outbox.base import settings
+from outbox.base import project, settings
 from outbox.commands.sink import sink
 from outbox.sink import dead_letters, positions, spec, strategy
 from outbox.sink.records import Record
+from outbox.sink.spark import stream
 from tests.support import events as made
 from tests.support.failures import raises
 
@@ -25,6 +27,34 @@ def identity(event_id: str | None = None, **changes: Any) -> str:
     """The identity of a dead letter."""
     record = Record(key=b"k", headers=[("a", b"1"), ("b", None)], value=b"v", recorded_ms=0)
     return dead_letters.identity(record._replace(**changes), event_id)
+
+
+class TestCommand:
+    """`outbox sink`: which sinks it runs."""
+
+    @pytest.fixture
+    def ran(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The names of the sinks that were run, in a project with two strategies."""
+        names: list[str] = []
+        monkeypatch.setattr(stream, "run", lambda _, specs, **__: names.extend(one.name for one in specs))
+        mine = replace(project.current(), strategies=("upsert", "dedup"))
+        monkeypatch.setattr(project, "current", lambda: mine)
+        return names
+
+    def test_it_runs_the_strategies_of_the_project(self, ran: list[str]) -> None:
+        assert CliRunner().invoke(sink, []).exit_code == 0
+        assert ran == ["upsert", "dedup"]
+
+    def test_it_runs_the_given_ones_instead(self, ran: list[str]) -> None:
+        assert CliRunner().invoke(sink, ["--strategy", "merge"]).exit_code == 0
+        assert ran == ["merge"]
+
+    def test_an_unknown_one_of_the_project_is_refused(self, ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        mine = replace(project.current(), strategies=("dedup", "nonsense"))
+        monkeypatch.setattr(project, "current", lambda: mine)
+        with raises("strategy-unknown", "called nonsense", "there are", "upsert"):
+            CliRunner().invoke(sink, [], catch_exceptions=False)
+        assert ran == []
 
 
 class TestStrategyFiles:

@@ -28,7 +28,7 @@ STRATEGY = strategy.load(FOLDER / "strategies")["changes"]
 PROJECTIONS = FOLDER / "projections"
 PROJECTION = PROJECTIONS / "balances.sql"
 DECODER = ChangeDecoder()
-TOPIC = "outbox_changes.public.accounts"
+TOPIC = "changes.public.accounts"
 TOPIC_ID = "topic-1"
 STEP = 8  # records of the log begin at multiples of it
 

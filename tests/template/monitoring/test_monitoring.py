@@ -35,6 +35,7 @@ RULES: list[dict[str, Any]] = [
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana" / "dashboard.json").read_text())
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
+PROBES = {"/healthz", "/readyz", "/metrics"}
 # What Prometheus adds by itself.
 OWN_METRICS, OWN_LABELS = {"up"}, {"job", "instance"}
 OPERATORS = {"and", "or", "unless", "bool", "offset", "by", "without", "on", "ignoring", "group_left", "group_right"}
@@ -158,6 +159,18 @@ def test_every_job_that_is_asked_for_is_scraped() -> None:
     jobs = {job["job_name"] for job in SCRAPED["scrape_configs"]}
     asked = {job for _, query in queries() for job in re.findall(r'job="(\w+)"', query)}
     assert asked == jobs
+
+
+def test_an_alert_on_requests_looks_at_every_route_but_the_probes() -> None:
+    # Probes would make a failing service look better, and an idle one look busy.
+    app = create_app(load(Path("/nonexistent"), environment=False, service_token=SecretStr("secret")))
+    routes = {rule.rule for rule in app.url_map.iter_rules()}
+    selected = [found for rule in RULES for found in re.findall(r"http_request_\w+(\{[^}]*\})?", rule["expr"])]
+    assert len(selected) > 2
+    for selector in selected:
+        left_out = re.findall(r'route!~"([^"]*)"', selector)
+        assert not re.search(r'route=~?"', selector)
+        assert {route for route in routes if left_out and re.fullmatch(left_out[0], route)} == PROBES
 
 
 # It is wired ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,80 @@
+"""Projects made by copier from this checkout as it is now, as a user makes them.
+
+    python -m tests.template.bake SAMPLE
+
+makes one with the default answers and runs its own `make test`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.template import scratch
+
+GIT = ["git", "-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
+
+
+class Template:
+    """A repository with the checkout's files, which copier can copy from and a test can go on with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = scratch.copy(folder)
+        git(folder, "init", "--quiet")
+        commit(folder)
+
+    def generate(self, project: Path, **answers: object) -> subprocess.CompletedProcess[str]:
+        """Make a project; what is not answered has its default."""
+        words = [word for name, answer in answers.items() for word in ("--data", f"{name}={answer}")]
+        # HEAD: without it, copier would take the newest tag that looks like a version.
+        return copier(project.parent, "copy", "--vcs-ref", "HEAD", *words, str(self.folder), str(project))
+
+    def made(self, project: Path, **answers: object) -> Path:
+        """A project that must be made; its folder."""
+        done = self.generate(project, **answers)
+        assert done.returncode == 0, done.stderr
+        return project
+
+    def update(self, project: Path, **answers: object) -> subprocess.CompletedProcess[str]:
+        """Merge the template's present state into a project."""
+        words = [word for name, answer in answers.items() for word in ("--data", f"{name}={answer}")]
+        return copier(project, "update", "--vcs-ref", "HEAD", *words)
+
+
+def copier(folder: Path, command: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run copier without questions, and without the trust that tasks would need."""
+    return run(folder, [sys.executable, "-m", "copier", command, "--defaults", "--quiet", *words], **variables)
+
+
+def git(folder: Path, *words: str) -> str:
+    """What a command of git has printed. Raises AssertionError if it fails."""
+    done = run(folder, [*GIT, *words])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def commit(folder: Path, message: str = "test") -> None:
+    """Commit everything in a folder."""
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", message)
+
+
+def run(folder: Path, words: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder, without the checkout's packages; its output is captured."""
+    environment = {**scratch.environment(folder), **variables}
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def main(sample: str) -> int:
+    """Make a project in a path with a space and run its `make test`. Returns make's exit status."""
+    with tempfile.TemporaryDirectory(prefix="outbox bake ") as temporary:
+        template = Template(Path(temporary, "template"))
+        project = template.made(Path(temporary, "stock-room"), project_name="stock-room", sample=sample)
+        return subprocess.run(["make", "test"], cwd=project, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
