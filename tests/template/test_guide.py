@@ -92,10 +92,10 @@ class Shell:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Of a user who has nothing set, with the checkout's packages and the project's modules."""
+        """Of a user who has nothing set, with the checkout's packages and the project's modules. JVMs start faster."""
         found = scratch.environment(self.project)
         found = {name: value for name, value in found.items() if not NOT_INHERITED.match(name)}
-        return {**found, **GIT, "GIT_CONFIG_GLOBAL": os.devnull}
+        return {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1", **found, **GIT, "GIT_CONFIG_GLOBAL": os.devnull}
 
     def generate(self, command: str) -> None:
         """Generate the project from the checkout as it is, with its uncommitted changes."""
