@@ -18,6 +18,7 @@ from outbox.relay import connectors, slot
 @click.command()
 @click.option("--keep-hours", type=click.IntRange(min=0), help="Keep younger events (OUTBOX_PRUNE_KEEP_HOURS).")
 @click.option("--trust-marker", is_flag=True, help="Also delete events too old to be looked up on the topic.")
+@click.option("--only", type=click.Choice(["outbox"]), help="Only the outbox table, for a chain without our sinks.")
 @click.option("--dry-run", is_flag=True, help="Only report what would be deleted, or looked up for that.")
 @click.option(
     "--timeout",
@@ -28,7 +29,9 @@ from outbox.relay import connectors, slot
     help="Seconds that the relay may take to pass the marker.",
 )
 @click.option("--json", "as_json", is_flag=True, help="For a script.")
-def prune(*, keep_hours: int | None, trust_marker: bool, dry_run: bool, timeout_s: float, as_json: bool) -> None:
+def prune(
+    *, keep_hours: int | None, trust_marker: bool, only: str | None, dry_run: bool, timeout_s: float, as_json: bool
+) -> None:
     """Delete relayed outbox rows and whatever the sinks need no more. Status 1 if it finds a lost event.
 
     It deletes events from the outbox that are surely relayed: it sends markers through the relay, waits until they have
@@ -54,16 +57,20 @@ def prune(*, keep_hours: int | None, trust_marker: bool, dry_run: bool, timeout_
             report=lambda line: show(f"outbox       {line}"),
         )
         show(describe(result, settings))
-    expired = retention.expire(
-        settings,
-        dry_run=dry_run,
-        report=lambda line: show(f"sinks        {line}"),
-        nudge=lambda: pruning.mark(settings),
-    )
-    show(f"sinks        ids from {expired.horizon} on are kept" + ("" if expired.due else "; nothing older to forget"))
+    expired = None
+    if not only:
+        expired = retention.expire(
+            settings,
+            dry_run=dry_run,
+            report=lambda line: show(f"sinks        {line}"),
+            nudge=lambda: pruning.mark(settings),
+        )
+        kept = f"sinks        ids from {expired.horizon} on are kept"
+        show(kept + ("" if expired.due else "; nothing older to forget"))
     if as_json:
         outbox = {"old": old} if result is None else result.as_dict()
-        click.echo(json.dumps({"dry_run": dry_run, "outbox": outbox, "retention": expired.as_dict()}, indent=2))
+        forgotten = None if expired is None else expired.as_dict()
+        click.echo(json.dumps({"dry_run": dry_run, "outbox": outbox, "retention": forgotten}, indent=2))
     if result is not None and result.lost.count:
         raise Failure(
             f"{result.lost.count} events are lost: relayed past, and not on the topic ({result.lost.first} …)",

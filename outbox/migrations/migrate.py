@@ -1,7 +1,9 @@
 """Bring both databases to the newest schema, by Alembic.
 
-Each database has a history with two branches: ``machinery`` (what the outbox and the sinks need, in this package) and
-``domain`` (the project's own, in its folder ``migrations``). Revisions of the two never depend on each other's order.
+Each database has a history with branches: ``machinery`` (the outbox, or what the sinks need), in the service's database
+``http`` (what `outbox.http` needs), and ``domain`` (the project's own, in its folder ``migrations``). Revisions of
+different branches never depend on each other's order. The history is kept in a table of its own name, so that a service
+may migrate the same database by an Alembic of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 
+VERSION_TABLE = "outbox_version"
 HERE = Path(__file__).resolve().parent
 
 Database = Literal["source", "sink"]
@@ -42,6 +45,15 @@ def migrate(settings: Settings) -> dict[Database, list[str]]:
     return {database: _upgrade(settings, database) for database in OWNERS}
 
 
+def migrate_outbox(settings: Settings) -> list[str]:
+    """Upgrade the outbox alone, for a service with migrations of its own; return the revisions that were applied.
+
+    Makes the outbox, its publication and its grants in the service's database, and needs no other. Raises as
+    ``migrate`` does.
+    """
+    return _upgrade(settings, "source", "machinery@head")
+
+
 def owner_engine(settings: Settings, database: Database) -> Engine:
     """An engine that connects as the owner of a database, anew each time."""
     return create_engine(
@@ -56,7 +68,7 @@ def is_current(connection: Connection, database: Database) -> bool:
     them.
     """
     scripts = ScriptDirectory.from_config(config(database))
-    applied = MigrationContext.configure(connection).get_current_heads()
+    applied = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_heads()
     try:
         return not any(scripts.iterate_revisions("heads", applied, implicit_base=True))
     except ResolutionError:
@@ -76,7 +88,11 @@ def config(database: Database) -> Config:
 def run() -> None:
     """What ``env.py`` does: migrate on the connection that ``migrate`` has opened."""
     attributes = alembic.context.config.attributes
-    alembic.context.configure(connection=attributes["connection"], on_version_apply=attributes["on_version_apply"])
+    alembic.context.configure(
+        connection=attributes["connection"],
+        on_version_apply=attributes["on_version_apply"],
+        version_table=VERSION_TABLE,
+    )
     alembic.context.run_migrations()
 
 
@@ -87,7 +103,7 @@ def execute(sql: str) -> None:
     op.execute(sql)
 
 
-def _upgrade(settings: Settings, database: Database) -> list[str]:
+def _upgrade(settings: Settings, database: Database, target: str = "heads") -> list[str]:
     applied: list[str] = []
     wanted = config(database)
     try:
@@ -96,7 +112,7 @@ def _upgrade(settings: Settings, database: Database) -> list[str]:
             wanted.attributes["connection"] = connection
             wanted.attributes["roles"] = {role.value: settings.role_name(role) for role in ROLES[database]}
             wanted.attributes["on_version_apply"] = lambda step, **_: applied.extend(step.up_revision_ids)
-            alembic.command.upgrade(wanted, "heads")
+            alembic.command.upgrade(wanted, target)
     except DBAPIError as error:
         name = getattr(settings, f"{database}_db_name")
         raise Failure(

@@ -4,6 +4,9 @@
 -- Postgres of your own. A second run changes nothing but the passwords, which is how to rotate them.
 -- Names and passwords come from the environment (the settings of the same name), never from an argument or this file. The
 -- migration that makes a table grants what each role may do with it.
+--
+-- Without OUTBOX_SINK_DB_NAME it makes no sink database. A source database that belongs to another owner is that of an
+-- existing service (docs/existing-service.md): it keeps its owner and its grants.
 
 \set ON_ERROR_STOP on
 SET log_statement = 'none'; -- a password is no log line
@@ -24,39 +27,69 @@ SET log_min_error_statement = 'panic';
 \getenv sink_auditor_password OUTBOX_SINK_DB_AUDITOR_PASSWORD
 
 SELECT :'source' || '_owner' AS source_owner, :'source' || '_app' AS source_app, :'source' || '_cdc' AS source_cdc,
-       :'source' || '_pruner' AS source_pruner, :'source' || '_auditor' AS source_auditor,
-       :'sink' || '_owner' AS sink_owner, :'sink' || '_writer' AS sink_writer, :'sink' || '_pruner' AS sink_pruner,
-       :'sink' || '_auditor' AS sink_auditor
+       :'source' || '_pruner' AS source_pruner, :'source' || '_auditor' AS source_auditor
 \gset
 
 SELECT format('CREATE ROLE %I', role)
-  FROM unnest(ARRAY[:'source_owner', :'source_app', :'source_cdc', :'source_pruner', :'source_auditor',
-                    :'sink_owner', :'sink_writer', :'sink_pruner', :'sink_auditor']) AS role
+  FROM unnest(ARRAY[:'source_owner', :'source_app', :'source_cdc', :'source_pruner', :'source_auditor']) AS role
  WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role)
 \gexec
 
 ALTER ROLE :"source_owner" LOGIN PASSWORD :'source_owner_password';
-ALTER ROLE :"source_app" LOGIN PASSWORD :'source_app_password';
 ALTER ROLE :"source_cdc" LOGIN REPLICATION PASSWORD :'source_cdc_password';
 ALTER ROLE :"source_pruner" LOGIN PASSWORD :'source_pruner_password';
 ALTER ROLE :"source_auditor" LOGIN PASSWORD :'source_auditor_password';
-ALTER ROLE :"sink_owner" LOGIN PASSWORD :'sink_owner_password';
-ALTER ROLE :"sink_writer" LOGIN PASSWORD :'sink_writer_password';
-ALTER ROLE :"sink_pruner" LOGIN PASSWORD :'sink_pruner_password';
-ALTER ROLE :"sink_auditor" LOGIN PASSWORD :'sink_auditor_password';
+-- Without a password it is a group: the role of an existing service becomes a member of it.
+\if :{?source_app_password}
+ALTER ROLE :"source_app" LOGIN PASSWORD :'source_app_password';
+\endif
 
 -- A service or a sink that went away with a transaction open holds nobody up for ever. Not for Debezium: its snapshot is
 -- one long transaction that may wait for Kafka.
 ALTER ROLE :"source_app" SET idle_in_transaction_session_timeout = '60s';
-ALTER ROLE :"sink_writer" SET idle_in_transaction_session_timeout = '60s';
 
-SELECT format('CREATE DATABASE %I OWNER %I', database, owner)
-  FROM (VALUES (:'source_db', :'source_owner'), (:'sink_db', :'sink_owner')) AS wanted (database, owner)
- WHERE NOT EXISTS (SELECT FROM pg_database WHERE datname = database)
+SELECT format('CREATE DATABASE %I OWNER %I', :'source_db', :'source_owner')
+ WHERE NOT EXISTS (SELECT FROM pg_database WHERE datname = :'source_db')
 \gexec
 
-REVOKE ALL ON DATABASE :"source_db", :"sink_db" FROM PUBLIC;
+SELECT pg_get_userbyid(datdba) <> :'source_owner' AS source_is_theirs FROM pg_database WHERE datname = :'source_db'
+\gset
+\if :source_is_theirs
+GRANT CONNECT, CREATE ON DATABASE :"source_db" TO :"source_owner"; -- CREATE: a publication
+\else
+REVOKE ALL ON DATABASE :"source_db" FROM PUBLIC;
+\endif
 GRANT CONNECT ON DATABASE :"source_db" TO :"source_app", :"source_cdc", :"source_pruner", :"source_auditor";
+
+\if :{?sink_db}
+SELECT :'sink' || '_owner' AS sink_owner, :'sink' || '_writer' AS sink_writer, :'sink' || '_pruner' AS sink_pruner,
+       :'sink' || '_auditor' AS sink_auditor
+\gset
+
+SELECT format('CREATE ROLE %I', role)
+  FROM unnest(ARRAY[:'sink_owner', :'sink_writer', :'sink_pruner', :'sink_auditor']) AS role
+ WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role)
+\gexec
+
+ALTER ROLE :"sink_owner" LOGIN PASSWORD :'sink_owner_password';
+ALTER ROLE :"sink_writer" LOGIN PASSWORD :'sink_writer_password';
+ALTER ROLE :"sink_pruner" LOGIN PASSWORD :'sink_pruner_password';
+ALTER ROLE :"sink_auditor" LOGIN PASSWORD :'sink_auditor_password';
+ALTER ROLE :"sink_writer" SET idle_in_transaction_session_timeout = '60s';
+
+SELECT format('CREATE DATABASE %I OWNER %I', :'sink_db', :'sink_owner')
+ WHERE NOT EXISTS (SELECT FROM pg_database WHERE datname = :'sink_db')
+\gexec
+
+REVOKE ALL ON DATABASE :"sink_db" FROM PUBLIC;
 -- A sink copies each batch into a temporary table.
 GRANT CONNECT, TEMPORARY ON DATABASE :"sink_db" TO :"sink_writer";
 GRANT CONNECT ON DATABASE :"sink_db" TO :"sink_pruner", :"sink_auditor";
+\endif
+
+-- Last, because a new session logs its statements again.
+\if :source_is_theirs
+\connect :"source_db"
+GRANT USAGE, CREATE ON SCHEMA public TO :"source_owner";
+GRANT USAGE ON SCHEMA public TO :"source_app", :"source_cdc", :"source_pruner", :"source_auditor";
+\endif

@@ -1,21 +1,28 @@
 """Append events to the outbox, in the transaction of the change that they tell about: the whole trick.
 
-    with engine.begin() as connection:          # or a Session's own connection: session.connection()
+    with engine.begin() as connection:          # or: with Session(engine) as session, session.begin():
         connection.execute(...)                 # the change
         append(connection, Event("order", order_id, "order.placed", {"order_id": order_id}))
 
 Both are committed or neither is. Debezium reads the committed rows from the write-ahead log and sends each to Kafka at
 least once, so an event needs nothing but this row: never send it yourself as well.
+
+With asyncio: ``await session.run_sync(append, event)``; an AsyncConnection has the same method. Without SQLAlchemy:
+`outbox.writing.dbapi`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Column, Connection, MetaData, SmallInteger, Table, Text, Uuid, text
 from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
+from sqlalchemy.orm import Session, scoped_session
+
+from outbox.writing.event import Event, require_transaction
+
+__all__ = ["OUTBOX", "Event", "append"]
 
 OUTBOX = Table(
     "outbox",
@@ -36,25 +43,23 @@ OUTBOX = Table(
 )
 
 
-@dataclass(frozen=True)
-class Event:
-    """One event. Kafka keeps the order of events with the same ``aggregateid``, which is their key."""
-
-    aggregatetype: str
-    aggregateid: str
-    type: str
-    payload: Mapping[str, Any]  # to be sent as JSON; what the consumers rely on is connect/events/*.schema.json
-    schema_version: int = 1
-    traceparent: str | None = None  # W3C trace context of the request that caused it
-
-
-def append(connection: Connection, *events: Event) -> None:
-    """Insert the events, in this order, by one statement. Never commits.
+def append(target: Connection | Session | scoped_session[Any], *events: Event) -> None:
+    """Insert the events, in this order, in the transaction of a connection or of an ORM session. Never commits.
 
     The database gives each its id (a UUIDv7) and its time. Payloads are not checked against their schema here: a test
-    of your service does that. Raises what SQLAlchemy raises: StatementError for a payload that is no JSON,
-    IntegrityError for one of more than a megabyte, which would not fit into a record.
+    of your service does that.
+
+    Raises Failure `not-in-a-transaction` for a connection in autocommit mode; TypeError for an asyncio connection or
+    session itself, which would insert nothing. Raises what SQLAlchemy raises: StatementError for a payload that is no
+    JSON, IntegrityError for one of more than a megabyte, which would not fit into a record.
     """
+    connection = target.connection() if isinstance(target, Session | scoped_session) else target
+    if not isinstance(connection, Connection):
+        raise TypeError(
+            f"append takes a Connection or a Session, not {type(target).__name__};"
+            " with asyncio: await session.run_sync(append, event)"
+        )
     if events:
+        require_transaction(connection.connection.dbapi_connection)
         # inline: no RETURNING, which a role that may only INSERT is refused.
         connection.execute(OUTBOX.insert().inline(), [asdict(event) for event in events])

@@ -1,4 +1,4 @@
-"""The outbox with its publication, and the idempotency keys of the HTTP API."""
+"""The outbox with its publication: all that `outbox migrate --only outbox` makes."""
 
 from __future__ import annotations
 
@@ -28,27 +28,11 @@ CREATE TABLE outbox (
 -- Inserts only: the deletion of a relayed row is no event.
 CREATE PUBLICATION outbox FOR TABLE outbox WITH (publish = 'insert');
 
--- The answer is kept as it was sent: text, not jsonb.
-CREATE TABLE idempotency_keys (
-    client       text        NOT NULL,
-    route        text        NOT NULL,
-    key          text        NOT NULL,
-    request_hash bytea       NOT NULL,
-    status       smallint    NOT NULL,
-    body         text        NOT NULL,
-    expires_at   timestamptz NOT NULL,
-    PRIMARY KEY (client, route, key)
-);
-CREATE INDEX idempotency_keys_expires_at ON idempotency_keys (expires_at);
-
 -- The service writes events, and can neither read, change nor delete them.
 GRANT INSERT ON outbox TO {app};
 GRANT SELECT ON outbox TO {cdc}, {auditor};
 -- `outbox prune` also inserts: its marker takes the way of every event.
 GRANT SELECT, INSERT, DELETE ON outbox TO {pruner};
-GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_keys TO {app};
--- Readiness compares the schema with the code.
-GRANT SELECT ON alembic_version TO {app};
 """
 
 

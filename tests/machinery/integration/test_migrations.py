@@ -56,7 +56,7 @@ def owner_of(settings: Settings, database: Database) -> Iterator[Connection]:
 def test_a_first_run_applies_all_branches_and_a_second_one_nothing(empty: Settings) -> None:
     first = migrate(empty)
     assert {database: {revision.rpartition("_")[0] for revision in first[database]} for database in first} == {
-        "source": {"source_machinery", "source_domain"},
+        "source": {"source_machinery", "source_http", "source_domain"},
         "sink": {"sink_machinery", "sink_domain"},
     }
     assert migrate(empty) == {"source": [], "sink": []}
@@ -85,7 +85,7 @@ def test_a_database_out_of_reach_is_named(databases: Settings) -> None:
 
 
 def test_a_schema_of_newer_code_is_refused_by_migrate_and_good_enough_to_serve(databases: Settings) -> None:
-    newer = "UPDATE alembic_version SET version_num = 'source_domain_9999' WHERE version_num LIKE 'source_domain_%'"
+    newer = "UPDATE outbox_version SET version_num = 'source_domain_9999' WHERE version_num LIKE 'source_domain_%'"
     query(databases, newer)
     with raises("migration-unknown", "source_domain_9999"):
         migrate(databases)
@@ -97,9 +97,9 @@ def test_a_schema_of_newer_code_is_refused_by_migrate_and_good_enough_to_serve(d
 def test_a_schema_that_lacks_a_migration_is_not_current(shared_databases: Settings, database: Database) -> None:
     with owner_of(shared_databases, database) as connection:
         assert migrations.is_current(connection, database)
-        connection.execute(text("DELETE FROM alembic_version"))
+        connection.execute(text("DELETE FROM outbox_version"))
         assert not migrations.is_current(connection, database)
-        connection.execute(text(f"INSERT INTO alembic_version VALUES ('{database}_machinery_0001')"))
+        connection.execute(text(f"INSERT INTO outbox_version VALUES ('{database}_machinery_0001')"))
         assert not migrations.is_current(connection, database)
 
 

@@ -89,7 +89,7 @@ def test_sound_chain_has_no_problems_and_each_fault_is_found(chain: Settings, po
 
 
 def test_missing_migration_is_found(topic: Settings, postgres: Postgres) -> None:
-    postgres.psql("DELETE FROM alembic_version WHERE version_num LIKE '%domain%'", topic.sink_db_name)
+    postgres.psql("DELETE FROM outbox_version WHERE version_num LIKE '%domain%'", topic.sink_db_name)
     assert problems(topic)["sink-db"] == ["schema-behind"]
 
 

@@ -1,0 +1,207 @@
+"""One transaction of a service, in every way that a service may have: a change of its own, and events beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import django
+import psycopg
+import psycopg2
+from django.conf import settings as django_settings
+from sqlalchemy import URL, Connection, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+from sqlalchemy.pool import NullPool
+
+from outbox.base.settings import Settings, SourceRole
+from outbox.writing import append as sqlalchemy_way
+from outbox.writing import dbapi
+
+INSERT = "INSERT INTO items (id, unit, stock, version) VALUES (%s, 'KGM', 0, 0)"
+
+
+class Transaction(NamedTuple):
+    """An open transaction of the role that may only INSERT into the outbox. The end of the block commits it."""
+
+    change: Callable[[uuid.UUID], object]  # insert an item
+    append: Callable[..., object]
+
+
+Way = Callable[[Settings], AbstractContextManager[Transaction]]
+
+
+class Base(DeclarativeBase):
+    """The ORM's tables."""
+
+
+class Item(Base):
+    """An item, as SQLAlchemy's ORM maps it."""
+
+    __tablename__ = "items"
+    id: Mapped[uuid.UUID] = mapped_column(primary_key=True)
+    unit: Mapped[str]
+    stock: Mapped[int]
+    version: Mapped[int]
+
+
+def new_item(item_id: uuid.UUID) -> Item:
+    """An item to add to a session."""
+    return Item(id=item_id, unit="KGM", stock=0, version=0)
+
+
+def url(driver: str, settings: Settings) -> URL:
+    """The database as the service's role, for an engine of SQLAlchemy."""
+    dsn = {name: str(value) for name, value in settings.dsn(SourceRole.APP).items()}
+    return URL.create(
+        f"postgresql+{driver}", dsn["user"], dsn["password"], dsn["host"], int(dsn["port"]), dsn["dbname"]
+    )
+
+
+def core(driver: str, settings: Settings) -> AbstractContextManager[Transaction]:
+    """A connection of SQLAlchemy Core."""
+
+    @contextmanager
+    def begun() -> Iterator[Transaction]:
+        with create_engine(url(driver, settings), poolclass=NullPool).begin() as connection:
+            yield Transaction(partial(_insert, connection), partial(sqlalchemy_way.append, connection))
+
+    return begun()
+
+
+def _insert(connection: Connection, item_id: uuid.UUID) -> None:
+    connection.execute(text(INSERT.replace("%s", ":id")), {"id": item_id})
+
+
+@contextmanager
+def session(settings: Settings) -> Iterator[Transaction]:
+    """A session of SQLAlchemy's ORM."""
+    with Session(create_engine(url("psycopg2", settings), poolclass=NullPool)) as made, made.begin():
+        yield Transaction(lambda item_id: made.add(new_item(item_id)), partial(sqlalchemy_way.append, made))
+
+
+@contextmanager
+def session_of_a_thread(settings: Settings) -> Iterator[Transaction]:
+    """A scoped_session, which Flask-SQLAlchemy calls ``db.session``."""
+    made = scoped_session(sessionmaker(create_engine(url("psycopg2", settings), poolclass=NullPool)))
+    try:
+        yield Transaction(lambda item_id: made.add(new_item(item_id)), partial(sqlalchemy_way.append, made))
+        made.commit()
+    finally:
+        made.remove()
+
+
+@contextmanager
+def asyncio_engine(settings: Settings) -> Iterator[tuple[asyncio.Runner, AsyncEngine]]:
+    """An engine for asyncio, and what runs its coroutines."""
+    with asyncio.Runner() as runner:
+        yield runner, create_async_engine(url("psycopg", settings), poolclass=NullPool)
+
+
+@contextmanager
+def asyncio_connection(settings: Settings) -> Iterator[Transaction]:
+    """A connection of SQLAlchemy Core for asyncio."""
+    with asyncio_engine(settings) as (runner, engine):
+        made: AsyncConnection = runner.run(_started(engine))
+        try:
+            yield Transaction(
+                lambda item_id: runner.run(made.run_sync(_insert, item_id)),
+                lambda *events: runner.run(made.run_sync(sqlalchemy_way.append, *events)),
+            )
+            runner.run(made.commit())
+        finally:
+            runner.run(made.close())
+
+
+async def _started(engine: AsyncEngine) -> AsyncConnection:
+    return await engine.connect()
+
+
+@contextmanager
+def asyncio_session(settings: Settings) -> Iterator[Transaction]:
+    """A session of SQLAlchemy's ORM for asyncio."""
+    with asyncio_engine(settings) as (runner, engine):
+        made = AsyncSession(engine)
+        try:
+            yield Transaction(
+                lambda item_id: made.add(new_item(item_id)),
+                lambda *events: runner.run(made.run_sync(sqlalchemy_way.append, *events)),
+            )
+            runner.run(made.commit())
+        finally:
+            runner.run(made.close())
+
+
+def dbapi_connection(driver: Any, settings: Settings) -> AbstractContextManager[Transaction]:
+    """A connection of a driver."""
+
+    @contextmanager
+    def begun() -> Iterator[Transaction]:
+        # Either driver commits at the end of the block, and rolls back after an exception.
+        with closing(driver.connect(**settings.dsn(SourceRole.APP))) as connection, connection:
+            yield Transaction(
+                lambda item_id: connection.cursor().execute(INSERT, [str(item_id)]),
+                partial(dbapi.append, connection),
+            )
+
+    return begun()
+
+
+@contextmanager
+def django_atomic(settings: Settings) -> Iterator[Transaction]:
+    """``transaction.atomic()`` of Django, and a model of it."""
+    from django.db import transaction
+
+    with django_connection(settings) as connection, transaction.atomic():
+        yield Transaction(
+            lambda item_id: django_item().objects.create(id=item_id, unit="KGM", stock=0, version=0),
+            partial(dbapi.append, connection),
+        )
+
+
+@contextmanager
+def django_connection(settings: Settings) -> Iterator[Any]:
+    """``django.db.connection`` to the database of the test, in Django's autocommit mode."""
+    if not django_settings.configured:
+        django_settings.configure()
+        django.setup()
+    from django.db import connection, connections
+
+    dsn = {name.upper(): value for name, value in settings.dsn(SourceRole.APP).items()}
+    default = {"ENGINE": "django.db.backends.postgresql", "NAME": dsn["DBNAME"], **dsn}
+    connections.settings = connections.configure_settings({"default": default})
+    try:
+        yield connection
+    finally:
+        connection.close()
+        del connections["default"]
+
+
+def django_item() -> Any:
+    """An item, as Django's ORM maps it. Made when Django is configured."""
+    from django.apps import apps
+    from django.db import models
+
+    if "item" in apps.all_models["stock"]:
+        return apps.get_registered_model("stock", "item")
+    fields = {"id": models.UUIDField(primary_key=True), "unit": models.TextField()}
+    numbers = {"stock": models.BigIntegerField(), "version": models.BigIntegerField()}
+    meta = type("Meta", (), {"app_label": "stock", "db_table": "items", "managed": False})
+    return type("Item", (models.Model,), {"__module__": __name__, "Meta": meta, **fields, **numbers})
+
+
+WAYS: dict[str, Way] = {
+    "core, psycopg2": partial(core, "psycopg2"),
+    "core, psycopg 3": partial(core, "psycopg"),
+    "session": session,
+    "scoped session": session_of_a_thread,
+    "asyncio connection": asyncio_connection,
+    "asyncio session": asyncio_session,
+    "psycopg2": partial(dbapi_connection, psycopg2),
+    "psycopg 3": partial(dbapi_connection, psycopg),
+    "django": django_atomic,
+}
