@@ -60,7 +60,9 @@ class EventSchema:
         self._compile()
 
     def _compile(self) -> None:
-        headers = self.document.get("$defs", {}).get("headers", True)
+        definitions = self.document.get("$defs", {})
+        # With all definitions, which it may refer to.
+        headers = {"$defs": definitions, "$ref": "#/$defs/headers"} if "headers" in definitions else True
         self._value = jsonschema_rs.Draft202012Validator(self.document, validate_formats=True)
         self._headers = jsonschema_rs.Draft202012Validator(headers, validate_formats=True)
 

@@ -1,11 +1,22 @@
-"""What a service has put into the outbox, as the topic would carry it."""
+"""What a service has put into the outbox, as the topic would carry it; and delivered to a sink without a topic."""
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
-from outbox.base.settings import Settings
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.sink import spec
+from outbox.sink.batch import Batch, DeadRecord
+from outbox.sink.records import Event, Record
+from outbox.sink.writer import Counts
 from tests.support.queries import query
+
+TOPIC_ID = "topic-1"
 
 
 def as_records(settings: Settings) -> list[dict[str, Any]]:
@@ -21,3 +32,27 @@ def as_records(settings: Settings) -> list[dict[str, Any]]:
         }
         for id_, key, type_, version, payload, traceparent in rows
     ]
+
+
+def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str = "dedup") -> Counts:
+    """Apply records as the next batch of a sink: its own transaction on its own tables, without Kafka and Spark."""
+    chosen = spec.sinks(settings)[sink]
+    decoder, topic = chosen.job.decoder, chosen.job.topic
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        writer = chosen.job.target.writer(settings, connection, chosen)
+        start = writer.positions(topic, TOPIC_ID).get(0, 0)
+        events, places, dead = list[Event](), list[tuple[int, int]](), list[DeadRecord]()
+        for offset, record in enumerate(map(_as_kafka_has_it, records), start):
+            found = decoder.record(record)
+            if isinstance(found, Event):
+                events.append(found)
+                places.append((0, offset))
+            else:
+                dead.append(DeadRecord(0, offset, record, decoder.event_id(record), found))
+        end = start + len(records)
+        return writer.apply(Batch(topic, TOPIC_ID, {0: start}, {0: end}, decoder.rows(events, places), dead))
+
+
+def _as_kafka_has_it(record: dict[str, Any]) -> Record:
+    headers = [(name, None if text is None else text.encode()) for name, text in record["headers"].items()]
+    return Record(record["key"].encode(), headers, json.dumps(record["value"]).encode(), round(time.time() * 1000))

@@ -13,7 +13,8 @@ import pytest
 from tests.support.paths import ROOT
 
 TESTS = ROOT / "tests"
-NAMED = re.compile(r"`(?:tests/)?([\w/]+/test_\w+\.py(?:::\w+)*)`")
+# A file that a page shows is named in front of it: `PATH`:
+NAMED = re.compile(r"`(?:tests/)?([\w/]+/test_\w+\.py(?:::\w+)*)`(?!:\n)")
 # `…::test_x`, or a file without its folder: an id that a reader has to put together is an id that no test checks.
 SHORT = re.compile(r"`(?:…[^`]*test_[^`]*|…::[^`]*|test_\w+\.py[^`]*|::[^`]*)`")
 # Parts of the project that may be deleted: then what documents say of their tests may stay.

@@ -51,6 +51,10 @@ def test_no_file_and_no_line_has_a_word_of_the_ledger(place: str) -> None:
     assert wrong == []
 
 
+def test_the_page_that_leads_to_a_domain_has_no_word_of_the_ledger() -> None:
+    assert found((ROOT / "docs" / "adopting.md").read_text()) == []
+
+
 @pytest.mark.parametrize("text", ["of an account", "BALANCES", "currencies", "ledger_owner", "self._transfer()"])
 def test_a_word_is_found_wherever_it_stands(text: str) -> None:
     assert found(f"first\n{text}") == [f"2: {text}"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,3 +90,13 @@ def test_headers_may_be_more_and_the_trace_may_be_absent_or_null(contract: Event
 def test_a_wrong_header_is_named(contract: EventSchema, name: str, value: str) -> None:
     with pytest.raises(Failure, match=re.escape(f"header {name}")):
         contract.check_headers({**HEADERS, name: value})
+
+
+def test_headers_may_refer_to_a_definition(tmp_path: Path) -> None:
+    file = tmp_path / "event.json"
+    definitions = {"digit": {"pattern": "^[0-9]$"}, "headers": {"properties": {"id": {"$ref": "#/$defs/digit"}}}}
+    file.write_text(json.dumps({"properties": {}, "$defs": definitions}))
+    contract = EventSchema(file)
+    contract.check_headers({"id": "1"})
+    with pytest.raises(Failure, match="header id"):
+        contract.check_headers({"id": "one"})
