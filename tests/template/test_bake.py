@@ -243,7 +243,6 @@ def test_a_name_that_works(template: Template, tmp_path: Path, name: str) -> Non
         {"strategies": "[naive]"},
         {"sample": "large"},
         {"licence": "MIT"},
-        {"demo": "perhaps"},
     ],
     ids=str,
 )
