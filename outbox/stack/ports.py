@@ -12,10 +12,14 @@ RELEASE_TIMEOUT_S = 5.0
 
 
 def choose(*preferred: int) -> list[int]:
-    """A port for each preferred one: the same if it is free, else another free one; 0 prefers none. All differ."""
+    """A port for each preferred one: the same if all of them are free, else other free ones; 0 prefers none. All differ.
+
+    One that is taken tells of another stack on this machine. Its service may not run yet, and needs its port too.
+    """
+    are_free = all(port == 0 or is_free(port) for port in preferred)
     chosen: list[int] = []
     for port in preferred:
-        candidate = port if port and port not in chosen and is_free(port) else _bind(0)
+        candidate = port if port and port not in chosen and are_free else _bind(0)
         while candidate in chosen:
             candidate = _bind(0)
         chosen.append(candidate)

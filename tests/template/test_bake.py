@@ -85,8 +85,8 @@ def succeed(project: Path, *words: str) -> str:
 
 
 def test_lint_and_types(project: Path) -> None:
-    succeed(project, "ruff", "check", ".")
-    succeed(project, "ruff", "format", "--check", ".")
+    succeed(project, "ruff", "check", "--no-cache", ".")
+    succeed(project, "ruff", "format", "--no-cache", "--check", ".")
     cache = project.parent.parent / "mypy"  # of all combinations: what they share is checked once
     succeed(project, "mypy", "--cache-dir", str(cache), *(name for name in PACKAGES if (project / name).exists()))
 

@@ -31,6 +31,11 @@ def test_a_port_that_is_taken_is_not_chosen(taken: int) -> None:
     assert ports.is_free(chosen)
 
 
+def test_beside_another_stack_no_preferred_port_is_chosen(taken: int) -> None:
+    [free] = ports.choose(0)
+    assert not set(ports.choose(taken, free)) & {taken, free}
+
+
 def test_all_chosen_ports_differ_also_when_the_same_is_preferred_twice() -> None:
     [free] = ports.choose(0)
     chosen = ports.choose(free, free, 0, 0, free)
