@@ -3,7 +3,8 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
-export PYTHONDONTWRITEBYTECODE = 1
+# Compiled once, and not beside the sources: most of the work of a short command is to import what it needs.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/pycache
 # Parts that a project has deleted are left out.
 SOURCES := $(wildcard outbox service sinks migrations demo bench tests bootstrap.py)
 UNIT := $(wildcard tests/sample/unit tests/sample/*/unit)
@@ -16,10 +17,10 @@ demo: .venv/demo
 	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
 
 # Two suites, each in a session of its own: the machinery on a domain made for its tests, and the sample. In several
-# processes, each with a stack of its own; ARGS="-n 0 …" for one. Most of the work is that of JVMs which have just begun:
-# the first compiler is the one that pays.
+# processes, each with a stack of its own; ARGS="-n 0 …" for one. Each waits for its servers half of the time: two a core.
+# Most of the work is that of JVMs which have just begun: the first compiler is the one that pays.
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 test:: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
 test:: archives
 	@$(PYTEST) tests/machinery $(PARALLEL) $(ARGS)

@@ -75,9 +75,10 @@ class Writer(threading.Thread):
     what counts is what the table holds.
     """
 
-    def __init__(self, settings: Settings, seed: int, keys: int = 40) -> None:
+    def __init__(self, settings: Settings, seed: int, pause_s: float = PAUSE_S, keys: int = 40) -> None:
         super().__init__(name="writer", daemon=True)
         self._settings = settings
+        self._pause_s = pause_s
         self._random = random.Random(seed)  # noqa: S311
         self._keys = [str(uuid.UUID(int=self._random.getrandbits(128))) for _ in range(keys)]
         self._versions: Counter[str] = Counter()
@@ -110,14 +111,14 @@ class Writer(threading.Thread):
                 execute_values(cursor, INSERT, rows)
                 connection.commit()
                 self.committed += len(rows)
-                self._halt.wait(PAUSE_S)
+                self._halt.wait(self._pause_s)
 
 
 @contextmanager
-def writing(settings: Settings, seed: int) -> Iterator[Writer]:
-    """A writer at work, its seed printed."""
+def writing(settings: Settings, seed: int, pause_s: float = PAUSE_S) -> Iterator[Writer]:
+    """A writer at work, its seed printed. ``pause_s`` is between two transactions."""
     print(f"seed of the writer: {seed}")  # noqa: T201
-    writer = Writer(settings, seed)
+    writer = Writer(settings, seed, pause_s)
     writer.start()
     try:
         yield writer

@@ -23,6 +23,7 @@ from tests.support import suite
 from tests.support.cli_runner import outbox
 from tests.support.events import Event, nth_key, uuid7
 from tests.support.sink_driver import Database, sink_on
+from tests.support.warm_jvm import WarmJvm, WarmSink
 
 SHAPE = suite.shape()
 RANDOM = Random(11)  # noqa: S311
@@ -89,9 +90,18 @@ def applied_until(topic: Settings, offset: int) -> None:
 
 
 def catch_up(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
-    """Run `outbox sink --until-caught-up` to its end."""
-    strategies = [word for name in names or ("dedup",) for word in ("--strategy", name)]
-    return outbox("sink", *strategies, "--until-caught-up", home=settings.home, **settings.as_env())
+    """Run `outbox sink --until-caught-up` to its end, in the JVM that the runs of a home folder share."""
+    return WarmJvm(settings).run(settings, *sink_arguments(*names), "--until-caught-up")
+
+
+def catch_up_alone(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
+    """The same with a JVM that belongs to the process."""
+    return outbox(*sink_arguments(*names), "--until-caught-up", home=settings.home, **settings.as_env())
+
+
+def sink_arguments(*names: str) -> list[str]:
+    """`outbox sink` with these strategies, or with `dedup`."""
+    return ["sink", *(word for name in names or ("dedup",) for word in ("--strategy", name))]
 
 
 def logged(done: subprocess.CompletedProcess[str], event: str) -> list[dict[str, object]]:
@@ -114,18 +124,36 @@ def checkpoint(settings: Settings, sink: str = "dedup") -> Path:
 
 @contextmanager
 def running(settings: Settings, *names: str) -> Iterator[Command]:
-    """Sinks that run until told otherwise, and surely no longer than the block."""
-    strategies = [word for name in names or ("dedup",) for word in ("--strategy", name)]
-    sink = Command(f"sink-{settings.topic}", settings, ["sink", *strategies])
+    """Sinks that run until told otherwise, with a JVM that belongs to the process; killed at the end of the block."""
+    sink = Command(f"sink-{settings.topic}", settings, sink_arguments(*names))
+    with _spawned(sink):
+        try:
+            yield sink
+        finally:
+            sink.kill()
+
+
+@contextmanager
+def running_warm(settings: Settings, *names: str) -> Iterator[Command]:
+    """Sinks that run until told otherwise, in the JVM that the runs share; asked to stop at the end of the block."""
+    sink = WarmSink(f"sink-{settings.topic}", settings, sink_arguments(*names))
+    with _spawned(sink):
+        try:
+            yield sink
+        finally:
+            sink.stop()
+
+
+@contextmanager
+def _spawned(sink: Command) -> Iterator[None]:
+    """Print the end of its log if the block fails."""
     sink.start_timeout_s = TIMEOUT_S
     sink.spawn()
     try:
-        yield sink
+        yield
     except BaseException:
         print(sink.tail(30))  # noqa: T201
         raise
-    finally:
-        sink.kill()
 
 
 def wait_applied(sink: Command, database: Database, count: int) -> None:

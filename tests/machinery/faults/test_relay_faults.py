@@ -30,6 +30,7 @@ from tests.support.topic_reader import Log, Record, duplicates, out_of_order, re
 
 CONTROL_BATCH = 0x20  # in a batch's attributes: https://kafka.apache.org/documentation/#recordbatch
 PROGRESS = 300  # events: how far a part must have got before it is killed again
+PAUSE_S = 0.02  # between the writer's transactions: a worker that starts again has to catch up with all of them
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def load(settings: Settings) -> Iterator[tuple[Writer, Log]]:
     log = Log(settings)
     start = len(log.read())
     try:
-        with writing(settings, seed) as writer:
+        with writing(settings, seed, PAUSE_S) as writer:
             wait_for("the load to be relayed", lambda: len(log.read()) > start + PROGRESS, timeout_s=60)
             yield writer, log
     finally:

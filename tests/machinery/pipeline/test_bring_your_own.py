@@ -123,10 +123,11 @@ def test_the_whole_chain_by_settings_alone(relaying: Secured) -> None:
         ("check", {"KAFKA_PASSWORD": "not-it"}, "invalid credentials", "OUTBOX_KAFKA_PASSWORD"),
         ("check", {"KAFKA_SASL_MECHANISM": "PLAIN"}, "Unsupported SASL mechanism", "OUTBOX_KAFKA_SASL_MECHANISM"),
         ("check", {"KAFKA_CAFILE": "OTHER"}, "certificate verify failed", "OUTBOX_KAFKA_CAFILE"),
-        ("check", {"KAFKA_BOOTSTRAP": "127.0.0.1:1"}, "refused", "OUTBOX_KAFKA_BOOTSTRAP"),
+        # A server that never answers is waited for.
+        ("check", {"KAFKA_BOOTSTRAP": "127.0.0.1:1", "TIMEOUT_SCALE": "0.2"}, "refused", "OUTBOX_KAFKA_BOOTSTRAP"),
         (
             "check",
-            {"KAFKA_SECURITY_PROTOCOL": "PLAINTEXT", "KAFKA_USERNAME": ""},
+            {"KAFKA_SECURITY_PROTOCOL": "PLAINTEXT", "KAFKA_USERNAME": "", "TIMEOUT_SCALE": "0.2"},
             "Timed out",
             "OUTBOX_KAFKA_SECURITY_PROTOCOL",
         ),

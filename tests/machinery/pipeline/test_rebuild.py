@@ -16,13 +16,14 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
-from outbox.stack import command
+from outbox.sink import positions
 from outbox.stack.command import Command
 from tests.machinery.stock import Client
 from tests.support.cli_runner import outbox
 from tests.support.events import nth_key
 from tests.support.seeds import chosen_seed
-from tests.support.sink_process import applied_until
+from tests.support.sink_process import applied_until, sink_arguments
+from tests.support.warm_jvm import WarmSink
 
 TIMEOUT_S = 180
 
@@ -69,13 +70,13 @@ def moving(client: Client) -> Iterator[Movements]:
 @contextmanager
 def running(settings: Settings) -> Iterator[Command]:
     """The sink `dedup`, surely no longer than the block."""
-    sink = command.sink(settings, "dedup")
+    sink = WarmSink("sink-dedup", settings, sink_arguments("dedup"), lambda: "dedup" in positions.reading(settings))
     sink.start_timeout_s = TIMEOUT_S
     sink.start()
     try:
         yield sink
     finally:
-        sink.kill()
+        sink.stop()
 
 
 def rebuild(settings: Settings, *words: str) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
-from outbox.kafka import records, topics
+from outbox.kafka import clients, records, topics
 from outbox.kafka.clients import client_config
 from outbox.maintenance import evidence, retention
 from outbox.maintenance.retention import RetentionResult
@@ -229,8 +229,10 @@ def test_a_transaction_that_ends_while_it_is_waited_for_is_seen(
     ],
 )
 def test_a_place_that_cannot_be_read_fails_before_anything_is_dropped(
-    settled: Settings, setting: str, value: object, message: str
+    settled: Settings, setting: str, value: object, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if setting == "kafka_bootstrap":  # a server that never answers
+        monkeypatch.setattr(clients, "REQUEST_TIMEOUT_S", 1.0)
     elsewhere = settled.model_copy(update={setting: value})
     with pytest.raises(Failure, match=message):
         retention.expire(elsewhere, nudge=lambda: relay(settled))

@@ -16,7 +16,7 @@ from outbox.kafka.clients import client_config
 from outbox.sink import fence
 from tests.support.events import DAY_MS, NOW_MS, uuid7
 from tests.support.sink_driver import Database
-from tests.support.sink_process import Publisher, catch_up, logged, running
+from tests.support.sink_process import Publisher, catch_up, catch_up_alone, logged, running_warm
 
 RANDOM = Random(41)  # noqa: S311
 TIMEOUT_S = 180
@@ -41,7 +41,7 @@ def test_a_batch_of_garbage_larger_than_the_heap_is_set_aside(topic: Settings) -
     publisher = Publisher(topic)
     publisher.send(publisher.events(10))
     small = topic.model_copy(update={"sink_driver_memory": "600m"})
-    done = catch_up(small)
+    done = catch_up_alone(small)
     assert done.returncode == 0, done.stderr[-2000:]
     assert [line["dead"] for line in logged(done, "applied") if line["dead"]] == [INVALID_RECORDS], "one batch"
     ((letters, size),) = Database(topic).query("SELECT count(*), sum(octet_length(value)) FROM dead_letters")
@@ -66,7 +66,7 @@ def test_ids_of_fifty_years_in_one_batch_are_applied_or_set_aside(topic: Setting
 def test_a_sink_that_fails_does_not_stop_its_neighbours(topic: Settings) -> None:
     publisher = Publisher(topic)
     publisher.send(publisher.events(20))
-    with running(topic, "naive", "dedup") as sinks:
+    with running_warm(topic, "naive", "dedup") as sinks:
         wait_for("both to apply", lambda: _applied(topic) == [20, 20], timeout_s=TIMEOUT_S)
         with closing(connect(topic, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
             fence.supersede(cursor, "naive")

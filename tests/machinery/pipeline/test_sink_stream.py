@@ -34,10 +34,12 @@ from tests.support.sink_process import (
     TIMEOUT_S,
     Publisher,
     catch_up,
+    catch_up_alone,
     checkpoint,
     logged,
     reported_failure,
     running,
+    running_warm,
     wait_applied,
     waits,
 )
@@ -178,7 +180,7 @@ def test_a_second_driver_and_a_lost_connection_end_with_one_clear_line(
     publisher.send(some[:10])
     with running(topic) as sink:
         wait_applied(sink, database, 10)
-        assert "sink dedup already has a driver" in reported_failure(catch_up(topic))
+        assert "sink dedup already has a driver" in reported_failure(catch_up_alone(topic))
         assert sink.is_running()
 
         database.query(
@@ -304,7 +306,7 @@ def test_events_that_are_gone_stop_it_with_their_range(
 
 def test_what_spark_fails_by_is_told_too(topic: Settings, publisher: Publisher, database: Database) -> None:
     publisher.send(publisher.events(10))
-    with running(topic) as sink:
+    with running_warm(topic) as sink:
         wait_applied(sink, database, 10)
         admin = AdminClient(client_config(topic))
         admin.delete_topics([topic.topic])[topic.topic].result(10)
@@ -336,7 +338,7 @@ def test_metrics_of_a_running_sink_show_what_it_applied_and_that_nothing_is_left
     assert before["markers"].age_s == 0.0, "behind by no record"
 
     observed = topic.model_copy(update={"sink_metrics_port": ports.choose(0)[0]})
-    with running(observed) as sink:
+    with running_warm(observed) as sink:
         wait_applied(sink, database, 40)
 
         def is_counted() -> bool:
@@ -380,5 +382,5 @@ def test_a_rewind_reads_again_and_the_strategy_decides_what_that_does(
 
 def test_an_unknown_strategy_is_told_before_anything_starts(topic: Settings) -> None:
     assert f"no strategy is called best — there are {', '.join(spec.sinks(topic))}" in reported_failure(
-        catch_up(topic, "best")
+        catch_up_alone(topic, "best")
     )

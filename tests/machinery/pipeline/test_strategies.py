@@ -31,7 +31,7 @@ from tests.support.sink_process import (
     kill_between_commits,
     logged,
     newest,
-    running,
+    running_warm,
     wait_caught_up,
 )
 from tests.support.topic_reader import Record, duplicates, read, relayed
@@ -121,7 +121,7 @@ def test_partitions_added_while_sinks_run_are_read_from_their_beginning_once(top
     before = Publisher(topic)
     some = before.events(60, keys=40)
     before.send(some)
-    with running(topic, *ALL) as sinks:
+    with running_warm(topic, *ALL) as sinks:
         wait_caught_up(sinks, topic, ALL)
         admin = AdminClient(client_config(topic))
         admin.create_partitions([NewPartitions(topic.topic, 7)])[topic.topic].result(10)

@@ -43,7 +43,7 @@ from tests.support.failures import raises
 from tests.support.paths import ROOT
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database
-from tests.support.sink_process import Publisher, catch_up, logged, running
+from tests.support.sink_process import Publisher, catch_up_alone, logged, running
 
 pytestmark = leaves_sockets
 NAME = "lakehouse"
@@ -361,7 +361,7 @@ def test_killed_between_the_tables_commit_and_its_positions(topic: Settings) -> 
             processes[0].kill()
             assert psutil.wait_procs(processes, timeout=30)[1] == []
         assert sink_database.positions() == before, "the fault fired: the table has what the positions do not"
-    done = catch_up(topic, NAME)
+    done = catch_up_alone(topic, NAME)
     assert done.returncode == 0, done.stderr
     first = logged(done, "applied")[0]
     assert (first["applied"], first["duplicates"]) == (0, first["rows"]), "the batch came again, and was known"
