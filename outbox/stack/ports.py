@@ -12,7 +12,7 @@ RELEASE_TIMEOUT_S = 5.0
 
 
 def choose(*preferred: int) -> list[int]:
-    """A port for each preferred one: the same if all of them are free, else other free ones; 0 prefers none. All differ.
+    """A port for each preferred one: the same if all are free, else other free ones; 0 prefers none. All differ.
 
     One that is taken tells of another stack on this machine. Its service may not run yet, and needs its port too.
     """

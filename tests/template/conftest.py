@@ -1,8 +1,17 @@
-"""Tests of this repository: its files agree with each other. They start no server."""
+"""Tests of this repository: its files agree with each other, and copies and projects made of them work."""
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support import suite
 from tests.support.paths import ROOT
+from tests.template import scratch
 
 suite.choose(ROOT)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In several processes, the one that the user has started ends last."""
+    if not hasattr(session.config, "workerinput"):
+        scratch.clean()

@@ -35,6 +35,7 @@ SAMPLE = (
     "copier.yml",
 )
 SITE = Path(__file__).with_name("site")
+COMPILED = ROOT / ".venv" / "pycache"
 
 
 def copy(folder: Path, without: Sequence[str] = ()) -> Path:
@@ -71,7 +72,13 @@ def environment(folder: Path) -> dict[str, str]:
     """Our environment without its project and the checkout's packages, and with the copy's."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_PROJECT")}
     path = os.pathsep.join(map(str, [SITE, folder]))
-    return {**ours, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    # What Python compiles stays out of the copy, and is kept for the next process.
+    return {**ours, "PYTHONPATH": path, "PYTHONPYCACHEPREFIX": str(COMPILED)}
+
+
+def clean() -> None:
+    """Delete what Python has compiled of copies, all of which are below the folder for temporary files."""
+    shutil.rmtree(COMPILED / Path(tempfile.gettempdir()).relative_to("/"), ignore_errors=True)
 
 
 def main(suite: str, *arguments: str) -> int:
@@ -80,9 +87,10 @@ def main(suite: str, *arguments: str) -> int:
         folder = copy(Path(temporary, "copy"), SAMPLE)
         command = [sys.executable, "-m", "pytest", f"tests/{suite}", *arguments]
         variables = {**environment(folder), homes.VARIABLE: str(homes.TEST_HOMES)}
-        del variables["PYTHONDONTWRITEBYTECODE"]  # a thousand processes: compile once, and not beside the sources
-        variables["PYTHONPYCACHEPREFIX"] = str(Path(temporary, "compiled"))
-        return subprocess.run(command, cwd=folder, env=variables, check=False).returncode
+        try:
+            return subprocess.run(command, cwd=folder, env=variables, check=False).returncode
+        finally:
+            clean()
 
 
 if __name__ == "__main__":
