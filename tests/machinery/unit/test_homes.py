@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import IO
 from tests.support.homes import Homes
 from tests.machinery.unit.test_process import Script
-process = Script(Homes(Path(sys.argv[1])).new("home"), {SERVE!r})
+homes = Homes(Path(sys.argv[1]))  # has the lock for as long as it is referred to
+process = Script(homes.new("home"), {SERVE!r})
 process.start()
 print(process.home, flush=True)
 time.sleep(600)
