@@ -17,10 +17,10 @@ demo: .venv/demo
 	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
 
 # Two suites, each in a session of its own: the machinery on a domain made for its tests, and the sample. In several
-# processes, each with a stack of its own; ARGS="-n 0 …" for one. Each waits for its servers half of the time: two a core.
+# processes, each with a stack of its own; ARGS="-n 0 …" for one. Each waits for its servers for much of the time.
 # Most of the work is that of JVMs which have just begun: the first compiler is the one that pays.
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 test:: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
 test:: archives
 	@$(PYTEST) tests/machinery $(PARALLEL) $(ARGS)
