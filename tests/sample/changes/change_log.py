@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outbox.base.database import connect
-from outbox.base.settings import Settings, SinkRole
+from outbox.base.settings import Settings, SinkRole, load
+from outbox.relay import connectors
 from outbox.sink import records, strategy
 from outbox.sink.batch import Batch, DeadRecord
 from outbox.sink.postgres.target import PostgresTarget
@@ -28,7 +29,7 @@ STRATEGY = strategy.load(FOLDER / "strategies")["changes"]
 PROJECTIONS = FOLDER / "projections"
 PROJECTION = PROJECTIONS / "balances.sql"
 DECODER = ChangeDecoder()
-TOPIC = "changes.public.accounts"
+TOPIC = connectors.load(load(environment=False), "changes").topic
 TOPIC_ID = "topic-1"
 STEP = 8  # records of the log begin at multiples of it
 
