@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.template import scratch
@@ -28,9 +28,7 @@ class Template:
 
     def generate(self, project: Path, **answers: object) -> subprocess.CompletedProcess[str]:
         """Make a project; what is not answered has its default."""
-        words = [word for name, answer in answers.items() for word in ("--data", f"{name}={answer}")]
-        # HEAD: without it, copier would take the newest tag that looks like a version.
-        return copier(project.parent, "copy", "--vcs-ref", "HEAD", *words, str(self.folder), str(project))
+        return copier(project.parent, "copy", *_data(answers), str(self.folder), str(project))
 
     def made(self, project: Path, **answers: object) -> Path:
         """A project that must be made; its folder."""
@@ -40,20 +38,24 @@ class Template:
 
     def update(self, project: Path, **answers: object) -> subprocess.CompletedProcess[str]:
         """Merge the template's present state into a project."""
-        words = [word for name, answer in answers.items() for word in ("--data", f"{name}={answer}")]
-        return copier(project, "update", "--vcs-ref", "HEAD", *words)
+        return copier(project, "update", *_data(answers))
 
 
 def copier(folder: Path, command: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run copier without questions, and without the trust that tasks would need."""
-    return run(folder, [sys.executable, "-m", "copier", command, "--defaults", "--quiet", *words], **variables)
+    # HEAD: without it, copier would take the newest tag that looks like a version.
+    options = ["--defaults", "--quiet", "--vcs-ref", "HEAD"]
+    return run(folder, [sys.executable, "-m", "copier", command, *options, *words], **variables)
 
 
 def git(folder: Path, *words: str) -> str:
     """What a command of git has printed. Raises AssertionError if it fails."""
-    done = run(folder, [*GIT, *words])
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return _succeed(folder, [*GIT, *words])
+
+
+def python(folder: Path, *words: str, **variables: str) -> str:
+    """What Python has printed in a folder. Raises AssertionError if it fails."""
+    return _succeed(folder, [sys.executable, *words], **variables)
 
 
 def commit(folder: Path, message: str = "test") -> None:
@@ -66,6 +68,16 @@ def run(folder: Path, words: Sequence[str], **variables: str) -> subprocess.Comp
     """Run a program in a folder, without the checkout's packages; its output is captured."""
     environment = {**scratch.environment(folder), **variables}
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def _succeed(folder: Path, words: Sequence[str], **variables: str) -> str:
+    done = run(folder, words, **variables)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr
+    return done.stdout
+
+
+def _data(answers: Mapping[str, object]) -> list[str]:
+    return [word for name, answer in answers.items() for word in ("--data", f"{name}={answer}")]
 
 
 def main(sample: str) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,15 +59,9 @@ class Running:
         """The ports that its stack listens on."""
         return set(re.findall(r"_PORT=(\d+)", (self.folder / ".outbox" / "stack.env").read_text()))
 
-    def python(self, *words: str) -> str:
-        """What Python has printed in its folder. Raises AssertionError unless it ends with status 0."""
-        done = bake.run(self.folder, [sys.executable, *words])
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
     def outbox(self, *words: str) -> str:
         """What a command has printed."""
-        return self.python("-m", "outbox", *words)
+        return bake.python(self.folder, "-m", "outbox", *words)
 
     def check(self) -> dict[str, Any]:
         """The report of `outbox check`, which finds no problem."""
@@ -103,7 +96,7 @@ def test_two_projects_run_side_by_side(projects: tuple[Running, Running]) -> Non
     own = ("source-database", "sink-database", "topic", "connector")
     assert not {made.names[name] for name in own} & {clone.names[name] for name in own}
     for project, events in zip(projects, (100, 200), strict=True):
-        project.python("-c", SEND)
+        bake.python(project.folder, "-c", SEND)
         project.outbox("sink", "--until-caught-up")
         report = project.check()
         assert (report["topic"], report["records"]) == (project.names["topic"], events)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -126,24 +125,19 @@ def test_an_update_brings_the_machinery_and_keeps_the_owners_work(template: Temp
 
 
 def test_migrations_of_machinery_and_owner_do_not_collide(template: Template, project: Path) -> None:
-    home = {"OUTBOX_HOME": str(project / ".outbox")}
-    outbox = [sys.executable, "-m", "outbox"]
-
-    def succeed(*words: str) -> str:
-        done = bake.run(project, [*outbox, *words], **home)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def outbox(*words: str) -> str:
+        return bake.python(project, "-m", "outbox", *words, OUTBOX_HOME=str(project / ".outbox"))
 
     try:
-        succeed("up", "postgres")
-        assert "source_domain_0002" in succeed("migrate")
+        outbox("up", "postgres")
+        assert "source_domain_0002" in outbox("migrate")
         to_the_present(template)
         updated(template, project)
-        migrated = succeed("migrate")
+        migrated = outbox("migrate")
         assert "source_machinery_0002" in migrated
         assert "domain" not in migrated
     finally:
-        succeed("down")
+        outbox("down")
 
 
 def test_a_part_is_left_out_later_by_an_answer(template: Template, project: Path) -> None:
