@@ -21,7 +21,7 @@ demo: .venv/demo
 # Most of the work is that of JVMs which have just begun: the first compiler is the one that pays.
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
-test:: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
+test test-%: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
 test:: archives
 	@$(PYTEST) tests/machinery $(PARALLEL) $(ARGS)
 	@$(PYTEST) tests/sample $(PARALLEL) $(ARGS)
