@@ -14,7 +14,7 @@ RELEASE_TIMEOUT_S = 5.0
 def choose(*preferred: int) -> list[int]:
     """A port for each preferred one: the same if all are free, else other free ones; 0 prefers none. All differ.
 
-    One that is taken tells of another stack on this machine. Its service may not run yet, and needs its port too.
+    If one is taken, there is another stack on this machine, and its service may start later on its preferred port.
     """
     are_free = all(port == 0 or is_free(port) for port in preferred)
     chosen: list[int] = []

@@ -247,8 +247,8 @@ class Table:
 class LakehouseApplier(PostgresApplier):
     """Applies the events of dead letters to a Delta table.
 
-    The MERGE runs before the caller commits. If that commit fails, the letters stay open, and the next replay does not
-    insert their events again. A MERGE cannot be rolled back, so ``dry_run`` only counts what it would insert.
+    The MERGE runs before the caller commits. If that commit fails, the dead letters stay open, and the next replay
+    finds their events in the table. A MERGE cannot be rolled back, so ``dry_run`` only counts what it would insert.
     """
 
     def __init__(self, spark: SparkSession, spec: SinkSpec, schema: Path, uri: str, *, dry_run: bool) -> None:

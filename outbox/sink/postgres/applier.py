@@ -2,8 +2,8 @@
 undone.
 
 A refused event becomes a dead letter and is not applied. The strategy still remembers it; its open dead letter records
-that it was not applied. If the event comes again, it is dropped because of that letter, before the strategy runs.
-Replaying the letter applies the event, even though the strategy already knows it.
+that it was not applied. If the event comes again, it is dropped because of that dead letter, before the strategy runs.
+`outbox dead-letters replay` applies the event, although the strategy remembers it.
 """
 
 from __future__ import annotations

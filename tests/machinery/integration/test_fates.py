@@ -129,8 +129,8 @@ class Model:
         self.conclude(set(batch_of), [one for one in batch_of if one in admitted or one not in known])
 
     def is_new(self, one: int, offset: int | None, highest: Mapping[str, int]) -> bool:
-        """Whether the strategy takes it as new. ``offset`` is the place of its record; None for the letter of a refused
-        event, whose place the strategy has seen already.
+        """Whether the strategy takes it as new. ``offset`` is the place of its record. It is None for the dead letter
+        of a refused event, because the strategy has seen that place already.
         """
         match self.strategy:
             case "naive":
