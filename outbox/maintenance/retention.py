@@ -24,9 +24,9 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.maintenance import evidence, expiry
 from outbox.maintenance.evidence import Evidence, Nudge, first_uuid
 from outbox.maintenance.turn import between_batches
+from outbox.sink import fence
 from outbox.sink.partitions import day_of
 
-SINKS = "SELECT name FROM sinks"
 # The first day to which the horizon must be raised for anything to be forgotten: the end of a partition, or the day
 # after that of an id. Null if there is nothing.
 DUE = """
@@ -136,13 +136,13 @@ def below(settings: Settings, day: date) -> tuple[Partition, ...]:
 def drop(settings: Settings, day: date) -> tuple[Partition, ...]:
     """Raise the horizon to a day, and drop the partitions that end at or before it.
 
-    Each transaction drops a bounded number and holds the lock of every sink, because a drop waits for readers and all
-    others then wait behind it. A sink that is created meanwhile has nothing to forget. Raises Failure if the sinks
-    leave no gap; the next run drops the partitions that are left below the horizon.
+    Each transaction drops a bounded number and holds the lock of every sink: no batch sees two horizons, and none waits
+    behind a drop that waits for readers. A sink that is created meanwhile waits too. Raises Failure if the sinks leave
+    no gap; the next run drops the partitions that are left below the horizon.
     """
     dropped: tuple[Partition, ...] = ()
     with _pruner(settings) as connection:
-        while some := between_batches(connection, _sinks, lambda cursor: _partitions(cursor, DROP, day)):
+        while some := between_batches(connection, fence.all_sinks, lambda cursor: _partitions(cursor, DROP, day)):
             dropped += some
     return dropped
 
@@ -170,11 +170,6 @@ def _due(settings: Settings) -> date | None:
 def _partitions(cursor: extensions.cursor, query: str, day: date) -> tuple[Partition, ...]:
     cursor.execute(query, [day])
     return tuple(Partition(name, str(days), rows, size) for name, days, rows, size in cursor)
-
-
-def _sinks(cursor: extensions.cursor) -> list[str]:
-    cursor.execute(SINKS)
-    return [name for (name,) in cursor]
 
 
 @contextmanager

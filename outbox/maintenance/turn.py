@@ -28,7 +28,7 @@ def between_batches(
     transaction gives up after `LOCK_TIMEOUT_S` without a lock, and is tried again. Raises Failure, with nothing
     changed, if it got no turn within `TURN_TIMEOUT_S`.
     """
-    holder = ""
+    holder = "a sink is starting"
 
     def attempt() -> list[T]:
         nonlocal holder

@@ -31,6 +31,7 @@ SET lock_timeout = '{LOCK_TIMEOUT_S}s';
 """
 DRIVER_KEY = "hashtextextended('outbox driver of sink ' || %(sink)s, 0)"
 APPLY_KEY = "hashtextextended('outbox apply to sink ' || %(sink)s, 0)"
+CREATION_KEY = "hashtextextended('outbox creation of sinks', 0)"
 HOLDER = f"""
 SELECT coalesce(host(client_addr), 'local'), pid, date_trunc('second', backend_start)
   FROM pg_locks JOIN pg_stat_activity USING (pid)
@@ -53,7 +54,7 @@ def acquire(connection: extensions.connection, sink: str) -> int:
     except psycopg2.errors.LockNotAvailable:
         raise _held(connection, sink) from None
     with connection, connection.cursor() as cursor:
-        lock(cursor, sink)
+        lock_new(cursor, sink)
         cursor.execute(
             "INSERT INTO sinks (name, epoch) VALUES (%(sink)s, 1) "
             "ON CONFLICT (name) DO UPDATE SET epoch = sinks.epoch + 1 RETURNING epoch",
@@ -84,6 +85,19 @@ def lock(cursor: extensions.cursor, sink: str) -> None:
     Whatever writes for a sink, its driver or a repair command, takes this lock first.
     """
     cursor.execute(f"SELECT pg_advisory_xact_lock({APPLY_KEY})", {"sink": sink})
+
+
+def lock_new(cursor: extensions.cursor, sink: str) -> None:
+    """The same for a sink that may be created in this transaction."""
+    cursor.execute(f"SELECT pg_advisory_xact_lock_shared({CREATION_KEY})")
+    lock(cursor, sink)
+
+
+def all_sinks(cursor: extensions.cursor) -> list[str]:
+    """The names of all sinks. No other is created before the end of the transaction."""
+    cursor.execute(f"SELECT pg_advisory_xact_lock({CREATION_KEY})")
+    cursor.execute("SELECT name FROM sinks ORDER BY name")
+    return [name for (name,) in cursor]
 
 
 @contextmanager

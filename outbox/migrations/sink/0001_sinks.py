@@ -196,10 +196,8 @@ DECLARE
     wanted daterange;
     part   text;
 BEGIN
-    IF NOT EXISTS (SELECT FROM public.missing_partitions(days)) THEN
-        RETURN true;
-    END IF;
-    -- Of two sinks that need the same day, the second waits here and then finds it.
+    -- Of two sinks that need the same day, the second waits here and then finds it. It waits for the end of the first
+    -- one's commit: a little earlier the partition is visible already, but other sessions do not yet insert into it.
     PERFORM pg_advisory_xact_lock(hashtextextended('outbox: partitions of processed_events', 0));
     FOR wanted IN SELECT range FROM public.missing_partitions(days) AS range LIMIT 50 LOOP
         part := 'public.processed_events_' || to_char(lower(wanted), 'YYYYMMDD');

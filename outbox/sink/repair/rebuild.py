@@ -175,7 +175,7 @@ def begin(connection: extensions.connection, sink: str, topic: Topic, first: Off
     """
     copy = copy_of(sink)
     with connection, connection.cursor() as cursor:
-        fence.lock(cursor, copy)
+        fence.lock_new(cursor, copy)
         _require_this_topic(cursor, sink, topic)
         if positions.read(cursor, copy, topic.name, topic.id):
             return True

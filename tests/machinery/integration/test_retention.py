@@ -23,6 +23,11 @@ from tests.support.kept_rows import aged, ago, partition, remember
 
 ZERO = UUID(int=0)
 DEFAULT_LOCKS = 64 * 100  # max_locks_per_transaction * max_connections of a default Postgres
+WAITING = """
+SELECT 1 FROM pg_locks
+ WHERE locktype = 'advisory' AND NOT granted
+   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
 LOCKS = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid()"
 
 
@@ -34,6 +39,11 @@ def day_id(day: date) -> str:
 def ensure(settings: Settings, *days: date) -> None:
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         partitions.ensure(connection, days)
+
+
+def create_sink(settings: Settings, sink: str) -> None:
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        fence.acquire(connection, sink)
 
 
 class TestPartitions:
@@ -91,6 +101,16 @@ class TestPartitions:
             thread.join()
         assert errors == []
         assert remember(databases, *map(day_id, days)) == len(days)
+
+    def test_a_day_that_another_session_makes_is_waited_for_even_if_it_is_there(self, databases: Settings) -> None:
+        """At the end of a commit, others see a partition before their sessions insert into it."""
+        ensure(databases, ago(5))
+        with kept.cursor_of(databases) as cursor:
+            cursor.execute("SELECT ensure_processed_events(%s)", [[ago(5)]])
+            thread = threading.Thread(target=ensure, args=(databases, ago(5)))
+            thread.start()
+            wait_for("the second session to wait", lambda: bool(kept.query(databases, WAITING)), timeout_s=20)
+        thread.join()
 
     def test_a_day_below_the_horizon_needs_none(self, databases: Settings) -> None:
         retention.drop(databases, ago(5))
@@ -162,17 +182,34 @@ class TestBesideASink:
         remember(databases, aged(6))
         dropped: list[retention.Partition] = []
         thread = threading.Thread(target=lambda: dropped.extend(retention.drop(databases, ago(5))))
-        waits = (
-            "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = "
-            "(SELECT oid FROM pg_database WHERE datname = current_database())"
-        )
         with kept.cursor_of(databases) as cursor:
             fence.lock(cursor, "dedup")
             thread.start()
-            wait_for("the drop to wait", lambda: bool(kept.query(databases, waits)), timeout_s=20)
+            wait_for("the drop to wait", lambda: bool(kept.query(databases, WAITING)), timeout_s=20)
             assert (kept.horizon(databases), dropped) == (ZERO, [])
         thread.join()
         assert [part.name for part in dropped] == [partition(6)]
+
+    def test_a_sink_that_is_created_meanwhile_waits_and_sees_one_horizon(
+        self, databases: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else a batch of it could take an event as neither older nor newer than the horizon."""
+        monkeypatch.setattr(turn, "LOCK_TIMEOUT_S", 60)
+        retention_waits = f"{WAITING} AND mode = 'ExclusiveLock'"
+        creation_waits = f"{WAITING} AND mode = 'ShareLock'"
+        kept.start(databases, "merge")
+        drop = threading.Thread(target=retention.drop, args=(databases, ago(5)))
+        create = threading.Thread(target=create_sink, args=(databases, "dedup"))
+        with kept.cursor_of(databases) as cursor:
+            fence.lock(cursor, "merge")
+            drop.start()
+            wait_for("the drop to wait", lambda: bool(kept.query(databases, retention_waits)), timeout_s=20)
+            create.start()
+            wait_for("the new sink to wait", lambda: bool(kept.query(databases, creation_waits)), timeout_s=20)
+            assert kept.horizon(databases) == ZERO
+        for thread in (drop, create):
+            thread.join()
+        assert partitions.day_of(kept.horizon(databases)) == ago(5)
 
     @pytest.mark.parametrize(
         ("does", "holder"),
