@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Compiled once, and not beside the sources: most of the work of a short command is to import what it needs.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/pycache
+unexport PYTHONDONTWRITEBYTECODE
 # Parts that a project has deleted are left out.
 SOURCES := $(wildcard outbox service sinks migrations demo bench tests bootstrap.py)
 UNIT := $(wildcard tests/sample/unit tests/sample/*/unit)
