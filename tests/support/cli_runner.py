@@ -1,18 +1,30 @@
-"""The `outbox` command, run as a user would: in a home of its own, with nothing else set."""
+"""The `outbox` command, run as a user would: in a home of its own, with nothing else set.
+
+Each run is a process of its own. It is forked from one that has imported the machinery, because importing takes longer
+than most commands do.
+"""
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from outbox.base import project
 from outbox.base.settings import PREFIX
 from outbox.base.wait import timeout_scale
+from outbox.cli import COMMANDS, main
 from tests.support.paths import ROOT
 
 TIMEOUT_S = 300
+MODULES = {entry.target.partition(":")[0] for entry in COMMANDS.values()}
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([*MODULES, "outbox.sink.spark.stream"])
 
 
 def environment(home: Path, **variables: str) -> dict[str, str]:
@@ -25,12 +37,30 @@ def environment(home: Path, **variables: str) -> dict[str, str]:
 
 def outbox(*arguments: str, home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a subcommand to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "outbox", *arguments],
-        env=environment(home, **variables),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S * timeout_scale(),
-    )
+    words = ["outbox", *arguments]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("stdout", "stderr")]
+        process = FORKS.Process(target=_run, args=(words, environment(home, **variables), files))
+        process.start()
+        try:
+            process.join(TIMEOUT_S * timeout_scale())
+            if process.exitcode is None:
+                raise subprocess.TimeoutExpired(words, TIMEOUT_S)
+        finally:
+            process.kill()
+            process.join()
+        return subprocess.CompletedProcess(words, process.exitcode, *(file.read_text() for file in files))
+
+
+def _run(words: Sequence[str], variables: Mapping[str, str], files: Sequence[Path]) -> None:
+    """Be the command: what its process does behind the imports."""
+    for number, file in enumerate(files, start=1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.argv = [*words]
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()
