@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 import pyspark
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
 from outbox.base import log
@@ -19,6 +21,7 @@ from outbox.jvm.java import java
 from outbox.kafka.clients import spark_options
 from outbox.sink.target import Target
 
+JVM_GONE = (Py4JError, ConnectionError)  # what a call raises when there is no JVM to take it
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 FETCH_MAX_WAIT_MS = 10
 ARROW_BATCH_MAX_BYTES = 8 << 20
@@ -81,6 +84,12 @@ def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
     for name, value in config.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def stop(spark: SparkSession) -> None:
+    """Stop Spark. If its JVM is gone, there is nothing to stop."""
+    with suppress(*JVM_GONE):
+        spark.stop()
 
 
 def records(spark: SparkSession, settings: Settings, topic: str, starting_offsets: str) -> DataFrame:

@@ -18,12 +18,12 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import date
+from pathlib import Path
 
 from psycopg2 import extensions
-from py4j.protocol import Py4JError
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -42,6 +42,7 @@ from outbox.sink.records import KAFKA_COLUMNS
 from outbox.sink.spark import local_checkpoint
 from outbox.sink.spark import session as spark_session
 from outbox.sink.spark.checkpoint import Checkpoint, Offsets
+from outbox.sink.spark.session import JVM_GONE
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import SinkWriter
 
@@ -70,9 +71,10 @@ def run(
         resources.enter_context(served(settings, metrics, names))
         ids = {name: topics.describe(settings, name).id for name in names}
         targets = {name: topics.last_stable_offsets(settings, name) for name in names}
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)  # we report ourselves what we raise through py4j
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_is_not_py4j)
         spark = spark_session.session(settings, [spec.job.target for spec in specs])
-        resources.callback(spark.stop)
+        resources.callback(spark_session.stop, spark)
         wake = resources.enter_context(_signals())  # after Spark's start, which installs a handler of its own
         streams = [
             Stream(
@@ -97,6 +99,11 @@ def run(
             stream.raise_failure()
             if until_caught_up:
                 stream.require(targets[stream.topic])
+
+
+def _is_not_py4j(record: logging.LogRecord) -> bool:
+    """We report ourselves what we raise through py4j, and that its JVM is gone. It logs to the root logger too."""
+    return "py4j" not in Path(record.pathname).parts
 
 
 def _open(settings: Settings, resources: ExitStack, spec: SinkSpec) -> tuple[extensions.connection, SinkWriter]:
@@ -186,7 +193,10 @@ class Stream:
 
     def is_active(self) -> bool:
         """Whether the query is running."""
-        return self._query is not None and bool(self._query.isActive)
+        try:
+            return self._query is not None and bool(self._query.isActive)
+        except JVM_GONE:
+            return False
 
     def has_failed(self) -> bool:
         """Whether the query ended by an error, Spark's own included; it is reported once, and kept to be raised."""
@@ -215,7 +225,8 @@ class Stream:
                 lambda: not self.is_active() or self._checkpoint.is_committed(batch_id),
                 timeout_s=COMMIT_TIMEOUT_S,
             )
-        self._query.stop()
+        with suppress(*JVM_GONE):
+            self._query.stop()
         if self._failure is None:
             self._writer.close()
         self._log.info("stopped", next_offsets=self._reached)
@@ -307,7 +318,7 @@ class Stream:
         """Why the query ended, in one line."""
         try:
             error = self._query.exception() if self._query is not None else None
-        except Py4JError:
+        except JVM_GONE:
             return "its JVM is gone"
         if error is None:
             return None

@@ -173,6 +173,18 @@ def test_kill_9_of_the_driver_ends_its_jvm_and_loses_nothing(
     assert database.totals() == sums(some)
 
 
+def test_a_jvm_that_dies_ends_the_sink_with_one_clear_line(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    publisher.send(publisher.events(10))
+    with running(topic) as sink:
+        wait_applied(sink, database, 10)
+        next(process for process in sink.processes() if process.name() == "java").kill()
+        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=60)
+        assert "outbox: sink dedup: Spark gave up: its JVM is gone" in sink.tail()
+        assert "Traceback" not in sink.tail(200)
+
+
 def test_a_second_driver_and_a_lost_connection_end_with_one_clear_line(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
