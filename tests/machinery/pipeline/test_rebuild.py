@@ -40,7 +40,7 @@ class Movements(threading.Thread):
 
     def run(self) -> None:
         items = [nth_key(number) for number in range(6)]
-        while not self._halt.wait(0.2):  # each is a batch of the sink: a rebuild beside it needs most of the machine
+        while not self._halt.wait(0.5):  # each is a batch of the sink: a rebuild beside it needs most of the machine
             quantity = self._random.choice([-1, 1]) * (1 + self._random.randrange(100))
             assert self._client.move(self._random.choice(items), quantity).status_code == 201
             self.made += 1
@@ -50,7 +50,7 @@ class Movements(threading.Thread):
         self.join(60)
         assert not self.is_alive()
 
-    def wait_for_more(self, count: int = 15) -> None:
+    def wait_for_more(self, count: int = 8) -> None:
         """Wait until so many more movements are made than now."""
         goal = self.made + count
         wait_for(f"{count} more movements", lambda: not self.is_alive() or self.made >= goal, timeout_s=TIMEOUT_S)
