@@ -28,6 +28,8 @@ from typing import IO, NamedTuple
 import pytest
 
 from outbox.base.wait import timeout_scale
+from outbox.stack.process import MARK
+from tests.support.homes import Homes
 from tests.support.leftovers import leftovers
 from tests.support.paths import ROOT
 from tests.template import scratch
@@ -45,6 +47,8 @@ FORMS = {
     "print": re.compile("It prints.*:"),
 }
 GENERATE = "copier copy "
+# Not in the checkout, whose .gitignore and settings of tools hold for what is below it.
+HOMES = Path(tempfile.gettempdir(), f"outbox-guide-{os.getuid()}")
 TIMEOUT_S = 900
 VENV = ("bin", "lib", "lib64", "pyvenv.cfg")
 # Neither the checkout's settings nor what pytest and make tell those that they start.
@@ -120,7 +124,7 @@ class Shell:
         process = subprocess.Popen(
             ["bash", "-e", "-c", command],
             cwd=self.project,
-            env=self.environment,
+            env={**self.environment, MARK: f"{self.project.parent}:terminal"},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -128,7 +132,7 @@ class Shell:
         self._running.append((process, log))
 
     def close(self) -> None:
-        """Stop all that runs, as Ctrl-C and `outbox down` do, whether the guide has done so or not."""
+        """Stop what runs in the terminals, as Ctrl-C does."""
         for process, log in self._running:
             for number in (signal.SIGINT, signal.SIGKILL):
                 if process.poll() is None:
@@ -140,8 +144,6 @@ class Shell:
             log.seek(0)
             print(log.read().decode()[-3000:])  # noqa: T201 - pytest shows it if the test has failed
             log.close()
-        if (self.project / ".venv").exists():
-            self.run(".venv/bin/outbox down")
 
     def _run(self, words: list[str], folder: Path) -> str:
         started_at = time.monotonic()
@@ -162,15 +164,17 @@ class Shell:
 
 @pytest.fixture
 def shell() -> Iterator[Shell]:
-    """A shell in a folder whose name has a space; nothing that it has started outlives the test."""
-    with tempfile.TemporaryDirectory(prefix="outbox guide ") as folder:
-        Path(folder).chmod(0o755)  # a root's Postgres runs as another user
-        made = Shell(Path(folder))
+    """A shell in a folder whose name has a space; nothing that it has started outlives the test, or a killed pytest."""
+    homes = Homes(HOMES)
+    made = Shell(homes.new("guide"))
+    try:
+        yield made
+    finally:
         try:
-            yield made
-        finally:
             made.close()
-        assert leftovers(made.project) == []
+        finally:
+            homes.close(keep_logs=False)
+    assert leftovers(homes.folder) == []
 
 
 def test_a_reader_gets_from_the_sample_to_a_domain_of_orders(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
