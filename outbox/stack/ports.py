@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import socket
+from random import SystemRandom
 
 from outbox.base.errors import Failure
 from outbox.base.wait import WaitTimeoutError, wait_for
 
 LOOPBACK = "127.0.0.1"
 RELEASE_TIMEOUT_S = 5.0
+# Below the ports that outgoing connections take (Linux: from 32768, macOS: from 49152): one of them could have the port
+# of a server that is not running.
+OTHERS = range(10_000, 32_768)
 
 
 def choose(*preferred: int) -> list[int]:
@@ -17,22 +21,23 @@ def choose(*preferred: int) -> list[int]:
     If one is taken, there is another stack on this machine, and its service may start later on its preferred port.
     """
     are_free = all(port == 0 or is_free(port) for port in preferred)
+    others = (port for port in SystemRandom().sample(OTHERS, len(OTHERS)) if is_free(port))
     chosen: list[int] = []
     for port in preferred:
-        candidate = port if port and port not in chosen and are_free else _bind(0)
-        while candidate in chosen:
-            candidate = _bind(0)
-        chosen.append(candidate)
+        is_wanted = are_free and port != 0 and port not in chosen
+        chosen.append(port if is_wanted else next(other for other in others if other not in (*chosen, *preferred)))
     return chosen
 
 
 def is_free(port: int) -> bool:
     """Whether a server can listen on this port of the loopback interface now."""
-    try:
-        _bind(port)
-    except OSError:
-        return False
-    return True
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True
 
 
 def require_free(port: int, what: str) -> None:
@@ -55,11 +60,3 @@ def is_open(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((LOOPBACK, port)) == 0
-
-
-def _bind(port: int) -> int:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((LOOPBACK, port))
-        chosen: int = probe.getsockname()[1]
-        return chosen

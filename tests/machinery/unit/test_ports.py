@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +44,12 @@ def test_all_chosen_ports_differ_also_when_the_same_is_preferred_twice() -> None
     assert chosen[0] == free
     assert len(set(chosen)) == 5
     assert 0 not in chosen
+
+
+def test_no_outgoing_connection_takes_a_chosen_port() -> None:
+    with suppress(FileNotFoundError):  # Linux has it
+        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        assert max(ports.choose(*[0] * 100)) < lowest
 
 
 def test_free_and_open_are_told_apart(taken: int) -> None:
