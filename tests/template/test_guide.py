@@ -174,7 +174,7 @@ def shell() -> Iterator[Shell]:
             made.close()
         finally:
             homes.close(keep_logs=False)
-    assert leftovers(homes.folder) == []
+    assert leftovers(made.project) == []
 
 
 def test_a_reader_gets_from_the_sample_to_a_domain_of_orders(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
