@@ -28,13 +28,29 @@ from outbox.sink.records import RecordDecoder
 POLL_S = 0.5
 
 
-def check(settings: Settings, log: TopicLog | None = None) -> Report:
-    """Compare now. A ``log`` of an earlier check is read on from where it stopped.
-
-    Raises Failure if a database or Kafka is unavailable, or if no job declares the events.
-    """
+def check(settings: Settings) -> Report:
+    """Compare now. Raises Failure if a database or Kafka is unavailable, or if no job declares the events."""
     decoder = event_decoder(settings)
-    log = log or TopicLog(decoder)
+    with TopicLog(decoder) as log:
+        return _check(settings, decoder, log)
+
+
+def check_settled(settings: Settings, timeout_s: float) -> Report:
+    """Compare once nothing is in flight, or an event is lost. Raises WaitTimeoutError after ``timeout_s``."""
+    decoder = event_decoder(settings)
+    latest: list[Report] = []
+    with TopicLog(decoder) as log:
+
+        def settled() -> bool:
+            latest[:] = [_check(settings, decoder, log)]
+            return latest[0].settled or bool(latest[0].lost)
+
+        wait_for("no event to be in flight", settled, timeout_s=timeout_s, poll_s=POLL_S)
+    return latest[0]
+
+
+def _check(settings: Settings, decoder: RecordDecoder, log: TopicLog) -> Report:
+    """Compare now. The log is read on from where it stopped."""
     states = sinks.read(settings)
     log.read_on(settings)
     of_events = [state for state in states if state.carries == "events"]
@@ -43,19 +59,6 @@ def check(settings: Settings, log: TopicLog | None = None) -> Report:
         report.sinks += compare_states(read, [state for state in states if state.carries == "states"])
         report.notes += _notes(decoder, read)
     return report
-
-
-def check_settled(settings: Settings, timeout_s: float) -> Report:
-    """Compare once nothing is in flight, or an event is lost. Raises WaitTimeoutError after ``timeout_s``."""
-    log = TopicLog(event_decoder(settings))
-    latest: list[Report] = []
-
-    def settled() -> bool:
-        latest[:] = [check(settings, log)]
-        return latest[0].settled or bool(latest[0].lost)
-
-    wait_for("no event to be in flight", settled, timeout_s=timeout_s, poll_s=POLL_S)
-    return latest[0]
 
 
 def event_decoder(settings: Settings) -> RecordDecoder:

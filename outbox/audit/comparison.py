@@ -31,6 +31,8 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Literal
 
+from outbox.audit import buckets
+from outbox.audit.buckets import Buckets
 from outbox.audit.report import Report, SinkReport
 from outbox.audit.sinks import SinkState
 from outbox.audit.source import Source, Written
@@ -75,7 +77,7 @@ class _Tally:
             return True
         if state.is_parked(event_id, place):
             self.report.parked += 1
-            self.report.first_parked = self.report.first_parked or str(uuid.UUID(bytes=event_id))
+            self.report.first_parked = min(filter(None, (self.report.first_parked, str(uuid.UUID(bytes=event_id)))))
         elif state.has_seen(place) or fate == "aged out":
             return True
         elif fate == "lost":
@@ -97,59 +99,133 @@ class _Tally:
                     self.report.drift[key] = difference
 
 
-class _Outbox:
-    """What one pass over the outbox found: which of its events are on the topic, and which are not."""
+class _Comparison:
+    """One comparison: three passes over the buckets of events, because what a pass finds decides in the next one."""
 
-    def __init__(self, source: Source, log: TopicLog, tallies: Sequence[_Tally]) -> None:
-        self.ids: set[bytes] = set()
-        self.missing: list[Written] = []
-        self._earliest: dict[int, tuple[int, int]] = {}  # by partition, offset and time of its first known event
-        self.latest_ms = 0  # the time of the latest event that is on the topic
-        for row in source.events:
-            self.ids.add(row.event_id)
-            event, refused = log.events.get(row.event_id), log.refused.get(row.event_id)
-            if event is not None:
-                self._note(event.place, row.occurred_ms)
-                for tally in tallies:
-                    tally.add(row.event_id, event, event.place)
-            elif refused is not None:
-                for tally in tallies:
-                    tally.add(row.event_id, row._replace(quantity=None), refused.place)
-            else:
-                self.missing.append(row)
+    def __init__(self, source: Source, log: TopicLog, outbox: Buckets[Written], states: Sequence[SinkState]) -> None:
+        self._source, self._log, self._outbox = source, log, outbox
+        self._tallies = [_Tally(state, NO_TOTALS if source.totals is None else "") for state in states]
+        self._earliest: dict[int, tuple[int, int]] = {}  # by partition, offset and time of the outbox's first event
+        self._latest_ms = 0  # the time of the outbox's latest event that is on the topic
+        self._versions: dict[str, Versions] = {}  # by key, of the events on the topic that are not foreign
+        self.report = Report(
+            topic="",
+            totals=source.totals or {},
+            records=log.records,
+            malformed=log.malformed,
+            sinks=[tally.report for tally in self._tallies],
+        )
+
+    def run(self) -> None:
+        """Fill the report."""
+        for step in (self._match, self._count_delivered, self._count_missing):
+            for bucket in range(buckets.COUNT):
+                step(bucket, self._log.delivered.firsts(bucket))
+        self.report.lost.sort()  # the oldest first: UUIDv7s sort by time
+        self._count_gaps()
+        for tally in self._tallies:
+            tally.compare(self._source)
+
+    def _match(self, bucket: int, delivered: Mapping[bytes, Delivered]) -> None:
+        """Count duplicates, and note which events of the outbox are on the topic."""
+        repeated: dict[str, Decimal] = self.report.repeated
+        for event_id, event in self._log.delivered.rows(bucket):
+            if event.place != delivered[event_id].place:
+                self.report.duplicates += 1
+                repeated[event.key] = EXACT.add(repeated.get(event.key, Decimal(0)), event.quantity)
+        for event_id, row in self._outbox.rows(bucket):
+            self.report.outbox_events += 1
+            if event_id in delivered:
+                self._note(delivered[event_id].place, row.occurred_ms)
 
     def _note(self, place: TopicOffset, occurred_ms: int) -> None:
         known = self._earliest.get(place.partition)
         if known is None or place.offset < known[0]:
             self._earliest[place.partition] = place.offset, occurred_ms
-        self.latest_ms = max(self.latest_ms, occurred_ms)
+        self._latest_ms = max(self._latest_ms, occurred_ms)
 
-    def keeps_older(self, event_id: bytes, place: TopicOffset) -> bool:
-        """Whether it has an older event that stands before this place: so prune has not deleted this one."""
-        offset, occurred_ms = self._earliest.get(place.partition, (place.offset, 0))
-        return offset < place.offset and occurred_ms + CLOCK_MARGIN_MS < _made_at_ms(event_id)
+    def _count_delivered(self, bucket: int, delivered: Mapping[bytes, Delivered]) -> None:
+        """Count the events on the topic. Those that the outbox does not have are foreign or pruned."""
+        written = self._outbox.firsts(bucket)
+        for event_id, event in delivered.items():
+            is_foreign = event_id not in written and self._is_foreign(event_id, event)
+            if is_foreign:
+                text = f"{uuid.UUID(bytes=event_id)} at {event.place}, key {event.key}"
+                self.report.foreign.add(text, event.quantity)
+            else:
+                self.report.pruned += event_id not in written
+                _add_version(self._versions, event)
+            for tally in self._tallies:
+                (tally.classify if is_foreign else tally.add)(event_id, event, event.place)
+
+    def _is_foreign(self, event_id: bytes, event: Delivered) -> bool:
+        known = (self._source.versions or {}).get(event.key)
+        if known is not None and event.version is not None and event.version > known:
+            return True
+        # The outbox has an older event that stands before this one: so prune has not deleted this one.
+        offset, occurred_ms = self._earliest.get(event.partition, (event.offset, 0))
+        return offset < event.offset and occurred_ms + CLOCK_MARGIN_MS < _made_at_ms(event_id)
+
+    def _count_missing(self, bucket: int, delivered: Mapping[bytes, Delivered]) -> None:
+        """Count the events of the outbox that are not on the topic, or that break the contract there."""
+        refused = self._log.refused.firsts(bucket)
+        for event_id, row in self._outbox.rows(bucket):
+            if event_id in delivered:
+                continue
+            if event_id in refused:
+                for tally in self._tallies:
+                    tally.add(event_id, row._replace(quantity=None), refused[event_id].place)
+                continue
+            fate = self._fate(row)
+            if fate == "lost":
+                self.report.lost.append(str(uuid.UUID(bytes=event_id)))
+            elif fate == "in flight":
+                self.report.in_flight += 1
+            for tally in self._tallies:
+                tally.add(event_id, row, None, fate)
+
+    def _fate(self, row: Written) -> Fate:
+        log, known = self._log, self._versions.get(row.key)
+        if row.version is None:
+            if row.occurred_ms <= log.dropped_until_ms:
+                return "aged out"
+            return "lost" if row.occurred_ms + LATE_MS < self._latest_ms else "in flight"
+        if not log.is_whole and (row.version < known.lowest if known else row.version <= self._applied(row.key)):
+            return "aged out"
+        return "lost" if known and row.version < known.highest else "in flight"
+
+    def _applied(self, key: str) -> int:
+        """The highest version of a key that any sink has."""
+        return max((tally.state.versions.get(key, 0) for tally in self._tallies), default=0)
+
+    def _count_gaps(self) -> None:
+        """Count the versions that no event on the topic has. Each record that breaks the contract explains one."""
+        refused = Counter(
+            one.key
+            for bucket in range(buckets.COUNT)
+            for one in self._log.refused.firsts(bucket).values()
+            if one.key in self._versions
+        )
+        missing = {key: found.missing - refused[key] for key, found in self._versions.items()}
+        gaps = {key: count for key, count in missing.items() if count > 0}
+        self.report.missing_versions = sum(gaps.values())
+        if gaps:
+            worst = max(gaps, key=lambda key: gaps[key])
+            self.report.most_missing = f"key {worst}, {gaps[worst]}"
 
 
 def compare(source: Source, log: TopicLog, states: Sequence[SinkState], topic: str = "") -> Report:
-    """Compare the source with a topic and with sinks of events. Sinks were read first, and the source last."""
-    tallies = [_Tally(state, NO_TOTALS if source.totals is None else "") for state in states]
-    outbox = _Outbox(source, log, tallies)
-    report = Report(
-        topic=topic,
-        totals=source.totals or {},
-        outbox_events=len(outbox.ids),
-        records=log.records,
-        duplicates=log.duplicates,
-        repeated=log.repeated,
-        malformed=log.malformed,
-        sinks=[tally.report for tally in tallies],
-    )
-    versions = log.versions_without(_count_unknown(source, log, outbox, tallies, report))
-    _count_missing(log, outbox, versions, tallies, report)
-    _count_gaps(log, versions, report)
-    for tally in tallies:
-        tally.compare(source)
-    return report
+    """Compare the source with a topic and with sinks of events. Sinks were read first, and the source last.
+
+    Its memory grows with the number of keys, and not with the number of events.
+    """
+    with Buckets(Written) as outbox:
+        for row in source.events:
+            outbox.add(row.event_id, row)
+        comparison = _Comparison(source, log, outbox, states)
+        comparison.run()
+    comparison.report.topic = topic
+    return comparison.report
 
 
 def compare_states(source: Source, states: Sequence[SinkState]) -> list[SinkReport]:
@@ -179,68 +255,13 @@ def compare_states(source: Source, states: Sequence[SinkState]) -> list[SinkRepo
     return reports
 
 
-def _count_unknown(
-    source: Source, log: TopicLog, outbox: _Outbox, tallies: Sequence[_Tally], report: Report
-) -> dict[bytes, Delivered]:
-    """Count the events on the topic that the outbox does not have, and return the foreign ones."""
-    foreign = {}
-    for event_id, event in log.events.items():
-        if event_id in outbox.ids:
-            continue
-        known = (source.versions or {}).get(event.key)
-        is_beyond = known is not None and event.version is not None and event.version > known
-        if is_beyond or outbox.keeps_older(event_id, event.place):
-            foreign[event_id] = event
-            report.foreign.add(f"{uuid.UUID(bytes=event_id)} at {event.place}, key {event.key}", event.quantity)
-            for tally in tallies:
-                tally.classify(event_id, event, event.place)
-        else:
-            report.pruned += 1
-            for tally in tallies:
-                tally.add(event_id, event, event.place)
-    return foreign
-
-
-def _count_missing(
-    log: TopicLog,
-    outbox: _Outbox,
-    versions: Mapping[str, Versions],
-    tallies: Sequence[_Tally],
-    report: Report,
-) -> None:
-    """Count the events of the outbox that are not on the topic."""
-    applied: dict[str, int] = defaultdict(int)  # by key, the highest version that any sink has
-    for tally in tallies:
-        for key, version in tally.state.versions.items():
-            applied[key] = max(applied[key], version)
-    for row in outbox.missing:
-        fate = _fate(row, log, versions.get(row.key), applied.get(row.key, 0), outbox.latest_ms)
-        if fate == "lost":
-            report.lost.append(str(uuid.UUID(bytes=row.event_id)))
-        elif fate == "in flight":
-            report.in_flight += 1
-        for tally in tallies:
-            tally.add(row.event_id, row, None, fate)
-
-
-def _fate(row: Written, log: TopicLog, known: Versions | None, applied: int, latest_ms: int) -> Fate:
-    if row.version is None:
-        if row.occurred_ms <= log.dropped_until_ms:
-            return "aged out"
-        return "lost" if row.occurred_ms + LATE_MS < latest_ms else "in flight"
-    if not log.is_whole and (row.version < known.lowest if known else row.version <= applied):
-        return "aged out"
-    return "lost" if known and row.version < known.highest else "in flight"
-
-
-def _count_gaps(log: TopicLog, versions: Mapping[str, Versions], report: Report) -> None:
-    """Count the versions that no event on the topic has. Each record that breaks the contract explains one."""
-    refused = Counter(one.key for one in log.refused.values())
-    gaps = {key: found.missing - refused[key] for key, found in versions.items() if found.missing > refused[key]}
-    report.missing_versions = sum(gaps.values())
-    if gaps:
-        worst = max(gaps, key=lambda key: gaps[key])
-        report.most_missing = f"key {worst}, {gaps[worst]}"
+def _add_version(versions: dict[str, Versions], event: Delivered) -> None:
+    if event.version is None:
+        return
+    if event.key in versions:
+        versions[event.key].add(event.version)
+    else:
+        versions[event.key] = Versions(event.version, event.version)
 
 
 def _made_at_ms(event_id: bytes) -> int:

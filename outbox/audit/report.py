@@ -39,9 +39,9 @@ class Foreign:
     def add(self, text: str, quantity: Quantity) -> None:
         """Count an event."""
         self.count += 1
-        self.first = self.first or text
+        self.first = min(filter(None, (self.first, text)))  # the oldest: UUIDv7s sort by time
         size = Decimal(quantity).copy_abs()
-        if size > self.largest:
+        if size > self.largest or (size == self.largest and text < self.worst):
             self.largest, self.worst = size, text
 
 
@@ -112,7 +112,7 @@ class Report:
     outbox_events: int = 0
     records: int = 0
     duplicates: int = 0
-    repeated: Mapping[str, Decimal] = field(default_factory=dict)  # by key, the quantity of the duplicates
+    repeated: dict[str, Decimal] = field(default_factory=dict)  # by key, the quantity of the duplicates
     malformed: Malformed = field(default_factory=Malformed)
     missing_versions: int = 0
     most_missing: str = ""  # the key that misses most

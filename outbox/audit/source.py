@@ -19,6 +19,7 @@ from outbox.sink.records import RecordDecoder
 
 FETCH_ROWS = 10_000
 DIGITS_MAX = 200  # of a number; the contract refuses longer ones
+VERSION_END = 2**63  # the contract refuses larger versions
 VIEW = "source_totals"
 EVENTS = """
 SELECT id, aggregateid, {version}, {quantity}, (extract(epoch FROM occurred_at) * 1000)::bigint FROM outbox
@@ -87,7 +88,8 @@ def _events(connection: extensions.connection, decoder: RecordDecoder) -> Iterat
     for event_id, key, version, quantity, occurred_ms in rows(connection, query):
         number = Decimal(0) if quantity is None and is_optional else _number(quantity)
         counted = _number(version)
-        whole = None if counted is None or counted != counted.to_integral_value() else int(counted)
+        is_whole = counted is not None and counted == counted.to_integral_value() and abs(counted) < VERSION_END
+        whole = int(counted) if counted is not None and is_whole else None
         yield Written(uuid.UUID(event_id).bytes, key, whole, number, occurred_ms)
 
 

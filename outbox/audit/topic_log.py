@@ -1,20 +1,17 @@
-"""Read the topic of the events: its distinct events, repeated records, records that break the contract.
-
-This module holds everything that grows with the number of events. A bounded algorithm would replace `TopicLog` alone.
-"""
+"""Read the topic of the events: its valid events, and the records that break the contract."""
 
 from __future__ import annotations
 
-import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from confluent_kafka import Message
 
+from outbox.audit.buckets import Buckets
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.kafka import records, topics
@@ -36,7 +33,7 @@ class TopicOffset(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """An event on the topic, at the first place where it is. One per event is kept, so it is flat."""
+    """An event at a place on the topic. There may be many, so it is flat."""
 
     key: str
     version: int | None
@@ -57,7 +54,7 @@ class Refused(NamedTuple):
     place: TopicOffset
 
 
-@dataclass
+@dataclass(slots=True)
 class Versions:
     """The versions of one key's events."""
 
@@ -92,7 +89,7 @@ class Malformed:
 
 
 class TopicLog:
-    """The committed records of the topic, as far as it was read."""
+    """The committed records of the topic, as far as it was read. Its memory does not grow with their number."""
 
     def __init__(self, decoder: RecordDecoder) -> None:
         self._decoder = decoder
@@ -102,12 +99,16 @@ class TopicLog:
         self.is_whole = True  # the topic has dropped nothing yet
         self.dropped_until_ms = 0  # the topic may have dropped records that are not younger
         self.records = 0
-        self.events: dict[bytes, Delivered] = {}  # by event id
-        self.refused: dict[bytes, Refused] = {}  # by event id
         self.malformed = Malformed()
-        self.duplicates = 0  # records whose event was on the topic already
-        self.repeated: dict[str, Decimal] = {}  # by key, the quantity of the duplicates
-        self.versions: dict[str, Versions] = {}  # by key; empty if the events have no version
+        self.delivered = Buckets(Delivered)  # an event as often as it is on the topic
+        self.refused = Buckets(Refused)
+
+    def __enter__(self) -> TopicLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.delivered.close()
+        self.refused.close()
 
     def read_on(self, settings: Settings) -> None:
         """Read from where the last call stopped to the last stable offset.
@@ -144,29 +145,10 @@ class TopicLog:
         event_id = self._decoder.event_id(record)
         if event_id is not None:
             key = (record.key or b"").decode(errors="replace")
-            self.refused.setdefault(uuid.UUID(event_id).bytes, Refused(key, place))
+            self.refused.add(uuid.UUID(event_id).bytes, Refused(key, place))
 
     def _deliver(self, found: Event, place: TopicOffset) -> None:
-        identity = uuid.UUID(found.event_id).bytes
-        key, version, quantity = self._extract(found)
-        if identity in self.events:
-            self.duplicates += 1
-            self.repeated[key] = EXACT.add(self.repeated.get(key, Decimal(0)), quantity)
-            return
-        self.events[identity] = Delivered(sys.intern(key), version, quantity, *place)
-        if version is not None:
-            _add_version(self.versions, key, version)
-
-    def versions_without(self, event_ids: Mapping[bytes, Any]) -> Mapping[str, Versions]:
-        """By key, the versions of all events but these."""
-        if not event_ids:
-            return self.versions
-        keys = {self.events[event_id].key for event_id in event_ids}
-        found = {key: versions for key, versions in self.versions.items() if key not in keys}
-        for event_id, event in self.events.items():
-            if event.key in keys and event_id not in event_ids and event.version is not None:
-                _add_version(found, event.key, event.version)
-        return found
+        self.delivered.add(uuid.UUID(found.event_id).bytes, Delivered(*self._extract(found), *place))
 
 
 def extractor(decoder: RecordDecoder) -> Callable[[Event], tuple[str, int | None, Quantity]]:
@@ -186,13 +168,6 @@ def extractor(decoder: RecordDecoder) -> Callable[[Event], tuple[str, int | None
         )
 
     return extract
-
-
-def _add_version(versions: dict[str, Versions], key: str, version: int) -> None:
-    if key in versions:
-        versions[key].add(version)
-    else:
-        versions[key] = Versions(version, version)
 
 
 def _record(message: Message) -> Record:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import tracemalloc
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from outbox.audit import buckets
+from outbox.audit.buckets import Buckets
 from outbox.audit.comparison import LATE_MS, compare, compare_states
 from outbox.audit.report import Report, SinkReport
 from outbox.audit.sinks import SinkState
@@ -34,6 +39,13 @@ SCHEMA = {
 }
 
 
+@pytest.fixture(autouse=True, params=["in memory", "in files"])
+def place_of_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the comparison keeps its rows: it finds the same."""
+    if request.param == "in files":
+        monkeypatch.setattr(buckets, "BUFFER_MAX_ROWS", 2)
+
+
 @pytest.fixture
 def schema(tmp_path: Path) -> EventSchema:
     file = tmp_path / "item-changed.v1.schema.json"
@@ -42,8 +54,21 @@ def schema(tmp_path: Path) -> EventSchema:
 
 
 @pytest.fixture
-def chain(schema: EventSchema) -> Chain:
-    return Chain(EventDecoder(schema, key="item", version="serial", quantity="change"))
+def chain_of(schema: EventSchema) -> Iterator[Callable[..., Chain]]:
+    """Makes a chain whose events have the named properties."""
+    with ExitStack() as logs:
+
+        def make(**properties: Any) -> Chain:
+            chain = Chain(EventDecoder(schema, key="item", **properties))
+            logs.enter_context(chain.log)
+            return chain
+
+        yield make
+
+
+@pytest.fixture
+def chain(chain_of: Callable[..., Chain]) -> Chain:
+    return chain_of(version="serial", quantity="change")
 
 
 class Chain:
@@ -56,7 +81,7 @@ class Chain:
         self.totals: dict[str, Decimal] | None = {}
         self.versions: dict[str, int] | None = {}
         self.sink = SinkState("dedup")
-        self._numbers = iter(range(1, 10_000))
+        self._numbers = itertools.count(1)
         self._offsets = {0: 0, 1: 0}
 
     def event(self, key: str, version: int, change: str = "1", at_ms: int = NOW_MS) -> Written:
@@ -412,8 +437,8 @@ def test_lost_event_that_was_sent_again_does_not_make_pruned_events_foreign(chai
 # Less declared -----------------------------------------------------------------------------------------------------
 
 
-def test_without_a_version_a_lost_event_is_recognised_by_its_age(schema: EventSchema) -> None:
-    chain = Chain(EventDecoder(schema, key="item", quantity="change"))
+def test_without_a_version_a_lost_event_is_recognised_by_its_age(chain_of: Callable[..., Chain]) -> None:
+    chain = chain_of(quantity="change")
     lost = chain.written("a", "5", at_ms=NOW_MS - LATE_MS - 1)
     young = chain.written("b", "6", at_ms=NOW_MS - LATE_MS + 1)
     chain.publish(*chain.written("c", "7"))
@@ -425,17 +450,18 @@ def test_without_a_version_a_lost_event_is_recognised_by_its_age(schema: EventSc
     assert (only_sink(report).lost, only_sink(report).in_flight, only_sink(report).drift) == (1, 1, {})
 
 
-def test_without_a_version_no_gap_is_looked_for(schema: EventSchema) -> None:
-    chain = Chain(EventDecoder(schema, key="item", quantity="change"))
+def test_without_a_version_no_gap_is_looked_for(chain_of: Callable[..., Chain]) -> None:
+    chain = chain_of(quantity="change")
     events = chain.written("a", "5", "6")
     chain.publish(events[0], serial=1)
     chain.publish(events[1], serial=9)
     chain.applied({"a": "11"})
-    assert (codes(chain.compare()), chain.log.versions) == ([], {})
+    report = chain.compare()
+    assert (codes(report), report.missing_versions) == ([], 0)
 
 
-def test_without_a_version_what_the_topic_may_have_dropped_is_not_lost(schema: EventSchema) -> None:
-    chain = Chain(EventDecoder(schema, key="item", quantity="change"))
+def test_without_a_version_what_the_topic_may_have_dropped_is_not_lost(chain_of: Callable[..., Chain]) -> None:
+    chain = chain_of(quantity="change")
     chain.written("a", "5", at_ms=NOW_MS - LATE_MS - 1)
     chain.publish(*chain.written("c", "7"))
     chain.log.is_whole, chain.log.dropped_until_ms = False, NOW_MS - LATE_MS
@@ -444,8 +470,8 @@ def test_without_a_version_what_the_topic_may_have_dropped_is_not_lost(schema: E
     assert (codes(report), report.in_flight, report.settled) == ([], 0, True)
 
 
-def test_without_a_quantity_only_events_are_compared(schema: EventSchema) -> None:
-    chain = Chain(EventDecoder(schema, key="item", version="serial"))
+def test_without_a_quantity_only_events_are_compared(chain_of: Callable[..., Chain]) -> None:
+    chain = chain_of(version="serial")
     events = chain.written("a", "0", "0", "0")
     chain.publish(events[0], events[2])
     chain.applied({"a": "1000"}, not_compared="its events have no quantity")
@@ -483,3 +509,36 @@ def test_state_of_the_same_version_has_the_same_total() -> None:
 def test_states_without_versions_are_not_compared() -> None:
     (report,) = compare_states(Source((), {"a": Decimal(5)}, None), [SinkState("changes", carries="states")])
     assert (report.drift, bool(report.not_compared)) == ({}, True)
+
+
+# At size -----------------------------------------------------------------------------------------------------------
+
+
+def peak_bytes(chain: Chain, events: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The memory that comparing so many events of ten keys takes, half of them pruned."""
+    monkeypatch.setattr(buckets, "BUFFER_MAX_ROWS", 500)
+    written = (chain.event(f"key {number % 10}", 1 + number // 10) for number in range(events))
+    value = b'{"item": "%s", "change": 1, "serial": %d}'
+    tracemalloc.start()
+    try:
+        with Buckets(Written) as outbox:
+            for number, event in enumerate(written):
+                chain.record(event.event_id, event.key, value % (event.key.encode(), event.version))
+                if number % 2:
+                    outbox.add(event.event_id, event)
+            rows = (row for bucket in range(buckets.COUNT) for _, row in outbox.rows(bucket))
+            report = compare(Source(rows, None, None), chain.log, [])
+        assert (report.outbox_events, report.pruned, codes(report)) == (events // 2, events // 2, [])
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("place_of_rows", ["in files"], indirect=True)
+def test_memory_does_not_grow_with_the_number_of_events(
+    chain_of: Callable[..., Chain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, many = (
+        peak_bytes(chain_of(version="serial", quantity="change"), events, monkeypatch) for events in (2_000, 8_000)
+    )
+    assert many < 1.5 * few
