@@ -15,6 +15,8 @@ are two views of the domain, both optional: ``source_totals`` (key, total, versi
 
 from __future__ import annotations
 
+import time
+
 from outbox.audit import sinks, source
 from outbox.audit.comparison import NO_TOTALS, compare, compare_states
 from outbox.audit.report import Report
@@ -36,13 +38,22 @@ def check(settings: Settings) -> Report:
 
 
 def check_settled(settings: Settings, timeout_s: float) -> Report:
-    """Compare once nothing is in flight, or an event is lost. Raises WaitTimeoutError after ``timeout_s``."""
+    """Compare until nothing is in flight, or an event is lost. Raises WaitTimeoutError after ``timeout_s``.
+
+    Records are read once. After a comparison it rests for as long as that took.
+    """
     decoder = event_decoder(settings)
     latest: list[Report] = []
+    rests_until = 0.0
     with TopicLog(decoder) as log:
 
         def settled() -> bool:
+            nonlocal rests_until
+            began = time.monotonic()
+            if began < rests_until:
+                return False
             latest[:] = [_check(settings, decoder, log)]
+            rests_until = 2 * time.monotonic() - began
             return latest[0].settled or bool(latest[0].lost)
 
         wait_for("no event to be in flight", settled, timeout_s=timeout_s, poll_s=POLL_S)
