@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Generic, TypeVar
 
 import msgspec
 
@@ -26,7 +26,7 @@ LENGTH_BYTES = 4
 
 
 class Buckets(Generic[Row]):
-    """Rows, each with an event id. Rows may be added after others were read. ``close`` deletes the files."""
+    """Rows, each with an event id. Rows may be added after others were read."""
 
     def __init__(self, row: type[Row]) -> None:
         """``row`` is a type that msgspec encodes. Numbers beyond 64 bits need the type Decimal."""
@@ -65,17 +65,12 @@ class Buckets(Generic[Row]):
         """Delete the files."""
         self._closing.close()
 
-    def __enter__(self) -> Buckets[Row]:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
     def _spill(self) -> None:
         try:
             if not self._files:
-                open_file = tempfile.TemporaryFile
-                self._files = [self._closing.enter_context(open_file()) for _ in range(COUNT)]
+                for _ in range(COUNT):
+                    made = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the others
+                    self._files.append(self._closing.enter_context(made))
             for file, buffer in zip(self._files, self._buffers, strict=True):
                 rows = self._encode(buffer)
                 file.seek(0, os.SEEK_END)
@@ -84,7 +79,7 @@ class Buckets(Generic[Row]):
         except OSError as error:
             raise Failure(
                 f"temporary files in {tempfile.gettempdir()}: {error.strerror}",
-                "let TMPDIR name a folder with 70 bytes of room for each event of topic and outbox",
+                "point TMPDIR at a folder with some 70 bytes free for each event of topic and outbox",
                 code="no-room",
             ) from error
         self._buffered = 0

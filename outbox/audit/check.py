@@ -16,6 +16,7 @@ are two views of the domain, both optional: ``source_totals`` (key, total, versi
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
 from outbox.audit import sinks, source
 from outbox.audit.comparison import NO_TOTALS, compare, compare_states
@@ -33,7 +34,7 @@ POLL_S = 0.5
 def check(settings: Settings) -> Report:
     """Compare now. Raises Failure if a database or Kafka is unavailable, or if no job declares the events."""
     decoder = event_decoder(settings)
-    with TopicLog(decoder) as log:
+    with closing(TopicLog(decoder)) as log:
         return _check(settings, decoder, log)
 
 
@@ -45,7 +46,7 @@ def check_settled(settings: Settings, timeout_s: float) -> Report:
     decoder = event_decoder(settings)
     latest: list[Report] = []
     rests_until = 0.0
-    with TopicLog(decoder) as log:
+    with closing(TopicLog(decoder)) as log:
 
         def settled() -> bool:
             nonlocal rests_until

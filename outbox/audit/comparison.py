@@ -27,7 +27,8 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from decimal import Decimal
 from typing import Literal
 
@@ -77,7 +78,8 @@ class _Tally:
             return True
         if state.is_parked(event_id, place):
             self.report.parked += 1
-            self.report.first_parked = min(filter(None, (self.report.first_parked, str(uuid.UUID(bytes=event_id)))))
+            text = str(uuid.UUID(bytes=event_id))
+            self.report.first_parked = min(self.report.first_parked or text, text)  # the oldest
         elif state.has_seen(place) or fate == "aged out":
             return True
         elif fate == "lost":
@@ -102,14 +104,16 @@ class _Tally:
 class _Comparison:
     """One comparison: three passes over the buckets of events, because what a pass finds decides in the next one."""
 
-    def __init__(self, source: Source, log: TopicLog, outbox: Buckets[Written], states: Sequence[SinkState]) -> None:
+    def __init__(
+        self, source: Source, log: TopicLog, outbox: Buckets[Written], states: Sequence[SinkState], topic: str
+    ) -> None:
         self._source, self._log, self._outbox = source, log, outbox
         self._tallies = [_Tally(state, NO_TOTALS if source.totals is None else "") for state in states]
         self._earliest: dict[int, tuple[int, int]] = {}  # by partition, offset and time of the outbox's first event
         self._latest_ms = 0  # the time of the outbox's latest event that is on the topic
         self._versions: dict[str, Versions] = {}  # by key, of the events on the topic that are not foreign
         self.report = Report(
-            topic="",
+            topic=topic,
             totals=source.totals or {},
             records=log.records,
             malformed=log.malformed,
@@ -120,17 +124,18 @@ class _Comparison:
         """Fill the report."""
         for step in (self._match, self._count_delivered, self._count_missing):
             for bucket in range(buckets.COUNT):
-                step(bucket, self._log.delivered.firsts(bucket))
+                step(bucket)
         self.report.lost.sort()  # the oldest first: UUIDv7s sort by time
         self._count_gaps()
         for tally in self._tallies:
             tally.compare(self._source)
 
-    def _match(self, bucket: int, delivered: Mapping[bytes, Delivered]) -> None:
+    def _match(self, bucket: int) -> None:
         """Count duplicates, and note which events of the outbox are on the topic."""
-        repeated: dict[str, Decimal] = self.report.repeated
+        delivered: dict[bytes, Delivered] = {}
+        repeated = self.report.repeated
         for event_id, event in self._log.delivered.rows(bucket):
-            if event.place != delivered[event_id].place:
+            if delivered.setdefault(event_id, event) is not event:
                 self.report.duplicates += 1
                 repeated[event.key] = EXACT.add(repeated.get(event.key, Decimal(0)), event.quantity)
         for event_id, row in self._outbox.rows(bucket):
@@ -144,10 +149,10 @@ class _Comparison:
             self._earliest[place.partition] = place.offset, occurred_ms
         self._latest_ms = max(self._latest_ms, occurred_ms)
 
-    def _count_delivered(self, bucket: int, delivered: Mapping[bytes, Delivered]) -> None:
+    def _count_delivered(self, bucket: int) -> None:
         """Count the events on the topic. Those that the outbox does not have are foreign or pruned."""
         written = self._outbox.firsts(bucket)
-        for event_id, event in delivered.items():
+        for event_id, event in self._log.delivered.firsts(bucket).items():
             is_foreign = event_id not in written and self._is_foreign(event_id, event)
             if is_foreign:
                 text = f"{uuid.UUID(bytes=event_id)} at {event.place}, key {event.key}"
@@ -166,8 +171,9 @@ class _Comparison:
         offset, occurred_ms = self._earliest.get(event.partition, (event.offset, 0))
         return offset < event.offset and occurred_ms + CLOCK_MARGIN_MS < _made_at_ms(event_id)
 
-    def _count_missing(self, bucket: int, delivered: Mapping[bytes, Delivered]) -> None:
+    def _count_missing(self, bucket: int) -> None:
         """Count the events of the outbox that are not on the topic, or that break the contract there."""
+        delivered = self._log.delivered.firsts(bucket)
         refused = self._log.refused.firsts(bucket)
         for event_id, row in self._outbox.rows(bucket):
             if event_id in delivered:
@@ -219,12 +225,11 @@ def compare(source: Source, log: TopicLog, states: Sequence[SinkState], topic: s
 
     Its memory grows with the number of keys, and not with the number of events.
     """
-    with Buckets(Written) as outbox:
+    with closing(Buckets(Written)) as outbox:
         for row in source.events:
             outbox.add(row.event_id, row)
-        comparison = _Comparison(source, log, outbox, states)
+        comparison = _Comparison(source, log, outbox, states, topic)
         comparison.run()
-    comparison.report.topic = topic
     return comparison.report
 
 

@@ -39,7 +39,7 @@ class Foreign:
     def add(self, text: str, quantity: Quantity) -> None:
         """Count an event."""
         self.count += 1
-        self.first = min(filter(None, (self.first, text)))  # the oldest: UUIDv7s sort by time
+        self.first = min(self.first or text, text)  # the oldest: UUIDv7s sort by time
         size = Decimal(quantity).copy_abs()
         if size > self.largest or (size == self.largest and text < self.worst):
             self.largest, self.worst = size, text

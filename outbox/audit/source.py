@@ -16,10 +16,10 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SourceRole
 from outbox.sink.records import RecordDecoder
+from outbox.writing.contract import BIGINT_MAX, BIGINT_MIN
 
 FETCH_ROWS = 10_000
 DIGITS_MAX = 200  # of a number; the contract refuses longer ones
-VERSION_END = 2**63  # the contract refuses larger versions
 VIEW = "source_totals"
 EVENTS = """
 SELECT id, aggregateid, {version}, {quantity}, (extract(epoch FROM occurred_at) * 1000)::bigint FROM outbox
@@ -87,14 +87,19 @@ def _events(connection: extensions.connection, decoder: RecordDecoder) -> Iterat
     query = sql.SQL(EVENTS).format(version=_property(decoder.version), quantity=_property(decoder.quantity))
     for event_id, key, version, quantity, occurred_ms in rows(connection, query):
         number = Decimal(0) if quantity is None and is_optional else _number(quantity)
-        counted = _number(version)
-        is_whole = counted is not None and counted == counted.to_integral_value() and abs(counted) < VERSION_END
-        whole = int(counted) if counted is not None and is_whole else None
-        yield Written(uuid.UUID(event_id).bytes, key, whole, number, occurred_ms)
+        yield Written(uuid.UUID(event_id).bytes, key, _version(version), number, occurred_ms)
 
 
 def _property(name: str | None) -> sql.Composable:
     return sql.SQL("NULL") if name is None else sql.SQL("payload ->> {}").format(sql.Literal(name))
+
+
+def _version(text: str | None) -> int | None:
+    """A version as the contract has it: a whole number of 64 bits; None if the property is none."""
+    number = _number(text)
+    if number is None or number != number.to_integral_value() or not BIGINT_MIN <= number <= BIGINT_MAX:
+        return None
+    return int(number)
 
 
 def _number(text: str | None) -> Decimal | None:

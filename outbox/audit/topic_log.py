@@ -103,10 +103,8 @@ class TopicLog:
         self.delivered = Buckets(Delivered)  # an event as often as it is on the topic
         self.refused = Buckets(Refused)
 
-    def __enter__(self) -> TopicLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Delete its temporary files."""
         self.delivered.close()
         self.refused.close()
 

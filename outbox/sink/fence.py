@@ -88,7 +88,7 @@ def lock(cursor: extensions.cursor, sink: str) -> None:
 
 
 def lock_new(cursor: extensions.cursor, sink: str) -> None:
-    """The same for a sink that may be created in this transaction."""
+    """The same for a sink that this transaction may create. It waits for one that has listed `all_sinks`."""
     cursor.execute(f"SELECT pg_advisory_xact_lock_shared({CREATION_KEY})")
     lock(cursor, sink)
 
@@ -96,7 +96,7 @@ def lock_new(cursor: extensions.cursor, sink: str) -> None:
 def all_sinks(cursor: extensions.cursor) -> list[str]:
     """The names of all sinks. No other is created before the end of the transaction."""
     cursor.execute(f"SELECT pg_advisory_xact_lock({CREATION_KEY})")
-    cursor.execute("SELECT name FROM sinks ORDER BY name")
+    cursor.execute("SELECT name FROM sinks")
     return [name for (name,) in cursor]
 
 

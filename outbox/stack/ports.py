@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from random import SystemRandom
 
 from outbox.base.errors import Failure
@@ -21,12 +22,17 @@ def choose(*preferred: int) -> list[int]:
     If one is taken, there is another stack on this machine, and its service may start later on its preferred port.
     """
     are_free = all(port == 0 or is_free(port) for port in preferred)
-    others = (port for port in SystemRandom().sample(OTHERS, len(OTHERS)) if is_free(port))
+    others = _others()
     chosen: list[int] = []
     for port in preferred:
         is_wanted = are_free and port != 0 and port not in chosen
         chosen.append(port if is_wanted else next(other for other in others if other not in (*chosen, *preferred)))
     return chosen
+
+
+def _others() -> Iterator[int]:
+    """Free ports in random order, so that two stacks that start at once choose different ones."""
+    yield from filter(is_free, SystemRandom().sample(OTHERS, len(OTHERS)))
 
 
 def is_free(port: int) -> bool:

@@ -302,7 +302,7 @@ def test_the_command_forgets_days_that_nothing_can_bring_again(shared_chain: Set
 
 @contextmanager
 def unfinished_transaction(settings: Settings) -> Iterator[None]:
-    """A slot keeps the log from its beginning on, so that the connector may read there again."""
+    """While it is open, each slot keeps the log from where it began, so that the connector can read there again."""
     with closing(connect_database(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT pg_logical_emit_message(true, 'test', '')")
         yield

@@ -7,7 +7,7 @@ import json
 import tracemalloc
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -60,7 +60,7 @@ def chain_of(schema: EventSchema) -> Iterator[Callable[..., Chain]]:
 
         def make(**properties: Any) -> Chain:
             chain = Chain(EventDecoder(schema, key="item", **properties))
-            logs.enter_context(chain.log)
+            logs.enter_context(closing(chain.log))
             return chain
 
         yield make
@@ -521,7 +521,7 @@ def peak_bytes(chain: Chain, events: int, monkeypatch: pytest.MonkeyPatch) -> in
     value = b'{"item": "%s", "change": 1, "serial": %d}'
     tracemalloc.start()
     try:
-        with Buckets(Written) as outbox:
+        with closing(Buckets(Written)) as outbox:
             for number, event in enumerate(written):
                 chain.record(event.event_id, event.key, value % (event.key.encode(), event.version))
                 if number % 2:
