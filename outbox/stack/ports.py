@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from random import SystemRandom
 
 from outbox.base.errors import Failure
@@ -16,23 +17,46 @@ RELEASE_TIMEOUT_S = 5.0
 OTHERS = range(10_000, 32_768)
 
 
-def choose(*preferred: int) -> list[int]:
+@contextmanager
+def reserved(*preferred: int) -> Iterator[list[int]]:
     """A port for each preferred one: the same if all are free, else other free ones; 0 prefers none. All differ.
 
     If one is taken, there is another stack on this machine, and its service may start later on its preferred port.
+    Until the end nobody else reserves them, so that the servers of two stacks can start at once.
     """
-    are_free = all(port == 0 or is_free(port) for port in preferred)
-    others = _others()
-    chosen: list[int] = []
-    for port in preferred:
-        is_wanted = are_free and port != 0 and port not in chosen
-        chosen.append(port if is_wanted else next(other for other in others if other not in (*chosen, *preferred)))
-    return chosen
+    with ExitStack() as held:
+        wanted = {port for port in preferred if port}
+        if not all(_reserve(port, held) for port in wanted):
+            held.close()
+            wanted.clear()
+        others = SystemRandom().sample(OTHERS, len(OTHERS))
+        free = (port for port in others if port not in preferred and _reserve(port, held))
+        chosen: list[int] = []
+        for port in preferred:
+            chosen.append(port if port in wanted and port not in chosen else next(free))
+        yield chosen
 
 
-def _others() -> Iterator[int]:
-    """Free ports in random order, so that two stacks that start at once choose different ones."""
-    yield from filter(is_free, SystemRandom().sample(OTHERS, len(OTHERS)))
+def choose(*preferred: int) -> list[int]:
+    """Ports that were free a moment ago, as ``reserved`` chooses them."""
+    with reserved(*preferred) as chosen:
+        return chosen
+
+
+def _reserve(port: int, held: ExitStack) -> bool:
+    """Reserve a free port; False if it is taken.
+
+    What is reserved is the UDP port of the same number. The server can listen on the TCP port meanwhile, and a command
+    that is killed has released it.
+    """
+    reservation = socket.socket(type=socket.SOCK_DGRAM)
+    try:
+        reservation.bind((LOOPBACK, port))
+    except OSError:
+        reservation.close()
+        return False
+    held.enter_context(reservation)
+    return is_free(port)
 
 
 def is_free(port: int) -> bool:

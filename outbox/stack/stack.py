@@ -53,9 +53,9 @@ class Stack:
         Raises Failure naming the part that did not start, with the end of its log.
         """
         requested = set(only)
-        with self._locked():
+        with self._locked(), self._ports() as chosen:
             # Ports and passwords are chosen once: existing values in stack.env stay.
-            envfile.add(self._given.stack_env_file, {**self._ports(), **envfile.generate()})
+            envfile.add(self._given.stack_env_file, {**chosen, **envfile.generate()})
             if requested & {"kafka", "connect"}:
                 resolve("kafka", report)
             for part in (self.part(name) for name in PARTS if name in requested):
@@ -123,24 +123,26 @@ class Stack:
                 ) from None
             yield
 
-    def _ports(self) -> dict[str, str]:
+    @contextmanager
+    def _ports(self) -> Iterator[dict[str, str]]:
+        """Settings with ports that no other stack takes meanwhile."""
         given = self._given
-        postgres, kafka, controller, connect, service = ports.choose(
+        with ports.reserved(
             given.stack_postgres_port,
             given.stack_kafka_port,
             given.stack_controller_port,
             given.stack_connect_port,
             given.service_port,
-        )
-        values = {
-            "source_db_port": postgres,
-            "sink_db_port": postgres,
-            "kafka_bootstrap": f"{ports.LOOPBACK}:{kafka}",
-            "stack_controller_port": controller,
-            "connect_url": f"http://{ports.LOOPBACK}:{connect}",
-            "service_port": service,
-        }
-        return {f"{PREFIX}{name.upper()}": str(value) for name, value in values.items()}
+        ) as (postgres, kafka, controller, connect, service):
+            values = {
+                "source_db_port": postgres,
+                "sink_db_port": postgres,
+                "kafka_bootstrap": f"{ports.LOOPBACK}:{kafka}",
+                "stack_controller_port": controller,
+                "connect_url": f"http://{ports.LOOPBACK}:{connect}",
+                "service_port": service,
+            }
+            yield {f"{PREFIX}{name.upper()}": str(value) for name, value in values.items()}
 
 
 def _marked() -> Iterator[tuple[Path, str]]:

@@ -65,6 +65,18 @@ def ids(settings: Settings) -> list[str]:
         return [found for (found,) in cursor]
 
 
+@contextmanager
+def unfinished_transaction(settings: Settings) -> Iterator[None]:
+    """While it is open, each slot keeps the log from where it began: a connector can go back to what came after.
+
+    Without it the server's snapshot, every 15 s, may let a slot release what a connector with an older offset still
+    needs: `outbox connect apply` refuses then (code slot-released).
+    """
+    with closing(connect(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT pg_logical_emit_message(true, 'test', '')")
+        yield
+
+
 PAUSE_S = 0.005  # between transactions: a load, not a flood that the relay could not keep up with
 
 

@@ -25,7 +25,7 @@ from outbox.stack.process import Process
 from outbox.stack.stack import Stack
 from tests.fixtures.embedded_stack import private_stack
 from tests.support.homes import Homes
-from tests.support.outbox_rows import Writer, ids, insert, row, writing
+from tests.support.outbox_rows import Writer, ids, insert, row, unfinished_transaction, writing
 from tests.support.topic_reader import Log, Record, duplicates, out_of_order, relayed
 
 CONTROL_BATCH = 0x20  # in a batch's attributes: https://kafka.apache.org/documentation/#recordbatch
@@ -62,7 +62,7 @@ def load(settings: Settings) -> Iterator[tuple[Writer, Log]]:
     log = Log(settings)
     start = len(log.read())
     try:
-        with writing(settings, seed, PAUSE_S) as writer:
+        with unfinished_transaction(settings), writing(settings, seed, PAUSE_S) as writer:
             wait_for("the load to be relayed", lambda: len(log.read()) > start + PROGRESS, timeout_s=60)
             yield writer, log
     finally:
@@ -175,14 +175,16 @@ def test_a_transaction_that_a_killed_broker_leaves_hanging_is_released_and_its_e
     """The marker of the last commit is cut off the log of the offsets, as if the broker had never written it."""
     settings = switched(home_stack, True)
     before = duplicates(relayed(settings, []))
-    insert(settings, row())
-    relayed(settings)
-    home_stack.part("kafka").kill()
-    [folder] = settings.home.rglob("outbox.offsets-0")
-    assert cut_last_marker(folder)
-    Stack(settings).up()
-    monkeypatch.setattr(hanging, "END_TIMEOUT_S", 5)
-    assert relay.apply(settings) == "released"
+    with unfinished_transaction(settings):
+        for _ in range(2):  # the offset of the first is the one to continue from
+            insert(settings, row())
+            relayed(settings)
+        home_stack.part("kafka").kill()
+        [folder] = settings.home.rglob("outbox.offsets-0")
+        assert cut_last_marker(folder)
+        Stack(settings).up()
+        monkeypatch.setattr(hanging, "END_TIMEOUT_S", 5)
+        assert relay.apply(settings) == "released"
     insert(settings, row())
     records = settled(settings)
     assert {record.id for record in records} == set(ids(settings))

@@ -33,7 +33,7 @@ from outbox.relay.rest import Rest
 from outbox.stack.postgres import Postgres
 from tests.support import kept_rows as kept
 from tests.support.cli_runner import environment, outbox
-from tests.support.outbox_rows import INSERT, Row, ids, insert, row, writing
+from tests.support.outbox_rows import INSERT, Row, ids, insert, row, unfinished_transaction, writing
 from tests.support.paths import ROOT
 from tests.support.topic_reader import out_of_order, read, relayed
 
@@ -300,34 +300,27 @@ def test_the_command_forgets_days_that_nothing_can_bring_again(shared_chain: Set
     }
 
 
-@contextmanager
-def unfinished_transaction(settings: Settings) -> Iterator[None]:
-    """While it is open, each slot keeps the log from where it began, so that the connector can read there again."""
-    with closing(connect_database(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT pg_logical_emit_message(true, 'test', '')")
-        yield
-
-
 def test_what_is_not_on_the_topic_is_never_deleted(
     chain: Settings, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = str(uuid.uuid4())  # all in one partition
-    insert(chain, row(item, 1), row(item, 2))
-    made_old = "UPDATE outbox SET occurred_at = occurred_at - make_interval(hours => %s) WHERE id = %s"
-    with closing(connect_database(chain, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
-        cursor.execute(made_old, [chain.topic_retention_hours + 1, ids(chain)[0]])
-        connection.commit()
-    records = relayed(chain)
-    with unfinished_transaction(chain), stopped(chain) as rest:
-        insert(chain, row(item, 3), row(item, 4))
-        lost = ids(chain)[2:]
-        advance = f"SELECT pg_replication_slot_advance('{chain.connector}', pg_current_wal_insert_lsn())"
-        assert postgres.psql(advance, chain.source_db_name).returncode == 0
-        monkeypatch.setattr(slot, "ARRIVE_TIMEOUT_S", 0.5)
-        with pytest.raises(Failure, match="ahead of the stored offset"):
-            prune(chain, keep_hours=0)
-        # Resumed by somebody who does not `apply`, which would refuse.
-        rest.resume()
+    with unfinished_transaction(chain):
+        insert(chain, row(item, 1), row(item, 2))
+        made_old = "UPDATE outbox SET occurred_at = occurred_at - make_interval(hours => %s) WHERE id = %s"
+        with closing(connect_database(chain, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
+            cursor.execute(made_old, [chain.topic_retention_hours + 1, ids(chain)[0]])
+            connection.commit()
+        records = relayed(chain)
+        with stopped(chain) as rest:
+            insert(chain, row(item, 3), row(item, 4))
+            lost = ids(chain)[2:]
+            advance = f"SELECT pg_replication_slot_advance('{chain.connector}', pg_current_wal_insert_lsn())"
+            assert postgres.psql(advance, chain.source_db_name).returncode == 0
+            monkeypatch.setattr(slot, "ARRIVE_TIMEOUT_S", 0.5)
+            with pytest.raises(Failure, match="ahead of the stored offset"):
+                prune(chain, keep_hours=0)
+            # Resumed by somebody who does not `apply`, which would refuse.
+            rest.resume()
     insert(chain, row(item, 5))
     last = ids(chain)[-1]
     relayed(chain, [last])
