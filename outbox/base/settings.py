@@ -26,6 +26,7 @@ DOTENV = "OUTBOX_DOTENV"  # names another file in place of .env
 SYSTEM_ROOTS = Path("system")  # libpq's word for the certificate authorities that the system trusts
 DRIVER_MEMORY_MIN_MIB = 512  # Spark refuses to start with less than 450, of which the JVM keeps some to itself
 
+FILES = ("source_db_sslrootcert", "sink_db_sslrootcert", "kafka_cafile", "connect_cafile", "spark_properties")
 NAME = "^[a-z][a-z0-9_]*$"
 
 SslMode = Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]
@@ -71,6 +72,8 @@ class Settings(BaseSettings):
     stack_kafka_port: int = Field(19092, ge=0, le=65535)
     stack_connect_port: int = Field(18083, ge=0, le=65535)
     stack_controller_port: int = Field(19093, ge=0, le=65535, description="of the embedded Kafka's controller")
+    stack_spark_port: int = Field(17077, ge=0, le=65535, description="of the embedded Spark cluster's master")
+    stack_spark_workers: int = Field(0, ge=0, description="workers of it; `outbox up --workers` sets this")
     stack_postgres_password: SecretStr = Field(SecretStr(""), description="superuser of the embedded Postgres")
     maven_mirror: str | None = Field(None, description="URL of a mirror of Maven Central for the JVM parts")
 
@@ -148,6 +151,12 @@ class Settings(BaseSettings):
     sink_id_age_max_days: int = Field(
         3660, ge=1, description="how far the time in an event's id may be behind its record; older ones are set aside"
     )
+    spark_master: str | None = Field(
+        None, description="master of the Spark cluster that the sinks run on; default: local[2], in the sinks' process"
+    )
+    spark_properties: Path | None = Field(
+        None, description="file of further Spark properties, as spark-defaults.conf; those that we need win"
+    )
     sink_driver_memory: str = Field("768m", description="heap of the Spark driver")
     sink_metrics_host: str = "127.0.0.1"
     sink_metrics_port: int = Field(0, ge=0, le=65535, description="port of the sinks' Prometheus metrics; 0: none")
@@ -155,7 +164,9 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else json")
 
-    @field_validator("source_db_sslrootcert", "sink_db_sslrootcert", "kafka_cafile", "connect_cafile")
+    @field_validator(
+        "source_db_sslrootcert", "sink_db_sslrootcert", "kafka_cafile", "connect_cafile", "spark_properties"
+    )
     @classmethod
     def _is_there(cls, file: Path | None, info: ValidationInfo) -> Path | None:
         """Told here once, not by each client in words of its own."""

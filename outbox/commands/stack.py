@@ -12,8 +12,6 @@ from outbox.base import settings as configuration
 from outbox.base.errors import Failure
 from outbox.stack.stack import PARTS, Stack
 
-part_argument = click.argument("name", type=click.Choice(PARTS))
-
 
 def _stack() -> Stack:
     return Stack(configuration.load())
@@ -21,11 +19,19 @@ def _stack() -> Stack:
 
 @click.command()
 @click.argument("parts", nargs=-1, type=click.Choice(PARTS))
-def up(parts: tuple[str, ...]) -> None:
+@click.option(
+    "--workers",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Add a Spark cluster of N workers, on which the sinks run from now on; 0 ends it.",
+)
+def up(parts: tuple[str, ...], workers: int | None) -> None:
     """Start the parts of the embedded stack that do not run. PARTS: only these."""
+    if parts and workers is not None:
+        raise click.UsageError("--workers goes with no PARTS")
     stack = _stack()
     started_at = time.monotonic()
-    stack.up(only=parts or PARTS, report=click.echo)
+    stack.up(only=parts, workers=workers, report=click.echo)
     click.echo(f"the stack is up after {time.monotonic() - started_at:.1f} s; `outbox down` stops it")
 
 
@@ -54,7 +60,7 @@ def status(as_json: bool) -> None:
     """Show which parts of the embedded stack run and answer. Status 1 if one does not."""
     stack = _stack()
     parts = {}
-    for name in PARTS:
+    for name in stack.parts:
         process = stack.part(name)
         pid = process.pid()
         state = "stopped" if pid is None else "ready" if process.is_ready() else "not answering"
@@ -63,7 +69,7 @@ def status(as_json: bool) -> None:
         click.echo(json.dumps(parts, indent=2))
     else:
         for name, part in parts.items():
-            click.echo(f"{name:<10} {part['state']:<14} {'pid ' + str(part['pid']) if part['pid'] else ''}".rstrip())
+            click.echo(f"{name:<16} {part['state']:<14} {'pid ' + str(part['pid']) if part['pid'] else ''}".rstrip())
     missing = [name for name, part in parts.items() if part["state"] != "ready"]
     if missing:
         raise Failure(
@@ -74,7 +80,7 @@ def status(as_json: bool) -> None:
 
 
 @click.command()
-@part_argument
+@click.argument("name")
 @click.option("-n", "--lines", default=50, show_default=True, help="Number of lines.")
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until Ctrl-C.")
 def logs(name: str, lines: int, follow: bool) -> None:

@@ -35,13 +35,16 @@ def add(file: Path, values: Mapping[str, str]) -> None:
 
 def write(file: Path, values: Mapping[str, str]) -> None:
     """Let the file have these variables and no others. Mode 600."""
-    if file.exists() and read(file) == values:
-        return
-    # Whole or not at all: half a file would bring half the passwords.
+    if not (file.exists() and read(file) == values):
+        write_private(file, "".join(f"{name}={value}\n" for name, value in values.items()))
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that has secrets. Whole or not at all: half a file would bring half the passwords. Mode 600."""
     staging = file.with_name(f"{file.name}.new")
     staging.unlink(missing_ok=True)
     with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.writelines(f"{name}={value}\n" for name, value in values.items())
+        out.write(text)
         out.flush()
         os.fsync(out.fileno())  # the passwords may be in use by a database before they are on disk
     staging.replace(file)

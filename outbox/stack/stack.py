@@ -7,8 +7,9 @@ passwords it generated in ``stack.env``, which every other command reads as sett
 from __future__ import annotations
 
 import fcntl
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,8 +25,11 @@ from outbox.stack.connect import Connect
 from outbox.stack.kafka import Kafka
 from outbox.stack.postgres import Postgres
 from outbox.stack.process import MARK, Process, environment
+from outbox.stack.spark import SparkMaster, SparkWorker, properties_file, write_properties
 
 PARTS = ("postgres", "kafka", "connect")
+SPARK_WORKER = re.compile(r"spark-worker-([1-9]\d*)")
+CLUSTER = ("spark_master", "spark_properties", "stack_spark_workers")  # settings that lead to the cluster
 Report = Callable[[str], None]
 
 
@@ -47,18 +51,28 @@ class Stack:
         names = [name.removeprefix(PREFIX).lower() for name in envfile.read(self._given.stack_env_file)]
         return self._given.model_copy(update={name: getattr(chosen, name) for name in names})
 
-    def up(self, only: Iterable[str] = PARTS, report: Report = quiet) -> None:
-        """Start the parts that do not run, in order, and return when all are ready.
+    @property
+    def parts(self) -> Sequence[str]:
+        """The names of its parts, in the order in which they start."""
+        workers = self.settings.stack_spark_workers
+        cluster = ["spark-master", *(f"spark-worker-{number + 1}" for number in range(workers))] if workers else []
+        return [*PARTS, *cluster]
 
+    def up(self, only: Iterable[str] = (), workers: int | None = None, report: Report = quiet) -> None:
+        """Start the parts that do not run, in order, and return when all are ready. ``only`` leaves the others alone.
+
+        ``workers`` is the number of workers of a Spark cluster that the sinks run on from now on; 0 ends the cluster.
         Raises Failure naming the part that did not start, with the end of its log.
         """
-        requested = set(only)
         with self._locked(), self._ports() as chosen:
             # Ports and passwords are chosen once: existing values in stack.env stay.
             envfile.add(self._given.stack_env_file, {**chosen, **envfile.generate()})
+            if workers is not None:
+                self._resize(workers, report)
+            requested = set(only) or set(self.parts)
             if requested & {"kafka", "connect"}:
                 resolve("kafka", report)
-            for part in (self.part(name) for name in PARTS if name in requested):
+            for part in (self.part(name) for name in self.parts if name in requested):
                 if isinstance(part, Connect) and not part.has_requested_mode():
                     report(f"{part.name}: switching exactly-once {'on' if self.settings.exactly_once else 'off'}")
                     if not self.settings.exactly_once and part.is_ready():
@@ -79,7 +93,7 @@ class Stack:
         for home in sorted({home for home, _ in _marked() if self.home in home.parents}):
             Stack(configuration.load(home, environment=False)).down(report)
         with self._locked():
-            for process in [*self._others(), *(self.part(name) for name in reversed(PARTS))]:
+            for process in [*self._others(), *(self.part(name) for name in reversed(self.parts))]:
                 if process.processes():  # also children that a crash left behind
                     report(f"{process.name}: stopping")
                     process.stop()
@@ -99,14 +113,32 @@ class Stack:
                 return Kafka(settings)
             case "connect":
                 return Connect(settings)
-        raise Failure(f"no part is called {name}", f"the parts are {', '.join(PARTS)}", code="part-unknown")
+            case "spark-master":
+                return SparkMaster(settings)
+        if match := SPARK_WORKER.fullmatch(name):
+            return SparkWorker(int(match[1]), settings)
+        raise Failure(f"no part is called {name}", f"the parts are {', '.join(self.parts)}", code="part-unknown")
 
     # ----------------------------------------------------------------------------------------------------------------
 
     def _others(self) -> list[Process]:
         """The other processes of this home: service, sinks, and what a demo or a test started here."""
-        names = {name for home, name in _marked() if home == self.home and name not in PARTS}
+        names = {name for home, name in _marked() if home == self.home and name not in self.parts}
         return [Process(name, self.home) for name in sorted(names)]
+
+    def _resize(self, workers: int, report: Report) -> None:
+        """Let the cluster have so many workers, and stop those that are too many."""
+        before, file = self.parts, self._given.stack_env_file
+        changed = {"stack_spark_workers": str(workers)}
+        if workers:
+            write_properties(self.home)
+            changed["spark_master"] = f"spark://{ports.LOOPBACK}:{self.settings.stack_spark_port}"
+            changed["spark_properties"] = str(properties_file(self.home))
+        kept = {name: value for name, value in envfile.read(file).items() if name not in map(variable, CLUSTER)}
+        envfile.write(file, {**kept, **{variable(name): value for name, value in changed.items()}})
+        for name in reversed([name for name in before if name not in self.parts]):
+            report(f"{name}: stopping")
+            self.part(name).stop()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -132,17 +164,24 @@ class Stack:
             given.stack_kafka_port,
             given.stack_controller_port,
             given.stack_connect_port,
+            given.stack_spark_port,
             given.service_port,
-        ) as (postgres, kafka, controller, connect, service):
+        ) as (postgres, kafka, controller, connect, spark, service):
             values = {
                 "source_db_port": postgres,
                 "sink_db_port": postgres,
                 "kafka_bootstrap": f"{ports.LOOPBACK}:{kafka}",
                 "stack_controller_port": controller,
+                "stack_spark_port": spark,
                 "connect_url": f"http://{ports.LOOPBACK}:{connect}",
                 "service_port": service,
             }
-            yield {f"{PREFIX}{name.upper()}": str(value) for name, value in values.items()}
+            yield {variable(name): str(value) for name, value in values.items()}
+
+
+def variable(setting: str) -> str:
+    """The environment variable of a setting."""
+    return f"{PREFIX}{setting.upper()}"
 
 
 def _marked() -> Iterator[tuple[Path, str]]:

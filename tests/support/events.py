@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,6 +64,13 @@ class Event:
         values = {**self.payload(), "occurred_at": datetime.now(UTC)}
         return records.Event(self.event_id, tuple(values[column.name] for column in DECODER.columns))
 
+    @property
+    def record(self) -> records.Record:
+        """The record that it comes in."""
+        headers = {"id": self.event_id, "eventType": self.type, "schemaVersion": "1"}
+        encoded = [(name, text.encode()) for name, text in headers.items()]
+        return records.Record(self.key.encode(), encoded, json.dumps(self.payload()).encode(), NOW_MS)
+
     def payload(self, occurred_at: str = "2026-11-21T05:00:00Z") -> dict[str, object]:
         """The value of its record."""
         return SHAPE.payload(
@@ -120,6 +128,24 @@ def traced(events: Sequence[Event], start: int = 0, dead: Sequence[DeadRecord] =
     good = [Traced(TRACE, event.event_id, 0, start + number) for number, event in enumerate(events)]
     bad = [Traced(TRACE, None, 0, one.offset) for one in dead]
     return replace(batch(events, start, dead=dead), traced=good + bad)
+
+
+def kafka_table(*read: records.Record, partition: int = 3) -> pa.Table:
+    """Records as Spark hands them over, in Arrow's columns."""
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    return pa.table(
+        {
+            "key": pa.array([one.key for one in read], pa.binary()),
+            "value": pa.array([one.value for one in read], pa.binary()),
+            "partition": pa.array([partition] * len(read), pa.int32()),
+            "offset": pa.array(range(len(read)), pa.int64()),
+            "timestamp": pa.array([one.recorded_ms * 1000 for one in read], pa.timestamp("us", tz="UTC")),
+            "headers": pa.array(
+                [[{"key": name, "value": content} for name, content in one.headers] or None for one in read],
+                pa.list_(header),
+            ),
+        }
+    )
 
 
 def sums(events: Iterable[Event]) -> Mapping[str, int]:

@@ -5,7 +5,9 @@ driver then applies, in the sink's transaction, the rows of the attempts that Sp
 other attempts (failed, speculative, of a driver that lost its fence) are never read.
 
 The tables belong to one epoch of the sink. They are truncated after each batch; the next driver drops those of earlier
-epochs. What a task holds is one Arrow batch, which Spark bounds in records and bytes (`outbox.sink.spark.session`).
+epochs. A task that hangs, on an executor that Spark has given up, would keep its lock on them: so its connection is
+ended, which is named SINK/EPOCH. What a task holds is one Arrow batch, which Spark bounds in records and bytes
+(`outbox.sink.spark.session`).
 """
 
 from __future__ import annotations
@@ -58,6 +60,12 @@ SELECT relname FROM pg_class
  WHERE relnamespace = 'staging'::regnamespace AND relkind = 'r' AND left(relname, length(%(prefix)s)) = %(prefix)s
    AND split_part(substr(relname, length(%(prefix)s) + 1), '/', 1)::bigint <= %(epoch)s
 """
+END_TASKS = r"""
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+ WHERE datname = current_database() AND usename = current_user
+   AND left(application_name, length(%(prefix)s)) = %(prefix)s
+   AND substring(application_name FROM '/(\d+)$')::bigint <= %(epoch)s
+"""
 TAKE_ROWS = """
 INSERT INTO batch (event_id, partition, "offset", {columns})
 SELECT event_id, partition, "offset", {columns} FROM staging.{rows} WHERE attempt = ANY(%s)
@@ -83,6 +91,7 @@ class Staging:
         self._epoch = epoch
         self._decoder = decoder
         self._rows, self._dead = f"{sink}/{epoch}/rows", f"{sink}/{epoch}/dead"
+        self._up_to_epoch = {"prefix": f"{sink}/", "epoch": epoch}
         self._names = {
             "rows": sql.Identifier(self._rows),
             "dead": sql.Identifier(self._dead),
@@ -102,18 +111,21 @@ class Staging:
     def drop(self, connection: extensions.connection) -> None:
         """Drop the tables of this epoch and of earlier ones. A later driver keeps its own."""
         with connection, connection.cursor() as cursor:
-            cursor.execute(UP_TO_EPOCH, {"prefix": f"{self._sink}/", "epoch": self._epoch})
+            cursor.execute(END_TASKS, self._up_to_epoch)
+            cursor.execute(UP_TO_EPOCH, self._up_to_epoch)
             for (name,) in cursor.fetchall():
                 cursor.execute(sql.SQL("DROP TABLE staging.{}").format(sql.Identifier(name)))
 
     def clear(self, connection: extensions.connection) -> None:
-        """Empty the tables."""
+        """Empty the tables, between two batches: no task has anything to do then."""
         with connection, connection.cursor() as cursor:
+            cursor.execute(END_TASKS, self._up_to_epoch)
             cursor.execute(sql.SQL("TRUNCATE staging.{rows}, staging.{dead}").format(**self._names))
 
     def copier(self, dsn: Mapping[str, str | int]) -> Copier:
         """The function that tasks run."""
-        return Copier(dsn, self._decoder, self._rows, self._dead)
+        named = {**dsn, "application_name": f"{self._sink}/{self._epoch}"}
+        return Copier(named, self._decoder, self._rows, self._dead)
 
     def take_rows(self, cursor: extensions.cursor, staged: Staged) -> None:
         """Insert the rows of the successful attempts into ``batch``, in the caller's transaction."""

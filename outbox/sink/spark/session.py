@@ -1,8 +1,13 @@
-"""The Spark session of the sinks, tuned for small batches with little delay."""
+"""The Spark session of the sinks, tuned for small batches with little delay.
+
+`outbox sink` starts Spark itself: in a JVM of its own (`local[2]`), or with its driver there and executors on a cluster
+(OUTBOX_SPARK_MASTER). `spark-submit` has started the driver's JVM already; master, jars and memory are then its own.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -22,6 +27,8 @@ from outbox.kafka.clients import spark_options
 from outbox.sink.target import Target
 
 JVM_GONE = (Py4JError, ConnectionError)  # what a call raises when there is no JVM to take it
+SUBMITTED = "PYSPARK_GATEWAY_PORT"  # set for a process that spark-submit has started
+LOCAL_MASTER = "local[2]"
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 FETCH_MAX_WAIT_MS = 10
 ARROW_BATCH_MAX_BYTES = 8 << 20
@@ -31,59 +38,84 @@ GARBAGE_COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
 MAX_POLL_RECORDS, MAX_PARTITION_FETCH_BYTES = 2_000, 4 << 20
 
 
+# Whatever Spark runs on.
+CONFIG = {
+    "spark.app.name": "outbox sink",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    # What a Python worker of an executor holds at once.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_MAX_BYTES),
+    # Compiling each plan takes longer than running it on a few rows.
+    "spark.sql.codegen.wholeStage": "false",
+    # The default manager forks processes for each log file. This one renames too: safe when the process dies; when the
+    # host dies, a log file may be cut off, which `checkpoint.repair` sees to.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+}
+
+
 def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
     """Start Spark in this process's JVM child, which ends when this process does, however that comes about.
 
     ``targets`` are those of the sinks that will run; their jars are downloaded if they are missing. Raises Failure if
-    that fails.
+    that fails, or if there is no cluster at the master's address.
     """
-    # PySpark's launcher searches by itself; it must find the Java that we have checked and its own jars.
-    os.environ["JAVA_HOME"] = str(java().resolve().parent.parent)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
-    for elsewhere in ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "PYSPARK_SUBMIT_ARGS"):
-        os.environ.pop(elsewhere, None)
-    found = jars("spark")
     targets = list(targets)
-    for name in sorted({name for target in targets for name in target.jars}):
-        found += jars(name, log.get(__name__).info)
-    scratch = settings.home / "spark"
-    scratch.mkdir(parents=True, exist_ok=True)
-    archived = " ".join(f'"{option}"' for option in archive.options("spark", [*jars("spark"), *spark_jars()]))
-    java_options = f"-Dlog4j2.configurationFile=file://{quote(str(LOG_CONFIG))} {GARBAGE_COLLECTOR} {archived}"
-    config = {
-        "spark.master": "local[2]",
-        "spark.app.name": "outbox sink",
-        # Not spark.jars: a class archive holds classes of the class path only.
-        "spark.driver.extraClassPath": ":".join(map(str, found)),
-        "spark.driver.memory": settings.sink_driver_memory,
-        "spark.driver.extraJavaOptions": java_options,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.local.dir": str(scratch),
-        "spark.sql.warehouse.dir": f"file://{scratch}/warehouse",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        # What a Python worker of an executor holds at once.
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-        "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_MAX_BYTES),
-        # Compiling each plan takes longer than running it on a few rows.
-        "spark.sql.codegen.wholeStage": "false",
-        # The default manager forks processes for each log file. This one renames too: safe when the process dies; when
-        # the host dies, a log file may be cut off, which `checkpoint.repair` sees to.
-        "spark.sql.streaming.checkpointFileManagerClass": (
-            "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
-        ),
-        "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    }
+    config = dict(CONFIG) if SUBMITTED in os.environ else CONFIG | _launch(settings, targets)
     for target in targets:
         config |= target.spark_config
     builder = SparkSession.builder
     for name, value in config.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
+    """Prepare the environment of the driver's JVM, and return the properties that it starts with."""
+    scratch = settings.home / "spark"
+    scratch.mkdir(parents=True, exist_ok=True)
+    # PySpark's launcher searches by itself; it must find the Java that we have checked and its own jars.
+    os.environ["JAVA_HOME"] = str(java().resolve().parent.parent)
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    os.environ["SPARK_LOCAL_DIRS"] = str(scratch)  # of this process; those of executors are their cluster's
+    for elsewhere in ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "PYSPARK_SUBMIT_ARGS"):
+        os.environ.pop(elsewhere, None)
+    if settings.spark_properties is not None:
+        file = shlex.quote(str(settings.spark_properties.absolute()))
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {file} pyspark-shell"
+    found = jars("spark")
+    for name in sorted({name for target in targets for name in target.jars}):
+        found += jars(name, log.get(__name__).info)
+    archived = " ".join(f'"{option}"' for option in archive.options("spark", [*jars("spark"), *spark_jars()]))
+    return {
+        "spark.driver.memory": settings.sink_driver_memory,
+        "spark.driver.extraJavaOptions": (
+            f"-Dlog4j2.configurationFile=file://{quote(str(LOG_CONFIG))} {GARBAGE_COLLECTOR} {archived}"
+        ),
+        # A class archive holds classes of the class path only.
+        "spark.driver.extraClassPath": ":".join(map(str, found)),
+        "spark.sql.warehouse.dir": f"file://{scratch}/warehouse",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        **(_local() if settings.spark_master is None else _cluster(settings.spark_master, found)),
+    }
+
+
+def _local() -> dict[str, str]:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    return {
+        "spark.master": LOCAL_MASTER,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+    }
+
+
+def _cluster(master: str, found: Iterable[Path]) -> dict[str, str]:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # executors begin Python by this name
+    return {"spark.master": master, "spark.jars": ",".join(map(str, found))}
 
 
 def stop(spark: SparkSession) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from outbox.sink.records import Event, Record, Rejection
-from tests.support.events import DECODER, NOW_MS, TRACE
+from tests.support.events import DECODER, NOW_MS, TRACE, kafka_table
 from tests.support.record_corpus import GOOD, HEADERS, HEADERS_OF, ID, KEY, VALUES, changed, raw, record
 
 FACTS = GOOD | {"event_id": ID, "partition": 1, "offset": 7}
@@ -132,26 +132,9 @@ def test_a_timestamp_of_the_record_that_no_calendar_has_is_no_error() -> None:
 class TestTable:
     """Records as Spark hands them over, in Arrow's columns."""
 
-    @staticmethod
-    def table(*records: Record) -> pa.Table:
-        header = pa.struct([("key", pa.string()), ("value", pa.binary())])
-        return pa.table(
-            {
-                "key": pa.array([one.key for one in records], pa.binary()),
-                "value": pa.array([one.value for one in records], pa.binary()),
-                "partition": pa.array([3] * len(records), pa.int32()),
-                "offset": pa.array(range(len(records)), pa.int64()),
-                "timestamp": pa.array([one.recorded_ms * 1000 for one in records], pa.timestamp("us", tz="UTC")),
-                "headers": pa.array(
-                    [[{"key": name, "value": content} for name, content in one.headers] or None for one in records],
-                    pa.list_(header),
-                ),
-            }
-        )
-
     def test_each_record_is_an_event_or_dead_with_its_place_and_its_headers(self) -> None:
         bad = record(b"bad", {"a": None, "id": ID})
-        decoded = DECODER.decode(self.table(record(), bad, record(headers={}), record(changed(quantity=7))))
+        decoded = DECODER.decode(kafka_table(record(), bad, record(headers={}), record(changed(quantity=7))))
         assert decoded.rows["offset"].to_pylist() == [0, 3]
         assert decoded.rows["quantity"].to_pylist() == [-5, 7]
         assert set(decoded.rows["partition"].to_pylist()) == {3}
@@ -163,16 +146,16 @@ class TestTable:
     @pytest.mark.parametrize("name", VALUES)
     def test_one_validator_for_the_stream_and_for_single_records(self, name: str) -> None:
         value, expected = VALUES[name]
-        decoded = DECODER.decode(self.table(record(), record(value), record()))
+        decoded = DECODER.decode(kafka_table(record(), record(value), record()))
         assert [one.rejection.reason for one in decoded.dead] == ([] if expected is None else [expected])
         assert decoded.rows.num_rows == (3 if expected is None else 2)
 
     def test_the_table_may_come_in_chunks_or_be_empty(self) -> None:
-        one = self.table(record(), record(b"bad"))
-        decoded = DECODER.decode(pa.concat_tables([one, one.slice(1), self.table()]))
+        one = kafka_table(record(), record(b"bad"))
+        decoded = DECODER.decode(pa.concat_tables([one, one.slice(1), kafka_table()]))
         assert decoded.rows.num_rows == 1
         assert [dead.offset for dead in decoded.dead] == [1, 1]
-        empty = DECODER.decode(self.table())
+        empty = DECODER.decode(kafka_table())
         assert (empty.rows.num_rows, empty.dead, empty.traced) == (0, [], [])
         assert empty.rows.schema == decoded.rows.schema
 
@@ -187,5 +170,5 @@ class TestTable:
             record(headers=traced("01", "x" * 32)),
             record(),
         ]
-        decoded = DECODER.decode(self.table(*records))
+        decoded = DECODER.decode(kafka_table(*records))
         assert decoded.traced == [(TRACE, ID, 3, 0), (TRACE, None, 3, 1)]

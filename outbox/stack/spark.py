@@ -1,0 +1,146 @@
+"""A Spark cluster of this host: a standalone master and its workers, each a controlled process on loopback.
+
+It is a real cluster at the smallest size: executors are processes of the workers, and the sinks' driver is none of
+them. Who connects needs its secret, which is in ``spark.properties`` (mode 600) in the home folder.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+import outbox
+from outbox.base import project
+from outbox.base.settings import Settings
+from outbox.jvm.ivy import pyspark_folder
+from outbox.jvm.java import java
+from outbox.stack import envfile, ports
+from outbox.stack.process import Process
+
+DAEMON_HEAP = "192m"
+EXECUTOR_HEAP = "512m"
+WORKER_CORES = 1
+APPLICATIONS_KEPT_S = 24 * 60 * 60  # their logs
+# https://spark.apache.org/docs/4.0.4/configuration.html, https://spark.apache.org/docs/4.0.4/spark-standalone.html
+PROPERTIES = f"""\
+spark.authenticate                              true
+spark.authenticate.secret                       {{secret}}
+spark.driver.host                               {ports.LOOPBACK}
+spark.driver.bindAddress                        {ports.LOOPBACK}
+spark.executor.memory                           {EXECUTOR_HEAP}
+spark.executor.logs.rolling.strategy            size
+spark.executor.logs.rolling.maxSize             {8 << 20}
+spark.executor.logs.rolling.maxRetainedFiles    2
+"""
+# A master that starts again knows its workers and applications.
+MASTER_PROPERTIES = """\
+spark.master.rest.enabled           false
+spark.deploy.recoveryMode           FILESYSTEM
+spark.deploy.recoveryDirectory      recovery
+"""
+WORKER_PROPERTIES = f"""\
+spark.worker.cleanup.enabled        true
+spark.worker.cleanup.appDataTtl     {APPLICATIONS_KEPT_S}
+"""
+
+
+def properties_file(home: Path) -> Path:
+    """What the sinks' driver needs to use the cluster: `OUTBOX_SPARK_PROPERTIES`."""
+    return home / "spark.properties"
+
+
+def write_properties(home: Path) -> None:
+    """Write the file, with a new secret, unless it is there."""
+    file = properties_file(home)
+    if not file.exists():
+        envfile.write_private(file, PROPERTIES.format(secret=secrets.token_urlsafe(24)))
+
+
+class SparkDaemon(Process):
+    """A JVM of Spark's own, started by Spark's own script."""
+
+    main_class: str
+    properties: str  # beside those of the cluster
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        super().__init__(name, settings.home)
+        self.port = settings.stack_spark_port
+        self._properties = self.folder / "daemon.properties"
+
+    def arguments(self) -> Sequence[str | Path]:
+        """The arguments of the main class."""
+        raise NotImplementedError
+
+    def argv(self) -> Sequence[str | Path]:
+        common: list[str | Path] = [
+            "--host",
+            ports.LOOPBACK,
+            "--webui-port",
+            "0",
+            "--properties-file",
+            self._properties,
+        ]
+        return [pyspark_folder() / "bin" / "spark-class", self.main_class, *common, *self.arguments()]
+
+    def prepare(self) -> None:
+        envfile.write_private(self._properties, properties_file(self.home).read_text() + self.properties)
+
+    def env(self) -> Mapping[str, str]:
+        # Executors import this package and the project. They find them here, as they do not run in its folder.
+        places = [Path(outbox.__file__).parent.parent, project.current().root, os.environ.get("PYTHONPATH")]
+        return {
+            "JAVA_HOME": str(java().resolve().parent.parent),
+            "SPARK_HOME": str(pyspark_folder()),
+            "SPARK_CONF_DIR": str(self.folder),
+            "SPARK_DAEMON_MEMORY": DAEMON_HEAP,
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError",
+            "SPARK_LOCAL_IP": ports.LOOPBACK,
+            "SPARK_LOCAL_DIRS": str(self.folder / "local"),
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(str(place) for place in places if place)),
+        }
+
+
+class SparkMaster(SparkDaemon):
+    """The cluster's master."""
+
+    main_class = "org.apache.spark.deploy.master.Master"
+    properties = MASTER_PROPERTIES
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("spark-master", settings)
+
+    def arguments(self) -> Sequence[str | Path]:
+        return ["--port", str(self.port)]
+
+    def prepare(self) -> None:
+        ports.require_free(self.port, self.name)
+        super().prepare()
+
+    def is_ready(self) -> bool:
+        return ports.is_open(self.port)
+
+
+class SparkWorker(SparkDaemon):
+    """A worker; its executors and their Python processes belong to it, and end with it."""
+
+    main_class = "org.apache.spark.deploy.worker.Worker"
+    properties = WORKER_PROPERTIES
+
+    def __init__(self, number: int, settings: Settings) -> None:
+        super().__init__(f"spark-worker-{number}", settings)
+
+    def arguments(self) -> Sequence[str | Path]:
+        master = f"spark://{ports.LOOPBACK}:{self.port}"
+        return ["--cores", str(WORKER_CORES), "--memory", EXECUTOR_HEAP, "--work-dir", self.folder / "work", master]
+
+    def is_ready(self) -> bool:
+        """Whether it is connected to the master."""
+        with suppress(psutil.Error):
+            connections = psutil.Process(self.pid()).net_connections("tcp")
+            return any(one.raddr and one.raddr.port == self.port for one in connections)
+        return False

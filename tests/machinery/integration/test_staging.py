@@ -1,0 +1,144 @@
+"""Large batches, which executors have staged: what is left by tasks that failed, that hang, or that come too late."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import date
+from random import Random
+
+import psycopg2
+import pyarrow as pa
+import pytest
+from psycopg2.extensions import make_dsn
+
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.sink.batch import Batch, Staged
+from outbox.sink.writer import Copier, Counts, SinkWriter
+from tests.support.events import Event, batch, kafka_table, nth_key, rows, sums, uuid7
+from tests.support.sink_driver import Database, open_sink
+
+RANDOM = Random(5)  # noqa: S311
+TIMEOUT_S = 30
+
+
+@pytest.fixture
+def database(databases: Settings) -> Database:
+    return Database(databases)
+
+
+def events(count: int) -> list[Event]:
+    return [Event(uuid7(RANDOM), nth_key(number % 3), 3**number, version=number + 1) for number in range(count)]
+
+
+def copier(settings: Settings, sink: SinkWriter) -> Copier:
+    """What the sink's tasks run."""
+    assert sink.staging is not None
+    return sink.staging.copier(settings.dsn(SinkRole.WRITER))
+
+
+def read(some: Sequence[Event]) -> Iterator[pa.RecordBatch]:
+    """The events as a task reads them."""
+    yield from kafka_table(*(one.record for one in some), partition=0).to_batches()
+
+
+def staged(settings: Settings, sink: SinkWriter, some: Sequence[Event], attempt: int = 1, start: int = 0) -> Batch:
+    """A batch that one task has staged."""
+    [summary] = copier(settings, sink)(attempt, read(some))
+    [task] = summary.to_pylist()
+    days = [date.fromisoformat(day) for day in json.loads(task["days"])]
+    done = Staged([task["attempt"]], task["rows"], task["dead"], days, traced=[])
+    return replace(batch(some, start), rows=rows([]), staged=done)
+
+
+@contextmanager
+def hanging_task(settings: Settings, sink: SinkWriter, database: Database) -> Iterator[None]:
+    """A task that has staged some of its events and stands still until the end of the block. Then it goes on, and must
+    fail."""
+    goes_on, failed = threading.Event(), list[Exception]()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from read(events(2))
+        goes_on.wait(TIMEOUT_S)
+        yield from read(events(2))
+
+    def run() -> None:
+        try:
+            list(copier(settings, sink)(9, batches()))
+        except psycopg2.Error as error:
+            failed.append(error)
+
+    task = threading.Thread(target=run)
+    task.start()
+    locked = "SELECT FROM pg_locks JOIN pg_class ON relation = pg_class.oid WHERE relname LIKE '%/rows'"
+    wait_for("the task to hold its lock", lambda: database.query(locked), timeout_s=TIMEOUT_S)
+    try:
+        yield
+    finally:
+        goes_on.set()
+        task.join(TIMEOUT_S)
+    assert not task.is_alive()
+    assert failed, "its rows are with us"
+
+
+def tables(database: Database) -> set[str]:
+    found = database.query("SELECT relname FROM pg_class WHERE relnamespace = 'staging'::regnamespace")
+    return {str(name) for (name,) in found}
+
+
+def test_only_what_successful_tasks_have_staged_is_applied(databases: Settings, database: Database) -> None:
+    some, other = events(6), events(4)
+    with open_sink(databases) as sink:
+        list(copier(databases, sink)(1, read(some)))  # its executor was lost before it could tell
+        list(copier(databases, sink)(3, read(other)))  # as it was speculative, another was faster
+        assert sink.apply(staged(databases, sink, some, attempt=2)) == Counts(rows=6, applied=6)
+        assert database.query('SELECT count(*) FROM staging."dedup/1/rows"') == [(0,)]
+        assert sink.apply(staged(databases, sink, other, start=6)) == Counts(rows=4, applied=4)
+        sink.close()
+    assert database.totals() == sums([*some, *other])
+    assert tables(database) == set()
+
+
+def test_a_task_that_hangs_holds_up_neither_the_next_batch_nor_the_end(databases: Settings, database: Database) -> None:
+    some = events(6)
+    with open_sink(databases) as sink:
+        with hanging_task(databases, sink, database):
+            assert sink.apply(staged(databases, sink, some[:3])).applied == 3
+            assert sink.apply(staged(databases, sink, some[3:], start=3)).applied == 3
+        with hanging_task(databases, sink, database):
+            sink.close()
+    assert database.totals() == sums(some)
+    assert tables(database) == set()
+
+
+def test_a_task_of_an_earlier_driver_holds_up_the_next_one_no_more_than_it_can_write_for_it(
+    databases: Settings, database: Database
+) -> None:
+    some = events(6)
+    with open_sink(databases) as sink:
+        late = copier(databases, sink)
+        with hanging_task(databases, sink, database):
+            sink._connection.close()  # the driver is gone, its executor is not
+            with open_sink(databases) as next_sink:
+                assert next_sink.apply(staged(databases, next_sink, some)).applied == 6
+                with pytest.raises(psycopg2.errors.UndefinedTable):
+                    list(late(1, read(events(3))))
+                next_sink.close()
+    assert database.totals() == sums(some)
+    assert tables(database) == set()
+
+
+def test_sessions_that_are_no_tasks_of_the_sink_live_on(databases: Settings, database: Database) -> None:
+    dsn = databases.dsn(SinkRole.WRITER)
+    names = ("dedup", "dedup/psql", "naive/1", "dedup/999")
+    others = [psycopg2.connect(make_dsn(None, **dsn, application_name=name)) for name in names]
+    with open_sink(databases) as sink:
+        sink.apply(staged(databases, sink, events(2)))
+        sink.close()
+    for other in others:
+        with closing(other), other.cursor() as cursor:
+            cursor.execute("SELECT")
