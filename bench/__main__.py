@@ -110,6 +110,7 @@ def _stack(parts: Sequence[str] = PARTS) -> Iterator[Settings]:
             stack_kafka_port=0,
             stack_controller_port=0,
             stack_connect_port=0,
+            stack_spark_port=0,
         )
     )
     try:

@@ -71,7 +71,7 @@ def _run(stack: Stack, report: Report) -> None:
 def _stack() -> Stack:
     # Below the project's own home, so that `outbox down` finds it too.
     home = project.current().home / "archives"
-    free = {f"stack_{name}_port": 0 for name in ("postgres", "kafka", "controller", "connect")}
+    free = {f"stack_{name}_port": 0 for name in ("postgres", "kafka", "controller", "connect", "spark")}
     return Stack(load(home, environment=False, service_port=0, **free))
 
 

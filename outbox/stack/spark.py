@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from outbox.jvm.java import java
 from outbox.stack import envfile, ports
 from outbox.stack.process import Process
 
+LOG_CONFIG = Path(__file__).with_name("spark-log4j2.properties")
 DAEMON_HEAP = "192m"
 EXECUTOR_HEAP = "512m"
 WORKER_CORES = 1
@@ -89,6 +91,7 @@ class SparkDaemon(Process):
 
     def prepare(self) -> None:
         envfile.write_private(self._properties, properties_file(self.home).read_text() + self.properties)
+        shutil.copy(LOG_CONFIG, self.folder / "log4j2.properties")  # executors look here too: SPARK_CONF_DIR
 
     def env(self) -> Mapping[str, str]:
         # Executors import this package and the project. They find them here, as they do not run in its folder.

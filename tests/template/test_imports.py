@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.stack",),
     ("outbox.commands",),
     ("outbox.cli",),
-    ("outbox.__main__",),
+    ("outbox.__main__", "outbox.submit"),
 )
 NEIGHBOURS = {
     "outbox.sink.spark": {"outbox.sink.postgres"},

@@ -11,11 +11,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from outbox.base.errors import Failure
+from outbox.sink.spark.session import reason
 
 Offsets = dict[int, int]
 
@@ -32,7 +33,7 @@ class Checkpoint:
             self._files = self._path("").getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
             is_there = self._files.mkdirs(self._path(""))
         except (Py4JError, PySparkException) as error:
-            raise self._unusable(_reason(error)) from error
+            raise self._unusable(reason(error)) from error
         if not is_there:
             raise self._unusable("it cannot be made")
 
@@ -113,9 +114,3 @@ class Checkpoint:
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.uri}/{name}" if name else self.uri)
-
-
-def _reason(error: Exception) -> str:
-    """Java's message without its stack trace."""
-    message = error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
-    return str(message).partition("\n")[0]

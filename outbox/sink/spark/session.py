@@ -15,10 +15,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pyspark
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from outbox.base import log
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.jvm import archive
 from outbox.jvm.jars import jars, spark_jars
@@ -70,7 +72,15 @@ def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
     builder = SparkSession.builder
     for name, value in config.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    try:
+        return builder.getOrCreate()
+    except (Py4JError, PySparkException) as error:
+        where = settings.spark_master or LOCAL_MASTER
+        raise Failure(
+            f"Spark on {where} does not start: {reason(error)}",
+            "see what it says above; does the cluster of OUTBOX_SPARK_MASTER run, and take OUTBOX_SPARK_PROPERTIES?",
+            code="spark-not-started",
+        ) from None
 
 
 def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
@@ -116,6 +126,12 @@ def _local() -> dict[str, str]:
 def _cluster(master: str, found: Iterable[Path]) -> dict[str, str]:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # executors begin Python by this name
     return {"spark.master": master, "spark.jars": ",".join(map(str, found))}
+
+
+def reason(error: Exception) -> str:
+    """Java's message without its stack trace."""
+    message = error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
+    return str(message).partition("\n")[0]
 
 
 def stop(spark: SparkSession) -> None:

@@ -1,0 +1,211 @@
+"""The sink on a Spark cluster whose parts are killed: a worker, the master, the driver. Nothing is lost or comes twice.
+
+What is killed is in the middle of a task: it is frozen first, and its connection to the staging tables is still there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from outbox.base.database import connect
+from outbox.base.settings import DOTENV, Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.jvm.ivy import pyspark_folder
+from outbox.jvm.jars import jars
+from outbox.jvm.java import java
+from outbox.stack import ports
+from outbox.stack.process import Process
+from outbox.stack.stack import Stack
+from tests.fixtures.embedded_stack import private_stack
+from tests.support.events import sums
+from tests.support.homes import Homes
+from tests.support.paths import ROOT
+from tests.support.sink_driver import Database
+from tests.support.sink_process import (
+    TIMEOUT_S,
+    Publisher,
+    catch_up_alone,
+    reported_failure,
+    running,
+    sink_arguments,
+    wait_applied,
+)
+
+WORKERS = ("spark-worker-1", "spark-worker-2")
+MANY = 2_000  # events: executors stage them
+TASKS = "SELECT client_port FROM pg_stat_activity WHERE application_name ~ '^dedup/[0-9]+$'"
+
+
+@pytest.fixture(scope="module")
+def cluster(homes: Homes) -> Iterator[Stack]:
+    """A master and two workers for the tests of this module to break."""
+    stack = private_stack(homes.new("cluster"))
+    stack.up(only=["spark-master", *WORKERS], workers=len(WORKERS))
+    yield stack
+    stack.down()
+
+
+@pytest.fixture
+def clustered(topic: Settings, cluster: Stack) -> Settings:
+    """A topic, and the cluster to run sinks on."""
+    found = cluster.settings
+    return topic.model_copy(update={name: getattr(found, name) for name in ("spark_master", "spark_properties")})
+
+
+@pytest.fixture
+def publisher(topic: Settings) -> Publisher:
+    return Publisher(topic)
+
+
+@pytest.fixture
+def database(topic: Settings) -> Database:
+    return Database(topic)
+
+
+def in_a_task(worker: Process, database: Database) -> bool:
+    """Whether a task on this worker has a connection to the staging tables."""
+    of_tasks = {port for (port,) in database.query(TASKS)}
+    for process in worker.processes():
+        with suppress(psutil.Error):
+            if any(one.laddr.port in of_tasks for one in process.net_connections("tcp")):
+                return True
+    return False
+
+
+@contextmanager
+def frozen_in_a_task(worker: Process, settings: Settings, events: Callable[[], None]) -> Iterator[None]:
+    """The worker stands still in the middle of a task until the end of the block. ``events`` brings it there."""
+    database = Database(settings)
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
+        [name] = [name for name in tables(database) if name.endswith("/rows")]
+        cursor.execute(f'LOCK TABLE staging."{name}" IN SHARE MODE')  # whoever stages waits
+        events()
+        wait_for(f"a task on {worker.name}", lambda: in_a_task(worker, database), timeout_s=TIMEOUT_S)
+        worker.pause()
+    try:
+        assert in_a_task(worker, database)
+        yield
+    finally:
+        worker.resume()
+
+
+def tables(database: Database) -> list[str]:
+    """The staging tables that are there."""
+    found = database.query(
+        "SELECT relname FROM pg_class WHERE relnamespace = 'staging'::regnamespace AND relkind = 'r'"
+    )
+    return [str(name) for (name,) in found]
+
+
+def test_a_killed_worker_and_a_killed_master_lose_nothing(
+    clustered: Settings, cluster: Stack, publisher: Publisher, database: Database
+) -> None:
+    first, second, master = (cluster.part(name) for name in (*WORKERS, "spark-master"))
+    some = publisher.events(4 * MANY)
+    with running(clustered) as sink:
+
+        def publish(begin: int) -> None:
+            publisher.send(some[begin : begin + MANY])
+
+        publish(0)
+        wait_applied(sink, database, MANY)
+
+        with frozen_in_a_task(first, clustered, lambda: publish(MANY)):
+            first.kill()
+        wait_applied(sink, database, 2 * MANY)
+
+        master.kill()
+        publish(2 * MANY)
+        wait_applied(sink, database, 3 * MANY)
+
+        # The master that starts again finds the sink, and gives it an executor.
+        cluster.up(only=[master.name, first.name])
+        wait_for("an executor", lambda: has_executor(first), timeout_s=TIMEOUT_S)
+        second.kill()
+        publish(3 * MANY)
+        wait_applied(sink, database, 4 * MANY)
+
+        assert database.totals() == sums(some)
+        sink.stop()
+    assert tables(database) == []
+
+
+def test_a_killed_driver_whose_executor_goes_on_later_loses_nothing(
+    clustered: Settings, cluster: Stack, publisher: Publisher, database: Database
+) -> None:
+    cluster.up(only=WORKERS)
+    worker = cluster.part(WORKERS[0])
+    some = publisher.events(2 * MANY)
+    publisher.send(some[:MANY])
+    with running(clustered) as sink:
+        wait_applied(sink, database, MANY)
+        with frozen_in_a_task(worker, clustered, lambda: publisher.send(some[MANY:])):
+            sink.kill()
+            assert '"applied"' in Submitted(clustered).run(), "by the other worker"
+            assert database.totals() == sums(some)
+        wait_for("its executor to end", lambda: not has_executor(worker), timeout_s=TIMEOUT_S)
+    again = Submitted(clustered).run()
+    assert '"started"' in again
+    assert '"applied"' not in again
+    assert database.totals() == sums(some)
+    assert tables(database) == []
+
+
+def has_executor(worker: Process) -> bool:
+    """Whether it runs one."""
+    for process in worker.processes():
+        with suppress(psutil.Error):
+            if any("CoarseGrainedExecutorBackend" in word for word in process.cmdline()):
+                return True
+    return False
+
+
+class Submitted(Process):
+    """The sink run by spark-submit, until it has caught up."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("submitted", settings.home)
+        self._settings = settings
+
+    def argv(self) -> Sequence[str | Path]:
+        return [
+            pyspark_folder() / "bin" / "spark-submit",
+            *("--master", str(self._settings.spark_master)),
+            *("--properties-file", str(self._settings.spark_properties)),
+            *("--jars", ",".join(map(str, jars("spark")))),
+            *("--conf", f"spark.pyspark.python={sys.executable}"),
+            ROOT / "outbox" / "submit" / "sink.py",
+            *sink_arguments()[1:],
+            "--until-caught-up",
+        ]
+
+    def env(self) -> Mapping[str, str]:
+        tools = {"JAVA_HOME": str(java().resolve().parent.parent), "SPARK_HOME": str(pyspark_folder())}
+        return {**self._settings.as_env(), DOTENV: os.devnull, "PYTHONPATH": str(ROOT), **tools}
+
+    def run(self) -> str:
+        """Run it to its end, and return what it has said."""
+        self.log_file.unlink(missing_ok=True)
+        self.spawn()
+        try:
+            wait_for("the submitted sink to end", lambda: not self.processes(), timeout_s=TIMEOUT_S)
+        except TimeoutError:
+            print(self.tail(40))  # noqa: T201
+            raise
+        finally:
+            self.kill()
+        return self.log_file.read_text()
+
+
+def test_a_master_that_does_not_answer_is_told_in_one_line(topic: Settings) -> None:
+    nowhere = f"spark://{ports.LOOPBACK}:{ports.choose(0)[0]}"
+    failure = reported_failure(catch_up_alone(topic.model_copy(update={"spark_master": nowhere})))
+    assert nowhere in failure
+    assert "OUTBOX_SPARK_MASTER" in failure
