@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 
-import outbox
 from outbox.base import project
 from outbox.base.settings import Settings
 from outbox.jvm.ivy import pyspark_folder
@@ -95,7 +94,7 @@ class SparkDaemon(Process):
 
     def env(self) -> Mapping[str, str]:
         # Executors import this package and the project. They find them here, as they do not run in its folder.
-        places = [Path(outbox.__file__).parent.parent, project.current().root, os.environ.get("PYTHONPATH")]
+        places = [Path(project.__file__).parents[2], project.current().root, os.environ.get("PYTHONPATH")]
         return {
             "JAVA_HOME": str(java().resolve().parent.parent),
             "SPARK_HOME": str(pyspark_folder()),

@@ -275,12 +275,12 @@ NEEDED = {
 }
 
 # Not of a stack that is all in containers: where a server, a file or a folder of somebody else's is, and its logins.
-EMBEDDED = {"home", "stack_postgres_port", "stack_kafka_port", "stack_connect_port", "stack_controller_port"}
+EMBEDDED = {"home", "stack_spark_workers", *(name for name in Settings.model_fields if re.match("stack_.*_port", name))}
 FOREIGN = {f"{db}_{what}" for db in ("source_db", "sink_db") for what in ("port", "sslmode", "sslrootcert")}
 FOREIGN |= {name for name in Settings.model_fields if re.match("kafka_(?!bootstrap)", name)}
 FOREIGN |= {"connect_username", "connect_password", "connect_cafile", "connect_group_id", "connect_offsets_topic"}
 FOREIGN |= {name for name in Settings.model_fields if name.startswith("connect_source_db_")}
-FOREIGN |= {"sink_checkpoints", "sink_lakehouse"}
+FOREIGN |= {"sink_checkpoints", "sink_lakehouse", "spark_master", "spark_properties"}
 
 
 def shares() -> dict[str, set[str]]:

@@ -20,7 +20,6 @@ from outbox.base.wait import wait_for
 from outbox.jvm.ivy import pyspark_folder
 from outbox.jvm.jars import jars
 from outbox.jvm.java import java
-from outbox.stack import ports
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
 from tests.fixtures.embedded_stack import private_stack
@@ -151,9 +150,6 @@ def test_a_killed_driver_whose_executor_goes_on_later_loses_nothing(
             assert '"applied"' in Submitted(clustered).run(), "by the other worker"
             assert database.totals() == sums(some)
         wait_for("its executor to end", lambda: not has_executor(worker), timeout_s=TIMEOUT_S)
-    again = Submitted(clustered).run()
-    assert '"started"' in again
-    assert '"applied"' not in again
     assert database.totals() == sums(some)
     assert tables(database) == []
 
@@ -204,8 +200,28 @@ class Submitted(Process):
         return self.log_file.read_text()
 
 
-def test_a_master_that_does_not_answer_is_told_in_one_line(topic: Settings) -> None:
-    nowhere = f"spark://{ports.LOOPBACK}:{ports.choose(0)[0]}"
-    failure = reported_failure(catch_up_alone(topic.model_copy(update={"spark_master": nowhere})))
-    assert nowhere in failure
-    assert "OUTBOX_SPARK_MASTER" in failure
+def test_a_master_that_cannot_be_one_is_told_in_one_line(topic: Settings) -> None:
+    nowhere = topic.model_copy(update={"spark_master": "nowhere:7077"})
+    assert "Spark on nowhere:7077 does not start" in reported_failure(catch_up_alone(nowhere))
+
+
+def test_the_clusters_secret_is_in_private_files_and_in_no_command_line(cluster: Stack) -> None:
+    file = cluster.settings.spark_properties
+    assert file is not None
+    assert file.stat().st_mode & 0o777 == 0o600
+    properties = dict(line.split() for line in file.read_text().splitlines())
+    secret = properties["spark.authenticate.secret"]
+    lines = [process.cmdline() for name in cluster.parts for process in cluster.part(name).processes()]
+    assert lines
+    assert not any(secret in word for line in lines for word in line)
+
+
+def test_a_cluster_becomes_smaller_and_ends(cluster: Stack) -> None:
+    first, second = (cluster.part(name) for name in WORKERS)
+    cluster.up(only=[first.name], workers=1)
+    assert (first.is_running(), second.is_running()) == (True, False)
+    assert cluster.settings.spark_master is not None
+    cluster.up(only=["spark-master"], workers=0)
+    assert not first.is_running()
+    assert not cluster.part("spark-master").is_running()
+    assert cluster.settings.spark_master is None, "sinks run in their own process again"

@@ -115,7 +115,7 @@ def test_a_task_that_hangs_holds_up_neither_the_next_batch_nor_the_end(databases
     assert tables(database) == set()
 
 
-def test_a_task_of_an_earlier_driver_holds_up_the_next_one_no_more_than_it_can_write_for_it(
+def test_a_task_of_an_earlier_driver_neither_holds_up_the_next_one_nor_writes_for_it(
     databases: Settings, database: Database
 ) -> None:
     some = events(6)
