@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
 from bench import backlog as drain
+from bench import by_hand
 from bench import latency as arrival
 from bench import strategies as apply
+from bench.meter import Drain, Meter
 from outbox.base import project
-from outbox.base.database import connect as connect_database
-from outbox.base.settings import Settings, SinkRole, load
+from outbox.base.settings import Settings, load
 from outbox.kafka import topics
 from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
@@ -56,22 +59,37 @@ def latency(events: int) -> None:
 
 
 @main.command()
-@click.option("--events", default=2_000_000, show_default=True)
-def backlog(events: int) -> None:
-    """Drain a backlog with the dedup sink and with a hand-written consumer that runs the same SQL; report the ratio.
+@click.option("--events", type=click.IntRange(1_000_000), default=1_000_000, show_default=True)
+@click.option("--rounds", default=3, show_default=True, help="How often each side drains the backlog.")
+@click.option("--busy-cores", default=0, show_default=True, help="Keep so many cores busy meanwhile.")
+def backlog(events: int, rounds: int, busy_cores: int) -> None:
+    """Drain a backlog with the dedup sink, with a consumer written by hand, and with COPY and SQL alone (the limit).
 
-    Reported by halves: during the first Spark's JVM still compiles, during the second it is warm.
+    The sides take turns. Rates and processor time are those of the second half of a drain. Ratios compare the drains of
+    one round: their median, the lowest and the highest.
     """
-    with _stack() as settings:
+    with _stack() as settings, tempfile.TemporaryDirectory() as folder:
         topics.create(settings, connectors.topic_specs(settings))
         drain.produce(settings, events, report=click.echo)
-        by_hand = drain.drain_by_hand(settings, "dedup", BATCH_EVENTS)
-        _empty(settings)
-        spark = drain.drain_with_spark(settings, "dedup", events)
-    for half in drain.Rates._fields:
-        ours, theirs = getattr(spark, half), getattr(by_hand, half)
-        rates = {"spark_per_s": round(ours), "by_hand_per_s": round(theirs), "ratio": round(ours / theirs, 2)}
-        click.echo(json.dumps({"measure": "backlog", "events": events // 2, "half": half, **rates}))
+        files = by_hand.write_files(settings, Path(folder), BATCH_EVENTS)
+        meter = Meter(events, Stack(settings).part("postgres"))
+        sides: dict[str, Callable[[], Drain]] = {
+            "spark": lambda: drain.drain_with_spark(settings, "dedup", meter),
+            "by hand": lambda: drain.drain_here(meter, by_hand.drain(settings, "dedup", BATCH_EVENTS)),
+            "limit": lambda: drain.drain_here(meter, by_hand.drain_files(settings, "dedup", files, BATCH_EVENTS)),
+        }
+        found: dict[str, list[Drain]] = {name: [] for name in sides}
+        with drain.busy(busy_cores):
+            for _ in range(rounds):
+                for name, side in sides.items():
+                    drain.empty(settings)
+                    found[name].append(side())
+                    _print("drain", side=name, **found[name][-1]._asdict())
+    for name in list(sides)[1:]:
+        for what in ("per_s", "cpu_s_per_million"):
+            pairs = zip(found["spark"], found[name], strict=True)
+            ratios = [getattr(ours, what) / getattr(theirs, what) for ours, theirs in pairs]
+            _print(f"spark_to_{name}", what=what, median=statistics.median(ratios), low=min(ratios), high=max(ratios))
 
 
 @main.command()
@@ -121,14 +139,9 @@ def _stack(parts: Sequence[str] = PARTS) -> Iterator[Settings]:
         stack.down()
 
 
-def _empty(settings: Settings) -> None:
-    """Empty the tables, so that both sides start with the same."""
-    connection = connect_database(settings, SinkRole.OWNER)
-    try:
-        with connection, connection.cursor() as cursor:
-            cursor.execute("TRUNCATE processed_events, balances")
-    finally:
-        connection.close()
+def _print(measure: str, **values: object) -> None:
+    rounded = {name: round(value, 2) if isinstance(value, float) else value for name, value in values.items()}
+    click.echo(json.dumps({"measure": measure, **rounded}))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ FIXTURES = (
     "tests.fixtures.service_app",
     "tests.fixtures.secured",
     "tests.fixtures.spark_session",
+    "tests.fixtures.hdfs",
 )
 
 

@@ -66,6 +66,7 @@ def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
     that fails, or if there is no cluster at the master's address.
     """
     targets = list(targets)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # executors begin Python by this name
     config = dict(CONFIG) if SUBMITTED in os.environ else CONFIG | _launch(settings, targets)
     for target in targets:
         config |= target.spark_config
@@ -124,7 +125,6 @@ def _local() -> dict[str, str]:
 
 
 def _cluster(master: str, found: Iterable[Path]) -> dict[str, str]:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # executors begin Python by this name
     return {"spark.master": master, "spark.jars": ",".join(map(str, found))}
 
 

@@ -1,0 +1,76 @@
+"""What a drain takes: time, and the processor time of the sides and of the database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+import psutil
+
+from outbox.stack.process import Process
+
+
+class Reading(NamedTuple):
+    """The clocks when so many events were applied."""
+
+    applied: int
+    at_s: float
+    own_cpu_s: float
+    database_cpu_s: float
+
+
+class Drain(NamedTuple):
+    """One drain of a backlog. The rates are those of its second half, when JVMs have compiled what they run."""
+
+    start_s: float  # from its start to its first commit
+    start_cpu_s: float
+    per_s: float
+    cpu_s_per_million: float
+    database_cpu_s_per_million: float
+
+
+class Meter:
+    """Notes the clocks at the start of a drain, at its first commit, half-way and at its end."""
+
+    def __init__(self, events: int, database: Process) -> None:
+        self.events = events
+        self._database = database
+
+    def start(self, own_cpu_s: Callable[[], float]) -> None:
+        """The drain begins. ``own_cpu_s`` is the processor time of the side that drains."""
+        self._own_cpu_s = own_cpu_s
+        self._due = [0, 1, self.events // 2, self.events]
+        self._readings: list[Reading] = []
+        self.applied(0)
+
+    def applied(self, count: int) -> None:
+        """So many events are applied by now."""
+        if self._due and count >= self._due[0]:
+            reading = Reading(count, time.monotonic(), self._own_cpu_s(), cpu_s(self._database.processes()))
+            while self._due and count >= self._due[0]:
+                del self._due[0]
+                self._readings.append(reading)
+
+    def result(self) -> Drain:
+        """What was noted."""
+        start, first, middle, end = self._readings
+        millions = (end.applied - middle.applied) / 1e6
+        return Drain(
+            start_s=first.at_s - start.at_s,
+            start_cpu_s=first.own_cpu_s - start.own_cpu_s,
+            per_s=1e6 * millions / (end.at_s - middle.at_s),
+            cpu_s_per_million=(end.own_cpu_s - middle.own_cpu_s) / millions,
+            database_cpu_s_per_million=(end.database_cpu_s - middle.database_cpu_s) / millions,
+        )
+
+
+def cpu_s(processes: Iterable[psutil.Process]) -> float:
+    """Processor time of processes and of their children that have ended, in seconds."""
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total

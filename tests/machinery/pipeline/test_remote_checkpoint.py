@@ -1,0 +1,75 @@
+"""Checkpoints in a file system that is not of this host: HDFS."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox.audit.doctor import examine
+from outbox.base.settings import Settings
+from outbox.sink.repair import rewind
+from tests.fixtures.hdfs import NameNode
+from tests.support.events import sums
+from tests.support.sink_driver import Database
+from tests.support.sink_process import (
+    Publisher,
+    catch_up,
+    catch_up_alone,
+    logged,
+    reported_failure,
+    running,
+    wait_applied,
+)
+
+
+@pytest.fixture
+def remote(topic: Settings, name_node: NameNode) -> Settings:
+    """A topic whose sinks keep their checkpoints in HDFS."""
+    return topic.model_copy(update={"sink_checkpoints": f"{name_node.uri}/check points/{topic.topic}"})
+
+
+@pytest.fixture
+def database(topic: Settings) -> Database:
+    return Database(topic)
+
+
+def test_a_killed_sink_continues_where_its_remote_checkpoint_says(remote: Settings, database: Database) -> None:
+    publisher = Publisher(remote)
+    some = publisher.events(400)
+    publisher.send(some[:200])
+    with running(remote) as sink:
+        wait_applied(sink, database, 200)
+        publisher.send(some[200:])
+        wait_applied(sink, database, 201)
+        sink.kill()
+    assert not [one for one in examine(remote) if one.code.startswith("checkpoint") and not one.is_ok]
+
+    again = catch_up(remote)
+    assert again.returncode == 0, again.stderr
+    [started] = logged(again, "started")
+    assert started["checkpoint"] == f"{remote.sink_checkpoints}/dedup"
+    assert sum(dict(started["next_offsets"]).values()) >= 200, "not from the beginning"  # type: ignore[call-overload]
+    assert database.totals() == sums(some)
+
+    rewind.rewind(remote, "dedup", rewind.to_earliest(remote, "dedup"))
+    rewound = catch_up(remote)
+    assert rewound.returncode == 0, rewound.stderr
+    assert sum(int(str(line["duplicates"])) for line in logged(rewound, "applied")) == 400
+    assert database.totals() == sums(some)
+
+
+def test_a_file_system_that_does_not_answer_is_told_and_loses_nothing(
+    remote: Settings, name_node: NameNode, database: Database
+) -> None:
+    publisher = Publisher(remote)
+    some = publisher.events(40)
+    publisher.send(some[:20])
+    assert catch_up(remote).returncode == 0
+    publisher.send(some[20:])
+    name_node.kill()
+    failure = reported_failure(catch_up_alone(remote))
+    assert failure.startswith(f"outbox: checkpoint {remote.sink_checkpoints}/dedup: ")
+    assert "OUTBOX_SINK_CHECKPOINTS" in failure
+    name_node.start()
+    done = catch_up(remote)
+    assert done.returncode == 0, done.stderr
+    assert database.totals() == sums(some)
