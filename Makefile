@@ -12,7 +12,7 @@ UNIT := $(wildcard tests/sample/unit tests/sample/*/unit)
 # Nothing newer than Python 3.11. It takes the decode of a record for the one that strings had in Python 2.
 VERMIN := --target=3.11- --violations --pessimistic --quiet --no-tips --exclude str.decode
 
-.PHONY: demo test check bench archives install lock update clean
+.PHONY: demo test test-cluster check bench archives install lock update clean
 
 demo: .venv/demo
 	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
@@ -21,11 +21,15 @@ demo: .venv/demo
 # processes, each with a stack of its own; ARGS="-n 0 …" for one. Each waits for its servers for much of the time.
 # Most of the work is that of JVMs which have just begun: the first compiler is the one that pays.
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder -m "not cluster"
 test test-%: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
 test:: archives
 	@$(PYTEST) tests/machinery $(PARALLEL) $(ARGS)
 	@$(PYTEST) tests/sample $(PARALLEL) $(ARGS)
+
+# What few projects need: the sinks on a Spark cluster, and checkpoints in HDFS.
+test-cluster: archives
+	@$(PYTEST) tests/machinery -m cluster $(ARGS)
 
 check:: install
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .

@@ -71,12 +71,12 @@ def backlog(events: int, rounds: int, busy_cores: int) -> None:
     with _stack() as settings, tempfile.TemporaryDirectory() as folder:
         topics.create(settings, connectors.topic_specs(settings))
         drain.produce(settings, events, report=click.echo)
-        files = by_hand.write_files(settings, Path(folder), BATCH_EVENTS)
+        files = list(by_hand.write_files(settings, Path(folder), BATCH_EVENTS))
         meter = Meter(events, Stack(settings).part("postgres"))
         sides: dict[str, Callable[[], Drain]] = {
             "spark": lambda: drain.drain_with_spark(settings, "dedup", meter),
             "by hand": lambda: drain.drain_here(meter, by_hand.drain(settings, "dedup", BATCH_EVENTS)),
-            "limit": lambda: drain.drain_here(meter, by_hand.drain_files(settings, "dedup", files, BATCH_EVENTS)),
+            "limit": lambda: drain.drain_here(meter, by_hand.drain_files(settings, "dedup", files)),
         }
         found: dict[str, list[Drain]] = {name: [] for name in sides}
         with drain.busy(busy_cores):

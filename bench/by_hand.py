@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -66,6 +66,13 @@ class Event(msgspec.Struct):
     occurred_at: datetime
 
 
+class File(NamedTuple):
+    """A batch as a file for COPY."""
+
+    path: Path
+    events: int
+
+
 def binary(messages: Sequence[Message]) -> bytes:
     """Records as the input of a binary COPY."""
     decode = msgspec.json.Decoder(Event).decode
@@ -105,22 +112,23 @@ def drain(settings: Settings, strategy: str, batch_events: int) -> Iterator[int]
             yield applied
 
 
-def drain_files(settings: Settings, strategy: str, files: Sequence[Path], batch_events: int) -> Iterator[int]:
-    """The limit: the same COPY and SQL, and nothing else. The files hold what COPY reads."""
+def drain_files(settings: Settings, strategy: str, files: Iterable[File]) -> Iterator[int]:
+    """The limit: the same COPY and SQL, and nothing else; yields how many events are applied, after each file."""
+    applied = 0
     with _applying(settings, strategy) as apply:
-        for number, path in enumerate(files):
-            with path.open("rb") as file:
-                apply(file)
-            yield (number + 1) * batch_events
+        for one in files:
+            with one.path.open("rb") as rows:
+                apply(rows)
+            applied += one.events
+            yield applied
 
 
-def write_files(settings: Settings, folder: Path, batch_events: int) -> list[Path]:
+def write_files(settings: Settings, folder: Path, batch_events: int) -> Iterator[File]:
     """Write the batches of the topic into files for COPY."""
-    files: list[Path] = []
-    for messages in read(settings, batch_events):
-        files.append(folder / f"batch-{len(files):04}")
-        files[-1].write_bytes(binary(messages))
-    return files
+    for number, messages in enumerate(read(settings, batch_events)):
+        path = folder / f"batch-{number:04}"
+        path.write_bytes(binary(messages))
+        yield File(path, len(messages))
 
 
 def read(settings: Settings, batch_events: int) -> Iterator[Sequence[Message]]:

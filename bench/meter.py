@@ -1,4 +1,4 @@
-"""What a drain takes: time, and the processor time of the sides and of the database."""
+"""The meter of a drain: its time, and the processor time of its side and of the database."""
 
 from __future__ import annotations
 

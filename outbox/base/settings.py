@@ -152,7 +152,7 @@ class Settings(BaseSettings):
         3660, ge=1, description="how far the time in an event's id may be behind its record; older ones are set aside"
     )
     spark_master: str | None = Field(
-        None, description="master of the Spark cluster that the sinks run on; default: local[2], in the sinks' process"
+        None, description="where the sinks' tasks run: a Spark cluster's master; default: local[2], the sinks' process"
     )
     spark_properties: Path | None = Field(
         None, description="file of further Spark properties, as spark-defaults.conf; those that we need win"
@@ -164,9 +164,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else json")
 
-    @field_validator(
-        "source_db_sslrootcert", "sink_db_sslrootcert", "kafka_cafile", "connect_cafile", "spark_properties"
-    )
+    @field_validator(*FILES)
     @classmethod
     def _is_there(cls, file: Path | None, info: ValidationInfo) -> Path | None:
         """Told here once, not by each client in words of its own."""
@@ -205,6 +203,11 @@ class Settings(BaseSettings):
     def stack_env_file(self) -> Path:
         """Where the embedded stack keeps the ports it chose and the passwords it generated (mode 600)."""
         return self.home / "stack.env"
+
+    @property
+    def stack_spark_properties(self) -> Path:
+        """What a driver needs to use the embedded Spark cluster, its secret above all (mode 600)."""
+        return self.home / "spark.properties"
 
     def is_embedded(self, *names: str) -> bool:
         """Whether these settings are what the embedded stack chose, or, before it chose, what is so by default."""

@@ -23,7 +23,7 @@ def _stack() -> Stack:
     "--workers",
     type=click.IntRange(0),
     metavar="N",
-    help="Add a Spark cluster of N workers, on which the sinks run from now on; 0 ends it.",
+    help="Add a Spark cluster of N workers; sinks that start later run on it. 0 ends it.",
 )
 def up(parts: tuple[str, ...], workers: int | None) -> None:
     """Start the parts of the embedded stack that do not run. PARTS: only these."""
@@ -32,6 +32,9 @@ def up(parts: tuple[str, ...], workers: int | None) -> None:
     stack = _stack()
     started_at = time.monotonic()
     stack.up(only=parts, workers=workers, report=click.echo)
+    master = configuration.load().spark_master
+    if workers and master != stack.settings.spark_master:
+        click.echo(f"the sinks do not run on this cluster: your settings say OUTBOX_SPARK_MASTER={master}")
     click.echo(f"the stack is up after {time.monotonic() - started_at:.1f} s; `outbox down` stops it")
 
 

@@ -186,9 +186,10 @@ class Process(Controller):
         )
 
     def _marked_env(self) -> Mapping[str, str]:
+        own = self.env()  # first: whoever looks for Java there, tells it to our own environment
         # Its settings come from us alone, not from the shell.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) or name in KEPT}
-        return {**inherited, **self.env(), MARK: self._mark}
+        return {**inherited, **own, MARK: self._mark}
 
     def _end(self, with_signal: signal.Signals) -> None:
         found = self.processes()

@@ -7,6 +7,7 @@ them. Who connects needs its secret, which is in ``spark.properties`` (mode 600)
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,8 @@ from outbox.stack.process import Process
 LOG_CONFIG = Path(__file__).with_name("spark-log4j2.properties")
 DAEMON_HEAP = "192m"
 EXECUTOR_HEAP = "512m"
-WORKER_CORES = 1
+# A worker has room for two executors: `outbox rebuild` runs beside a sink, each with one on every worker.
+WORKER_CORES, WORKER_MEMORY = 2, "1g"
 APPLICATIONS_KEPT_S = 24 * 60 * 60  # their logs
 # https://spark.apache.org/docs/4.0.4/configuration.html, https://spark.apache.org/docs/4.0.4/spark-standalone.html
 PROPERTIES = f"""\
@@ -34,6 +36,8 @@ spark.authenticate.secret                       {{secret}}
 spark.driver.host                               {ports.LOOPBACK}
 spark.driver.bindAddress                        {ports.LOOPBACK}
 spark.executor.memory                           {EXECUTOR_HEAP}
+spark.executor.cores                            1
+spark.cores.max                                 {{workers}}
 spark.executor.logs.rolling.strategy            size
 spark.executor.logs.rolling.maxSize             {8 << 20}
 spark.executor.logs.rolling.maxRetainedFiles    2
@@ -50,16 +54,11 @@ spark.worker.cleanup.appDataTtl     {APPLICATIONS_KEPT_S}
 """
 
 
-def properties_file(home: Path) -> Path:
-    """What the sinks' driver needs to use the cluster: `OUTBOX_SPARK_PROPERTIES`."""
-    return home / "spark.properties"
-
-
-def write_properties(home: Path) -> None:
-    """Write the file, with a new secret, unless it is there."""
-    file = properties_file(home)
-    if not file.exists():
-        envfile.write_private(file, PROPERTIES.format(secret=secrets.token_urlsafe(24)))
+def write_properties(file: Path, workers: int) -> None:
+    """Write what a driver needs to use so many workers. A secret that the file has, stays."""
+    known = re.search(r"^spark\.authenticate\.secret\s+(\S+)$", file.read_text() if file.exists() else "", re.MULTILINE)
+    secret = known[1] if known else secrets.token_urlsafe(24)
+    envfile.write_private(file, PROPERTIES.format(secret=secret, workers=workers))
 
 
 class SparkDaemon(Process):
@@ -72,6 +71,7 @@ class SparkDaemon(Process):
         super().__init__(name, settings.home)
         self.port = settings.stack_spark_port
         self._properties = self.folder / "daemon.properties"
+        self._shared_properties = settings.stack_spark_properties
 
     def arguments(self) -> Sequence[str | Path]:
         """The arguments of the main class."""
@@ -89,7 +89,7 @@ class SparkDaemon(Process):
         return [pyspark_folder() / "bin" / "spark-class", self.main_class, *common, *self.arguments()]
 
     def prepare(self) -> None:
-        envfile.write_private(self._properties, properties_file(self.home).read_text() + self.properties)
+        envfile.write_private(self._properties, self._shared_properties.read_text() + self.properties)
         shutil.copy(LOG_CONFIG, self.folder / "log4j2.properties")  # executors look here too: SPARK_CONF_DIR
 
     def env(self) -> Mapping[str, str]:
@@ -138,7 +138,7 @@ class SparkWorker(SparkDaemon):
 
     def arguments(self) -> Sequence[str | Path]:
         master = f"spark://{ports.LOOPBACK}:{self.port}"
-        return ["--cores", str(WORKER_CORES), "--memory", EXECUTOR_HEAP, "--work-dir", self.folder / "work", master]
+        return ["--cores", str(WORKER_CORES), "--memory", WORKER_MEMORY, "--work-dir", self.folder / "work", master]
 
     def is_ready(self) -> bool:
         """Whether it is connected to the master."""

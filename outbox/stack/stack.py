@@ -25,11 +25,11 @@ from outbox.stack.connect import Connect
 from outbox.stack.kafka import Kafka
 from outbox.stack.postgres import Postgres
 from outbox.stack.process import MARK, Process, environment
-from outbox.stack.spark import SparkMaster, SparkWorker, properties_file, write_properties
+from outbox.stack.spark import SparkMaster, SparkWorker, write_properties
 
 PARTS = ("postgres", "kafka", "connect")
 SPARK_WORKER = re.compile(r"spark-worker-([1-9]\d*)")
-CLUSTER = ("spark_master", "spark_properties", "stack_spark_workers")  # settings that lead to the cluster
+CLUSTER = ("spark_master", "stack_spark_workers")  # settings that lead to the cluster
 Report = Callable[[str], None]
 
 
@@ -61,14 +61,16 @@ class Stack:
     def up(self, only: Iterable[str] = (), workers: int | None = None, report: Report = quiet) -> None:
         """Start the parts that do not run, in order, and return when all are ready. ``only`` leaves the others alone.
 
-        ``workers`` is the number of workers of a Spark cluster that the sinks run on from now on; 0 ends the cluster.
+        ``workers`` is the number of workers of a Spark cluster, on which sinks that start later run; 0 ends it.
+
         Raises Failure naming the part that did not start, with the end of its log.
         """
         with self._locked(), self._ports() as chosen:
             # Ports and passwords are chosen once: existing values in stack.env stay.
             envfile.add(self._given.stack_env_file, {**chosen, **envfile.generate()})
-            if workers is not None:
-                self._resize(workers, report)
+            wanted = self.settings.stack_spark_workers if workers is None else workers
+            if wanted or workers is not None:
+                self._resize(wanted, report)
             requested = set(only) or set(self.parts)
             if requested & {"kafka", "connect"}:
                 resolve("kafka", report)
@@ -128,17 +130,17 @@ class Stack:
 
     def _resize(self, workers: int, report: Report) -> None:
         """Let the cluster have so many workers, and stop those that are too many."""
-        before, file = self.parts, self._given.stack_env_file
-        changed = {"stack_spark_workers": str(workers)}
+        file = self._given.stack_env_file
+        values = {name: value for name, value in envfile.read(file).items() if name not in map(variable, CLUSTER)}
+        values[variable("stack_spark_workers")] = str(workers)
         if workers:
-            write_properties(self.home)
-            changed["spark_master"] = f"spark://{ports.LOOPBACK}:{self.settings.stack_spark_port}"
-            changed["spark_properties"] = str(properties_file(self.home))
-        kept = {name: value for name, value in envfile.read(file).items() if name not in map(variable, CLUSTER)}
-        envfile.write(file, {**kept, **{variable(name): value for name, value in changed.items()}})
-        for name in reversed([name for name in before if name not in self.parts]):
-            report(f"{name}: stopping")
-            self.part(name).stop()
+            write_properties(self.settings.stack_spark_properties, workers)
+            values[variable("spark_master")] = f"spark://{ports.LOOPBACK}:{self.settings.stack_spark_port}"
+        envfile.write(file, values)
+        # Also those that a command has left which was killed here.
+        for process in reversed([other for other in self._others() if other.name.startswith("spark-")]):
+            report(f"{process.name}: stopping")
+            process.stop()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -156,14 +156,14 @@ def _spawned(sink: Command) -> Iterator[None]:
         raise
 
 
-def wait_applied(sink: Command, database: Database, count: int) -> None:
+def wait_applied(sink: Command, database: Database, count: int, timeout_s: float = TIMEOUT_S) -> None:
     """Wait until the sink has applied so many events."""
 
     def applied() -> bool:
         assert sink.is_running(), sink.tail()
         return database.applied() >= count
 
-    wait_for(f"{count} events applied", applied, timeout_s=TIMEOUT_S)
+    wait_for(f"{count} events applied", applied, timeout_s=timeout_s)
 
 
 def wait_caught_up(sink: Command, settings: Settings, names: Sequence[str]) -> None:

@@ -5,9 +5,9 @@ driver then applies, in the sink's transaction, the rows of the attempts that Sp
 other attempts (failed, speculative, of a driver that lost its fence) are never read.
 
 The tables belong to one epoch of the sink. They are truncated after each batch; the next driver drops those of earlier
-epochs. A task that hangs, on an executor that Spark has given up, would keep its lock on them: so its connection is
-ended, which is named SINK/EPOCH. What a task holds is one Arrow batch, which Spark bounds in records and bytes
-(`outbox.sink.spark.session`).
+epochs. A task that hangs, on an executor that Spark has given up, would keep its lock on them. So the driver terminates
+its connection, which it finds by the name SINK/EPOCH. What a task holds is one Arrow batch, which Spark bounds in
+records and bytes (`outbox.sink.spark.session`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ END_TASKS = r"""
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
  WHERE datname = current_database() AND usename = current_user
    AND left(application_name, length(%(prefix)s)) = %(prefix)s
-   AND substring(application_name FROM '/(\d+)$')::bigint <= %(epoch)s
+   AND substring(application_name FROM '/(\d{1,18})$')::bigint <= %(epoch)s
 """
 TAKE_ROWS = """
 INSERT INTO batch (event_id, partition, "offset", {columns})

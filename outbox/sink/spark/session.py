@@ -40,7 +40,7 @@ GARBAGE_COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
 MAX_POLL_RECORDS, MAX_PARTITION_FETCH_BYTES = 2_000, 4 << 20
 
 
-# Whatever Spark runs on.
+# For every master.
 CONFIG = {
     "spark.app.name": "outbox sink",
     "spark.sql.session.timeZone": "UTC",
@@ -75,11 +75,11 @@ def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
         builder = builder.config(name, value)
     try:
         return builder.getOrCreate()
-    except (Py4JError, PySparkException) as error:
-        where = settings.spark_master or LOCAL_MASTER
+    except (PySparkException, *JVM_GONE) as error:
+        where = "as submitted" if SUBMITTED in os.environ else f"on {settings.spark_master or LOCAL_MASTER}"
         raise Failure(
-            f"Spark on {where} does not start: {reason(error)}",
-            "see what it says above; does the cluster of OUTBOX_SPARK_MASTER run, and take OUTBOX_SPARK_PROPERTIES?",
+            f"Spark {where} does not start: {reason(error)}",
+            "read what Spark says above; check the master's address, and that its cluster runs",
             code="spark-not-started",
         ) from None
 
@@ -94,9 +94,8 @@ def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
     os.environ["SPARK_LOCAL_DIRS"] = str(scratch)  # of this process; those of executors are their cluster's
     for elsewhere in ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "PYSPARK_SUBMIT_ARGS"):
         os.environ.pop(elsewhere, None)
-    if settings.spark_properties is not None:
-        file = shlex.quote(str(settings.spark_properties.absolute()))
-        os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {file} pyspark-shell"
+    if properties := _properties(settings):
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties.absolute()))} pyspark-shell"
     found = jars("spark")
     for name in sorted({name for target in targets for name in target.jars}):
         found += jars(name, log.get(__name__).info)
@@ -111,21 +110,23 @@ def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
         "spark.sql.warehouse.dir": f"file://{scratch}/warehouse",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        **(_local() if settings.spark_master is None else _cluster(settings.spark_master, found)),
+        **_on(settings.spark_master or LOCAL_MASTER, found),
     }
 
 
-def _local() -> dict[str, str]:
+def _properties(settings: Settings) -> Path | None:
+    """The file of further properties; that of the embedded cluster goes with its master alone."""
+    if settings.spark_properties is None and settings.spark_master and settings.is_embedded("spark_master"):
+        return settings.stack_spark_properties
+    return settings.spark_properties
+
+
+def _on(master: str, found: Iterable[Path]) -> dict[str, str]:
+    """The properties of a place to run tasks: threads of the driver's JVM, or a cluster that needs the jars."""
+    if not master.startswith("local"):
+        return {"spark.master": master, "spark.jars": ",".join(map(str, found))}
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    return {
-        "spark.master": LOCAL_MASTER,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-    }
-
-
-def _cluster(master: str, found: Iterable[Path]) -> dict[str, str]:
-    return {"spark.master": master, "spark.jars": ",".join(map(str, found))}
+    return {"spark.master": master, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
 def reason(error: Exception) -> str:

@@ -124,6 +124,27 @@ def interrupted(homes: Homes) -> Path:
 # Up ---------------------------------------------------------------------------------------------------------------
 
 
+def test_a_spark_cluster_is_made_by_the_command_shown_and_ended(up: Stack) -> None:
+    done = outbox("up", "--workers", "1", home=up.home)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(outbox("status", "--json", home=up.home).stdout)
+    assert {name: shown[name]["state"] for name in ("spark-master", "spark-worker-1")} == {
+        "spark-master": "ready",
+        "spark-worker-1": "ready",
+    }
+    assert load(up.home, environment=False).spark_master == f"spark://127.0.0.1:{up.settings.stack_spark_port}"
+    elsewhere = outbox("up", "--workers", "1", home=up.home, OUTBOX_SPARK_MASTER="spark://elsewhere:7077")
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert "OUTBOX_SPARK_MASTER=spark://elsewhere:7077" in elsewhere.stdout
+
+    # As a command leaves it that was killed before it had stopped what is too many.
+    file = up.settings.stack_env_file
+    file.write_text(file.read_text().replace("OUTBOX_STACK_SPARK_WORKERS=1", "OUTBOX_STACK_SPARK_WORKERS=0"))
+    assert outbox("up", "--workers", "0", home=up.home).returncode == 0
+    assert [up.part(name).processes() for name in ("spark-master", "spark-worker-1")] == [[], []]
+    assert load(up.home, environment=False).spark_master is None
+
+
 def test_up_starts_every_part_and_again_changes_nothing(up: Stack) -> None:
     assert states(up.home) == dict.fromkeys(PARTS, "ready")
     before, chosen = pids(up), up.settings.stack_env_file.read_bytes()
