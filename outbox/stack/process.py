@@ -23,6 +23,8 @@ from outbox.base.wait import wait_for
 from outbox.jvm import archive
 
 MARK = "OUTBOX_PROCESS"
+EMPTY_READS = 10
+EXEC_TIMEOUT_S = 5.0  # the new program may have to come from a busy disk
 KEPT = {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL", archive.VARIABLE, project.VARIABLE}
 
 
@@ -213,16 +215,20 @@ class Process(Controller):
 
 def environment(process: psutil.Process) -> Mapping[str, str]:
     """Its environment. While a process replaces its program it has none, and no command line: look again."""
+    empty = 0
 
     def environ() -> tuple[Mapping[str, str]] | None:  # a tuple, because an empty environment is false
+        nonlocal empty
         found = process.environ()
-        if found:
+        if found or not process.exe():  # only the kernel runs without a program
             return (found,)
-        has_none = process.cmdline() or not process.exe()  # only the kernel runs without a program
-        return (process.environ(),) if has_none else None  # read again: it may have appeared in between
+        # It may have replaced its program between two looks, and again: one that has none has none each time.
+        empty += bool(process.cmdline())
+        return (found,) if empty == EMPTY_READS else None
 
+    what = f"process {process.pid} to have its program"
     with suppress(TimeoutError):
-        return wait_for(f"process {process.pid} to have its program", environ, timeout_s=1, poll_s=0.001)[0]
+        return wait_for(what, environ, timeout_s=EXEC_TIMEOUT_S, poll_s=0.001)[0]
     return {}
 
 
