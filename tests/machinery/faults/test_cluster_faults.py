@@ -62,16 +62,6 @@ def clustered(topic: Settings, cluster: Stack) -> Settings:
     return topic.model_copy(update=own)
 
 
-@pytest.fixture
-def publisher(topic: Settings) -> Publisher:
-    return Publisher(topic)
-
-
-@pytest.fixture
-def database(topic: Settings) -> Database:
-    return Database(topic)
-
-
 def in_a_task(worker: Process, database: Database) -> bool:
     """Whether a task on this worker has a connection to the staging tables."""
     of_tasks = {port for (port,) in database.query(TASKS)}
@@ -87,7 +77,7 @@ def frozen_in_a_task(worker: Process, settings: Settings, events: Callable[[], N
     """The worker stands still in the middle of a task until the end of the block. ``events`` brings it there."""
     database = Database(settings)
     with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
-        [name] = [name for name in tables(database) if name.endswith("/rows")]
+        [name] = [name for name in database.staging_tables() if name.endswith("/rows")]
         cursor.execute(f'LOCK TABLE staging."{name}" IN SHARE MODE')  # whoever stages waits
         events()
         wait_for(f"a task on {worker.name}", lambda: in_a_task(worker, database), timeout_s=TIMEOUT_S)
@@ -97,14 +87,6 @@ def frozen_in_a_task(worker: Process, settings: Settings, events: Callable[[], N
         yield
     finally:
         worker.resume()
-
-
-def tables(database: Database) -> list[str]:
-    """The staging tables that are there."""
-    found = database.query(
-        "SELECT relname FROM pg_class WHERE relnamespace = 'staging'::regnamespace AND relkind = 'r'"
-    )
-    return [str(name) for (name,) in found]
 
 
 def test_a_killed_worker_and_a_killed_master_lose_nothing(
@@ -137,7 +119,7 @@ def test_a_killed_worker_and_a_killed_master_lose_nothing(
 
         assert database.totals() == sums(some)
         sink.stop()
-    assert tables(database) == []
+    assert database.staging_tables() == []
 
 
 def test_a_killed_driver_whose_executor_goes_on_later_loses_nothing(
@@ -155,7 +137,7 @@ def test_a_killed_driver_whose_executor_goes_on_later_loses_nothing(
             assert database.totals() == sums(some)
         wait_for("its executor to end", lambda: not has_executor(worker), timeout_s=TIMEOUT_S)
     assert database.totals() == sums(some)
-    assert tables(database) == []
+    assert database.staging_tables() == []
 
 
 def assert_secret_is_private(settings: Settings, processes: Sequence[psutil.Process]) -> None:

@@ -50,11 +50,6 @@ def set_aside(settings: Settings, *events: Event, name: str = "dedup") -> None:
 
 
 @pytest.fixture
-def database(databases: Settings) -> Database:
-    return Database(databases)
-
-
-@pytest.fixture
 def known(databases: Settings) -> Known:
     return spec.sinks(databases)
 

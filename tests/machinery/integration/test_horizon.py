@@ -42,11 +42,6 @@ def ago(days: int) -> date:
     return TODAY - timedelta(days=days)
 
 
-@pytest.fixture
-def database(databases: Settings) -> Database:
-    return Database(databases)
-
-
 def horizon(database: Database) -> UUID:
     ((found,),) = database.query("SELECT horizon FROM dedup_horizon")
     return UUID(str(found))

@@ -115,11 +115,6 @@ def swap(settings: Settings, name: str = "dedup") -> int:
 
 
 @pytest.fixture
-def database(databases: Settings) -> Database:
-    return Database(databases)
-
-
-@pytest.fixture
 def run(databases: Settings, request: pytest.FixtureRequest) -> Iterator[Run]:
     with open_sink(databases, request.param) as sink:
         yield Run(sink, Database(databases, request.param).totals)

@@ -48,11 +48,6 @@ def events(count: int, items: int = 3) -> list[Event]:
     ]
 
 
-@pytest.fixture
-def database(databases: Settings) -> Database:
-    return Database(databases)
-
-
 class TestDedup:
     def test_applies_each_event_once(self, databases: Settings, database: Database) -> None:
         some = events(6)

@@ -26,11 +26,6 @@ RANDOM = Random(5)  # noqa: S311
 TIMEOUT_S = 30
 
 
-@pytest.fixture
-def database(databases: Settings) -> Database:
-    return Database(databases)
-
-
 def events(count: int) -> list[Event]:
     return [Event(uuid7(RANDOM), nth_key(number % 3), 3**number, version=number + 1) for number in range(count)]
 
@@ -85,11 +80,6 @@ def hanging_task(settings: Settings, sink: SinkWriter, database: Database) -> It
     assert failed, "its rows are with us"
 
 
-def tables(database: Database) -> set[str]:
-    found = database.query("SELECT relname FROM pg_class WHERE relnamespace = 'staging'::regnamespace")
-    return {str(name) for (name,) in found}
-
-
 def test_only_what_successful_tasks_have_staged_is_applied(databases: Settings, database: Database) -> None:
     some, other = events(6), events(4)
     with open_sink(databases) as sink:
@@ -100,7 +90,7 @@ def test_only_what_successful_tasks_have_staged_is_applied(databases: Settings, 
         assert sink.apply(staged(databases, sink, other, start=6)) == Counts(rows=4, applied=4)
         sink.close()
     assert database.totals() == sums([*some, *other])
-    assert tables(database) == set()
+    assert database.staging_tables() == []
 
 
 def test_a_task_that_hangs_holds_up_neither_the_next_batch_nor_the_end(databases: Settings, database: Database) -> None:
@@ -112,7 +102,7 @@ def test_a_task_that_hangs_holds_up_neither_the_next_batch_nor_the_end(databases
         with hanging_task(databases, sink, database):
             sink.close()
     assert database.totals() == sums(some)
-    assert tables(database) == set()
+    assert database.staging_tables() == []
 
 
 def test_a_task_of_an_earlier_driver_neither_holds_up_the_next_one_nor_writes_for_it(
@@ -129,7 +119,7 @@ def test_a_task_of_an_earlier_driver_neither_holds_up_the_next_one_nor_writes_fo
                     list(late(1, read(events(3))))
                 next_sink.close()
     assert database.totals() == sums(some)
-    assert tables(database) == set()
+    assert database.staging_tables() == []
 
 
 def test_sessions_that_are_no_tasks_of_the_sink_live_on(databases: Settings, database: Database) -> None:

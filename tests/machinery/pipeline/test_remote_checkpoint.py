@@ -29,11 +29,6 @@ def remote(topic: Settings, name_node: NameNode) -> Settings:
     return topic.model_copy(update={"sink_checkpoints": f"{name_node.uri}/check points/{topic.topic}"})
 
 
-@pytest.fixture
-def database(topic: Settings) -> Database:
-    return Database(topic)
-
-
 def test_a_killed_sink_continues_where_its_remote_checkpoint_says(remote: Settings, database: Database) -> None:
     publisher = Publisher(remote)
     some = publisher.events(420)

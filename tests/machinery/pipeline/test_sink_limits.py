@@ -47,8 +47,7 @@ def test_a_batch_of_garbage_larger_than_the_heap_is_set_aside(topic: Settings) -
     ((letters, size),) = Database(topic).query("SELECT count(*), sum(octet_length(value)) FROM dead_letters")
     assert (letters, int(str(size)) > INVALID_RECORDS * INVALID_BYTES) == (INVALID_RECORDS, True)
     assert Database(topic).applied() == 10
-    staged = Database(topic).query("SELECT relname FROM pg_class WHERE relnamespace = 'staging'::regnamespace")
-    assert staged == [], "nothing stays behind"
+    assert Database(topic).staging_tables() == [], "nothing stays behind"
 
 
 def test_ids_of_fifty_years_in_one_batch_are_applied_or_set_aside(topic: Settings) -> None:

@@ -45,16 +45,6 @@ from tests.support.sink_process import (
 )
 
 
-@pytest.fixture
-def publisher(topic: Settings) -> Publisher:
-    return Publisher(topic)
-
-
-@pytest.fixture
-def database(topic: Settings) -> Database:
-    return Database(topic)
-
-
 def execute(settings: Settings, role: SinkRole, sql: str) -> None:
     with closing(connect(settings, role)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(sql)
