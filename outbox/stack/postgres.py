@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from outbox.base.errors import Failure
-from outbox.base.settings import PREFIX, Settings, database_passwords
+from outbox.base.settings import Settings, database_passwords, variable
 from outbox.stack import ports
 from outbox.stack.process import Process
 
@@ -146,7 +146,7 @@ def _roles_environment(settings: Settings) -> Mapping[str, str]:
         for database in ("source_db", "sink_db")
         for name in ("name", "role_prefix")
     }
-    return {f"{PREFIX}{name.upper()}": value for name, value in {**passwords, **names}.items()}
+    return {variable(name): value for name, value in {**passwords, **names}.items()}
 
 
 def unprivileged(argv: Sequence[str | Path]) -> Sequence[str | Path]:

@@ -19,7 +19,7 @@ import psutil
 from outbox.base import project
 from outbox.base.settings import Settings
 from outbox.jvm.ivy import pyspark_folder
-from outbox.jvm.java import java
+from outbox.jvm.java import java_home
 from outbox.stack import envfile, ports
 from outbox.stack.process import Process
 
@@ -96,7 +96,7 @@ class SparkDaemon(Process):
         # Executors import this package and the project. They find them here, as they do not run in its folder.
         places = [Path(project.__file__).parents[2], project.current().root, os.environ.get("PYTHONPATH")]
         return {
-            "JAVA_HOME": str(java().resolve().parent.parent),
+            "JAVA_HOME": java_home(),
             "SPARK_HOME": str(pyspark_folder()),
             "SPARK_CONF_DIR": str(self.folder),
             "SPARK_DAEMON_MEMORY": DAEMON_HEAP,

@@ -17,7 +17,7 @@ import psutil
 
 from outbox.base import settings as configuration
 from outbox.base.errors import Failure
-from outbox.base.settings import PREFIX, Settings
+from outbox.base.settings import PREFIX, Settings, variable
 from outbox.jvm.jars import resolve
 from outbox.relay import apply as relay
 from outbox.stack import envfile, ports
@@ -68,9 +68,8 @@ class Stack:
         with self._locked(), self._ports() as chosen:
             # Ports and passwords are chosen once: existing values in stack.env stay.
             envfile.add(self._given.stack_env_file, {**chosen, **envfile.generate()})
-            wanted = self.settings.stack_spark_workers if workers is None else workers
-            if wanted or workers is not None:
-                self._resize(wanted, report)
+            if workers is not None or self.settings.stack_spark_workers:
+                self._resize(self.settings.stack_spark_workers if workers is None else workers, report)
             requested = set(only) or set(self.parts)
             if requested & {"kafka", "connect"}:
                 resolve("kafka", report)
@@ -179,11 +178,6 @@ class Stack:
                 "service_port": service,
             }
             yield {variable(name): str(value) for name, value in values.items()}
-
-
-def variable(setting: str) -> str:
-    """The environment variable of a setting."""
-    return f"{PREFIX}{setting.upper()}"
 
 
 def _marked() -> Iterator[tuple[Path, str]]:

@@ -24,7 +24,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.jvm import archive
 from outbox.jvm.jars import jars, spark_jars
-from outbox.jvm.java import java
+from outbox.jvm.java import java_home
 from outbox.kafka.clients import spark_options
 from outbox.sink.target import Target
 
@@ -89,7 +89,7 @@ def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
     scratch = settings.home / "spark"
     scratch.mkdir(parents=True, exist_ok=True)
     # PySpark's launcher searches by itself; it must find the Java that we have checked and its own jars.
-    os.environ["JAVA_HOME"] = str(java().resolve().parent.parent)
+    os.environ["JAVA_HOME"] = java_home()
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["SPARK_LOCAL_DIRS"] = str(scratch)  # of this process; those of executors are their cluster's
     for elsewhere in ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "PYSPARK_SUBMIT_ARGS"):

@@ -19,7 +19,7 @@ from outbox.base.settings import DOTENV, Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.jvm.ivy import pyspark_folder
 from outbox.jvm.jars import jars
-from outbox.jvm.java import java
+from outbox.jvm.java import java_home
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
 from tests.fixtures.embedded_stack import private_stack
@@ -182,7 +182,7 @@ class Submitted(Process):
         ]
 
     def env(self) -> Mapping[str, str]:
-        tools = {"JAVA_HOME": str(java().resolve().parent.parent), "SPARK_HOME": str(pyspark_folder())}
+        tools = {"JAVA_HOME": java_home(), "SPARK_HOME": str(pyspark_folder())}
         return {**self._settings.as_env(), DOTENV: os.devnull, "PYTHONPATH": str(ROOT), **tools}
 
     def run(self) -> str:
