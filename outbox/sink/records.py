@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from outbox.base import trace
 from outbox.base.errors import Failure
 from outbox.sink.batch import DeadRecord, Decoded, Traced
+from outbox.sink.values import ARROW_TYPES, convert, convert_all
 from outbox.writing.contract import Column, EventSchema, SqlType, shortened
 
 Header = tuple[str, bytes | None]
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 UUID_V7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-NUL = "\0"
-ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # behind a backslash that is escaped itself, it is text
+UUIDS_V7 = rf"\A{UUID_V7.pattern}\z"  # for Arrow
 PLACE = {"event_id", "partition", "offset"}  # columns of every batch
 KEY_TYPES: set[SqlType] = {"uuid", "text", "bigint"}  # of which a record's key is the text
 EXPONENT_MAX = 100  # no column holds a larger number, and writing out 1e999999 takes a while
@@ -34,16 +35,8 @@ NUMBER_MAX_CHARACTERS = 1000  # Postgres has room for 16,383 digits behind the p
 NESTING_MAX = 200  # the validator fails beyond 255; how much Python itself takes depends on its version
 DAY_MS = 24 * 60 * 60 * 1000
 FUTURE_MAX_MS = DAY_MS
+AT_ONCE = 1_000  # records that are decoded by columns; a bad one costs its neighbours some time
 HEADER_REASONS = {"eventType": "unknown event type", "schemaVersion": "unknown schema version"}
-ARROW_TYPES = {
-    "uuid": pa.string(),
-    "timestamptz": pa.timestamp("us", tz="UTC"),
-    "bigint": pa.int64(),
-    "numeric": pa.string(),  # as text: no Arrow type holds every number that Postgres does
-    "boolean": pa.bool_(),
-    "text": pa.string(),
-    "jsonb": pa.string(),
-}
 KAFKA_COLUMNS = ("key", "value", "headers", "partition", "offset", "timestamp")
 
 
@@ -111,7 +104,7 @@ class RecordDecoder(ABC):
             else:
                 event_id = self.event_id(record)
                 dead.append(DeadRecord(partition, offset, record, event_id, found))
-            trace_id = _sampled_trace(record.headers)
+            trace_id = _sampled_trace({name: _text(content) for name, content in record.headers})
             if trace_id is not None:
                 traced.append(Traced(trace_id, event_id, partition, offset))
         return Decoded(self.rows(events, places), dead, traced)
@@ -151,7 +144,6 @@ class EventDecoder(RecordDecoder):
         self._schema = schema
         self._key_place = [column.name for column in schema.columns].index(key)
         self._age_max_ms = age_max_days * DAY_MS
-        self._converters = [(column.name, CONVERTERS.get(column.type)) for column in schema.columns]
 
     def record(self, record: Record) -> Event | Rejection:
         """The event of a record, or why it is none."""
@@ -164,15 +156,52 @@ class EventDecoder(RecordDecoder):
         if rejection is not None:
             return rejection
         try:
-            values = tuple(
-                content if (content := value.get(name)) is None or convert is None else convert(content)
-                for name, convert in self._converters
-            )
+            values = tuple(convert(column.type, value.get(column.name)) for column in self.columns)
         except ValueError as error:
             return Rejection("schema violation", shortened(str(error)))
         if record.key != str(values[self._key_place]).encode():
             return Rejection("key mismatch", f"the record's key is not its {self.key}")
         return Event(str(event_id), values)
+
+    def decode(self, table: pa.Table | pa.RecordBatch) -> Decoded:
+        """As every decoder. Where all records are events they are decoded by columns, which takes half the time."""
+        parts = [
+            self._all_events(records) or super(EventDecoder, self).decode(records)
+            for batch in (table.to_batches() if isinstance(table, pa.Table) else [table])
+            for records in (batch.slice(begin, AT_ONCE) for begin in range(0, batch.num_rows, AT_ONCE))
+        ]
+        rows = pa.concat_tables([self.rows([], []), *(part.rows for part in parts)])
+        return Decoded(
+            rows, [one for part in parts for one in part.dead], [one for part in parts for one in part.traced]
+        )
+
+    def _all_events(self, records: pa.RecordBatch) -> Decoded | None:
+        """The events of these records; None if one of them is no event, or needs a second look."""
+        values = [value for value, rejection in map(parse_json, records["value"].to_pylist()) if rejection is None]
+        if len(values) < records.num_rows or any(map(self._schema.value_violation, values)):
+            return None
+        try:
+            headers = _headers(records["headers"])
+            ids = pa.array((one.get("id") for one in headers), pa.string())
+            if not self._are_ids(ids, records["timestamp"]) or any(map(self._schema.header_violation, headers)):
+                return None
+            arrays = {
+                one.name: convert_all(one.type, [value.get(one.name) for value in values]) for one in self.columns
+            }
+            if not records["key"].cast(pa.string()).equals(arrays[self.key].cast(pa.string())):
+                return None
+        except ValueError:
+            return None
+        places = {"event_id": ids, "partition": records["partition"], "offset": records["offset"]}
+        return Decoded(pa.table({**places, **arrays}), [], _traced(headers, list(places.values())))
+
+    def _are_ids(self, ids: pa.Array, recorded: pa.Array) -> bool:
+        """Whether these can be the ids of events recorded then. Of times it looks at the first and the last only."""
+        if ids.null_count or not pc.all(pc.match_substring_regex(ids, UUIDS_V7)).as_py():
+            return False
+        made, at = pc.min_max(ids).as_py(), pc.min_max(_milliseconds(recorded)).as_py()
+        first_made, last_made = (made_at_ms(made[end]) for end in ("min", "max"))
+        return bool(last_made - at["min"] <= FUTURE_MAX_MS and at["max"] - first_made <= self._age_max_ms)
 
     def _id_rejection(self, event_id: str | None, recorded_ms: int) -> Rejection | None:
         if event_id is None:
@@ -264,53 +293,34 @@ def _number(text: str) -> Decimal:
 
 
 _JSON = msgspec.json.Decoder(float_hook=_number)
-_NESTED = msgspec.json.Encoder(decimal_format="number")
-
-
-def _whole(number: int | Decimal) -> int:
-    return int(number)  # valid, so without a fraction; 5.0 is an integer to JSON Schema
-
-
-def _moment(text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC)  # in the first and last year, that may be no date
-    except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is no date and time that Postgres knows") from None
-
-
-def _string(text: str) -> str:
-    if NUL in text:
-        raise ValueError("a text contains NUL, which Postgres has no text for")
-    return text
-
-
-def _nested(value: Any) -> str:
-    text = _NESTED.encode(value).decode()
-    if ESCAPED_NUL.search(text):
-        raise ValueError("a nested text contains NUL, which Postgres has no text for")
-    return text
-
-
-CONVERTERS: dict[SqlType, Callable[[Any], Any]] = {
-    "timestamptz": _moment,
-    "bigint": _whole,
-    "numeric": str,
-    "text": _string,
-    "jsonb": _nested,
-}
 
 
 def _text(content: bytes | None) -> str | None:
     return None if content is None else content.decode(errors="replace")
 
 
-def _sampled_trace(headers: Sequence[Header]) -> str | None:
+def _headers(lists: pa.ListArray) -> list[dict[str, str | None]]:
+    """The headers of each record. Raises ValueError if one is no UTF-8."""
+    flat = lists.flatten()
+    pairs = zip(flat.field(0).to_pylist(), flat.field(1).cast(pa.string()).to_pylist(), strict=True)
+    return [dict(islice(pairs, count)) for count in lists.value_lengths().fill_null(0).to_pylist()]
+
+
+def _sampled_trace(headers: Mapping[str, str | None]) -> str | None:
     """The trace of a record whose sender records it, if any."""
-    for name, content in headers:
-        if name == "traceparent":
-            text = _text(content)
-            return trace.trace_id(text) if trace.is_sampled(text) else None
-    return None
+    text = headers.get("traceparent")
+    return trace.trace_id(text) if trace.is_sampled(text) else None
+
+
+def _traced(headers: Sequence[Mapping[str, str | None]], places: Sequence[pa.Array]) -> list[Traced]:
+    if not any("traceparent" in one for one in headers):
+        return []
+    rows = zip(map(_sampled_trace, headers), *(place.to_pylist() for place in places), strict=True)
+    return [Traced(trace_id, *place) for trace_id, *place in rows if trace_id is not None]
+
+
+def _milliseconds(timestamps: pa.Array) -> pa.Array:
+    return timestamps.cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())
 
 
 def _records(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[Record, int, int]]:
@@ -322,7 +332,7 @@ def _records(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[Record, int, in
         flat = headers.flatten()
         names, contents = flat.field(0).to_pylist(), flat.field(1).to_pylist()
         lengths = headers.value_lengths().fill_null(0).to_pylist()
-        recorded = columns["timestamp"].cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64()).to_pylist()
+        recorded = _milliseconds(columns["timestamp"]).to_pylist()
         begin = 0
         for key, value, count, partition, offset, recorded_ms in zip(
             columns["key"].to_pylist(),

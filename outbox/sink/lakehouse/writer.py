@@ -52,8 +52,9 @@ from outbox.sink.applier import Applied
 from outbox.sink.batch import Batch, Traced
 from outbox.sink.positions import Offsets
 from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.records import ARROW_TYPES, made_at_ms
+from outbox.sink.records import made_at_ms
 from outbox.sink.spec import SinkSpec
+from outbox.sink.values import ARROW_TYPES
 from outbox.sink.writer import Counts, SinkWriter, count
 
 LOCK_TIMEOUT_S = 60

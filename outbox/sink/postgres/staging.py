@@ -27,7 +27,8 @@ from pyarrow import csv
 
 from outbox.sink import dead_letters, partitions
 from outbox.sink.batch import Decoded, Staged, Traced
-from outbox.sink.records import ARROW_TYPES, RecordDecoder
+from outbox.sink.records import RecordDecoder
+from outbox.sink.values import ARROW_TYPES
 
 COPY_BUFFER_BYTES = 1 << 20
 TRACED_MAX = 100  # per task
@@ -188,7 +189,8 @@ class Copier:
 def copy_table(cursor: extensions.cursor, into: sql.Composable, rows: pa.Table) -> None:
     """COPY rows into a table, by the names of their columns."""
     buffer = io.BytesIO()
-    csv.write_csv(rows, buffer, csv.WriteOptions(include_header=False))
+    # In one chunk: for an empty first chunk Arrow writes what happens to be in its buffer.
+    csv.write_csv(rows.combine_chunks(), buffer, csv.WriteOptions(include_header=False))
     buffer.seek(0)
     columns = sql.SQL(", ").join(map(sql.Identifier, rows.column_names))
     statement = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT csv)").format(into, columns)

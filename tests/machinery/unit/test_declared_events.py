@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outbox.sink.records import Event, EventDecoder, Record, Rejection
-from outbox.writing.contract import EventSchema
+from outbox.sink.values import ARROW_TYPES, convert, convert_all
+from outbox.writing.contract import EventSchema, SqlType
 from tests.support.events import NOW_MS
 from tests.support.failures import raises
 from tests.support.record_corpus import ID
@@ -105,3 +109,56 @@ def test_what_cannot_be_a_key_a_version_or_a_quantity_is_refused(
 ) -> None:
     with raises("event-declaration-unusable"):
         declare(tmp_path, properties, [], **uses)
+
+
+MOMENT = (
+    r"\A(0000|0001|2026|9999|[0-9]{4})-(01|02|12)-(01|28|29|31)[Tt ]([01][0-9]|2[0-4]):[0-5][0-9]:([0-5][0-9]|60)"
+    r"(\.[0-9]{1,10})?([Zz]|[+-](00:00|01:30|14:00|23:59))\Z"
+)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.just("\0"), max_size=3)
+OF_TYPE: dict[SqlType, st.SearchStrategy[Any]] = {
+    "timestamptz": st.from_regex(MOMENT) | st.datetimes().map(lambda one: f"{one.isoformat()}Z"),
+    "bigint": st.integers(-(2**63), 2**63 - 1) | st.decimals(-9, 9, places=1).filter(lambda one: one % 1 == 0),
+    "numeric": st.integers() | st.decimals(allow_nan=False, allow_infinity=False),
+    "boolean": st.booleans(),
+    "text": TEXTS,
+    "uuid": st.uuids().map(str),
+    "jsonb": st.dictionaries(TEXTS, st.none() | TEXTS | st.integers(), max_size=2),
+}
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        ("timestamptz", "0000-12-31T23:59:59Z"),
+        ("timestamptz", "0001-01-01T00:00:00+14:00"),
+        ("timestamptz", "9999-12-31T23:59:59-14:00"),
+        ("timestamptz", "2016-12-31T23:59:60Z"),
+        ("text", "a\0"),
+        ("jsonb", {"a": "\0"}),
+    ],
+)
+def test_what_postgres_has_nothing_for_is_found_either_way(type_: SqlType, value: object) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
+        convert(type_, value)
+    with pytest.raises(ValueError):  # noqa: PT011
+        convert_all(type_, [value])
+
+
+@given(st.data())
+@pytest.mark.parametrize("type_", OF_TYPE)
+def test_what_is_converted_all_at_once_is_as_one_by_one(type_: SqlType, data: st.DataObject) -> None:
+    values = data.draw(st.lists(st.none() | OF_TYPE[type_], max_size=3))
+    try:
+        found = convert_all(type_, values)
+    except ValueError:
+        return
+    assert found.equals(pa.array([convert(type_, value) for value in values], ARROW_TYPES[type_]))
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [("timestamptz", "2026-11-22T10:00:00.5+01:30"), ("bigint", 7), ("text", "ü"), ("jsonb", {"a": [None, "\\u0000"]})],
+)
+def test_ordinary_values_are_converted_all_at_once(type_: SqlType, value: object) -> None:
+    assert len(convert_all(type_, [value, None, value])) == 3

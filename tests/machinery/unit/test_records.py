@@ -8,8 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from outbox.sink.records import Event, Record, Rejection
+from outbox.sink.batch import Decoded
+from outbox.sink.records import AT_ONCE, FUTURE_MAX_MS, Event, EventDecoder, Record, RecordDecoder, Rejection
 from tests.support.events import DECODER, NOW_MS, TRACE, kafka_table
 from tests.support.record_corpus import GOOD, HEADERS, HEADERS_OF, ID, KEY, VALUES, changed, raw, record
 
@@ -129,6 +132,27 @@ def test_a_timestamp_of_the_record_that_no_calendar_has_is_no_error() -> None:
     assert reason(record(recorded_ms=NOW_MS)) is None
 
 
+TRACED = {"traceparent": f"00-{TRACE}-0123456789abcdef-01"}
+CORPUS = [
+    *(record(value) for value, _ in VALUES.values()),
+    *(record(headers=headers) for headers, _ in HEADERS_OF.values()),
+    *(record(key=key) for key in (b"other", None, b"\xff")),
+    *(record(recorded_ms=NOW_MS + late_ms) for late_ms in (-FUTURE_MAX_MS, FUTURE_MAX_MS, -(2**52), 2**52)),
+    record(headers=HEADERS | TRACED),
+    record()._replace(headers=[*record().headers, ("binary", b"\xff")]),
+    record()._replace(headers=[("id", b"words"), *record().headers]),
+    record()._replace(headers=[*record().headers, ("id", b"words")]),
+]
+
+
+def both_ways(table: pa.Table) -> Decoded:
+    """The table as its decoder decodes it; record by record it comes to the same."""
+    decoded, expected = DECODER.decode(table), RecordDecoder.decode(DECODER, table)
+    assert decoded.rows.equals(expected.rows)
+    assert decoded[1:] == expected[1:]
+    return decoded
+
+
 class TestTable:
     """Records as Spark hands them over, in Arrow's columns."""
 
@@ -149,6 +173,30 @@ class TestTable:
         decoded = DECODER.decode(kafka_table(record(), record(value), record()))
         assert [one.rejection.reason for one in decoded.dead] == ([] if expected is None else [expected])
         assert decoded.rows.num_rows == (3 if expected is None else 2)
+
+    @pytest.mark.parametrize("one", CORPUS)
+    def test_by_columns_or_one_by_one_comes_to_the_same(self, one: Record) -> None:
+        both_ways(kafka_table(one))
+        both_ways(kafka_table(record(), one))
+
+    @given(st.lists(st.sampled_from(CORPUS), max_size=4))
+    def test_any_mixture_by_columns_or_one_by_one_comes_to_the_same(self, records: list[Record]) -> None:
+        both_ways(kafka_table(*records))
+
+    def test_a_bad_record_costs_only_its_neighbours_the_fast_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        looked_at: list[Record] = []
+        one_by_one = type(DECODER).record
+
+        def noted(self: EventDecoder, one: Record) -> Event | Rejection:
+            looked_at.append(one)
+            return one_by_one(self, one)
+
+        monkeypatch.setattr(type(DECODER), "record", noted)
+        good = kafka_table(*[record()] * 2 * AT_ONCE)
+        assert DECODER.decode(good).rows.num_rows == 2 * AT_ONCE
+        assert not looked_at
+        decoded = DECODER.decode(pa.concat_tables([good, kafka_table(record(b"bad"))]).combine_chunks())
+        assert (decoded.rows.num_rows, len(decoded.dead), len(looked_at)) == (2 * AT_ONCE, 1, 1)
 
     def test_the_table_may_come_in_chunks_or_be_empty(self) -> None:
         one = kafka_table(record(), record(b"bad"))
