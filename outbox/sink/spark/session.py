@@ -45,6 +45,7 @@ CONFIG = {
     "spark.app.name": "outbox sink",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
+    "spark.python.daemon.module": "outbox.sink.spark.daemon",
     # What a Python worker of an executor holds at once.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_MAX_BYTES),

@@ -1,0 +1,30 @@
+"""The process that Spark forks Python workers from."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from outbox.sink.spark.daemon import without_archives
+
+
+def test_tasks_read_no_archive() -> None:
+    found = without_archives(["/spark/pyspark.zip", *sys.path, "/spark/spark-core.jar"])
+    assert found == [entry for entry in sys.path if not entry.endswith(".zip")]
+
+
+def test_pyspark_that_is_in_an_archive_only_stays_there(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "pyspark.zip", "w") as archive:
+        archive.writestr("pyspark/__init__.py", "")
+    path = [str(tmp_path), str(tmp_path / "pyspark.zip")]
+    assert without_archives(path) == path
+
+
+def test_the_path_of_this_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend("/spark/pyspark.zip")
+    before = [*sys.path]
+    without_archives(sys.path)
+    assert sys.path == before
