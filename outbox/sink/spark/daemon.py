@@ -11,7 +11,7 @@ import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 
 ARCHIVES = (".jar", ".zip")
 TASKS = "outbox.sink.postgres.staging"  # what they run; imported here, so that no worker has to
@@ -31,11 +31,7 @@ def main() -> None:
 def without_archives(path: Sequence[str]) -> list[str]:
     """Python's path without archives; all of it if PySpark is not installed and only in one of them."""
     folders = [entry for entry in path if not entry.endswith(ARCHIVES)]
-    before, sys.path[:] = sys.path[:], folders
-    try:
-        return folders if find_spec("pyspark") else [*path]
-    finally:
-        sys.path[:] = before
+    return folders if PathFinder.find_spec("pyspark", folders) else [*path]
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
 from outbox.sink.spark.daemon import without_archives
 
 
@@ -21,10 +19,3 @@ def test_pyspark_that_is_in_an_archive_only_stays_there(tmp_path: Path) -> None:
         archive.writestr("pyspark/__init__.py", "")
     path = [str(tmp_path), str(tmp_path / "pyspark.zip")]
     assert without_archives(path) == path
-
-
-def test_the_path_of_this_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend("/spark/pyspark.zip")
-    before = [*sys.path]
-    without_archives(sys.path)
-    assert sys.path == before
