@@ -32,7 +32,7 @@ JVM_GONE = (Py4JError, ConnectionError)  # what a call raises when there is no J
 SUBMITTED = "PYSPARK_GATEWAY_PORT"  # set for a process that spark-submit has started
 LOCAL_MASTER = "local[2]"
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
-FETCH_MAX_WAIT_MS = 10
+FETCH_MAX_WAIT_MS = 1
 ARROW_BATCH_MAX_BYTES = 8 << 20
 # A batch is thrown away as a whole once it is applied: a large young generation, and it is never copied.
 GARBAGE_COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
@@ -156,7 +156,7 @@ def records(spark: SparkSession, settings: Settings, topic: str, starting_offset
         "maxOffsetsPerTrigger": str(settings.sink_max_offsets_per_trigger),
         "kafka.max.poll.records": str(MAX_POLL_RECORDS),
         "kafka.max.partition.fetch.bytes": str(MAX_PARTITION_FETCH_BYTES),
-        # The look-ups queue behind the fetch that waits at the log's end.
+        # A batch often ends with a transaction's marker, which only a fetch that waits at the log's end steps over.
         "kafka.fetch.max.wait.ms": str(FETCH_MAX_WAIT_MS),
     }
     return spark.readStream.format("kafka").options(**options).load()
