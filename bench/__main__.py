@@ -1,4 +1,4 @@
-"""python -m bench latency | backlog | strategies | growth: each on a new, empty stack of its own."""
+"""python -m bench latency | start | backlog | strategies | growth: each on a new, empty stack of its own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import click
 from bench import backlog as drain
 from bench import by_hand
 from bench import latency as arrival
+from bench import start as starting
 from bench import strategies as apply
 from bench.meter import Drain, Meter
 from outbox.base import project
@@ -29,6 +30,7 @@ from outbox.stack.stack import PARTS, Stack
 HOME = project.current().root / ".outbox" / "bench"
 WARM_UP_EVENTS = 400  # one by one; by then the JVMs have compiled the code that handles one event
 BATCH_EVENTS = 100_000
+STARTED_WITH_EVENTS = 1_000  # more than a driver decodes itself, so that executors have a part in the start
 
 
 @click.group()
@@ -56,6 +58,24 @@ def latency(events: int) -> None:
         for name, seconds in asdict(latencies).items():
             p50, p99 = (round(statistics.quantiles(seconds, n=100)[cut - 1] * 1e3, 1) for cut in (50, 99))
             click.echo(json.dumps({"measure": f"commit_to_{name[:-2]}_ms", "jvm": jvm, "p50": p50, "p99": p99}))
+
+
+@main.command()
+@click.option("--rounds", default=5, show_default=True, help="How often each side starts.")
+def start(rounds: int) -> None:
+    """Start the dedup sink, until its first events are applied, and a bare Spark session that counts them, in turns."""
+    with _stack() as settings:
+        topics.create(settings, connectors.topic_specs(settings))
+        drain.produce(settings, STARTED_WITH_EVENTS, report=click.echo)
+        found: dict[str, list[starting.Started]] = {"sink": [], "bare": []}
+        for _ in range(rounds):
+            drain.empty(settings)
+            found["sink"].append(starting.of_sink(settings, "dedup"))
+            found["bare"].append(starting.of_spark(settings))
+            for name, starts in found.items():
+                _print("start", side=name, **starts[-1]._asdict())
+    for what in starting.Started._fields:
+        _ratio("sink_to_bare", what, found["sink"], found["bare"])
 
 
 @main.command()
@@ -87,9 +107,7 @@ def backlog(events: int, rounds: int, busy_cores: int) -> None:
                     _print("drain", side=name, **found[name][-1]._asdict())
     for name in list(sides)[1:]:
         for what in ("per_s", "cpu_s_per_million"):
-            pairs = zip(found["spark"], found[name], strict=True)
-            ratios = [getattr(ours, what) / getattr(theirs, what) for ours, theirs in pairs]
-            _print(f"spark_to_{name}", what=what, median=statistics.median(ratios), low=min(ratios), high=max(ratios))
+            _ratio(f"spark_to_{name}", what, found["spark"], found[name])
 
 
 @main.command()
@@ -137,6 +155,12 @@ def _stack(parts: Sequence[str] = PARTS) -> Iterator[Settings]:
         yield stack.settings
     finally:
         stack.down()
+
+
+def _ratio(measure: str, what: str, ours: Sequence[object], theirs: Sequence[object]) -> None:
+    """Print by how much one side exceeds the other, of the runs of each round."""
+    ratios = [getattr(one, what) / getattr(other, what) for one, other in zip(ours, theirs, strict=True)]
+    _print(measure, what=what, median=statistics.median(ratios), low=min(ratios), high=max(ratios))
 
 
 def _print(measure: str, **values: object) -> None:

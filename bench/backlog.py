@@ -24,6 +24,7 @@ from outbox.kafka.clients import client_config
 from outbox.stack.command import sink
 
 ACCOUNTS = 1_000
+POLL_S = 0.02
 DRAIN_TIMEOUT_S = 3600.0  # only a sink that hangs takes this long
 APPLIED = "SELECT coalesce(sum(next_offset), 0) FROM positions WHERE sink = %s AND topic = %s"
 
@@ -58,19 +59,31 @@ def drain_with_spark(settings: Settings, name: str, meter: Meter) -> Drain:
     meter.start(lambda: cpu_s(process.processes()))
     process.spawn()
     try:
-        with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
-            connection.autocommit = True
+        with applied(settings, name) as count:
 
             def drained() -> bool:
-                cursor.execute(APPLIED, [name, settings.topic])
-                ((applied,),) = cursor.fetchall()
-                meter.applied(int(applied))
-                return int(applied) >= meter.events
+                events = count()
+                meter.applied(events)
+                return events >= meter.events
 
-            wait_for("the backlog to drain", drained, timeout_s=DRAIN_TIMEOUT_S, poll_s=0.02)
+            wait_for("the backlog to drain", drained, timeout_s=DRAIN_TIMEOUT_S, poll_s=POLL_S)
         return meter.result()
     finally:
         process.stop()
+
+
+@contextmanager
+def applied(settings: Settings, name: str) -> Iterator[Callable[[], int]]:
+    """A function that says how many events a sink has applied."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+
+        def count() -> int:
+            cursor.execute(APPLIED, [name, settings.topic])
+            ((found,),) = cursor.fetchall()
+            return int(found)
+
+        yield count
 
 
 def drain_here(meter: Meter, applied: Iterable[int]) -> Drain:

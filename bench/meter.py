@@ -66,6 +66,17 @@ class Meter:
         )
 
 
+class Stopwatch:
+    """Runs from when it is made."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+
+    def read(self, process: Process) -> tuple[float, float]:
+        """The time since, and the processor time of a process that was begun since, in seconds."""
+        return time.monotonic() - self._began_s, cpu_s(process.processes())
+
+
 def cpu_s(processes: Iterable[psutil.Process]) -> float:
     """Processor time of processes and of their children that have ended, in seconds."""
     total = 0.0

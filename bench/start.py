@@ -1,0 +1,70 @@
+"""The start of a sink until its first events are applied, beside the least that Spark does with as many records."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import backlog, bare
+from bench.meter import Stopwatch
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.jvm.java import java_home
+from outbox.stack.command import sink
+from outbox.stack.process import Process
+
+START_TIMEOUT_S = 300.0  # only a sink that hangs takes this long
+
+
+class Started(NamedTuple):
+    """How long a start took."""
+
+    start_s: float
+    start_cpu_s: float
+
+
+class Bare(Process):
+    """A Spark session that counts the topic's records and does nothing else."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("bare", settings.home)
+        self._settings = settings
+        self._counted = self.folder / "counted"
+
+    def argv(self) -> Sequence[str | Path]:
+        return [sys.executable, bare.__file__, self._settings.kafka_bootstrap, self._settings.topic, self._counted]
+
+    def env(self) -> Mapping[str, str]:
+        return {"JAVA_HOME": java_home()}
+
+    def prepare(self) -> None:
+        self._counted.unlink(missing_ok=True)
+
+    def is_ready(self) -> bool:
+        return self._counted.exists() and bool(self._counted.read_text())
+
+
+def of_sink(settings: Settings, strategy: str) -> Started:
+    """Start the sink on a topic that it has not read."""
+    process = sink(settings, strategy)
+    watch = Stopwatch()
+    process.spawn()
+    try:
+        with backlog.applied(settings, strategy) as count:
+            wait_for("the first events", count, timeout_s=START_TIMEOUT_S, poll_s=backlog.POLL_S)
+            return Started(*watch.read(process))
+    finally:
+        process.stop()
+
+
+def of_spark(settings: Settings) -> Started:
+    """Start the bare session."""
+    session = Bare(settings)
+    watch = Stopwatch()
+    session.start()
+    try:
+        return Started(*watch.read(session))
+    finally:
+        session.kill()
