@@ -36,8 +36,6 @@ FETCH_MAX_WAIT_MS = 1
 ARROW_BATCH_MAX_BYTES = 8 << 20
 # A batch is thrown away as a whole once it is applied: a large young generation, and it is never copied.
 GARBAGE_COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
-# The second compiler takes more processor time than it saves in the first 2.5 million events after a start.
-COMPILER = "-XX:TieredStopAtLevel=1"
 # Each poll is followed by look-ups of offsets, so that few polls make a large batch faster; within what memory holds.
 MAX_POLL_RECORDS, MAX_PARTITION_FETCH_BYTES = 2_000, 4 << 20
 
@@ -106,7 +104,7 @@ def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
     return {
         "spark.driver.memory": settings.sink_driver_memory,
         "spark.driver.extraJavaOptions": (
-            f"-Dlog4j2.configurationFile=file://{quote(str(LOG_CONFIG))} {GARBAGE_COLLECTOR} {COMPILER} {archived}"
+            f"-Dlog4j2.configurationFile=file://{quote(str(LOG_CONFIG))} {GARBAGE_COLLECTOR} {archived}"
         ),
         # A class archive holds classes of the class path only.
         "spark.driver.extraClassPath": ":".join(map(str, found)),
