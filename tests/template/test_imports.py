@@ -57,7 +57,7 @@ PACKAGES: dict[str, set[str]] = {
 
 # Heavy libraries, and the only rooms and packages that import them.
 LIBRARIES: dict[str, set[str]] = {
-    "pyspark": {"outbox.sink.spark", "outbox.sink.lakehouse", "tests"},
+    "pyspark": {"outbox.sink.spark", "outbox.sink.lakehouse", "bench", "tests"},
     "delta": {"outbox.sink.lakehouse", "tests"},
     "flask": {"outbox.http", "service", "tests"},
     "alembic": {"outbox.migrations", "migrations", "tests"},
