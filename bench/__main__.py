@@ -1,8 +1,9 @@
-"""python -m bench latency | start | backlog | strategies | growth: each on a new, empty stack of its own."""
+"""python -m bench write | relay | latency | start | backlog | strategies | growth: each on a new, empty stack."""
 
 from __future__ import annotations
 
 import json
+import operator
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +14,9 @@ from pathlib import Path
 import click
 
 from bench import backlog as drain
-from bench import by_hand
+from bench import by_hand, write
 from bench import latency as arrival
+from bench import relay as relaying
 from bench import start as starting
 from bench import strategies as apply
 from bench.meter import Drain, Meter
@@ -30,12 +32,54 @@ from outbox.stack.stack import PARTS, Stack
 HOME = project.current().root / ".outbox" / "bench"
 WARM_UP_EVENTS = 400  # one by one; by then the JVMs have compiled the code that handles one event
 BATCH_EVENTS = 100_000
+CLIENTS = (1, 4, 16)
 STARTED_WITH_EVENTS = 1_000  # more than a driver decodes itself, so that executors have a part in the start
 
 
 @click.group()
 def main() -> None:
     """Benchmarks on a stack of their own. The figures depend on the machine: compare ratios."""
+
+
+@main.command("write")
+@click.option("--rounds", default=3, show_default=True, help="How often each side runs.")
+@click.option("--seconds", default=5.0, show_default=True, help="How long it runs.")
+def write_transaction(rounds: int, seconds: float) -> None:
+    """Make transfers: by the write function, by it without its outbox, and by pgbench with the same statements."""
+    with _stack(["postgres"]) as settings:
+        write.make_accounts(settings)
+        for workload, accounts in write.ACCOUNTS.items():
+            for clients in CLIENTS:
+                of = write.Load(settings, clients, accounts, seconds)
+                found: dict[str, list[write.Written]] = {"function": [], "without outbox": [], "pgbench": []}
+                for _ in range(rounds):
+                    found["function"].append(write.function(of))
+                    found["without outbox"].append(write.function(of, with_outbox=False))
+                    found["pgbench"].append(write.pgbench(of))
+                for name, runs in found.items():
+                    per_s = statistics.median(run.per_s for run in runs)
+                    _print("write", side=name, accounts=workload, clients=clients, per_s=per_s)
+                for name in ("without outbox", "pgbench"):
+                    _ratio(
+                        f"function_to_{name}", f"per_s, {workload}, {clients} clients", found["function"], found[name]
+                    )
+
+
+@main.command("relay")
+@click.option("--events", default=1_000_000, show_default=True)
+@click.option("--rounds", default=2, show_default=True, help="How often each side relays the backlog.")
+def relay_backlog(events: int, rounds: int) -> None:
+    """Relay a backlog of the outbox with exactly-once on and off, in turns; nothing else runs."""
+    modes = {"exactly-once": True, "at-least-once": False}
+    found: dict[str, list[Drain]] = {name: [] for name in modes}
+    with _stack() as settings:
+        for _ in range(rounds):
+            for name, on in modes.items():
+                mode = settings.model_copy(update={"exactly_once": on})
+                found[name].append(relaying.relay(mode, events, report=click.echo))
+                _print("relay", side=name, **found[name][-1]._asdict())
+    for what in ("per_s", "cpu_s_per_million"):
+        _ratio("exactly_to_at_least_once", what, *found.values())
 
 
 @main.command()
@@ -159,7 +203,8 @@ def _stack(parts: Sequence[str] = PARTS) -> Iterator[Settings]:
 
 def _ratio(measure: str, what: str, ours: Sequence[object], theirs: Sequence[object]) -> None:
     """Print by how much one side exceeds the other, of the runs of each round."""
-    ratios = [getattr(one, what) / getattr(other, what) for one, other in zip(ours, theirs, strict=True)]
+    of = operator.attrgetter(what.partition(",")[0])
+    ratios = [of(one) / of(other) for one, other in zip(ours, theirs, strict=True)]
     _print(measure, what=what, median=statistics.median(ratios), low=min(ratios), high=max(ratios))
 
 

@@ -1,0 +1,72 @@
+"""Relay a backlog: rows that were written to the outbox while Connect was down, and nothing else runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+
+from bench.meter import Drain, Meter, cpu_s
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SourceRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.relay import apply as connector
+from outbox.stack.stack import Stack
+
+EVENTS_OF_A_TRANSACTION = 10
+RELAY_TIMEOUT_S = 3600.0  # only a relay that hangs takes this long
+POLL_S = 0.05
+# A million events of a thousand accounts, with amounts that add up from zero.
+WRITE = """
+DO $$
+DECLARE accounts uuid[] := ARRAY(SELECT gen_random_uuid() FROM generate_series(1, 1000));
+BEGIN
+    FOR number IN 1..{transactions} LOOP
+        INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
+        SELECT uuidv7(), 'account', account, 'transfer.credited',
+               jsonb_build_object('transfer_id', gen_random_uuid(), 'account_id', account, 'amount', 1,
+                                  'currency', 'EUR', 'balance_after', number, 'version', number,
+                                  'occurred_at', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
+          FROM (SELECT accounts[1 + (number * {size} + place) % 1000] AS account
+                  FROM generate_series(1, {size}) AS place);
+        COMMIT;
+    END LOOP;
+END $$
+"""
+
+
+def relay(settings: Settings, events: int, report: Callable[[str], None]) -> Drain:
+    """Stop Connect, write so many events, start Connect as the settings say, and measure until all are on the topic.
+
+    It counts offsets of the topic. Up to one in a hundred of them is the marker of a transaction of Connect.
+    """
+    stack = Stack(settings)
+    stack.up(["connect"], report=report)
+    connector.apply(settings)
+    worker, broker, database = (stack.part(name) for name in ("connect", "kafka", "postgres"))
+    worker.stop()
+    _write(settings, events)
+    before = _offsets(settings)
+    meter = Meter(events, database)
+    meter.start(lambda: cpu_s([*worker.processes(), *broker.processes()]))
+    worker.spawn()
+
+    def relayed() -> bool:
+        count = _offsets(settings) - before
+        meter.applied(count)
+        return count >= events
+
+    wait_for("the backlog to be relayed", relayed, timeout_s=RELAY_TIMEOUT_S, poll_s=POLL_S)
+    return meter.result()
+
+
+def _write(settings: Settings, events: int) -> None:
+    transactions = events // EVENTS_OF_A_TRANSACTION
+    with closing(connect(settings, SourceRole.APP)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        cursor.execute("SET synchronous_commit = off")
+        cursor.execute(WRITE.format(transactions=transactions, size=EVENTS_OF_A_TRANSACTION))
+
+
+def _offsets(settings: Settings) -> int:
+    return sum(topics.last_stable_offsets(settings, settings.topic).values())
