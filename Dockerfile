@@ -31,7 +31,7 @@ ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/opt/outbox:/opt/pac
 # A named volume takes owner and mode of the folder that it is first mounted on. 1000 is also the user of apache/kafka.
 RUN useradd --uid 1000 --create-home outbox \
     && cd /var/lib && mkdir secrets \
-    && install --directory --owner=outbox --group=outbox --mode=700 /run/secrets outbox outbox/checkpoints \
+    && install --directory --owner=outbox --group=outbox --mode=700 /run/secrets outbox outbox/checkpoints outbox/spark-master \
         secrets/all secrets/postgres secrets/roles secrets/connect secrets/migrate secrets/apply secrets/serve \
         secrets/sink secrets/demo secrets/outbox \
     && ln --symbolic /run/secrets/stack.env outbox/stack.env

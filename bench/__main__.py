@@ -1,4 +1,4 @@
-"""python -m bench write | relay | latency | start | backlog | strategies | growth: each on a new, empty stack."""
+"""python -m bench write | relay | latency | start | backlog | peers | cluster | …: each on a new, empty stack."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from bench import backlog as drain
-from bench import by_hand, write
+from bench import by_hand, by_the_book, clients, cluster, peers, row_by_row, sizes, write
 from bench import latency as arrival
 from bench import relay as relaying
 from bench import start as starting
@@ -27,10 +27,11 @@ from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
 from outbox.relay import connectors
 from outbox.stack.command import sink
+from outbox.stack.process import Process
 from outbox.stack.stack import PARTS, Stack
 
 HOME = project.current().root / ".outbox" / "bench"
-WARM_UP_EVENTS = 400  # one by one; by then the JVMs have compiled the code that handles one event
+WARM_UP_S = 30.0
 BATCH_EVENTS = 100_000
 CLIENTS = (1, 4, 16)
 STARTED_WITH_EVENTS = 1_000  # more than a driver decodes itself, so that executors have a part in the start
@@ -43,65 +44,110 @@ def main() -> None:
 
 @main.command("write")
 @click.option("--rounds", default=3, show_default=True, help="How often each side runs.")
-@click.option("--seconds", default=5.0, show_default=True, help="How long it runs.")
+@click.option("--seconds", default=3.0, show_default=True, help="How long it runs.")
 def write_transaction(rounds: int, seconds: float) -> None:
-    """Make transfers: by the write function, by it without its outbox, and by pgbench with the same statements."""
-    with _stack(["postgres"]) as settings:
+    """Make transfers by the write function, over HTTP, with a dual write, and by pgbench with the same statements.
+
+    Also by the function and over HTTP without the outbox: the difference is its cost.
+    """
+    with _stack(["postgres", "kafka"]) as settings:
+        topics.create(settings, connectors.topic_specs(settings))
         write.make_accounts(settings)
         for workload, accounts in write.ACCOUNTS.items():
-            for clients in CLIENTS:
-                of = write.Load(settings, clients, accounts, seconds)
-                found: dict[str, list[write.Written]] = {"function": [], "without outbox": [], "pgbench": []}
-                for _ in range(rounds):
-                    found["function"].append(write.function(of))
-                    found["without outbox"].append(write.function(of, with_outbox=False))
-                    found["pgbench"].append(write.pgbench(of))
-                for name, runs in found.items():
-                    per_s = statistics.median(run.per_s for run in runs)
-                    _print("write", side=name, accounts=workload, clients=clients, per_s=per_s)
-                for name in ("without outbox", "pgbench"):
-                    _ratio(
-                        f"function_to_{name}", f"per_s, {workload}, {clients} clients", found["function"], found[name]
-                    )
+            for number in CLIENTS:
+                _write(clients.Load(settings, number, accounts, seconds), workload, rounds)
+
+
+def _write(load: clients.Load, workload: str, rounds: int) -> None:
+    def served(app: str) -> write.Written:
+        with clients.served(load.settings, app):
+            return write.measure(load, clients.over_http)
+
+    sides: dict[str, Callable[[], write.Written]] = {
+        "function": lambda: write.measure(load, clients.function),
+        "function without outbox": lambda: write.measure(load, clients.without_outbox),
+        "dual write": lambda: write.measure(load, clients.dual_write),
+        "pgbench": lambda: write.pgbench(load),
+        "http": lambda: served("service.app:create_app()"),
+        "http without outbox": lambda: served("bench.clients:create_app_without_outbox()"),
+    }
+    found: dict[str, list[write.Written]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            found[name].append(side())
+    what = {"accounts": workload, "clients": load.clients}
+    for name, runs in found.items():
+        database_cpu_s = statistics.median(run.database_cpu_s_per_1000 for run in runs)
+        per_s = statistics.median(run.per_s for run in runs)
+        _print("write", side=name, **what, per_s=per_s, database_cpu_s_per_1000=database_cpu_s)
+    for one, other in (
+        ("function", "function without outbox"),
+        ("http", "http without outbox"),
+        ("function", "dual write"),
+        ("function", "pgbench"),
+    ):
+        _ratio(f"{one} to {other}", "per_s", found[one], found[other], **what)
 
 
 @main.command("relay")
 @click.option("--events", default=1_000_000, show_default=True)
 @click.option("--rounds", default=2, show_default=True, help="How often each side relays the backlog.")
 def relay_backlog(events: int, rounds: int) -> None:
-    """Relay a backlog of the outbox with exactly-once on and off, in turns; nothing else runs."""
-    modes = {"exactly-once": True, "at-least-once": False}
-    found: dict[str, list[Drain]] = {name: [] for name in modes}
+    """Relay a backlog of the outbox with exactly-once on and off, and by polling, in turns; nothing else runs."""
     with _stack() as settings:
+        at_least_once = settings.model_copy(update={"exactly_once": False})
+        sides: dict[str, Callable[[], Drain]] = {
+            "exactly-once": lambda: relaying.relay(settings, events, report=click.echo),
+            "at-least-once": lambda: relaying.relay(at_least_once, events, report=click.echo),
+            "polling": lambda: relaying.poll(settings, events),
+        }
+        found: dict[str, list[Drain]] = {name: [] for name in sides}
         for _ in range(rounds):
-            for name, on in modes.items():
-                mode = settings.model_copy(update={"exactly_once": on})
-                found[name].append(relaying.relay(mode, events, report=click.echo))
+            for name, side in sides.items():
+                found[name].append(side())
                 _print("relay", side=name, **found[name][-1]._asdict())
-    for what in ("per_s", "cpu_s_per_million"):
-        _ratio("exactly_to_at_least_once", what, *found.values())
+    for other in ("at-least-once", "polling"):
+        for what in ("per_s", "cpu_s_per_million"):
+            _ratio(f"exactly-once to {other}", what, found["exactly-once"], found[other])
 
 
 @main.command()
-@click.option("--events", default=300, show_default=True)
-def latency(events: int) -> None:
-    """Measure commit → topic and commit → balance, one event at a time, with exactly-once on.
+@click.option("--events", default=200, show_default=True, help="How many are written one at a time.")
+@click.option("--per-s", default=100.0, show_default=True, help="The steady rate.")
+@click.option("--seconds", default=30.0, show_default=True, help="How long it lasts.")
+@click.option("--rounds", default=1, show_default=True, help="How often each side is measured.")
+def latency(events: int, per_s: float, seconds: float, rounds: int) -> None:
+    """Measure commit → topic and commit → balance, beside the defaults of Debezium and Spark.
 
-    Reports the first events of a started chain (cold) and later ones (warm).
+    Exactly-once is on. Each side first gets half a minute of events, so that its JVMs have compiled what they run.
     """
+    found: dict[tuple[str, str, str], list[float]] = {}
     with _stack() as settings:
+        outbox = connectors.load(settings)
+        sides: dict[str, tuple[connectors.Connector, Process, str]] = {
+            "ours": (outbox, sink(settings, "dedup"), "dedup"),
+            "defaults": (arrival.with_defaults(outbox), peers.ByTheBook(settings), by_the_book.NAME),
+        }
         relay.apply(settings)
-        process = sink(settings, "dedup")
-        process.start()
-        try:
-            found = {"cold": arrival.measure(settings, "dedup", WARM_UP_EVENTS)}
-            found["warm"] = arrival.measure(settings, "dedup", events)
-        finally:
-            process.stop()
-    for jvm, latencies in found.items():
-        for name, seconds in asdict(latencies).items():
-            p50, p99 = (round(statistics.quantiles(seconds, n=100)[cut - 1] * 1e3, 1) for cut in (50, 99))
-            click.echo(json.dumps({"measure": f"commit_to_{name[:-2]}_ms", "jvm": jvm, "p50": p50, "p99": p99}))
+        drain.produce(settings, 1, report=click.echo)
+        for _ in range(rounds):
+            for side, (connector, process, name) in sides.items():
+                relay.apply(settings, connector)
+                process.start()
+                try:
+                    arrival.at_rate(settings, name, per_s, WARM_UP_S)
+                    loads = {
+                        "one at a time": arrival.one_by_one(settings, name, events),
+                        f"{per_s:g} per s": arrival.at_rate(settings, name, per_s, seconds),
+                    }
+                finally:
+                    process.stop()
+                for load, latencies in loads.items():
+                    for to, values in asdict(latencies).items():
+                        found.setdefault((f"commit to {to[:-2]}", load, side), []).extend(values)
+    for (measure, load, side), values in found.items():
+        cuts = statistics.quantiles(values, n=100)
+        _print(measure, load=load, side=side, p50_ms=cuts[49] * 1e3, p99_ms=cuts[98] * 1e3)
 
 
 @main.command()
@@ -138,7 +184,7 @@ def backlog(events: int, rounds: int, busy_cores: int) -> None:
         files = list(by_hand.write_files(settings, Path(folder), BATCH_EVENTS))
         meter = Meter(events, Stack(settings).part("postgres"))
         sides: dict[str, Callable[[], Drain]] = {
-            "spark": lambda: drain.drain_with_spark(settings, "dedup", meter),
+            "spark": lambda: drain.drain_with(sink(settings, "dedup"), drain.applied(settings, "dedup"), meter),
             "by hand": lambda: drain.drain_here(meter, by_hand.drain(settings, "dedup", BATCH_EVENTS)),
             "limit": lambda: drain.drain_here(meter, by_hand.drain_files(settings, "dedup", files)),
         }
@@ -152,6 +198,50 @@ def backlog(events: int, rounds: int, busy_cores: int) -> None:
     for name in list(sides)[1:]:
         for what in ("per_s", "cpu_s_per_million"):
             _ratio(f"spark_to_{name}", what, found["spark"], found[name])
+
+
+@main.command("peers")
+@click.option("--events", type=click.IntRange(200_000), default=400_000, show_default=True)
+@click.option("--rows", default=20_000, show_default=True, help="How many of them the row by row consumer drains.")
+@click.option("--rounds", default=2, show_default=True, help="How often each side drains the backlog.")
+def drain_peers(events: int, rows: int, rounds: int) -> None:
+    """Drain a backlog with the dedup sink, with Spark as its guides show it, and record by record, in turns."""
+    with _stack() as settings:
+        topics.create(settings, connectors.topic_specs(settings))
+        drain.produce(settings, events, report=click.echo)
+        database = Stack(settings).part("postgres")
+        ours, book, row = Meter(events, database), Meter(events, database), Meter(rows, database)
+        sides: dict[str, Callable[[], Drain]] = {
+            "spark": lambda: drain.drain_with(sink(settings, "dedup"), drain.applied(settings, "dedup"), ours),
+            "by the book": lambda: drain.drain_with(
+                peers.ByTheBook(settings), peers.applied(settings, by_the_book.NAME), book
+            ),
+            "row by row": lambda: drain.drain_here(row, row_by_row.drain(settings, rows)),
+        }
+        found: dict[str, list[Drain]] = {name: [] for name in sides}
+        for _ in range(rounds):
+            for name, side in sides.items():
+                drain.empty(settings)
+                peers.empty(settings)
+                found[name].append(side())
+                _print("drain", side=name, **found[name][-1]._asdict())
+    for name in list(sides)[1:]:
+        for what in ("per_s", "cpu_s_per_million"):
+            _ratio(f"spark to {name}", what, found["spark"], found[name])
+
+
+@main.command("cluster")
+@click.option("--events", type=click.IntRange(400_000), default=1_000_000, show_default=True)
+@click.option("--workers", default=2, show_default=True, help="The largest number of them, and of partitions.")
+def drain_on_cluster(events: int, workers: int) -> None:
+    """Drain a backlog in the driver's own threads (0 workers), and then on 1 to N workers with a core each."""
+    with _stack(topic_partitions=max(workers, 1)) as settings:
+        topics.create(settings, connectors.topic_specs(settings))
+        drain.produce(settings, events, report=click.echo)
+        for number in range(workers + 1):
+            found = cluster.drain(settings, number, events, report=click.echo)
+            times = {"staged_s": found.staged_s_per_million, "applied_s": found.applied_s_per_million}
+            _print("cluster", workers=number, **found.drain._asdict(), **times)
 
 
 @main.command()
@@ -178,8 +268,15 @@ def growth(batches: int, days: int) -> None:
     click.echo(json.dumps({"measure": "dedup_growth", "events": batches * BATCH_EVENTS, "days": days, **rates}))
 
 
+@main.command("sizes")
+def bytes_per_event() -> None:
+    """Bytes per event in the outbox, on the topic, and as a remembered id."""
+    with _stack() as settings:
+        _print("bytes_per_event", **sizes.measure(settings))
+
+
 @contextmanager
-def _stack(parts: Sequence[str] = PARTS) -> Iterator[Settings]:
+def _stack(parts: Sequence[str] = PARTS, **settings: object) -> Iterator[Settings]:
     if HOME.exists():
         Stack(load(HOME, environment=False)).reset()
     stack = Stack(
@@ -191,6 +288,8 @@ def _stack(parts: Sequence[str] = PARTS) -> Iterator[Settings]:
             stack_controller_port=0,
             stack_connect_port=0,
             stack_spark_port=0,
+            service_port=0,
+            **settings,
         )
     )
     try:
@@ -201,11 +300,11 @@ def _stack(parts: Sequence[str] = PARTS) -> Iterator[Settings]:
         stack.down()
 
 
-def _ratio(measure: str, what: str, ours: Sequence[object], theirs: Sequence[object]) -> None:
+def _ratio(measure: str, what: str, ours: Sequence[object], theirs: Sequence[object], **of: object) -> None:
     """Print by how much one side exceeds the other, of the runs of each round."""
-    of = operator.attrgetter(what.partition(",")[0])
-    ratios = [of(one) / of(other) for one, other in zip(ours, theirs, strict=True)]
-    _print(measure, what=what, median=statistics.median(ratios), low=min(ratios), high=max(ratios))
+    value = operator.attrgetter(what)
+    ratios = [value(one) / value(other) for one, other in zip(ours, theirs, strict=True)]
+    _print(measure, **of, what=what, median=statistics.median(ratios), low=min(ratios), high=max(ratios))
 
 
 def _print(measure: str, **values: object) -> None:

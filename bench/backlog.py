@@ -9,8 +9,8 @@ import sys
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 from confluent_kafka import Producer
@@ -18,10 +18,11 @@ from confluent_kafka import Producer
 from bench.event import payload, uuid7
 from bench.meter import Drain, Meter, cpu_s
 from outbox.base.database import connect
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
-from outbox.stack.command import sink
+from outbox.stack.process import Process
 
 ACCOUNTS = 1_000
 POLL_S = 0.02
@@ -53,16 +54,22 @@ def produce(settings: Settings, events: int, report: Callable[[str], None]) -> N
     producer.flush()
 
 
-def drain_with_spark(settings: Settings, name: str, meter: Meter) -> Drain:
-    """Drain with the Spark sink."""
-    process = sink(settings, name)
-    meter.start(lambda: cpu_s(process.processes()))
+def drain_with(
+    process: Process,
+    count: AbstractContextManager[Callable[[], int]],
+    meter: Meter,
+    helpers: Sequence[Process] = (),
+) -> Drain:
+    """Drain with a process that is started for it; ``count`` says how many events it has applied."""
+    meter.start(lambda: sum(cpu_s(one.processes()) for one in (process, *helpers)))
     process.spawn()
     try:
-        with applied(settings, name) as count:
+        with count as applied_now:
 
             def drained() -> bool:
-                events = count()
+                if not process.is_running():
+                    raise Failure(f"{process.name} has ended:\n{process.tail()}", code="process-ended")
+                events = applied_now()
                 meter.applied(events)
                 return events >= meter.events
 

@@ -1,16 +1,17 @@
-"""Measure commit → topic and commit → balance, on a quiet stack with one event at a time."""
+"""Measure commit → topic and commit → balance, on a quiet stack: one event at a time, and at a steady rate."""
 
 from __future__ import annotations
 
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 
 from confluent_kafka import Consumer, TopicPartition
+from psycopg2.extensions import connection
 
 from bench.event import event_id, payload, uuid7
 from outbox.base.database import connect
@@ -18,9 +19,11 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
+from outbox.relay.connectors import Connector
 
 POLL_S = 0.005  # often enough for precision, and rarely enough to leave the processor to the chain
 ARRIVAL_TIMEOUT_S = 300.0  # only a chain that hangs takes this long, even for its first event on a busy machine
+TUNED = {"poll.interval.ms"}
 PAUSE_S = 0.02  # between two events: the stack is quiet when an event is written
 
 
@@ -32,36 +35,89 @@ class Latencies:
     balance_s: list[float] = field(default_factory=list)
 
 
-def measure(settings: Settings, sink: str, events: int) -> Latencies:
+def with_defaults(connector: Connector) -> Connector:
+    """The connector without what we set for speed."""
+    return replace(connector, config={name: value for name, value in connector.config.items() if name not in TUNED})
+
+
+def one_by_one(settings: Settings, sink: str, events: int) -> Latencies:
     """Write events one by one, each after the last has reached the balance, and measure their arrival."""
-    account = str(uuid.uuid4())
-    found = Latencies()
-    source, balances = connect(settings, SourceRole.APP), connect(settings, SinkRole.WRITER)
-    balances.autocommit = True
-    try:
-        with _arrivals(settings) as arrived, source.cursor() as writer, balances.cursor() as reader:
-            for version in range(1, events + 1):
-                identity = str(uuid7())
-                writer.execute(INSERT, [identity, account, payload(account, 1, version)])
-                source.commit()
-                committed_at = time.monotonic()
+    with _account(settings, sink) as account:
+        for _ in range(events):
+            account.write()
+            account.wait()
+            time.sleep(PAUSE_S)
+        return account.latencies()
 
-                def applied(version: int = version) -> bool:
-                    reader.execute(APPLIED, [sink, account])
-                    row = reader.fetchone()
-                    return row is not None and row[0] >= version
 
-                wait_for("the balance", applied, timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S)
-                found.balance_s.append(time.monotonic() - committed_at)
-                seen_at = wait_for(
-                    "the record", partial(arrived.get, identity), timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S
-                )
-                found.topic_s.append(seen_at - committed_at)
-                time.sleep(PAUSE_S)
-    finally:
-        source.close()
-        balances.close()
-    return found
+def at_rate(settings: Settings, sink: str, per_s: float, duration_s: float) -> Latencies:
+    """Write events at a steady rate, each in a transaction, and measure their arrival."""
+    with _account(settings, sink) as account, ThreadPoolExecutor(1, "writer") as writer:
+        began_s = time.monotonic()
+
+        def write() -> None:
+            for number in range(round(per_s * duration_s)):
+                time.sleep(max(0.0, began_s + number / per_s - time.monotonic()))
+                account.write()
+
+        writing = writer.submit(write)
+        while not writing.done():
+            account.look()
+            time.sleep(POLL_S)
+        writing.result()
+        account.wait()
+        return account.latencies()
+
+
+class Account:
+    """An account whose events are written, and looked for in its balance and on the topic."""
+
+    def __init__(self, source: connection, sinks: connection, sink: str, arrived: Mapping[str, float]) -> None:
+        self._source, self._sinks, self._sink, self._arrived = source, sinks, sink, arrived
+        self._id = str(uuid.uuid4())
+        self._events: list[str] = []
+        self._committed_at: list[float] = []
+        self._applied_at: list[float] = []
+
+    def write(self) -> None:
+        """Write an event and commit."""
+        event = str(uuid7())
+        with self._source.cursor() as cursor:
+            cursor.execute(INSERT, [event, self._id, payload(self._id, 1, len(self._events) + 1)])
+        self._source.commit()
+        self._events.append(event)
+        self._committed_at.append(time.monotonic())
+
+    def look(self) -> bool:
+        """Look at the balance; whether all that was written is applied."""
+        with self._sinks.cursor() as cursor:
+            cursor.execute(APPLIED, [self._sink, self._id])
+            rows = cursor.fetchall()
+        self._applied_at += [time.monotonic()] * ((rows[0][0] if rows else 0) - len(self._applied_at))
+        return len(self._applied_at) >= len(self._events)
+
+    def wait(self) -> None:
+        """Wait until all that was written is applied, and was seen on the topic."""
+        wait_for("the balance", self.look, timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S)
+        wait_for("the record", lambda: self._events[-1] in self._arrived, timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S)
+
+    def latencies(self) -> Latencies:
+        """Of all events."""
+        return Latencies(
+            [self._arrived[event] - at for event, at in zip(self._events, self._committed_at, strict=True)],
+            [seen - at for seen, at in zip(self._applied_at, self._committed_at, strict=True)],
+        )
+
+
+@contextmanager
+def _account(settings: Settings, sink: str) -> Iterator[Account]:
+    with (
+        _arrivals(settings) as arrived,
+        closing(connect(settings, SourceRole.APP)) as source,
+        closing(connect(settings, SinkRole.WRITER)) as sinks,
+    ):
+        sinks.autocommit = True
+        yield Account(source, sinks, sink, arrived)
 
 
 INSERT = """INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import closing
 
+from bench import polling
 from bench.meter import Drain, Meter, cpu_s
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
@@ -45,6 +47,7 @@ def relay(settings: Settings, events: int, report: Callable[[str], None]) -> Dra
     connector.apply(settings)
     worker, broker, database = (stack.part(name) for name in ("connect", "kafka", "postgres"))
     worker.stop()
+    _empty(settings)
     _write(settings, events)
     before = _offsets(settings)
     meter = Meter(events, database)
@@ -58,6 +61,25 @@ def relay(settings: Settings, events: int, report: Callable[[str], None]) -> Dra
 
     wait_for("the backlog to be relayed", relayed, timeout_s=RELAY_TIMEOUT_S, poll_s=POLL_S)
     return meter.result()
+
+
+def poll(settings: Settings, events: int) -> Drain:
+    """The same with a polling publisher in place of Connect."""
+    stack = Stack(settings)
+    stack.part("connect").stop()
+    _empty(settings)
+    _write(settings, events)
+    broker = stack.part("kafka")
+    meter = Meter(events, stack.part("postgres"))
+    meter.start(lambda: time.process_time() + cpu_s(broker.processes()))
+    for count in polling.relay(settings):
+        meter.applied(count)
+    return meter.result()
+
+
+def _empty(settings: Settings) -> None:
+    with closing(connect(settings, SourceRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("TRUNCATE outbox")
 
 
 def _write(settings: Settings, events: int) -> None:

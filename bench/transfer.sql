@@ -21,9 +21,10 @@ ON CONFLICT (client, route, key) DO UPDATE
        expires_at = excluded.expires_at
  WHERE taken.expires_at <= now();
 UPDATE accounts
-   SET balance_minor = CASE id WHEN lpad(to_hex(:low), 32, '0')::uuid THEN balance_minor - 1 ELSE balance_minor + 1 END,
-       version = version + 1
- WHERE id IN (lpad(to_hex(:low), 32, '0')::uuid, lpad(to_hex(:high), 32, '0')::uuid);
+   SET balance_minor = accounts.balance_minor + after.amount_minor, version = accounts.version + 1
+  FROM unnest(ARRAY[lpad(to_hex(:low), 32, '0')::uuid, lpad(to_hex(:high), 32, '0')::uuid], ARRAY[-1, 1])
+       AS after (id, amount_minor)
+ WHERE accounts.id = after.id;
 INSERT INTO transfers (id, from_account_id, to_account_id, amount_minor, currency, created_at)
 VALUES (gen_random_uuid(), lpad(to_hex(:low), 32, '0')::uuid, lpad(to_hex(:high), 32, '0')::uuid, 1, 'EUR', now());
 INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, schema_version, traceparent)

@@ -1,28 +1,22 @@
-"""The write transaction: what its outbox costs, and how far it is from pgbench with the same statements."""
+"""The write transaction: what its outbox costs, as a function and over HTTP, beside a dual write and beside pgbench."""
 
 from __future__ import annotations
 
 import multiprocessing
-import random
 import re
 import subprocess
 import time
-import uuid
-from contextlib import closing, nullcontext
+from contextlib import closing
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import NamedTuple
-from unittest.mock import patch
 
+from bench.clients import Client, Load
 from bench.meter import cpu_s
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
-from outbox.http.database import make_engine
-from outbox.http.idempotency import Key
 from outbox.stack.postgres import Postgres
-from service.schemas import NewTransfer
-from service.transfer import transfer
 
 ACCOUNTS = {"uniform": 1_000, "hot": 2}  # with two, every transfer waits for the one before it
 SCRIPT = Path(__file__).with_name("transfer.sql")
@@ -32,15 +26,6 @@ INSERT INTO accounts (id, kind, currency)
 SELECT lpad(to_hex(number), 32, '0')::uuid, 'system', 'EUR' FROM generate_series(1, %s) AS number
 ON CONFLICT DO NOTHING
 """
-
-
-class Load(NamedTuple):
-    """So many clients at once, with transfers between so many accounts, for so long."""
-
-    settings: Settings
-    clients: int
-    accounts: int
-    duration_s: float
 
 
 class Written(NamedTuple):
@@ -56,12 +41,13 @@ def make_accounts(settings: Settings) -> None:
         cursor.execute(ACCOUNTS_MADE, [max(ACCOUNTS.values())])
 
 
-def function(load: Load, *, with_outbox: bool = True) -> Written:
-    """Call the write function in a loop, in a process for each client; without its outbox if so wanted."""
+def measure(load: Load, client: Client) -> Written:
+    """Run a process for each client."""
     context = multiprocessing.get_context("spawn")
     barrier, counts = context.Barrier(load.clients + 1), context.Queue()
-    arguments = (load, with_outbox, barrier, counts)
-    processes = [context.Process(target=_client, args=arguments, daemon=True) for _ in range(load.clients)]
+    processes = [
+        context.Process(target=_run, args=(load, client, barrier, counts), daemon=True) for _ in range(load.clients)
+    ]
     for process in processes:
         process.start()
     barrier.wait(START_TIMEOUT_S)
@@ -71,6 +57,16 @@ def function(load: Load, *, with_outbox: bool = True) -> Written:
     for process in processes:
         process.join()
     return Written(total / load.duration_s, 1000 * used_s / total)
+
+
+def _run(load: Load, client: Client, barrier: Barrier, counts: Queue[int]) -> None:
+    with client(load) as make:
+        barrier.wait(START_TIMEOUT_S)
+        until_s, count = time.monotonic() + load.duration_s, 0
+        while time.monotonic() < until_s:
+            make()
+            count += 1
+    counts.put(count)
 
 
 def pgbench(load: Load) -> Written:
@@ -100,21 +96,6 @@ def pgbench(load: Load) -> Written:
     [per_s] = re.findall(r"tps = ([\d.]+)", done.stdout)
     [count] = re.findall(r"actually processed: (\d+)", done.stdout)
     return Written(float(per_s), 1000 * used_s / int(count))
-
-
-def _client(load: Load, with_outbox: bool, barrier: Barrier, counts: Queue[int]) -> None:
-    engine = make_engine(load.settings)
-    with nullcontext() if with_outbox else patch("service.transfer.append"):
-        engine.connect().close()
-        barrier.wait(START_TIMEOUT_S)
-        until_s, count = time.monotonic() + load.duration_s, 0
-        while time.monotonic() < until_s:
-            low, high = sorted(random.sample(range(1, load.accounts + 1), 2))
-            wanted = NewTransfer(from_account=uuid.UUID(int=low), to_account=uuid.UUID(int=high), amount=1)
-            with engine.begin() as connection:
-                transfer(connection, wanted, Key.of("bench", str(uuid.uuid4()), wanted, ttl_hours=24))
-            count += 1
-    counts.put(count)
 
 
 def _database_cpu_s(settings: Settings) -> float:

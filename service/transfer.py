@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from uuid import UUID
 
-from sqlalchemy import Connection, case, insert, select, update
+from sqlalchemy import ARRAY, BigInteger, Connection, Uuid, bindparam, insert, select, text
 
 from outbox.http import idempotency, problems
 from outbox.http.idempotency import Answer, Key
@@ -22,6 +22,26 @@ from service.ledger import Account, Refusal, UnknownAccount
 from service.refusals import REFUSALS
 from service.schemas import NewTransfer, Transfer
 from service.tables import accounts, transfers
+
+# Statements are built once. The order is always that of the ids, so that transfers between the same accounts queue up
+# instead of deadlocking.
+_LOCK = (
+    select(accounts.c.id, accounts.c.kind, accounts.c.currency, accounts.c.balance_minor, accounts.c.version)
+    .where(accounts.c.id.in_(bindparam("ids", expanding=True)))
+    .order_by(accounts.c.id)
+    .with_for_update(key_share=True)
+)
+_UPDATE = text("""
+    UPDATE accounts
+       SET balance_minor = after.balance_minor, version = after.version
+      FROM unnest(:ids, :balances_minor, :versions) AS after (id, balance_minor, version)
+     WHERE accounts.id = after.id
+""").bindparams(
+    bindparam("ids", type_=ARRAY(Uuid)),
+    bindparam("balances_minor", type_=ARRAY(BigInteger)),
+    bindparam("versions", type_=ARRAY(BigInteger)),
+)
+_INSERT = insert(transfers).inline()
 
 
 def transfer(connection: Connection, wanted: NewTransfer, key: Key, traceparent: str | None = None) -> Answer:
@@ -47,17 +67,8 @@ def transfer(connection: Connection, wanted: NewTransfer, key: Key, traceparent:
 
 
 def _lock(connection: Connection, *account_ids: UUID) -> dict[UUID, Account]:
-    """Lock the accounts that exist until the end of the transaction, and return their locked state.
-
-    The order is always that of the ids, so that transfers between the same accounts queue up instead of deadlocking.
-    """
-    rows = connection.execute(
-        select(accounts.c.id, accounts.c.kind, accounts.c.currency, accounts.c.balance_minor, accounts.c.version)
-        .where(accounts.c.id.in_(account_ids))
-        .order_by(accounts.c.id)
-        .with_for_update(key_share=True)
-    )
-    return {row.id: Account(**row._mapping) for row in rows}
+    """Lock the accounts that exist until the end of the transaction, and return their locked state."""
+    return {row.id: Account(*row) for row in connection.execute(_LOCK, {"ids": account_ids})}
 
 
 def _pick(found: dict[UUID, Account], account_id: UUID) -> Account:
@@ -68,24 +79,23 @@ def _pick(found: dict[UUID, Account], account_id: UUID) -> Account:
 
 def _write(connection: Connection, made: Transfer, after: tuple[Account, Account]) -> None:
     connection.execute(
-        update(accounts)
-        .where(accounts.c.id.in_([account.id for account in after]))
-        .values(
-            balance_minor=case({account.id: account.balance_minor for account in after}, value=accounts.c.id),
-            version=case({account.id: account.version for account in after}, value=accounts.c.id),
-        )
+        _UPDATE,
+        {
+            "ids": [account.id for account in after],
+            "balances_minor": [account.balance_minor for account in after],
+            "versions": [account.version for account in after],
+        },
     )
     connection.execute(
-        insert(transfers)
-        .values(
-            id=made.id,
-            from_account_id=made.from_account,
-            to_account_id=made.to_account,
-            amount_minor=made.amount,
-            currency=made.currency,
-            created_at=made.created_at,
-        )
-        .inline()
+        _INSERT,
+        {
+            "id": made.id,
+            "from_account_id": made.from_account,
+            "to_account_id": made.to_account,
+            "amount_minor": made.amount,
+            "currency": made.currency,
+            "created_at": made.created_at,
+        },
     )
 
 

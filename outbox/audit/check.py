@@ -18,42 +18,46 @@ from __future__ import annotations
 import time
 from contextlib import closing
 
-from outbox.audit import sinks, source
+from outbox.audit import sinks, source, verified
 from outbox.audit.comparison import NO_TOTALS, compare, compare_states
 from outbox.audit.report import Report
 from outbox.audit.topic_log import TopicLog
+from outbox.audit.verified import Doubt, Verified
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
+from outbox.kafka import topics
 from outbox.sink import spec
 from outbox.sink.records import RecordDecoder
 
 POLL_S = 0.5
 
 
-def check(settings: Settings) -> Report:
-    """Compare now. Raises Failure if a database or Kafka is unavailable, or if no job declares the events."""
-    decoder = event_decoder(settings)
-    with closing(TopicLog(decoder)) as log:
-        return _check(settings, decoder, log)
+def check(settings: Settings, *, incremental: bool = False) -> Report:
+    """Compare now. Raises Failure if a database or Kafka is unavailable, or if no job declares the events.
+
+    ``incremental`` reads what came since the last such check that found no problem, and everything if there is none or
+    in doubt: see `outbox.audit.verified`.
+    """
+    with closing(Check(settings, incremental=incremental)) as one:
+        return one.compare()
 
 
-def check_settled(settings: Settings, timeout_s: float) -> Report:
+def check_settled(settings: Settings, timeout_s: float, *, incremental: bool = False) -> Report:
     """Compare until nothing is in flight, or an event is lost. Raises WaitTimeoutError after ``timeout_s``.
 
     Records are read once. After a comparison it rests for as long as that took.
     """
-    decoder = event_decoder(settings)
     latest: list[Report] = []
     rests_until = 0.0
-    with closing(TopicLog(decoder)) as log:
+    with closing(Check(settings, incremental=incremental)) as one:
 
         def settled() -> bool:
             nonlocal rests_until
             began = time.monotonic()
             if began < rests_until:
                 return False
-            latest[:] = [_check(settings, decoder, log)]
+            latest[:] = [one.compare()]
             rests_until = 2 * time.monotonic() - began
             return latest[0].settled or bool(latest[0].lost)
 
@@ -61,16 +65,65 @@ def check_settled(settings: Settings, timeout_s: float) -> Report:
     return latest[0]
 
 
-def _check(settings: Settings, decoder: RecordDecoder, log: TopicLog) -> Report:
-    """Compare now. The log is read on from where it stopped."""
-    states = sinks.read(settings)
-    log.read_on(settings)
-    of_events = [state for state in states if state.carries == "events"]
-    with source.read(settings, decoder) as read:
-        report = compare(read, log, of_events, settings.topic)
-        report.sinks += compare_states(read, [state for state in states if state.carries == "states"])
-        report.notes += _notes(decoder, read)
-    return report
+class Check:
+    """A check, which may compare again and again: the log of the topic is read on from where it stopped."""
+
+    def __init__(self, settings: Settings, *, incremental: bool) -> None:
+        self._settings = settings
+        self._decoder = event_decoder(settings)
+        self._is_incremental = incremental
+        self._doubt = ""
+        self._begin(verified.load(settings, self._decoder) if incremental else Verified())
+
+    def close(self) -> None:
+        """Delete its temporary files."""
+        self._log.close()
+
+    def compare(self) -> Report:
+        """Compare now."""
+        report = self._compare_since() or self._compare()
+        if self._doubt:
+            report.notes.append(f"everything was read: {self._doubt}")
+        if report.verified is not None:
+            verified.store(self._settings, report.verified)
+        return report
+
+    def _compare_since(self) -> Report | None:
+        """Compare what came since the verified point; None if there is none, or in doubt: then read everything."""
+        if not self._verified.next_offsets:
+            return None
+        try:
+            report = self._compare()
+            self._doubt = str(report.findings[0]) if report.findings else ""
+        except Doubt as doubt:
+            self._doubt = str(doubt)
+        if not self._doubt:
+            return report
+        self.close()
+        self._begin(Verified(self._verified.of))
+        return None
+
+    def _begin(self, at: Verified) -> None:
+        if at.topic_id and at.topic_id != topics.describe(self._settings, self._settings.topic).id:
+            at = Verified(at.of)
+        self._verified = at
+        self._log = TopicLog(self._decoder, at.topic_id or None, at.next_offsets)
+
+    def _compare(self) -> Report:
+        settings, decoder = self._settings, self._decoder
+        states = sinks.read(settings)
+        self._log.read_on(settings)
+        if self._verified.next_offsets and self._log.has_gap:
+            raise Doubt("the topic has dropped records that were not read")
+        of_events = [state for state in states if state.carries == "events"]
+        with source.read(settings, decoder, self._verified.since_ms) as read:
+            since = self._verified if self._is_incremental and decoder.version is not None else None
+            report = compare(read, self._log, of_events, settings.topic, since)
+            report.sinks += compare_states(read, [state for state in states if state.carries == "states"])
+            report.notes += _notes(decoder, read)
+        if report.findings:
+            report.verified = None  # also of sinks of states
+        return report
 
 
 def event_decoder(settings: Settings) -> RecordDecoder:
@@ -98,7 +151,10 @@ def _notes(decoder: RecordDecoder, read: source.Source) -> list[str]:
     """What is not compared."""
     notes = []
     if decoder.version is None:
-        notes.append("events have no version: no gap is looked for, and a lost event is recognised by its age")
+        notes.append(
+            "events have no version: no gap is looked for, a lost event is recognised by its age,"
+            " and an incremental check reads everything"
+        )
     if decoder.quantity is None:
         notes.append("events have no quantity: totals are not compared")
     elif read.totals is None:

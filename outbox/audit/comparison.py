@@ -36,10 +36,10 @@ from outbox.audit import buckets
 from outbox.audit.buckets import Buckets
 from outbox.audit.report import Report, SinkReport
 from outbox.audit.sinks import SinkState
-from outbox.audit.source import Source, Written
+from outbox.audit.source import LATE_MS, Source, Written
 from outbox.audit.topic_log import EXACT, Delivered, TopicLog, TopicOffset, Versions
+from outbox.audit.verified import Doubt, Verified, advance
 
-LATE_MS = 600_000  # longer than any transaction that writes events
 CLOCK_MARGIN_MS = 1_000  # between the time inside a UUIDv7 and occurred_at of the same row
 
 Fate = Literal["relayed", "in flight", "lost", "aged out"]
@@ -105,17 +105,30 @@ class _Comparison:
     """One comparison: three passes over the buckets of events, because what a pass finds decides in the next one."""
 
     def __init__(
-        self, source: Source, log: TopicLog, outbox: Buckets[Written], states: Sequence[SinkState], topic: str
+        self,
+        source: Source,
+        log: TopicLog,
+        outbox: Buckets[Written],
+        states: Sequence[SinkState],
+        *,
+        topic: str,
+        verified: Verified,
     ) -> None:
         self._source, self._log, self._outbox = source, log, outbox
+        self._verified = verified
         self._tallies = [_Tally(state, NO_TOTALS if source.totals is None else "") for state in states]
         self._earliest: dict[int, tuple[int, int]] = {}  # by partition, offset and time of the outbox's first event
         self._latest_ms = 0  # the time of the outbox's latest event that is on the topic
-        self._versions: dict[str, Versions] = {}  # by key, of the events on the topic that are not foreign
+        # By key, of the events on the topic that are not foreign.
+        self._versions = {key: Versions(*one) for key, one in verified.versions.items()}
         self.report = Report(
             topic=topic,
             totals=source.totals or {},
-            records=log.records,
+            outbox_events=source.events_before,
+            records=verified.records + log.records,
+            verified_before=verified.records,
+            duplicates=verified.duplicates,
+            pruned=verified.pruned,
             malformed=log.malformed,
             sinks=[tally.report for tally in self._tallies],
         )
@@ -153,6 +166,8 @@ class _Comparison:
         """Count the events on the topic. Those that the outbox does not have are foreign or pruned."""
         written = self._outbox.firsts(bucket)
         for event_id, event in self._log.delivered.firsts(bucket).items():
+            if self._verified.next_offsets:
+                self._require_usual(event, is_written=event_id in written)
             is_foreign = event_id not in written and self._is_foreign(event_id, event)
             if is_foreign:
                 text = f"{uuid.UUID(bytes=event_id)} at {event.place}, key {event.key}"
@@ -162,6 +177,12 @@ class _Comparison:
                 _add_version(self._versions, event)
             for tally in self._tallies:
                 (tally.classify if is_foreign else tally.add)(event_id, event, event.place)
+
+    def _require_usual(self, event: Delivered, *, is_written: bool) -> None:
+        if not is_written:
+            raise Doubt(f"an event at {event.place} is not in the outbox")
+        if self._verified.has(event.key, event.version):
+            raise Doubt(f"the event at {event.place} repeats a version that was verified")
 
     def _is_foreign(self, event_id: bytes, event: Delivered) -> bool:
         known = (self._source.versions or {}).get(event.key)
@@ -176,7 +197,7 @@ class _Comparison:
         delivered = self._log.delivered.firsts(bucket)
         refused = self._log.refused.firsts(bucket)
         for event_id, row in self._outbox.rows(bucket):
-            if event_id in delivered:
+            if event_id in delivered or self._verified.has(row.key, row.version):
                 continue
             if event_id in refused:
                 for tally in self._tallies:
@@ -220,17 +241,25 @@ class _Comparison:
             self.report.most_missing = f"key {worst}, {gaps[worst]}"
 
 
-def compare(source: Source, log: TopicLog, states: Sequence[SinkState], topic: str = "") -> Report:
+def compare(
+    source: Source, log: TopicLog, states: Sequence[SinkState], topic: str = "", verified: Verified | None = None
+) -> Report:
     """Compare the source with a topic and with sinks of events. Sinks were read first, and the source last.
 
-    Its memory grows with the number of keys, and not with the number of events.
+    Its memory grows with the number of keys, and not with the number of events. If source and log begin at a verified
+    point, it may raise Doubt.
     """
+    since = verified or Verified()
+    since.require_usual(states, source.versions)
     with closing(Buckets(Written)) as outbox:
         for row in source.events:
             outbox.add(row.event_id, row)
-        comparison = _Comparison(source, log, outbox, states, topic)
+        comparison = _Comparison(source, log, outbox, states, topic=topic, verified=since)
         comparison.run()
-    return comparison.report
+        report = comparison.report
+        if verified is not None and source.versions is not None and not report.findings:
+            report.verified = advance(verified, log, outbox, states, pruned=report.pruned, read_at_ms=source.read_at_ms)
+    return report
 
 
 def compare_states(source: Source, states: Sequence[SinkState]) -> list[SinkReport]:

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from outbox.audit.topic_log import EXACT, Malformed, Quantity
+from outbox.audit.verified import Verified
 from outbox.base.errors import Failure
 
 
@@ -111,6 +112,7 @@ class Report:
     totals: Mapping[str, Decimal] = field(default_factory=dict)  # by key, as the source has them
     outbox_events: int = 0
     records: int = 0
+    verified_before: int = 0  # of them, not read again by an incremental check
     duplicates: int = 0
     repeated: dict[str, Decimal] = field(default_factory=dict)  # by key, the quantity of the duplicates
     malformed: Malformed = field(default_factory=Malformed)
@@ -122,6 +124,7 @@ class Report:
     pruned: int = 0  # events on the topic that `outbox prune` may have deleted from the outbox
     sinks: list[SinkReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what is not compared, and why
+    verified: Verified | None = None  # where the next incremental check may begin
 
     @property
     def findings(self) -> list[Finding]:
@@ -165,6 +168,7 @@ class Report:
             "keys": len(self.totals),
             "outbox_events": self.outbox_events,
             "records": self.records,
+            "verified_before": self.verified_before,
             "duplicates": self.duplicates,
             "malformed": {
                 "count": self.malformed.count,

@@ -19,11 +19,16 @@ from outbox.sink.records import RecordDecoder
 from outbox.writing.contract import BIGINT_MAX, BIGINT_MIN
 
 FETCH_ROWS = 10_000
+LATE_MS = 600_000  # longer than any transaction that writes events
 DIGITS_MAX = 200  # of a number; the contract refuses longer ones
 VIEW = "source_totals"
 EVENTS = """
-SELECT id, aggregateid, {version}, {quantity}, (extract(epoch FROM occurred_at) * 1000)::bigint FROM outbox
+SELECT id, aggregateid, {version}, {quantity}, (extract(epoch FROM occurred_at) * 1000)::bigint
+  FROM outbox
+ WHERE occurred_at >= {since}
 """
+BEFORE = "SELECT count(*), (extract(epoch FROM now()) * 1000)::bigint FROM outbox WHERE occurred_at < {since}"
+SINCE = "to_timestamp({} / 1000.0) AT TIME ZONE 'UTC'"
 COLUMNS = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
 
 
@@ -41,16 +46,25 @@ class Written(NamedTuple):
 class Source:
     """The source in one snapshot. ``totals`` or ``versions`` are None if no view ``source_totals`` has the column."""
 
-    events: Iterable[Written] = ()  # read once
+    events: Iterable[Written] = ()  # read once; those since the moment that was asked for
     totals: Mapping[str, Decimal] | None = field(default_factory=dict)  # by key
     versions: Mapping[str, int] | None = field(default_factory=dict)  # by key, the version of its last event
+    events_before: int = 0  # how many more events there are
+    read_at_ms: int = 0
 
 
 @contextmanager
-def read(settings: Settings, decoder: RecordDecoder) -> Iterator[Source]:
-    """The source, until the end of the block. Raises Failure if the database cannot be read."""
+def read(settings: Settings, decoder: RecordDecoder, since_ms: int = 0) -> Iterator[Source]:
+    """The source, with its events since a moment, until the end of the block.
+
+    Raises Failure if the database cannot be read.
+    """
+    since = sql.SQL(SINCE).format(sql.Literal(since_ms))
     with snapshot(settings, SourceRole.AUDITOR) as connection:
-        yield Source(_events(connection, decoder), *_totals(connection))
+        with connection.cursor() as cursor:
+            cursor.execute(sql.SQL(BEFORE).format(since=since))
+            [(before, read_at_ms)] = cursor.fetchall()
+        yield Source(_events(connection, decoder, since), *_totals(connection), before, read_at_ms)
 
 
 @contextmanager
@@ -82,9 +96,11 @@ def rows(connection: extensions.connection, query: str | sql.Composable) -> Iter
         yield from cursor
 
 
-def _events(connection: extensions.connection, decoder: RecordDecoder) -> Iterator[Written]:
+def _events(connection: extensions.connection, decoder: RecordDecoder, since: sql.Composable) -> Iterator[Written]:
     is_optional = all(column.is_nullable for column in decoder.columns if column.name == decoder.quantity)
-    query = sql.SQL(EVENTS).format(version=_property(decoder.version), quantity=_property(decoder.quantity))
+    query = sql.SQL(EVENTS).format(
+        version=_property(decoder.version), quantity=_property(decoder.quantity), since=since
+    )
     for event_id, key, version, quantity, occurred_ms in rows(connection, query):
         number = Decimal(0) if quantity is None and is_optional else _number(quantity)
         yield Written(uuid.UUID(event_id).bytes, key, _version(version), number, occurred_ms)

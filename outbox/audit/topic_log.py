@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from typing import NamedTuple
@@ -91,11 +91,15 @@ class Malformed:
 class TopicLog:
     """The committed records of the topic, as far as it was read. Its memory does not grow with their number."""
 
-    def __init__(self, decoder: RecordDecoder) -> None:
+    def __init__(
+        self, decoder: RecordDecoder, topic_id: str | None = None, next_offsets: Mapping[int, int] | None = None
+    ) -> None:
+        """It begins where the topic does, or at ``next_offsets`` of the topic with this id."""
         self._decoder = decoder
         self._extract = extractor(decoder)
-        self._topic_id: str | None = None
-        self._next: dict[int, int] = {}
+        self.topic_id = topic_id
+        self.next_offsets = dict(next_offsets or {})
+        self.has_gap = False  # the topic has dropped records that were not read
         self.is_whole = True  # the topic has dropped nothing yet
         self.dropped_until_ms = 0  # the topic may have dropped records that are not younger
         self.records = 0
@@ -115,16 +119,20 @@ class TopicLog:
         if Kafka is unavailable.
         """
         topic_id = topics.describe(settings, settings.topic).id
-        if self._topic_id not in (None, topic_id):
+        if self.topic_id not in (None, topic_id):
             raise Failure(
                 f"topic {settings.topic} was recreated during the check", "run it again", code="topic-recreated"
             )
-        self._topic_id = topic_id
+        self.topic_id = topic_id
         watermarks = topics.watermarks(settings, settings.topic)
-        within = {number: (self._next.get(number, first), last) for number, (first, last) in watermarks.items()}
+        self.has_gap |= any(first > self.next_offsets.get(number, first) for number, (first, _) in watermarks.items())
+        within = {
+            number: (max(first, self.next_offsets.get(number, first)), last)
+            for number, (first, last) in watermarks.items()
+        }
         for message in records.read(settings, settings.topic, within):
             self.add(_record(message), TopicOffset(message.partition() or 0, message.offset() or 0))
-        self._next = {number: last for number, (_, last) in within.items()}
+        self.next_offsets = {number: last for number, (_, last) in within.items()}
         self.is_whole = not any(first for first, _ in watermarks.values())
         dropped_until = None if self.is_whole else records.dropped_until(settings)
         self.dropped_until_ms = 0 if dropped_until is None else int(dropped_until.timestamp() * 1000)

@@ -13,7 +13,6 @@ With asyncio: ``await session.run_sync(append, event)``; an AsyncConnection has 
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Column, Connection, MetaData, SmallInteger, Table, Text, Uuid, text
@@ -41,6 +40,8 @@ OUTBOX = Table(
     ),
     Column("traceparent", Text),
 )
+# inline: no RETURNING, which a role that may only INSERT is refused.
+_INSERT = OUTBOX.insert().inline()
 
 
 def append(target: Connection | Session | scoped_session[Any], *events: Event) -> None:
@@ -61,5 +62,4 @@ def append(target: Connection | Session | scoped_session[Any], *events: Event) -
         )
     if events:
         require_transaction(connection.connection.dbapi_connection)
-        # inline: no RETURNING, which a role that may only INSERT is refused.
-        connection.execute(OUTBOX.insert().inline(), [asdict(event) for event in events])
+        connection.execute(_INSERT, [dict(vars(event)) for event in events])

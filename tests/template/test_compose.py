@@ -280,7 +280,7 @@ FOREIGN = {f"{db}_{what}" for db in ("source_db", "sink_db") for what in ("port"
 FOREIGN |= {name for name in Settings.model_fields if re.match("kafka_(?!bootstrap)", name)}
 FOREIGN |= {"connect_username", "connect_password", "connect_cafile", "connect_group_id", "connect_offsets_topic"}
 FOREIGN |= {name for name in Settings.model_fields if name.startswith("connect_source_db_")}
-FOREIGN |= {"sink_checkpoints", "sink_lakehouse", "spark_master", "spark_properties"}
+FOREIGN |= {"sink_checkpoints", "sink_lakehouse", "spark_properties"}
 
 
 def shares() -> dict[str, set[str]]:
@@ -358,7 +358,7 @@ def test_ports_and_limits_are_settings_with_the_default_of_the_example() -> None
 
 @every_service
 def test_settings_are_ours(name: str) -> None:
-    known = {variable(setting) for setting in Settings.model_fields} | {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL"}
+    known = {line.partition("=")[0] for line in env_example.uncommented().splitlines()}
     worker = set(re.findall(r"\$\{env:(\w+)\}", connect.worker_file().read_text())) if name == "connect" else set()
     assert set(re.findall(rf"\b{PREFIX}\w+", words(name))) <= known | worker
 
@@ -407,6 +407,20 @@ def test_the_sink_runs_the_strategies_of_the_project() -> None:
 
 
 # Operators --------------------------------------------------------------------------------------------------------
+
+
+def test_the_cluster_is_where_the_file_says() -> None:
+    [address] = set(re.findall(r"spark://[\w:-]+", COMPOSE_FILE.read_text()))
+    master = SERVICES[urlsplit(address).hostname or ""]
+    assert master["profiles"] == SERVICES["spark-worker"]["profiles"] == ["cluster"]
+
+
+@pytest.mark.parametrize("name", ["spark-master", "spark-worker"])
+def test_spark_accepts_the_arguments_of_its_daemons(name: str) -> None:
+    # With --help it reads all arguments and starts nothing.
+    command = [sys.executable, *SERVICES[name]["command"][1:], "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_operators_have_a_container_with_the_checkpoints() -> None:

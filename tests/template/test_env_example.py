@@ -60,6 +60,8 @@ TAIL = """\
 # OUTBOX_PROMETHEUS_PORT=9090
 # memory of a sink's container: the heap of its driver plus about 750m
 # OUTBOX_SINK_MEMORY_LIMIT=1536m
+# cores of the Spark cluster for each process of sinks, with the profile cluster
+# OUTBOX_SPARK_CORES=2
 """
 
 

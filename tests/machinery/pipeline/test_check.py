@@ -109,16 +109,18 @@ class History:
         if next_offset is not None:
             end[0] = next_offset
         with self._totals, self._totals.cursor() as cursor:
-            cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1)", [SINK])
+            cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1) ON CONFLICT DO NOTHING", [SINK])
             for partition, offset in end.items():
                 cursor.execute(
                     "INSERT INTO positions (sink, topic, partition, topic_id, next_offset)"
-                    " VALUES (%s, %s, %s, 'x', %s)",
+                    " VALUES (%s, %s, %s, 'x', %s)"
+                    " ON CONFLICT (sink, topic, partition) DO UPDATE SET next_offset = excluded.next_offset",
                     [SINK, self._settings.topic, partition, offset],
                 )
             for item, total in totals.items():
                 cursor.execute(
-                    "INSERT INTO stock (sink, item_id, unit, stock, version, events) VALUES (%s, %s, 'KGM', %s, 1, 1)",
+                    "INSERT INTO stock (sink, item_id, unit, stock, version, events) VALUES (%s, %s, 'KGM', %s, 1, 1)"
+                    " ON CONFLICT (sink, item_id) DO UPDATE SET stock = excluded.stock",
                     [SINK, item, total],
                 )
 
@@ -295,6 +297,76 @@ def test_waiting_reads_only_new_records(topic: Settings, history: History, monke
     assert (codes(report), report.records, read) == ([], 2, [1, 1])
 
 
+@pytest.fixture
+def records_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many records each reading of the topic returned."""
+    read: list[int] = []
+    original = records.read
+
+    def counting(*arguments: Any) -> Iterator[Any]:
+        found = list(original(*arguments))
+        read.append(len(found))
+        return iter(found)
+
+    monkeypatch.setattr(records, "read", counting)
+    return read
+
+
+def test_an_incremental_check_reads_what_came_since(topic: Settings, history: History, records_read: list[int]) -> None:
+    first, second = history.item(5, 6), history.item(7)
+    history.publish(*first)
+    history.sink(**{first[0].item: 11, second[0].item: 0})
+    in_flight = check.check(topic, incremental=True)
+    assert (codes(in_flight), in_flight.in_flight, in_flight.verified_before) == ([], 1, 0)
+
+    history.publish(*second)
+    history.sink(**{second[0].item: 7})
+    found = check.check_settled(topic, timeout_s=10, incremental=True)
+    assert (codes(found), found.settled, found.outbox_events) == ([], True, 3)
+    assert (found.records, found.verified_before) == (3, 2)
+    assert check.check(topic, incremental=True).verified_before == 3
+    assert records_read == [2, 1, 0]
+
+    assert check.check(topic).verified_before == 0, "a full check begins at the beginning"
+
+
+def test_an_incremental_check_reads_everything_when_in_doubt(
+    topic: Settings, history: History, records_read: list[int]
+) -> None:
+    events = history.item(5, 6)
+    history.publish(*events)
+    history.sink(**{events[0].item: 11})
+    check.check(topic, incremental=True)
+    history.publish(events[0])
+    report = check.check(topic, incremental=True)
+    assert (codes(report), report.duplicates, report.verified_before) == ([], 1, 0)
+    assert records_read == [2, 1, 3]
+    assert [note for note in report.notes if "everything was read" in note]
+
+
+def test_an_incremental_check_finds_what_is_wrong_since(topic: Settings, history: History) -> None:
+    events = history.item(5, 6)
+    history.publish(*events)
+    history.sink(**{events[0].item: 11})
+    check.check(topic, incremental=True)
+    history.sink(**{events[0].item: 12})
+    for _ in range(2):
+        assert codes(check.check(topic, incremental=True)) == ["sink-drift"]
+
+
+def test_a_topic_that_has_dropped_unread_records_is_read_whole(topic: Settings, history: History) -> None:
+    events = history.item(5, 6, 7)
+    history.publish(events[0])
+    history.sink(**{events[0].item: 5})
+    check.check(topic, incremental=True)
+    history.publish(events[1])
+    history.publish(events[2])
+    history.sink(**{events[0].item: 18})
+    history.age_out(4)
+    report = check.check(topic, incremental=True)
+    assert (codes(report), report.records, report.verified_before) == (codes(check.check(topic)), 1, 0)
+
+
 def test_wait_ends_at_its_deadline(topic: Settings, history: History) -> None:
     history.item(5)
     with pytest.raises(WaitTimeoutError):
@@ -313,6 +385,15 @@ def test_command_ends_with_1_and_prints_json(topic: Settings, history: History) 
     assert (done.returncode, report["malformed"]["count"], report["outbox_events"]) == (1, 2, 2)
     assert [finding["code"] for finding in report["findings"]] == ["nothing-compared", "malformed-records"]
     assert set(report) == {
-        *("topic", "keys", "outbox_events", "records", "duplicates", "malformed", "missing_versions", "lost"),
-        *("in_flight", "foreign", "pruned", "sinks", "notes", "settled", "findings"),
+        *(
+            "topic",
+            "keys",
+            "outbox_events",
+            "records",
+            "verified_before",
+            "duplicates",
+            "malformed",
+            "missing_versions",
+        ),
+        *("lost", "in_flight", "foreign", "pruned", "sinks", "notes", "settled", "findings"),
     }

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import tracemalloc
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,26 +15,13 @@ import pytest
 
 from outbox.audit import buckets
 from outbox.audit.buckets import Buckets
-from outbox.audit.comparison import LATE_MS, compare, compare_states
-from outbox.audit.report import Report, SinkReport
+from outbox.audit.comparison import compare, compare_states
 from outbox.audit.sinks import SinkState
-from outbox.audit.source import Source, Written
-from outbox.audit.topic_log import TopicLog, TopicOffset
+from outbox.audit.source import LATE_MS, Source, Written
+from outbox.audit.topic_log import TopicOffset
 from outbox.commands.check import as_text, describe
-from outbox.sink.records import EventDecoder, Record
-from outbox.writing.contract import EventSchema
-
-NOW_MS = 1_795_000_000_000
-MINUTE_MS = 60_000
-SCHEMA = {
-    "type": "object",
-    "required": ["item", "change", "serial"],
-    "properties": {
-        "item": {"type": "string"},
-        "change": {"type": "number", "minimum": -1_000_000, "maximum": 1_000_000},
-        "serial": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1},
-    },
-}
+from outbox.sink.records import EventDecoder
+from tests.support.audit_chain import MINUTE_MS, NOW_MS, Chain, codes, only_sink, schema
 
 
 @pytest.fixture(autouse=True, params=["in memory", "in files"])
@@ -47,19 +32,12 @@ def place_of_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def schema(tmp_path: Path) -> EventSchema:
-    file = tmp_path / "item-changed.v1.schema.json"
-    file.write_text(json.dumps(SCHEMA))
-    return EventSchema(file)
-
-
-@pytest.fixture
-def chain_of(schema: EventSchema) -> Iterator[Callable[..., Chain]]:
+def chain_of(tmp_path: Path) -> Iterator[Callable[..., Chain]]:
     """Makes a chain whose events have the named properties."""
     with ExitStack() as logs:
 
         def make(**properties: Any) -> Chain:
-            chain = Chain(EventDecoder(schema, key="item", **properties))
+            chain = Chain(EventDecoder(schema(tmp_path), key="item", **properties))
             logs.enter_context(closing(chain.log))
             return chain
 
@@ -69,72 +47,6 @@ def chain_of(schema: EventSchema) -> Iterator[Callable[..., Chain]]:
 @pytest.fixture
 def chain(chain_of: Callable[..., Chain]) -> Chain:
     return chain_of(version="serial", quantity="change")
-
-
-class Chain:
-    """A source, a topic and one sink, each as the test wants it."""
-
-    def __init__(self, decoder: EventDecoder) -> None:
-        self.decoder = decoder
-        self.log = TopicLog(decoder)
-        self.outbox: list[Written] = []
-        self.totals: dict[str, Decimal] | None = {}
-        self.versions: dict[str, int] | None = {}
-        self.sink = SinkState("dedup")
-        self._numbers = itertools.count(1)
-        self._offsets = {0: 0, 1: 0}
-
-    def event(self, key: str, version: int, change: str = "1", at_ms: int = NOW_MS) -> Written:
-        """An event that nobody has yet."""
-        number = at_ms << 80 | 7 << 76 | 2 << 62 | next(self._numbers)
-        counted = None if self.decoder.version is None else version
-        quantity = Decimal(0) if self.decoder.quantity is None else Decimal(change)
-        return Written(uuid.UUID(int=number).bytes, key, counted, quantity, at_ms)
-
-    def written(self, key: str, *changes: str, at_ms: int = NOW_MS) -> list[Written]:
-        """A key with an event in the outbox per change."""
-        events = [self.event(key, version, change, at_ms) for version, change in enumerate(changes, start=1)]
-        self.outbox += events
-        if self.totals is not None:
-            self.totals[key] = sum(map(Decimal, changes), Decimal(0))
-        if self.versions is not None:
-            self.versions[key] = len(changes)
-        return events
-
-    def publish(self, *events: Written, partition: int = 0, **changed: Any) -> None:
-        """The events on the topic; ``changed`` are properties that differ."""
-        for event in events:
-            value = {"item": event.key, "change": float(event.quantity or 0), "serial": event.version or 1, **changed}
-            self.record(event.event_id, event.key, json.dumps(value).encode(), partition=partition)
-
-    def record(self, event_id: bytes | None, key: str, value: bytes, *, partition: int = 0) -> TopicOffset:
-        """Any record."""
-        headers = [] if event_id is None else [("id", str(uuid.UUID(bytes=event_id)).encode())]
-        place = TopicOffset(partition, self._offsets[partition])
-        self.log.add(Record(key.encode(), headers, value, NOW_MS), place)
-        self._offsets[partition] += 1
-        return place
-
-    def prune(self, *events: Written) -> None:
-        """Remove events from the outbox, as `outbox prune` does."""
-        self.outbox = [event for event in self.outbox if event not in events]
-
-    def applied(self, totals: Mapping[str, str], **changes: Any) -> None:
-        """The sink's totals. It has read all of the topic, unless ``changes`` say otherwise."""
-        found = {key: Decimal(total) for key, total in totals.items()}
-        self.sink = replace(self.sink, **{"positions": dict(self._offsets), "totals": found, **changes})
-
-    def compare(self) -> Report:
-        return compare(Source(iter(self.outbox), self.totals, self.versions), self.log, [self.sink], "events")
-
-
-def codes(report: Report) -> list[str]:
-    return [finding.code for finding in report.findings]
-
-
-def only_sink(report: Report) -> SinkReport:
-    (sink,) = report.sinks
-    return sink
 
 
 # Sane --------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,65 @@
+"""Other sinks on the same topic: a transaction for each record, and Spark as its guides show it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from bench import by_the_book
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.jvm.java import java_home
+from outbox.stack.process import Process
+
+APPLIED = "SELECT coalesce(sum(events), 0) FROM balances WHERE sink = %s"
+START_TIMEOUT_S = 300.0  # only a sink that hangs takes this long
+EMPTY = "TRUNCATE balances; DROP TABLE IF EXISTS row_events, book_events, book_batch"
+
+
+class ByTheBook(Process):
+    """`bench.by_the_book`, ready once it has applied something."""
+
+    start_timeout_s = START_TIMEOUT_S
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(by_the_book.NAME, settings.home)
+        self._settings = settings
+        self._checkpoint = self.folder / "checkpoint"
+
+    def argv(self) -> Sequence[str | Path]:
+        settings = self._settings
+        dsn = [f"{name}={value}" for name, value in settings.dsn(SinkRole.OWNER).items()]
+        return [sys.executable, by_the_book.__file__, settings.kafka_bootstrap, settings.topic, self._checkpoint, *dsn]
+
+    def env(self) -> Mapping[str, str]:
+        return {"JAVA_HOME": java_home()}
+
+    def prepare(self) -> None:
+        shutil.rmtree(self._checkpoint, ignore_errors=True)
+
+    def is_ready(self) -> bool:
+        with applied(self._settings, by_the_book.NAME) as count:
+            return count() > 0
+
+
+def empty(settings: Settings) -> None:
+    """Let every drain begin with the same: no ids, no balances."""
+    with closing(connect(settings, SinkRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(EMPTY)
+
+
+@contextmanager
+def applied(settings: Settings, name: str) -> Iterator[Callable[[], int]]:
+    """A function that says how many events a peer has applied."""
+    with closing(connect(settings, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+
+        def count() -> int:
+            cursor.execute(APPLIED, [name])
+            ((found,),) = cursor.fetchall()
+            return int(found)
+
+        yield count

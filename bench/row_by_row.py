@@ -1,0 +1,57 @@
+"""A consumer as tutorials show it: one transaction for each record, and then its offset."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+
+import msgspec
+from confluent_kafka import Consumer, TopicPartition
+
+from bench.by_hand import Event
+from bench.event import event_id
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+
+NAME = "row-by-row"
+TABLE = "CREATE TABLE IF NOT EXISTS row_events (event_id uuid PRIMARY KEY)"
+REMEMBER = "INSERT INTO row_events VALUES (%s) ON CONFLICT DO NOTHING"
+ADD = """
+INSERT INTO balances AS known (sink, account_id, currency, balance_minor, version, events)
+VALUES (%s, %s, %s, %s, %s, 1)
+    ON CONFLICT (sink, account_id) DO UPDATE
+   SET balance_minor = known.balance_minor + excluded.balance_minor, version = excluded.version,
+       events = known.events + 1, updated_at = now()
+"""
+
+
+def drain(settings: Settings, events: int) -> Iterator[int]:
+    """Drain so many events of the topic; yields how many are applied, after each."""
+    decode = msgspec.json.Decoder(Event).decode
+    config = {
+        **client_config(settings),
+        "group.id": f"bench-{uuid.uuid4()}",
+        "isolation.level": "read_committed",
+        "enable.auto.commit": False,
+    }
+    with closing(connect(settings, SinkRole.OWNER)) as connection, closing(Consumer(config)) as consumer:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(TABLE)
+        ends = topics.last_stable_offsets(settings, settings.topic)
+        consumer.assign([TopicPartition(settings.topic, partition, 0) for partition in ends])
+        applied = 0
+        while applied < events:
+            message = consumer.poll(1)
+            if message is None:
+                continue
+            event = decode(message.value() or b"")
+            with connection, connection.cursor() as cursor:
+                cursor.execute(REMEMBER, [event_id(message)])
+                if cursor.rowcount:
+                    cursor.execute(ADD, [NAME, str(event.account_id), event.currency, event.amount, event.version])
+            consumer.commit(message=message, asynchronous=True)
+            applied += 1
+            yield applied

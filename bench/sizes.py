@@ -1,0 +1,38 @@
+"""What an event takes on disk: in the outbox, on the topic, and as an id that a sink remembers."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, datetime
+
+from bench import relay
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.kafka import topics
+from outbox.sink import partitions
+
+EVENTS = 50_000
+OUTBOX_BYTES = "SELECT pg_total_relation_size('outbox') / count(*) FROM outbox"
+REMEMBER = "INSERT INTO processed_events (sink, event_id) SELECT 'dedup', uuidv7() FROM generate_series(1, %s)"
+IDS_BYTES = """
+SELECT sum(pg_total_relation_size(inhrelid)) FROM pg_inherits WHERE inhparent = 'processed_events'::regclass
+"""
+
+
+def measure(settings: Settings) -> dict[str, int]:
+    """Bytes per event, with indexes; on the topic as the relay writes them, without replicas."""
+    relay.relay(settings, EVENTS, report=lambda _: None)
+    records = sum(topics.last_stable_offsets(settings, settings.topic).values())
+    segments = settings.home.glob(f"kafka/**/{settings.topic}-*/*.log")
+    found = {"topic": sum(segment.stat().st_size for segment in segments) // records}
+    with closing(connect(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
+        cursor.execute(OUTBOX_BYTES)
+        ((found["outbox"],),) = cursor.fetchall()
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        partitions.ensure(connection, {datetime.now(UTC).date()})
+    with closing(connect(settings, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
+        cursor.execute(REMEMBER, [EVENTS])
+        cursor.execute(IDS_BYTES)
+        ((ids_bytes,),) = cursor.fetchall()
+        found["id"] = int(ids_bytes) // EVENTS
+    return found

@@ -1,0 +1,293 @@
+"""An incremental check finds what a full one finds, or doubts; on histories written by hand and by chance. No JVM."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from outbox.audit import verified
+from outbox.audit.report import Report
+from outbox.audit.source import LATE_MS
+from outbox.audit.verified import Doubt, Verified
+from outbox.base.settings import Settings, load
+from outbox.sink.records import Event, EventDecoder
+from tests.support.audit_chain import MINUTE_MS, NOW_MS, Chain, codes, only_sink, schema
+from tests.support.seeds import chosen_seed, seeded
+
+HISTORIES = 300
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load(tmp_path, environment=False)
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Iterator[Chain]:
+    found = Chain(EventDecoder(schema(tmp_path), key="item", version="serial", quantity="change"), keeps_records=True)
+    with closing(found.log):
+        yield found
+
+
+def point(chain: Chain) -> Verified:
+    """The point that a check without findings verifies."""
+    report = chain.compare_since(Verified("test"))
+    assert report.verified is not None, codes(report)
+    return report.verified
+
+
+def sane(chain: Chain) -> Verified:
+    """A history of which everything is verified, long ago."""
+    long_ago = NOW_MS - 2 * LATE_MS
+    events = [*chain.written("a", "5", "-2", at_ms=long_ago), *chain.written("b", "7", at_ms=long_ago)]
+    chain.publish(*events)
+    chain.applied({"a": "3", "b": "7"})
+    return point(chain)
+
+
+def more(chain: Chain, key: str = "a", change: str = "4") -> None:
+    """One more event of a key, in the outbox and applied by the sink; not on the topic."""
+    assert chain.totals is not None
+    assert chain.versions is not None
+    chain.versions[key] = chain.versions.get(key, 0) + 1
+    chain.totals[key] = chain.totals.get(key, Decimal(0)) + Decimal(change)
+    chain.outbox.append(chain.event(key, chain.versions[key], change))
+
+
+def as_usual(chain: Chain) -> None:
+    """The last event goes through the chain."""
+    chain.publish(chain.outbox[-1])
+    chain.applied({key: str(total) for key, total in (chain.totals or {}).items()})
+
+
+# What it reads ------------------------------------------------------------------------------------------------------
+
+
+def test_what_came_since_is_read_and_the_result_is_the_same(chain: Chain) -> None:
+    since = sane(chain)
+    assert (since.next_offsets, since.records, since.versions) == ({0: 3, 1: 0}, 3, {"a": (1, 2, 2), "b": (1, 1, 1)})
+    more(chain)
+    as_usual(chain)
+    report, everything = chain.compare_since(since), chain.compare()
+    assert (codes(report), report.settled, report.verified_before) == ([], True, 3)
+    assert (report.records, report.outbox_events) == (everything.records, everything.outbox_events) == (4, 4)
+    assert report.verified is not None
+    assert report.verified.next_offsets == {0: 4, 1: 0}
+
+
+def test_duplicates_and_pruned_events_from_before_are_counted(chain: Chain) -> None:
+    events = chain.written("a", "5", "-2", at_ms=NOW_MS - 2 * LATE_MS)
+    chain.publish(*events, events[0])
+    chain.prune(events[0])
+    chain.applied({"a": "3"})
+    since = point(chain)
+    more(chain)
+    as_usual(chain)
+    report, everything = chain.compare_since(since), chain.compare()
+    assert (report.duplicates, report.pruned) == (everything.duplicates, everything.pruned) == (1, 1)
+    assert (report.records, report.outbox_events) == (everything.records, everything.outbox_events) == (4, 2)
+
+
+def test_rows_from_before_are_not_read(chain: Chain) -> None:
+    since = sane(chain)
+    assert all(event.occurred_ms < since.since_ms for event in chain.outbox)
+
+
+def test_a_point_is_where_the_slowest_sink_is(chain: Chain) -> None:
+    chain.publish(*chain.written("a", "5", "-2", "1"))
+    chain.applied({"a": "3"}, positions={0: 2})
+    assert point(chain).next_offsets == {0: 2, 1: 0}
+    assert point(chain).versions == {"a": (1, 2, 2)}
+
+
+def test_an_event_that_was_in_flight_is_read_again_however_old_it_becomes(chain: Chain) -> None:
+    events = chain.written("a", "5", "-2", at_ms=NOW_MS - 3 * LATE_MS)
+    chain.publish(events[0])
+    chain.applied({"a": "5"})
+    since = point(chain)
+    assert since.since_ms <= events[1].occurred_ms
+    chain.publish(events[1])
+    chain.applied({"a": "3"})
+    report = chain.compare_since(since)
+    assert (codes(report), report.settled, report.records) == ([], True, 2)
+
+
+def test_an_event_of_a_transaction_that_was_open_is_found_lost(chain: Chain) -> None:
+    since = sane(chain)
+    more(chain)
+    as_usual(chain)
+    late = chain.event("c", 1, "1", NOW_MS - LATE_MS + MINUTE_MS)
+    chain.outbox.append(late)
+    assert chain.totals is not None
+    assert chain.versions is not None
+    chain.versions["c"], chain.totals["c"] = 2, Decimal(2)
+    chain.outbox.append(chain.event("c", 2, "1"))
+    as_usual(chain)
+    assert codes(chain.compare_since(since)) == codes(chain.compare()) != []
+
+
+# Doubts -------------------------------------------------------------------------------------------------------------
+
+
+def rewind(chain: Chain) -> None:
+    chain.sink = replace(chain.sink, positions={0: 1})
+
+
+def forget_sink(chain: Chain) -> None:
+    chain.sink = replace(chain.sink, positions={})
+
+
+def restore_source(chain: Chain) -> None:
+    assert chain.versions is not None
+    chain.versions["a"] -= 1
+
+
+def delete_key(chain: Chain) -> None:
+    assert chain.versions is not None
+    del chain.versions["b"]
+
+
+def repeat(chain: Chain) -> None:
+    chain.publish(chain.outbox[0])
+
+
+def repeat_version(chain: Chain) -> None:
+    chain.outbox.append(chain.event("a", 2, "9"))
+    chain.publish(chain.outbox[-1])
+
+
+def forge(chain: Chain) -> None:
+    chain.publish(chain.event("z", 1, "9"))
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [rewind, forget_sink, restore_source, delete_key, repeat, repeat_version, forge],
+    ids=lambda one: one.__name__,
+)
+def test_what_is_unusual_is_a_doubt(chain: Chain, unusual: Callable[[Chain], None]) -> None:
+    since = sane(chain)
+    unusual(chain)
+    with pytest.raises(Doubt):
+        chain.compare_since(since)
+
+
+# By chance ----------------------------------------------------------------------------------------------------------
+
+
+class Chance:
+    """Lets a chain run, and sometimes go wrong."""
+
+    def __init__(self, chain: Chain, choices: random.Random) -> None:
+        self._chain, self._random = chain, choices
+        self._unsent: list[int] = []  # places in the outbox
+        self._now_ms = NOW_MS - 4 * LATE_MS
+
+    def run(self, steps: int, faults: float) -> None:
+        """Write, relay and apply; each step may be a fault."""
+        for _ in range(steps):
+            self._now_ms += self._random.randrange(MINUTE_MS)
+            self._write()
+            if self._random.random() < 0.7:
+                self._relay(faults)
+            if self._random.random() < 0.7:
+                self._apply(faults)
+        assert self._now_ms < NOW_MS
+
+    def _write(self) -> None:
+        chain, key = self._chain, self._random.choice("abc")
+        assert chain.totals is not None
+        assert chain.versions is not None
+        chain.versions[key] = chain.versions.get(key, 0) + 1
+        change = self._random.randint(-5, 5)
+        chain.totals[key] = chain.totals.get(key, Decimal(0)) + change
+        self._unsent.append(len(chain.outbox))
+        chain.outbox.append(chain.event(key, chain.versions[key], str(change), self._now_ms))
+
+    def _relay(self, faults: float) -> None:
+        chain = self._chain
+        while self._unsent and self._random.random() < 0.8:
+            event = chain.outbox[self._unsent.pop(0)]
+            partition = ord(event.key) % 2
+            fault = self._random.choice(["skip", "repeat", "forge", "break"]) if self._random.random() < faults else ""
+            if fault == "forge":
+                chain.publish(
+                    chain.event(event.key, (event.version or 0) + self._random.randint(-2, 2)), partition=partition
+                )
+            if fault != "skip":
+                chain.publish(event, partition=partition, **({"change": None} if fault == "break" else {}))
+            if fault == "repeat":
+                chain.publish(event, partition=partition)
+
+    def _apply(self, faults: float) -> None:
+        """The sink applies what is on the topic, each event once; sometimes it loses or adds something."""
+        chain = self._chain
+        known: dict[str, tuple[str, Decimal]] = {}
+        for record, _ in chain.records:
+            found = chain.decoder.record(record)
+            if isinstance(found, Event):
+                names = [column.name for column in chain.decoder.columns]
+                values = dict(zip(names, found.values, strict=True))
+                known.setdefault(found.event_id, (str(values["item"]), Decimal(str(values["change"]))))
+        totals: dict[str, Decimal] = {}
+        for key, change in known.values():
+            totals[key] = totals.get(key, Decimal(0)) + change
+        if totals and self._random.random() < faults:
+            totals[self._random.choice(list(totals))] += 1
+        chain.applied({key: str(total) for key, total in totals.items()})
+
+
+def result(report: Report) -> tuple[object, ...]:
+    sink = only_sink(report)
+    counts = (report.records, report.outbox_events, report.duplicates, report.missing_versions, report.in_flight)
+    return (codes(report), *counts, report.lost, report.pruned, sink.drift, sink.in_flight, sink.lost, sink.uncertain)
+
+
+def test_an_incremental_check_finds_what_a_full_one_finds(tmp_path: Path) -> None:
+    seed = chosen_seed()
+    decoder = EventDecoder(schema(tmp_path), key="item", version="serial", quantity="change")
+    compared, doubts, wrong = 0, 0, 0
+    for number in range(HISTORIES):
+        chain = Chain(decoder, keeps_records=True)
+        with closing(chain.log):
+            chance = Chance(chain, seeded(seed, number))
+            chance.run(20, faults=0)
+            since = point(chain)
+            assert since.records > 0
+            chance.run(10, faults=0.1)
+            expected = chain.compare()
+            wrong += bool(expected.findings)
+            try:
+                found = chain.compare_since(since)
+            except Doubt:
+                doubts += 1
+            else:
+                compared += 1
+                assert result(found) == result(expected), number
+    assert min(compared, doubts, wrong) > HISTORIES // 20
+
+
+# Its file -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_point_is_stored_and_of_use_for_the_same_only(chain: Chain, settings: Settings) -> None:
+    since = msgspec.structs.replace(sane(chain), of=verified.identity(settings, chain.decoder))
+    assert verified.load(settings, chain.decoder) == Verified(since.of)
+    verified.store(settings, since)
+    assert verified.load(settings, chain.decoder) == since
+    other = settings.model_copy(update={"source_db_name": "elsewhere"})
+    assert verified.load(other, chain.decoder).next_offsets == {}
+
+
+def test_a_file_that_is_cut_off_is_no_point(chain: Chain, settings: Settings) -> None:
+    verified.store(settings, msgspec.structs.replace(sane(chain), of=verified.identity(settings, chain.decoder)))
+    [file] = (settings.home / "check").iterdir()
+    file.write_bytes(file.read_bytes()[:-3])
+    assert verified.load(settings, chain.decoder).next_offsets == {}
