@@ -15,17 +15,16 @@ from outbox.base.settings import Role, Settings, SinkRole
 from outbox.sink import partitions
 
 RANDOM = Random(7)  # noqa: S311
-NOW = datetime.now(UTC)
 
 
 def ago(days: int) -> date:
     """The day (UTC) of so many days ago."""
-    return NOW.date() - timedelta(days=days)
+    return datetime.now(UTC).date() - timedelta(days=days)
 
 
 def aged(days: int) -> str:
     """A UUIDv7 of so many days ago."""
-    return id_of(NOW - timedelta(days=days))
+    return id_of(datetime.now(UTC) - timedelta(days=days))
 
 
 def id_of(moment: datetime) -> str:

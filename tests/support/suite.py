@@ -17,6 +17,7 @@ DOMAIN = ROOT / "tests" / "machinery" / "domain"
 FIXTURES = (
     "tests.fixtures.embedded_stack",
     "tests.fixtures.databases",
+    "tests.fixtures.whole_day",
     "tests.fixtures.chain",
     "tests.fixtures.service_app",
     "tests.fixtures.secured",

@@ -83,13 +83,18 @@ def kill_in_mid_stream(part: Process, settings: Settings, log: Log) -> None:
 def settled(settings: Settings) -> list[Record]:
     """All that is on the topic once nothing of the load can come any more."""
     relayed(settings, timeout_s=120)
-    # The task relays in order, also what it repeats: behind these, some on every partition, comes nothing of before.
-    markers = [row() for _ in range(8 * settings.topic_partitions)]
-    insert(settings, *markers)
-    records = relayed(settings)
-    keys = {marker.aggregateid for marker in markers}
-    assert {record.partition for record in records if record.key in keys} == set(range(settings.topic_partitions))
-    return records
+    partitions: set[int] = set()
+
+    def marked() -> list[Record] | None:
+        """The task relays in order, also what it repeats: behind events on every partition comes nothing of before."""
+        markers = [row() for _ in range(settings.topic_partitions)]
+        insert(settings, *markers)
+        records = relayed(settings)
+        keys = {marker.aggregateid for marker in markers}
+        partitions.update(record.partition for record in records if record.key in keys)
+        return records if len(partitions) == settings.topic_partitions else None
+
+    return wait_for("a new event on every partition", marked, timeout_s=120)
 
 
 def assert_nothing_lost(settings: Settings, records: list[Record]) -> None:

@@ -21,6 +21,8 @@ from outbox.sink import fence, partitions
 from tests.support import kept_rows as kept
 from tests.support.kept_rows import aged, ago, partition, remember
 
+pytestmark = pytest.mark.usefixtures("whole_day")
+
 ZERO = UUID(int=0)
 DEFAULT_LOCKS = 64 * 100  # max_locks_per_transaction * max_connections of a default Postgres
 WAITING = """

@@ -150,6 +150,7 @@ def test_unfinished_rebuild_is_found(topic: Settings) -> None:
         assert problems(topic)["sinks"] == ["rebuild-unfinished"]
 
 
+@pytest.mark.usefixtures("whole_day")
 def test_unlimited_topic_and_too_old_outbox_are_found(topic: Settings, postgres: Postgres) -> None:
     assert "retention" not in problems(topic)
     old = uuid7(Random(1), NOW_MS - 9 * 24 * 60 * 60 * 1000)  # noqa: S311

@@ -274,6 +274,7 @@ def test_without_a_route_for_markers_none_is_sent(
     assert (len(read(shared_chain)), markers(shared_chain)) == before
 
 
+@pytest.mark.usefixtures("whole_day")
 def test_the_command_forgets_days_that_nothing_can_bring_again(shared_chain: Settings) -> None:
     insert(shared_chain, row())
     relayed(shared_chain)

@@ -27,6 +27,8 @@ from tests.support.outbox_rows import insert, row
 from tests.support.paths import ROOT
 from tests.support.topic_reader import relayed
 
+pytestmark = pytest.mark.usefixtures("whole_day")
+
 INSERT = "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES (%s, 'item', 'a', 'x', '{}')"
 
 
