@@ -1,4 +1,4 @@
-"""python -m bench write | relay | latency | start | backlog | peers | cluster | …: each on a new, empty stack."""
+"""python -m bench COMMAND: each on a new, empty stack. `python -m bench --help` lists the commands."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import operator
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import click
 
@@ -30,6 +31,7 @@ from outbox.stack.command import sink
 from outbox.stack.process import Process
 from outbox.stack.stack import PARTS, Stack
 
+R = TypeVar("R", bound=NamedTuple)
 HOME = project.current().root / ".outbox" / "bench"
 WARM_UP_S = 30.0
 BATCH_EVENTS = 100_000
@@ -71,10 +73,7 @@ def _write(load: clients.Load, workload: str, rounds: int) -> None:
         "http": lambda: served("service.app:create_app()"),
         "http without outbox": lambda: served("bench.clients:create_app_without_outbox()"),
     }
-    found: dict[str, list[write.Written]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, side in sides.items():
-            found[name].append(side())
+    found = _in_turns(sides, rounds)
     what = {"accounts": workload, "clients": load.clients}
     for name, runs in found.items():
         database_cpu_s = statistics.median(run.database_cpu_s_per_1000 for run in runs)
@@ -101,14 +100,8 @@ def relay_backlog(events: int, rounds: int) -> None:
             "at-least-once": lambda: relaying.relay(at_least_once, events, report=click.echo),
             "polling": lambda: relaying.poll(settings, events),
         }
-        found: dict[str, list[Drain]] = {name: [] for name in sides}
-        for _ in range(rounds):
-            for name, side in sides.items():
-                found[name].append(side())
-                _print("relay", side=name, **found[name][-1]._asdict())
-    for other in ("at-least-once", "polling"):
-        for what in ("per_s", "cpu_s_per_million"):
-            _ratio(f"exactly-once to {other}", what, found["exactly-once"], found[other])
+        found = _in_turns(sides, rounds, "relay")
+    _ratios(found, "per_s", "cpu_s_per_million")
 
 
 @main.command()
@@ -157,15 +150,12 @@ def start(rounds: int) -> None:
     with _stack() as settings:
         topics.create(settings, connectors.topic_specs(settings))
         drain.produce(settings, STARTED_WITH_EVENTS, report=click.echo)
-        found: dict[str, list[starting.Started]] = {"sink": [], "bare": []}
-        for _ in range(rounds):
-            drain.empty(settings)
-            found["sink"].append(starting.of_sink(settings, "dedup"))
-            found["bare"].append(starting.of_spark(settings))
-            for name, starts in found.items():
-                _print("start", side=name, **starts[-1]._asdict())
-    for what in starting.Started._fields:
-        _ratio("sink_to_bare", what, found["sink"], found["bare"])
+        sides: dict[str, Callable[[], starting.Started]] = {
+            "sink": lambda: starting.of_sink(settings, "dedup"),
+            "bare": lambda: starting.of_spark(settings),
+        }
+        found = _in_turns(sides, rounds, "start", before=lambda: drain.empty(settings))
+    _ratios(found, *starting.Started._fields)
 
 
 @main.command()
@@ -188,16 +178,9 @@ def backlog(events: int, rounds: int, busy_cores: int) -> None:
             "by hand": lambda: drain.drain_here(meter, by_hand.drain(settings, "dedup", BATCH_EVENTS)),
             "limit": lambda: drain.drain_here(meter, by_hand.drain_files(settings, "dedup", files)),
         }
-        found: dict[str, list[Drain]] = {name: [] for name in sides}
         with drain.busy(busy_cores):
-            for _ in range(rounds):
-                for name, side in sides.items():
-                    drain.empty(settings)
-                    found[name].append(side())
-                    _print("drain", side=name, **found[name][-1]._asdict())
-    for name in list(sides)[1:]:
-        for what in ("per_s", "cpu_s_per_million"):
-            _ratio(f"spark_to_{name}", what, found["spark"], found[name])
+            found = _in_turns(sides, rounds, "drain", before=lambda: drain.empty(settings))
+    _ratios(found, "per_s", "cpu_s_per_million")
 
 
 @main.command("peers")
@@ -218,16 +201,13 @@ def drain_peers(events: int, rows: int, rounds: int) -> None:
             ),
             "row by row": lambda: drain.drain_here(row, row_by_row.drain(settings, rows)),
         }
-        found: dict[str, list[Drain]] = {name: [] for name in sides}
-        for _ in range(rounds):
-            for name, side in sides.items():
-                drain.empty(settings)
-                peers.empty(settings)
-                found[name].append(side())
-                _print("drain", side=name, **found[name][-1]._asdict())
-    for name in list(sides)[1:]:
-        for what in ("per_s", "cpu_s_per_million"):
-            _ratio(f"spark to {name}", what, found["spark"], found[name])
+
+        def empty() -> None:
+            drain.empty(settings)
+            peers.empty(settings)
+
+        found = _in_turns(sides, rounds, "drain", before=empty)
+    _ratios(found, "per_s", "cpu_s_per_million")
 
 
 @main.command("cluster")
@@ -298,6 +278,31 @@ def _stack(parts: Sequence[str] = PARTS, **settings: object) -> Iterator[Setting
         yield stack.settings
     finally:
         stack.down()
+
+
+def _in_turns(
+    sides: Mapping[str, Callable[[], R]],
+    rounds: int,
+    measure: str | None = None,
+    before: Callable[[], None] = lambda: None,
+) -> dict[str, list[R]]:
+    """What each side reaches in each round. Printed under the name of a measure, if there is one."""
+    found: dict[str, list[R]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            before()
+            found[name].append(side())
+            if measure:
+                _print(measure, side=name, **found[name][-1]._asdict())
+    return found
+
+
+def _ratios(found: Mapping[str, Sequence[object]], *measures: str) -> None:
+    """Print by how much the first side exceeds each of the others."""
+    first, *others = found
+    for other in others:
+        for what in measures:
+            _ratio(f"{first} to {other}", what, found[first], found[other])
 
 
 def _ratio(measure: str, what: str, ours: Sequence[object], theirs: Sequence[object], **of: object) -> None:

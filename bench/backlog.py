@@ -79,14 +79,19 @@ def drain_with(
         process.stop()
 
 
-@contextmanager
-def applied(settings: Settings, name: str) -> Iterator[Callable[[], int]]:
+def applied(settings: Settings, name: str) -> AbstractContextManager[Callable[[], int]]:
     """A function that says how many events a sink has applied."""
-    with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
+    return counted(settings, APPLIED, name, settings.topic)
+
+
+@contextmanager
+def counted(settings: Settings, query: str, *parameters: str) -> Iterator[Callable[[], int]]:
+    """A function that asks the sink database for a number."""
+    with closing(connect(settings, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
         connection.autocommit = True
 
         def count() -> int:
-            cursor.execute(APPLIED, [name, settings.topic])
+            cursor.execute(query, parameters)
             ((found,),) = cursor.fetchall()
             return int(found)
 

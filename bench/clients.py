@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import requests
 from confluent_kafka import Producer
 
 from outbox.base.settings import DOTENV, Settings
 from outbox.http.database import make_engine
 from outbox.http.idempotency import Key
 from outbox.kafka.clients import client_config
+from outbox.stack.command import service
 from outbox.stack.process import Process
 from outbox.writing.event import Event
 from service.schemas import NewTransfer
@@ -142,11 +142,7 @@ class Server(Process):
         }
 
     def is_ready(self) -> bool:
-        url = f"http://{self._settings.service_host}:{self._settings.service_port}/readyz"
-        try:
-            return requests.get(url, timeout=2).ok
-        except requests.RequestException:
-            return False
+        return service(self._settings).is_ready()
 
 
 @contextmanager

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
-from bench import by_the_book
+from bench import backlog, by_the_book
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.jvm.java import java_home
@@ -51,15 +51,6 @@ def empty(settings: Settings) -> None:
         cursor.execute(EMPTY)
 
 
-@contextmanager
-def applied(settings: Settings, name: str) -> Iterator[Callable[[], int]]:
+def applied(settings: Settings, name: str) -> AbstractContextManager[Callable[[], int]]:
     """A function that says how many events a peer has applied."""
-    with closing(connect(settings, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
-        connection.autocommit = True
-
-        def count() -> int:
-            cursor.execute(APPLIED, [name])
-            ((found,),) = cursor.fetchall()
-            return int(found)
-
-        yield count
+    return backlog.counted(settings, APPLIED, name)

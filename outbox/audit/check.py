@@ -90,7 +90,7 @@ class Check:
 
     def _compare_since(self) -> Report | None:
         """Compare what came since the verified point; None if there is none, or in doubt: then read everything."""
-        if not self._verified.next_offsets:
+        if self._verified.is_beginning:
             return None
         try:
             report = self._compare()
@@ -113,7 +113,7 @@ class Check:
         settings, decoder = self._settings, self._decoder
         states = sinks.read(settings)
         self._log.read_on(settings)
-        if self._verified.next_offsets and self._log.has_gap:
+        if self._log.has_gap and not self._verified.is_beginning:
             raise Doubt("the topic has dropped records that were not read")
         of_events = [state for state in states if state.carries == "events"]
         with source.read(settings, decoder, self._verified.since_ms) as read:

@@ -37,7 +37,7 @@ from outbox.audit.buckets import Buckets
 from outbox.audit.report import Report, SinkReport
 from outbox.audit.sinks import SinkState
 from outbox.audit.source import LATE_MS, Source, Written
-from outbox.audit.topic_log import EXACT, Delivered, TopicLog, TopicOffset, Versions
+from outbox.audit.topic_log import EXACT, Delivered, TopicLog, TopicOffset, add_version
 from outbox.audit.verified import Doubt, Verified, advance
 
 CLOCK_MARGIN_MS = 1_000  # between the time inside a UUIDv7 and occurred_at of the same row
@@ -120,7 +120,7 @@ class _Comparison:
         self._earliest: dict[int, tuple[int, int]] = {}  # by partition, offset and time of the outbox's first event
         self._latest_ms = 0  # the time of the outbox's latest event that is on the topic
         # By key, of the events on the topic that are not foreign.
-        self._versions = {key: Versions(*one) for key, one in verified.versions.items()}
+        self._versions = verified.counted_versions()
         self.report = Report(
             topic=topic,
             totals=source.totals or {},
@@ -166,7 +166,7 @@ class _Comparison:
         """Count the events on the topic. Those that the outbox does not have are foreign or pruned."""
         written = self._outbox.firsts(bucket)
         for event_id, event in self._log.delivered.firsts(bucket).items():
-            if self._verified.next_offsets:
+            if not self._verified.is_beginning:
                 self._require_usual(event, is_written=event_id in written)
             is_foreign = event_id not in written and self._is_foreign(event_id, event)
             if is_foreign:
@@ -174,7 +174,7 @@ class _Comparison:
                 self.report.foreign.add(text, event.quantity)
             else:
                 self.report.pruned += event_id not in written
-                _add_version(self._versions, event)
+                add_version(self._versions, event)
             for tally in self._tallies:
                 (tally.classify if is_foreign else tally.add)(event_id, event, event.place)
 
@@ -287,15 +287,6 @@ def compare_states(source: Source, states: Sequence[SinkState]) -> list[SinkRepo
             elif difference := EXACT.subtract(state.totals[key], source.totals.get(key, Decimal(0))):
                 report.drift[key] = difference
     return reports
-
-
-def _add_version(versions: dict[str, Versions], event: Delivered) -> None:
-    if event.version is None:
-        return
-    if event.key in versions:
-        versions[event.key].add(event.version)
-    else:
-        versions[event.key] = Versions(event.version, event.version)
 
 
 def _made_at_ms(event_id: bytes) -> int:

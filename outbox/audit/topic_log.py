@@ -60,17 +60,21 @@ class Versions:
 
     lowest: int
     highest: int
-    count: int = 1
-
-    def add(self, version: int) -> None:
-        """Count an event."""
-        self.lowest, self.highest = min(self.lowest, version), max(self.highest, version)
-        self.count += 1
+    count: int
 
     @property
     def missing(self) -> int:
         """How many versions are missing between the lowest and the highest."""
         return max(0, self.highest - self.lowest + 1 - self.count)
+
+
+def add_version(versions: dict[str, Versions], event: Delivered) -> None:
+    """Count an event among the versions of its key; one without a version counts in none."""
+    if event.version is None:
+        return
+    known = versions.setdefault(event.key, Versions(event.version, event.version, 0))
+    known.lowest, known.highest = min(known.lowest, event.version), max(known.highest, event.version)
+    known.count += 1
 
 
 @dataclass

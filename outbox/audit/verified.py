@@ -28,7 +28,7 @@ from outbox.audit import buckets
 from outbox.audit.buckets import Buckets
 from outbox.audit.sinks import SinkState
 from outbox.audit.source import LATE_MS, Written
-from outbox.audit.topic_log import TopicLog, Versions
+from outbox.audit.topic_log import TopicLog, Versions, add_version
 from outbox.base.settings import Settings
 from outbox.sink.records import RecordDecoder
 
@@ -48,6 +48,15 @@ class Verified(msgspec.Struct, frozen=True):
     pruned: int = 0
     versions: dict[str, tuple[int, int, int]] = {}  # by key the lowest, the highest, and how many
     since_ms: int = 0  # a row of the outbox from before this moment is verified
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether nothing is verified."""
+        return not self.next_offsets
+
+    def counted_versions(self) -> dict[str, Versions]:
+        """The versions by key, to count on."""
+        return {key: Versions(*one) for key, one in self.versions.items()}
 
     def has(self, key: str, version: int | None) -> bool:
         """Whether the event with this version of the key is verified."""
@@ -82,7 +91,7 @@ def advance(
         partition: min([offset, *(state.positions.get(partition, 0) for state in states)])
         for partition, offset in log.next_offsets.items()
     }
-    versions = {key: Versions(*one) for key, one in verified.versions.items()}
+    versions = verified.counted_versions()
     records, duplicates, open_ms = verified.records, verified.duplicates, read_at_ms
     for bucket in range(buckets.COUNT):
         known: set[bytes] = set()
@@ -93,10 +102,7 @@ def advance(
             duplicates += event_id in known
             if event_id not in known and event.version is not None:
                 known.add(event_id)
-                if event.key in versions:
-                    versions[event.key].add(event.version)
-                else:
-                    versions[event.key] = Versions(event.version, event.version)
+                add_version(versions, event)
         for event_id, row in outbox.rows(bucket):
             if event_id not in known and not verified.has(row.key, row.version):
                 open_ms = min(open_ms, row.occurred_ms)

@@ -38,11 +38,10 @@ def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
       findings   code, message, count, first, worst, sink
     """
     settings = configuration.load()
-    report = (
-        checker.check(settings, incremental=incremental)
-        if wait_s is None
-        else checker.check_settled(settings, wait_s, incremental=incremental)
-    )
+    if wait_s is None:
+        report = checker.check(settings, incremental=incremental)
+    else:
+        report = checker.check_settled(settings, wait_s, incremental=incremental)
     click.echo(as_text(report) if as_json else describe(report))
     findings = report.findings
     if findings:

@@ -15,8 +15,9 @@ from outbox.jvm.java import java_home
 
 if __name__ == "__main__":
     try:
-        os.environ |= {"JAVA_HOME": java_home(), "SPARK_HOME": str(pyspark_folder())}
+        spark = pyspark_folder()
+        os.environ |= {"JAVA_HOME": java_home(), "SPARK_HOME": str(spark)}
     except Failure as failure:
         sys.exit(f"outbox: {failure}")
-    program = str(pyspark_folder() / "bin" / "spark-class")
+    program = str(spark / "bin" / "spark-class")
     os.execv(program, [program, *sys.argv[1:]])  # noqa: S606

@@ -6,35 +6,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-
-import pytest
 
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import records, topics
-from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
 from outbox.stack.connect import Connect
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
-from tests.fixtures.embedded_stack import private_stack
-from tests.support.homes import Homes
 from tests.support.outbox_rows import Row, ids, insert
 
 PAYLOAD_BYTES = 900_000
 HEAP_BYTES = int(Connect.heap.removesuffix("m")) << 20
 ROWS = 1 + HEAP_BYTES // PAYLOAD_BYTES
-
-
-@pytest.fixture(scope="module")
-def home_stack(homes: Homes) -> Iterator[Stack]:
-    """A stack with a worker to fill."""
-    stack = private_stack(homes.new("backlog"))
-    stack.up()
-    migrate(stack.settings)
-    yield stack
-    stack.down()
 
 
 def large(number: int) -> Row:

@@ -17,30 +17,17 @@ import pytest
 
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
-from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
 from outbox.relay import hanging
 from outbox.stack.postgres import Postgres
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
-from tests.fixtures.embedded_stack import private_stack
-from tests.support.homes import Homes
 from tests.support.outbox_rows import Writer, ids, insert, row, unfinished_transaction, writing
 from tests.support.topic_reader import Log, Record, duplicates, out_of_order, relayed
 
 CONTROL_BATCH = 0x20  # in a batch's attributes: https://kafka.apache.org/documentation/#recordbatch
 PROGRESS = 300  # events: how far a part must have got before it is killed again
 PAUSE_S = 0.02  # between the writer's transactions: a worker that starts again has to catch up with all of them
-
-
-@pytest.fixture(scope="module")
-def home_stack(homes: Homes) -> Iterator[Stack]:
-    """A stack for the tests of this module to break."""
-    stack = private_stack(homes.new("faults"))
-    stack.up()
-    migrate(stack.settings)
-    yield stack
-    stack.down()
 
 
 def switched(stack: Stack, exactly_once: bool) -> Settings:
