@@ -65,25 +65,36 @@ def request_timeout_s() -> float:
     return REQUEST_TIMEOUT_S * timeout_scale()
 
 
+def consumer_config(settings: Settings, isolation_level: IsolationLevel) -> dict[str, str | int | float | bool]:
+    """The same of a consumer that belongs to no group and commits nothing."""
+    return {
+        **client_config(settings),
+        "group.id": f"outbox-{uuid.uuid4()}",
+        "isolation.level": isolation_level,
+        "enable.auto.commit": False,
+        "fetch.wait.max.ms": 20,
+        "log_level": 0,  # errors are raised; closing during a login would also print one
+    }
+
+
 @contextmanager
 def consumer(settings: Settings, isolation_level: IsolationLevel = "read_committed") -> Iterator[Consumer]:
     """A consumer that belongs to no group and commits nothing. Kafka's errors inside the block become Failure."""
-    made = Consumer(
-        {
-            **client_config(settings),
-            "group.id": f"outbox-{uuid.uuid4()}",
-            "isolation.level": isolation_level,
-            "enable.auto.commit": False,
-            "fetch.wait.max.ms": 20,
-            "log_level": 0,  # errors are raised; closing during a login would also print one
-        }
-    )
+    made = Consumer({**consumer_config(settings, isolation_level), "auto.offset.reset": "earliest"})
     try:
-        yield made
-    except KafkaException as error:
-        raise unavailable(settings, error.args[0]) from error
+        with kafka_errors(settings):
+            yield made
     finally:
         made.close()
+
+
+@contextmanager
+def kafka_errors(settings: Settings) -> Iterator[None]:
+    """Errors of a Kafka client inside the block become Failure."""
+    try:
+        yield
+    except KafkaException as error:
+        raise unavailable(settings, error.args[0]) from error
 
 
 class Admin:

@@ -21,8 +21,8 @@ SILENCE_TIMEOUT_S = 30.0
 def read(settings: Settings, name: str, within: Mapping[int, tuple[int, int]]) -> Iterator[Message]:
     """Every committed record of a topic within these first and last offsets per partition; the last is excluded.
 
-    Records of one partition come in order. Transaction markers and aborted records are left out. Raises Failure if the
-    topic sends nothing for a while before its end is reached.
+    Records of one partition come in order. Transaction markers and aborted records are left out, and so is what the
+    topic drops meanwhile. Raises Failure if it sends nothing for a while before the end is reached.
     """
     end = {partition: last for partition, (first, last) in within.items() if first < last}
     with consumer(settings) as client:
@@ -33,12 +33,12 @@ def read(settings: Settings, name: str, within: Mapping[int, tuple[int, int]]) -
             if messages:
                 last_record_at = time.monotonic()
             else:
-                _require_progress(name, last_record_at)
+                require_progress(name, last_record_at)
             for message in messages:
                 error, partition, offset = message.error(), message.partition(), message.offset()
                 if error is not None:
                     raise KafkaException(error)
-                if partition in end and offset is not None and offset < end[partition]:
+                if partition in end and offset is not None and within[partition][0] <= offset < end[partition]:
                     yield message
             # The end may be a marker or an aborted record, which no consumer returns: use the consumer's position.
             for place in client.position([TopicPartition(name, partition) for partition in end]):
@@ -59,7 +59,8 @@ def dropped_until(settings: Settings) -> datetime | None:
     return max(min(expired, _timestamp(first)) if first else expired for first in firsts)
 
 
-def _require_progress(name: str, last_record_at: float) -> None:
+def require_progress(name: str, last_record_at: float) -> None:
+    """Raises Failure if the last record came too long ago, by the monotonic clock."""
     limit_s = SILENCE_TIMEOUT_S * timeout_scale()
     if time.monotonic() - last_record_at > limit_s:
         raise Failure(

@@ -19,12 +19,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
-from datetime import date
 from pathlib import Path
 
 from psycopg2 import extensions
-from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -35,20 +32,17 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.sink import positions
-from outbox.sink.batch import Batch, Staged, Traced
 from outbox.sink.metrics import Metrics, served
-from outbox.sink.postgres.staging import SUMMARY
-from outbox.sink.records import KAFKA_COLUMNS
 from outbox.sink.spark import local_checkpoint
 from outbox.sink.spark import session as spark_session
 from outbox.sink.spark.checkpoint import Checkpoint, Offsets
+from outbox.sink.spark.reader import Reader
 from outbox.sink.spark.session import JVM_GONE
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import SinkWriter
 
 POLL_S = 0.2
 COMMIT_TIMEOUT_S = 30
-DRIVER_MAX_RECORDS = 100  # so that a batch of the largest records, of 1 MiB each, fits into the driver's heap
 
 
 class Stopping(Exception):
@@ -161,6 +155,7 @@ class Stream:
         self._writer = writer
         self._metrics = metrics
         self._log = log.get(__name__).bind(sink=spec.name)
+        self._reader = Reader(settings, spec, topic_id, writer.staging)
         self._rewound = writer.beginning(self.topic)
         uri = local_checkpoint.uri(settings, spec.name, self._rewound.generation)
         self._checkpoint = Checkpoint(spark, uri, self.topic)
@@ -183,7 +178,7 @@ class Stream:
         self._reached = self._checkpoint.applied() or beginning
         starting_offsets = json.dumps({self.topic: {str(key): offset for key, offset in beginning.items()}})
         records = spark_session.records(self._spark, self._settings, self.topic, starting_offsets)
-        writer = records.select(*KAFKA_COLUMNS).writeStream.foreachBatch(self._handle).queryName(self._spec.name)
+        writer = records.writeStream.foreachBatch(self._handle).queryName(self._spec.name)
         writer = writer.option("checkpointLocation", self._checkpoint.uri)
         if until_caught_up:
             writer = writer.trigger(availableNow=True)
@@ -216,6 +211,7 @@ class Stream:
         """Stop between two batches: one that is being applied is finished, and Spark records it as committed."""
         with self._applying:  # held by the apply
             self._stopping = True
+        self._reader.close()
         if self._query is None:
             return
         if self._last_batch is not None and self._failure is None:
@@ -271,7 +267,7 @@ class Stream:
         began = time.monotonic()
         end = self._checkpoint.end(batch_id)
         start = dict.fromkeys(end, 0) | self._start(batch_id)
-        batch = self._read(frame, {partition: start[partition] for partition in end}, end)
+        batch = self._reader.read(frame, {partition: start[partition] for partition in end}, end)
         read = time.monotonic()
         with self._applying:
             if self._stopping:
@@ -291,24 +287,6 @@ class Stream:
             apply_ms=round(apply_s * 1000),
         )
 
-    def _read(self, frame: DataFrame, start: Offsets, end: Offsets) -> Batch:
-        """Decode a batch: a small one here, a large one on the executors, which stage it."""
-        nothing = self._spec.job.decoder.rows([], [])
-        batch = Batch(self.topic, self._topic_id, start, end, nothing)
-        offsets = sum(end[partition] - start[partition] for partition in end)
-        if self._writer.staging is None or offsets <= DRIVER_MAX_RECORDS:
-            return replace(batch, **self._spec.job.decoder.decode(frame.toArrow())._asdict())
-        copier = self._writer.staging.copier(self._settings.dsn(SinkRole.WRITER))
-        tasks = frame.mapInArrow(lambda batches: copier(_attempt(), batches), SUMMARY).collect()
-        staged = Staged(
-            attempts=[task.attempt for task in tasks],
-            rows=sum(task.rows for task in tasks),
-            dead=sum(task.dead for task in tasks),
-            days=sorted({date.fromisoformat(day) for task in tasks for day in json.loads(task.days)}),
-            traced=[Traced(*one) for task in tasks for one in json.loads(task.traced)],
-        )
-        return replace(batch, staged=staged, traced=staged.traced)
-
     def _start(self, batch_id: int) -> Offsets:
         if self._last_batch is not None and self._last_batch[0] == batch_id - 1:
             return self._last_batch[1]
@@ -324,10 +302,3 @@ class Stream:
             return None
         found = re.search(r"terminated with exception: (.*)", str(error))
         return (found[1] if found else str(error)).strip().partition("\n")[0]
-
-
-def _attempt() -> int:
-    """The id of the task's attempt that runs this; it is unique within a Spark session."""
-    context = TaskContext.get()
-    assert context is not None, "executors only"  # noqa: S101
-    return context.taskAttemptId()

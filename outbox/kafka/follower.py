@@ -1,0 +1,114 @@
+"""Follow a topic: read short ranges of it one after the other, as somebody else plans them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.kafka.clients import consumer_config, kafka_errors, unavailable
+from outbox.kafka.records import require_progress
+
+POLL_S = 0.001  # a range that ends with a transaction's marker is known to be read after the next poll
+AHEAD_MAX_KIB = 8 << 10
+FETCH_BACKOFF_MS = 10  # when so much is fetched ahead
+FETCH_WAIT_MS = 500  # a broker answers at once when there is something
+
+
+class Closed(Exception):
+    """Ends a read whose follower was closed."""
+
+
+class Follower:
+    """A consumer that fetches ahead: a range that follows the last one is here by the time it is asked for.
+
+    It belongs to no group and commits nothing. One thread may read; any may close it meanwhile.
+    """
+
+    def __init__(self, settings: Settings, topic: str) -> None:
+        self._settings = settings
+        self._topic = topic
+        self._is_closed = False
+        self._lock = threading.Lock()  # of the client, which must not be closed while it works
+        self._next: dict[int, int] = {}  # what was read up to, by partition; empty unless it was read to its end
+        self._ahead: list[Message] = []  # received, and behind what was asked for
+        with kafka_errors(settings):
+            self._client = Consumer(
+                {
+                    **consumer_config(settings, "read_committed"),
+                    "auto.offset.reset": "error",
+                    "queued.max.messages.kbytes": AHEAD_MAX_KIB,
+                    "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
+                    "fetch.wait.max.ms": FETCH_WAIT_MS,
+                }
+            )
+
+    def read(self, start: Mapping[int, int], end: Mapping[int, int]) -> Iterator[Message]:
+        """The committed records between these offsets; those of a partition in order.
+
+        Raises Failure if Kafka is unavailable, or if the topic has dropped one of these offsets; Closed.
+        """
+        if any(self._next.get(partition) != offset for partition, offset in start.items()):
+            self._begin(start)
+        received, self._next, self._ahead = deque(self._ahead), {}, []
+        at, ahead = dict(start), list[Message]()
+        progress_at = time.monotonic()
+        while left := [partition for partition in end if at[partition] < end[partition]]:
+            message = received.popleft() if received else self._poll()
+            if message is None:
+                # The end may be a marker or an aborted record, which no consumer returns: use the consumer's position.
+                for partition, offset in self._positions(left).items():
+                    at[partition] = max(at[partition], offset)
+                require_progress(self._topic, progress_at)
+                continue
+            progress_at = time.monotonic()
+            partition, offset = message.partition() or 0, message.offset() or 0
+            at[partition] = offset + 1
+            if offset < end[partition]:
+                yield message
+            else:
+                ahead.append(message)
+        self._next, self._ahead = dict(end), [*ahead, *received]
+
+    def close(self) -> None:
+        """Leave Kafka, and end the read that waits for records."""
+        self._is_closed = True  # before the lock, which a read that waits hardly ever gives away
+        with self._lock:
+            self._client.close()
+
+    def _begin(self, start: Mapping[int, int]) -> None:
+        with self._open() as client:
+            client.assign([TopicPartition(self._topic, *place) for place in start.items()])
+        self._ahead = []
+
+    def _poll(self) -> Message | None:
+        with self._open() as client:
+            message = client.poll(POLL_S)
+        error = None if message is None else message.error()
+        if error is None:
+            return message
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            raise Failure(
+                f"topic {self._topic} no longer has what was to be read: {error.str()}",
+                "`outbox check` shows what is missing",
+                code="events-lost",
+            )
+        raise unavailable(self._settings, error)
+
+    def _positions(self, partitions: Collection[int]) -> dict[int, int]:
+        with self._open() as client:
+            places = client.position([TopicPartition(self._topic, partition) for partition in partitions])
+        return {place.partition: place.offset for place in places}
+
+    @contextmanager
+    def _open(self) -> Iterator[Consumer]:
+        with self._lock, kafka_errors(self._settings):
+            if self._is_closed:
+                raise Closed
+            yield self._client

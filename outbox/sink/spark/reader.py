@@ -1,0 +1,98 @@
+"""Read a batch that Spark has planned as a range of offsets: a small one in the driver, a large one on executors.
+
+For a few records, a task of Spark takes longer than the records do. So the driver follows the topic with a consumer of
+its own, which has them already. What is large is decoded on executors, which stage it
+(`outbox.sink.postgres.staging`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Message
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+
+from outbox.base.settings import Settings, SinkRole
+from outbox.kafka.follower import Follower
+from outbox.sink.batch import Batch, Staged, Traced
+from outbox.sink.postgres.staging import SUMMARY
+from outbox.sink.records import KAFKA_COLUMNS
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Staging
+
+DRIVER_MAX_RECORDS = 100  # so that a batch of the largest records, of 1 MiB each, fits into the driver's memory
+HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
+
+
+class Reader:
+    """Reads the batches of one sink."""
+
+    def __init__(self, settings: Settings, spec: SinkSpec, topic_id: str, staging: Staging | None) -> None:
+        """Without ``staging`` the driver decodes large batches too."""
+        self._settings = settings
+        self._spec = spec
+        self._topic_id = topic_id
+        self._staging = staging
+        self._follower = Follower(settings, spec.job.topic)
+
+    def read(self, frame: DataFrame, start: Mapping[int, int], end: Mapping[int, int]) -> Batch:
+        """The records between these offsets, decoded. ``frame`` has them too.
+
+        Raises Failure if the driver cannot read them, Spark's errors if executors cannot, Closed.
+        """
+        job = self._spec.job
+        batch = Batch(job.topic, self._topic_id, start, end, job.decoder.rows([], []))
+        if sum(end[partition] - start[partition] for partition in end) <= DRIVER_MAX_RECORDS:
+            records = as_table(list(self._follower.read(start, end)))
+        elif self._staging is None:
+            records = frame.select(*KAFKA_COLUMNS).toArrow()
+        else:
+            staged = self._stage(frame, self._staging)
+            return replace(batch, staged=staged, traced=staged.traced)
+        return replace(batch, **job.decoder.decode(records)._asdict())
+
+    def close(self) -> None:
+        """Leave Kafka, and end the read of a small batch. Tasks on executors are Spark's."""
+        self._follower.close()
+
+    def _stage(self, frame: DataFrame, staging: Staging) -> Staged:
+        copier = staging.copier(self._settings.dsn(SinkRole.WRITER))
+        records = frame.select(*KAFKA_COLUMNS)
+        tasks = records.mapInArrow(lambda batches: copier(_attempt(), batches), SUMMARY).collect()
+        return Staged(
+            attempts=[task.attempt for task in tasks],
+            rows=sum(task.rows for task in tasks),
+            dead=sum(task.dead for task in tasks),
+            days=sorted({date.fromisoformat(day) for task in tasks for day in json.loads(task.days)}),
+            traced=[Traced(*one) for task in tasks for one in json.loads(task.traced)],
+        )
+
+
+def as_table(messages: Sequence[Message]) -> pa.Table:
+    """Records of a client as the columns of Spark's Kafka source."""
+    headers: list[Any] = [message.headers() or [] for message in messages]  # stubs are wider
+    return pa.table(
+        {
+            "key": pa.array([message.key() for message in messages], pa.binary()),
+            "value": pa.array([message.value() for message in messages], pa.binary()),
+            "headers": pa.array(
+                [[{"key": name, "value": content} for name, content in own] for own in headers], pa.list_(HEADER)
+            ),
+            "partition": pa.array([message.partition() for message in messages], pa.int32()),
+            "offset": pa.array([message.offset() for message in messages], pa.int64()),
+            "timestamp": pa.array([message.timestamp()[1] for message in messages], pa.timestamp("ms", tz="UTC")),
+        }
+    )
+
+
+def _attempt() -> int:
+    """The id of the task's attempt that runs this; it is unique within a Spark session."""
+    context = TaskContext.get()
+    assert context is not None, "executors only"  # noqa: S101
+    return context.taskAttemptId()

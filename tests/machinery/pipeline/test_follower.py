@@ -1,0 +1,143 @@
+"""Following a topic in ranges that somebody else plans: each has its committed records, whatever lies between them."""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.kafka import records, topics
+from outbox.kafka.clients import client_config
+from outbox.kafka.follower import Closed, Follower
+from tests.support.seeds import chosen_seed
+
+TIMEOUT_S = 30
+
+
+@pytest.fixture
+def follower(topic: Settings) -> Iterator[Follower]:
+    made = Follower(topic, topic.topic)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def transactions(topic: Settings) -> Producer:
+    """A producer that writes in transactions."""
+    producer = Producer({**client_config(topic), "transactional.id": f"test-{uuid.uuid4()}"})
+    producer.init_transactions(TIMEOUT_S)
+    return producer
+
+
+def write(producer: Producer, topic: Settings, *values: str, partition: int = 0, commit: bool = True) -> None:
+    """Write these values in a transaction, which takes one more offset for its end."""
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(topic.topic, value, partition=partition)
+    producer.flush(TIMEOUT_S)
+    if commit:
+        producer.commit_transaction(TIMEOUT_S)
+    else:
+        producer.abort_transaction(TIMEOUT_S)
+
+
+def read(follower: Follower, start: Mapping[int, int], end: Mapping[int, int]) -> list[str]:
+    return [(message.value() or b"").decode() for message in follower.read(start, end)]
+
+
+def end_of(topic: Settings) -> dict[int, int]:
+    return dict(topics.last_stable_offsets(topic, topic.topic))
+
+
+def test_ranges_that_follow_each_other_and_others(topic: Settings, transactions: Producer, follower: Follower) -> None:
+    write(transactions, topic, "a", "b", "c")  # offsets 0 to 2, its marker 3
+    assert read(follower, {0: 0}, {0: 2}) == ["a", "b"]
+    assert read(follower, {0: 2}, {0: 4}) == ["c"]
+    write(transactions, topic, "d")  # 4, marker 5
+    write(transactions, topic, "never", commit=False)  # 6, marker 7
+    write(transactions, topic, "e", partition=1)
+    assert read(follower, {0: 4}, {0: 5}) == ["d"]
+    assert read(follower, {0: 5}, {0: 6}) == [], "a marker alone"
+    assert read(follower, {0: 6}, {0: 8}) == [], "an aborted transaction alone"
+    assert read(follower, {0: 8}, {0: 8}) == []
+    assert read(follower, {0: 8, 1: 0}, {0: 8, 1: 2}) == ["e"], "a partition that is new"
+    assert read(follower, {0: 1, 1: 0}, {0: 5, 1: 2}) != [], "back"
+    assert sorted(read(follower, {0: 0, 1: 0}, {0: 8, 1: 2})) == ["a", "b", "c", "d", "e"]
+
+
+def test_random_ranges_have_what_one_read_of_everything_has(
+    topic: Settings, transactions: Producer, follower: Follower
+) -> None:
+    chance = random.Random(chosen_seed())  # noqa: S311
+    for _ in range(40):
+        values = [uuid.uuid4().hex for _ in range(chance.randrange(1, 30))]
+        write(transactions, topic, *values, partition=chance.randrange(3), commit=chance.random() < 0.8)
+    end = end_of(topic)
+    place = {
+        (one.partition() or 0, one.offset() or 0)
+        for one in records.read(topic, topic.topic, {p: (0, o) for p, o in end.items()})
+    }
+    at = dict.fromkeys(end, 0)
+    for _ in range(60):
+        if chance.random() < 0.2:
+            at = {partition: chance.randint(0, last) for partition, last in end.items()}
+        to = {partition: chance.randint(offset, min(end[partition], offset + 40)) for partition, offset in at.items()}
+        found = [(one.partition() or 0, one.offset() or 0) for one in follower.read(at, to)]
+        assert set(found) == {
+            (partition, offset) for partition, offset in place if at[partition] <= offset < to[partition]
+        }
+        assert len(set(found)) == len(found)
+        for partition in to:
+            offsets = [offset for of, offset in found if of == partition]
+            assert offsets == sorted(offsets)
+        at = to
+
+
+def test_a_read_that_was_not_finished_is_begun_anew(
+    topic: Settings, transactions: Producer, follower: Follower
+) -> None:
+    write(transactions, topic, "a", "b", "c")
+    reading = follower.read({0: 0}, {0: 4})
+    assert (next(reading).value() or b"").decode() == "a"
+    del reading
+    assert read(follower, {0: 0}, {0: 4}) == ["a", "b", "c"]
+
+
+def test_what_the_topic_has_dropped_is_no_empty_range(
+    topic: Settings, transactions: Producer, follower: Follower
+) -> None:
+    write(transactions, topic, "a", "b", "c")
+    place = TopicPartition(topic.topic, 0, 2)
+    admin = AdminClient(client_config(topic))
+    for request in admin.delete_records([place]).values():
+        request.result(TIMEOUT_S)
+    with pytest.raises(Failure) as failure:
+        read(follower, {0: 0}, {0: 4})
+    assert failure.value.code == "events-lost"
+    assert read(follower, {0: 2}, {0: 4}) == ["c"]
+    within = {0: (0, 4)}
+    assert [one.value() for one in records.read(topic, topic.topic, within)] == [b"c"], "what there is"
+
+
+def test_closing_it_ends_a_read_that_waits(topic: Settings) -> None:
+    follower, ended = Follower(topic, topic.topic), threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(Closed):
+            read(follower, {0: 0}, {0: 1})  # nobody has written it
+        ended.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_for("the read to begin", follower._lock.locked, timeout_s=TIMEOUT_S)
+    follower.close()
+    thread.join(TIMEOUT_S)
+    assert ended.is_set()
