@@ -108,6 +108,8 @@ def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
         ),
         # A class archive holds classes of the class path only.
         "spark.driver.extraClassPath": ":".join(map(str, found)),
+        # Hadoop's own starts a process for each file that it writes, to set its permissions.
+        "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem",
         "spark.sql.warehouse.dir": f"file://{scratch}/warehouse",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
