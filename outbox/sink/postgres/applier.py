@@ -17,7 +17,7 @@ from psycopg2 import extensions, sql
 from outbox.base.errors import Failure
 from outbox.sink import dead_letters
 from outbox.sink.applier import PARKED, Applied
-from outbox.sink.postgres.staging import copy_table
+from outbox.sink.postgres.staging import copy_table, row_types
 from outbox.sink.projection import Projection, load
 from outbox.sink.records import RecordDecoder
 from outbox.sink.spec import SinkSpec
@@ -133,7 +133,7 @@ class PostgresApplier:
 
     def copy(self, cursor: extensions.cursor, rows: pa.Table) -> None:
         """Copy rows into ``batch``, by the names of their columns."""
-        copy_table(cursor, sql.Identifier("batch"), rows)
+        copy_table(cursor, sql.Identifier("batch"), rows, row_types(self._decoder))
 
     def stage(self, cursor: extensions.cursor, events_json: str) -> None:
         """Insert events into ``batch`` that are JSON objects of its columns."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import date
@@ -23,12 +23,11 @@ import psycopg2
 import pyarrow as pa
 from psycopg2 import extensions, sql
 from psycopg2.extensions import make_dsn
-from pyarrow import csv
 
 from outbox.sink import dead_letters, partitions
 from outbox.sink.batch import Decoded, Staged, Traced
+from outbox.sink.postgres import binary
 from outbox.sink.records import RecordDecoder
-from outbox.sink.values import ARROW_TYPES
 
 COPY_BUFFER_BYTES = 1 << 20
 TRACED_MAX = 100  # per task
@@ -43,18 +42,19 @@ CREATE UNLOGGED TABLE staging.{dead} (
     headers jsonb, value bytea, recorded_at timestamptz, event_id uuid, reason text NOT NULL, detail text NOT NULL
 );
 """
-DEAD_TYPES = {
-    "attempt": pa.int64(),
-    "identity": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "key": pa.string(),
-    "headers": pa.string(),
-    "value": pa.string(),
-    "recorded_at": ARROW_TYPES["timestamptz"],
-    "event_id": pa.string(),
-    "reason": pa.string(),
-    "detail": pa.string(),
+PLACE: Mapping[str, binary.Type] = {"event_id": "uuid", "partition": "integer", "offset": "bigint"}
+DEAD: Mapping[str, binary.Type] = {
+    "attempt": "bigint",
+    "identity": "text",
+    "partition": "integer",
+    "offset": "bigint",
+    "key": "bytea",
+    "headers": "jsonb",
+    "value": "bytea",
+    "recorded_at": "timestamptz",
+    "event_id": "uuid",
+    "reason": "text",
+    "detail": "text",
 }
 UP_TO_EPOCH = """
 SELECT relname FROM pg_class
@@ -177,32 +177,27 @@ class Copier:
     def _copy(self, cursor: extensions.cursor, attempt: int, decoded: Decoded) -> None:
         if decoded.rows.num_rows:
             attempts = pa.array([attempt] * decoded.rows.num_rows, pa.int64())
-            copy_table(cursor, sql.Identifier("staging", self.rows), decoded.rows.append_column("attempt", attempts))
+            types: dict[str, binary.Type] = {"attempt": "bigint", **row_types(self.decoder)}
+            rows = decoded.rows.append_column("attempt", attempts)
+            copy_table(cursor, sql.Identifier("staging", self.rows), rows, types)
         if decoded.dead:
-            rows = [
+            letters = [
                 (attempt, dead_letters.identity(one.record, one.event_id), *dead_letters.columns(one))
                 for one in decoded.dead
             ]
-            copy_table(cursor, sql.Identifier("staging", self.dead), _dead_table(rows))
+            copy_table(cursor, sql.Identifier("staging", self.dead), binary.table(letters, DEAD), DEAD)
 
 
-def copy_table(cursor: extensions.cursor, into: sql.Composable, rows: pa.Table) -> None:
-    """COPY rows into a table, by the names of their columns."""
-    buffer = io.BytesIO()
-    # In one chunk: for an empty first chunk Arrow writes what happens to be in its buffer.
-    csv.write_csv(rows.combine_chunks(), buffer, csv.WriteOptions(include_header=False))
-    buffer.seek(0)
-    columns = sql.SQL(", ").join(map(sql.Identifier, rows.column_names))
-    statement = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT csv)").format(into, columns)
-    cursor.copy_expert(statement, buffer, COPY_BUFFER_BYTES)
+def row_types(decoder: RecordDecoder) -> dict[str, binary.Type]:
+    """The types in Postgres of a batch's columns, by name."""
+    return {**PLACE, **{column.name: column.type for column in decoder.columns}}
 
 
-def _dead_table(rows: Sequence[tuple[object, ...]]) -> pa.Table:
-    columns = zip(*([_hex(value) if isinstance(value, bytes) else value for value in row] for row in rows), strict=True)
-    arrays = [pa.array(column, type_) for column, type_ in zip(columns, DEAD_TYPES.values(), strict=True)]
-    return pa.table(dict(zip(DEAD_TYPES, arrays, strict=True)))
-
-
-def _hex(content: bytes) -> str:
-    """Bytes as COPY reads them into bytea."""
-    return f"\\x{content.hex()}"
+def copy_table(
+    cursor: extensions.cursor, into: sql.Composable, rows: pa.Table, types: Mapping[str, binary.Type]
+) -> None:
+    """COPY rows into a table whose columns have these types, by their names."""
+    encoded = binary.encode(rows, types)
+    columns = sql.SQL(", ").join(map(sql.Identifier, encoded.columns))
+    statement = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT binary)").format(into, columns)
+    cursor.copy_expert(statement, io.BytesIO(encoded.content), COPY_BUFFER_BYTES)

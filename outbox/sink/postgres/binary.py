@@ -1,0 +1,140 @@
+"""Arrow columns as the input of a binary COPY, which costs Postgres a third of what CSV does.
+
+Built by columns: values of one width are copied by NumPy, and what varies from row to row is joined in between.
+The format: https://www.postgresql.org/docs/18/sql-copy.html, "Binary Format". That of a type: its `recv` function.
+"""
+
+from __future__ import annotations
+
+import binascii
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from itertools import chain
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from outbox.sink import values
+from outbox.writing.contract import SqlType
+
+Type = SqlType | Literal["integer", "bytea"]
+
+ARROW_TYPES = {**values.ARROW_TYPES, "integer": pa.int32(), "bytea": pa.binary()}
+
+HEADER, TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
+NULL = -1  # as a field's length
+FROM_1970_TO_2000_US = round(
+    (datetime(2000, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1e6
+)
+HYPHENS = (8, 13, 18, 23)
+UUID_CHARACTERS = 36
+JSONB_VERSION = b"\1"
+DIGIT = 4  # decimal places in a digit of numeric
+
+
+class Encoded(NamedTuple):
+    """The rows, with the columns in this order."""
+
+    columns: Sequence[str]
+    content: bytes
+
+
+def table(rows: Sequence[Sequence[object]], types: Mapping[str, Type]) -> pa.Table:
+    """Rows of Python's values as columns of these types."""
+    columns = zip(types.items(), zip(*rows, strict=True), strict=True)
+    return pa.table({name: pa.array(values, ARROW_TYPES[type_]) for (name, type_), values in columns})
+
+
+def encode(rows: pa.Table, types: Mapping[str, Type]) -> Encoded:
+    """Rows for a binary COPY. ``types`` are those of the columns in Postgres, by name.
+
+    Raises ValueError if a value is not of its column's type.
+    """
+    columns = {name: rows[name].combine_chunks() for name in rows.column_names}
+    fixed = {name: FIXED[types[name]](column) for name, column in columns.items() if _is_fixed(types[name], column)}
+    varying = {name: _varying(types[name], column) for name, column in columns.items() if name not in fixed}
+    # A piece of a row ends with the length of the value that follows it.
+    pieces: list[Sequence[bytes]] = []
+    piece: list[np.ndarray[Any, Any]] = [np.full(rows.num_rows, len(columns), ">i2")]
+    for array in fixed.values():
+        piece += [np.full(rows.num_rows, array.dtype.itemsize, ">i4"), array]
+    for contents in varying.values():
+        lengths = (NULL if content is None else len(content) for content in contents)
+        pieces += [_joined([*piece, np.fromiter(lengths, ">i4", rows.num_rows)]), [one or b"" for one in contents]]
+        piece = []
+    if piece:
+        pieces.append(_joined(piece))
+    content = b"".join([HEADER, *chain.from_iterable(zip(*pieces, strict=True)), TRAILER])
+    return Encoded([*fixed, *varying], content)
+
+
+def _joined(arrays: Sequence[np.ndarray[Any, Any]]) -> list[bytes]:
+    """The bytes of each row."""
+    rows = np.empty(len(arrays[0]), [(str(number), array.dtype) for number, array in enumerate(arrays)])
+    for number, array in enumerate(arrays):
+        rows[str(number)] = array
+    return rows.view(f"V{rows.dtype.itemsize}").tolist()
+
+
+def _is_fixed(type_: Type, column: pa.Array) -> bool:
+    return type_ in FIXED and not column.null_count
+
+
+def _varying(type_: Type, column: pa.Array) -> list[bytes | None]:
+    """The values as Postgres takes them; None for NULL."""
+    if type_ in FIXED:
+        values = iter(_joined([FIXED[type_](column.drop_null())]))
+        return [next(values) if is_valid else None for is_valid in column.is_valid().to_pylist()]
+    return [None if value is None else VARYING[type_](value) for value in column.to_pylist()]
+
+
+def _numbers(form: str) -> Callable[[pa.Array], np.ndarray[Any, Any]]:
+    return lambda column: column.to_numpy(zero_copy_only=False).astype(form)
+
+
+def _moments(column: pa.Array) -> np.ndarray[Any, Any]:
+    since_1970: np.ndarray[Any, Any] = column.cast(pa.int64()).to_numpy()
+    return (since_1970 - FROM_1970_TO_2000_US).astype(">i8")
+
+
+def _uuids(column: pa.Array) -> np.ndarray[Any, Any]:
+    characters = np.frombuffer("".join(column.to_pylist()).encode(), np.uint8)
+    rows = characters.reshape(len(column), UUID_CHARACTERS)
+    if (rows[:, HYPHENS] != ord("-")).any():
+        raise ValueError("a value is no UUID")
+    digits = np.delete(rows, HYPHENS, axis=1).tobytes()
+    return np.frombuffer(binascii.unhexlify(digits), "V16")
+
+
+def _numeric(text: str) -> bytes:
+    """How many digits of base 10,000, weight of the first, sign, decimal places, digits (`numeric_recv`, numeric.c)."""
+    sign, decimals, exponent = Decimal(text).as_tuple()
+    if not isinstance(exponent, int):
+        raise ValueError(f"{text} is no finite number")
+    scale = max(0, -exponent)
+    behind_point = -(-scale // DIGIT)
+    number = int("".join(map(str, decimals))) * 10 ** (exponent + behind_point * DIGIT)
+    digits: list[int] = []
+    while number:
+        number, digit = divmod(number, 10**DIGIT)
+        digits.insert(0, digit)
+    weight = len(digits) - 1 - behind_point
+    return struct.pack(f">HhHH{len(digits)}H", len(digits), weight, 0x4000 * sign, scale, *digits)
+
+
+FIXED: Mapping[Type, Callable[[pa.Array], np.ndarray[Any, Any]]] = {
+    "uuid": _uuids,
+    "timestamptz": _moments,
+    "bigint": _numbers(">i8"),
+    "integer": _numbers(">i4"),
+    "boolean": _numbers("u1"),
+}
+VARYING: Mapping[Type, Callable[[Any], bytes]] = {
+    "text": str.encode,
+    "numeric": _numeric,
+    "jsonb": lambda text: JSONB_VERSION + text.encode(),
+    "bytea": bytes,
+}

@@ -1,0 +1,98 @@
+"""What is copied in Postgres' binary format is what Postgres makes of the same values as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+from psycopg2 import extensions, sql
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.sink.postgres import binary
+from outbox.sink.postgres.staging import copy_table
+
+Row = dict[binary.Type, Any]
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5)
+VALUES: dict[binary.Type, st.SearchStrategy[Any]] = {
+    "uuid": st.uuids().map(str) | st.uuids().map(lambda one: str(one).upper()),
+    "timestamptz": st.datetimes(timezones=st.timezones()),
+    "bigint": st.integers(-(2**63), 2**63 - 1),
+    "integer": st.integers(-(2**31), 2**31 - 1),
+    "boolean": st.booleans(),
+    "text": TEXTS,
+    "numeric": st.decimals(allow_nan=False, allow_infinity=False).filter(lambda one: abs(one.adjusted()) < 100).map(str)
+    | st.integers(-(10**50), 10**50).map(str),
+    "jsonb": st.sampled_from(["{}", "null", '"ü"', '{"a": [1.50, true]}']),
+    "bytea": st.binary(max_size=5),
+}
+
+
+@pytest.fixture(scope="module")
+def connection(shared_databases: Settings) -> Iterator[extensions.connection]:
+    """With a temporary table that has a column of each type."""
+    with closing(connect(shared_databases, SinkRole.WRITER)) as connection:
+        columns = ", ".join(f"{type_}_column {type_}" for type_ in VALUES)
+        with connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE TEMPORARY TABLE copied (number int, {columns})")
+        yield connection
+
+
+def copied(connection: extensions.connection, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    """What the rows are in Postgres, as text."""
+    types: dict[str, binary.Type] = {f"{type_}_column": type_ for type_ in VALUES}
+    values = [(number, *(row[type_] for type_ in VALUES)) for number, row in enumerate(rows)]
+    all_types: Mapping[str, binary.Type] = {"number": "integer", **types}
+    # In several chunks, as the rows of a batch are.
+    table = pa.concat_tables([binary.table([row], all_types) for row in values])
+    with connection, connection.cursor() as cursor:
+        cursor.execute("TRUNCATE copied")
+        copy_table(cursor, sql.Identifier("copied"), table, all_types)
+        cursor.execute(f"SELECT {', '.join(f'{column}::text' for column in types)} FROM copied ORDER BY number")
+        return cursor.fetchall()
+
+
+def as_text(connection: extensions.connection, row: Row) -> tuple[Any, ...]:
+    """What Postgres makes of the values of a row, as text."""
+    with connection, connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT {', '.join(f'CAST(CAST(%s AS {type_}) AS text)' for type_ in VALUES)}",
+            [row[type_] for type_ in VALUES],
+        )
+        ((*found,),) = cursor.fetchall()
+        return tuple(found)
+
+
+def row(numeric: str) -> Row:
+    return {**dict.fromkeys(VALUES), "numeric": numeric}
+
+
+ROWS = st.fixed_dictionaries({type_: st.none() | values for type_, values in VALUES.items()})
+
+
+@profile(deadline=None, max_examples=50)
+@given(rows=st.lists(ROWS, min_size=1, max_size=5))
+@example([row(text) for text in ("0", "-0.00", "1E+5", "10000", "0.0001", "1E-9", "-12345.6789", "9999.99990000")])
+def test_values_arrive_as_they_would_as_text(connection: extensions.connection, rows: Sequence[Row]) -> None:
+    assert copied(connection, rows) == [as_text(connection, one) for one in rows]
+
+
+@pytest.mark.parametrize("text", ["", "1", "g" * 36, "0" * 36, f"{'0' * 8}-{'0' * 4}-{'0' * 4}-{'0' * 4}-{' ' * 12}"])
+def test_what_is_no_uuid_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
+        binary.encode(pa.table({"it": [text]}), {"it": "uuid"})
+
+
+def test_no_rows_are_a_copy_of_none(connection: extensions.connection) -> None:
+    types: Mapping[str, binary.Type] = {"number": "integer", "text_column": "text"}
+    empty = pa.table({"number": pa.array([], pa.int32()), "text_column": pa.array([], pa.string())})
+    with connection, connection.cursor() as cursor:
+        copy_table(cursor, sql.Identifier("copied"), empty, types)
+        assert cursor.rowcount == 0
