@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import click
 
 from bench import backlog as drain
-from bench import by_hand, by_the_book, clients, cluster, peers, row_by_row, sizes, write
+from bench import by_hand, by_the_book, clients, cluster, jdbc, peers, row_by_row, sizes, write
 from bench import latency as arrival
 from bench import relay as relaying
 from bench import start as starting
@@ -188,17 +188,20 @@ def backlog(events: int, rounds: int, busy_cores: int) -> None:
 @click.option("--rows", default=20_000, show_default=True, help="How many of them the row by row consumer drains.")
 @click.option("--rounds", default=2, show_default=True, help="How often each side drains the backlog.")
 def drain_peers(events: int, rows: int, rounds: int) -> None:
-    """Drain a backlog with the dedup sink, with Spark as its guides show it, and record by record, in turns."""
+    """Drain a backlog with the dedup sink, with Spark as its guides show it, with Debezium's JDBC sink connector (which
+    only keeps the events, without balances), and record by record, in turns.
+    """
     with _stack() as settings:
         topics.create(settings, connectors.topic_specs(settings))
         drain.produce(settings, events, report=click.echo)
         database = Stack(settings).part("postgres")
-        ours, book, row = Meter(events, database), Meter(events, database), Meter(rows, database)
+        ours, book, connector, row = (Meter(number, database) for number in (events, events, events, rows))
         sides: dict[str, Callable[[], Drain]] = {
             "spark": lambda: drain.drain_with(sink(settings, "dedup"), drain.applied(settings, "dedup"), ours),
             "by the book": lambda: drain.drain_with(
                 peers.ByTheBook(settings), peers.applied(settings, by_the_book.NAME), book
             ),
+            "JDBC connector": lambda: jdbc.drain(settings, connector),
             "row by row": lambda: drain.drain_here(row, row_by_row.drain(settings, rows)),
         }
 

@@ -1,4 +1,4 @@
-"""Other sinks on the same topic: a transaction for each record, and Spark as its guides show it."""
+"""Other sinks on the same topic, and what they leave."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
-from bench import backlog, by_the_book
+from bench import backlog, by_the_book, jdbc
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.jvm.java import java_home
@@ -16,7 +16,7 @@ from outbox.stack.process import Process
 
 APPLIED = "SELECT coalesce(sum(events), 0) FROM balances WHERE sink = %s"
 START_TIMEOUT_S = 300.0  # only a sink that hangs takes this long
-EMPTY = "TRUNCATE balances; DROP TABLE IF EXISTS row_events, book_events, book_batch"
+EMPTY = f"TRUNCATE balances; DROP TABLE IF EXISTS row_events, book_events, book_batch, {jdbc.TABLE}"
 
 
 class ByTheBook(Process):
