@@ -54,6 +54,7 @@ class Chain:
         self.sink = SinkState("dedup")
         self.records: list[tuple[Record, TopicOffset]] = []
         self.offsets = {0: 0, 1: 0}
+        self.now_ms = NOW_MS  # when a check reads the source
         self._numbers = itertools.count(1)
 
     def event(self, key: str, version: int, change: str = "1", at_ms: int = NOW_MS) -> Written:
@@ -106,7 +107,7 @@ class Chain:
     def compare_since(self, point: Verified) -> Report:
         """Compare what came since a point, as an incremental check does. May raise Doubt."""
         since = [event for event in self.outbox if event.occurred_ms >= point.since_ms]
-        source = Source(iter(since), self.totals, self.versions, len(self.outbox) - len(since), NOW_MS)
+        source = Source(iter(since), self.totals, self.versions, len(self.outbox) - len(since), self.now_ms)
         with closing(TopicLog(self.decoder, "x", self.offsets)) as log:
             for record, place in self.records:
                 if place.offset >= point.next_offsets.get(place.partition, 0):
