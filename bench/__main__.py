@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import click
 
 from bench import backlog as drain
-from bench import by_hand, by_the_book, clients, cluster, jdbc, peers, row_by_row, sizes, write
+from bench import by_hand, by_the_book, check, clients, cluster, jdbc, peers, row_by_row, sizes, write
 from bench import latency as arrival
 from bench import relay as relaying
 from bench import start as starting
@@ -249,6 +249,18 @@ def growth(batches: int, days: int) -> None:
     first, last = statistics.harmonic_mean(found[:tenth]), statistics.harmonic_mean(found[-tenth:])
     rates = {"first_per_s": round(first), "last_per_s": round(last), "ratio": round(last / first, 2)}
     click.echo(json.dumps({"measure": "dedup_growth", "events": batches * BATCH_EVENTS, "days": days, **rates}))
+
+
+@main.command("check")
+@click.option("--events", type=click.IntRange(100), default=1_000_000, show_default=True)
+def check_topic(events: int) -> None:
+    """Run `outbox check` on a large topic, in full, and then incrementally with one event in a hundred more."""
+    with _stack() as settings:
+        topics.create(settings, connectors.topic_specs(settings))
+        check.fill(settings, events, report=click.echo)
+        _print("check", run="full", **check.check(settings, "--incremental")._asdict())
+        check.relay(settings, max(events // 100, 1000), report=click.echo)
+        _print("check", run="incremental", **check.check(settings, "--incremental")._asdict())
 
 
 @main.command("sizes")

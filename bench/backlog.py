@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
@@ -30,8 +30,8 @@ DRAIN_TIMEOUT_S = 3600.0  # only a sink that hangs takes this long
 APPLIED = "SELECT coalesce(sum(next_offset), 0) FROM positions WHERE sink = %s AND topic = %s"
 
 
-def produce(settings: Settings, events: int, report: Callable[[str], None]) -> None:
-    """Put events on the topic as fast as a client can."""
+def produce(settings: Settings, events: int, report: Callable[[str], None]) -> Mapping[str, int]:
+    """Put events with an amount of 1 on the topic as fast as a client can; returns how many by account."""
     producer = Producer({**client_config(settings), "linger.ms": 50, "compression.type": "lz4"})
     accounts = [str(uuid.uuid4()) for _ in range(ACCOUNTS)]
     versions: dict[str, int] = defaultdict(int)
@@ -52,6 +52,7 @@ def produce(settings: Settings, events: int, report: Callable[[str], None]) -> N
         if number % 250_000 == 0:
             report(f"produced {number}")
     producer.flush()
+    return versions
 
 
 def drain_with(

@@ -27,9 +27,10 @@ BEGIN
         INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
         SELECT uuidv7(), 'account', account, 'transfer.credited',
                jsonb_build_object('transfer_id', gen_random_uuid(), 'account_id', account, 'amount', 1,
-                                  'currency', 'EUR', 'balance_after', number, 'version', number,
+                                  'currency', 'EUR', 'balance_after', version, 'version', version,
                                   'occurred_at', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
-          FROM (SELECT accounts[1 + (number * {size} + place) % 1000] AS account
+          FROM (SELECT accounts[1 + (number * {size} + place) % 1000] AS account,
+                       1 + (number * {size} + place) / 1000 AS version
                   FROM generate_series(1, {size}) AS place);
         COMMIT;
     END LOOP;

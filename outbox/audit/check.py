@@ -16,6 +16,7 @@ are two views of the domain, both optional: ``source_totals`` (key, total, versi
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 
 from outbox.audit import sinks, source, verified
@@ -33,24 +34,30 @@ from outbox.sink.records import RecordDecoder
 POLL_S = 0.5
 
 
-def check(settings: Settings, *, incremental: bool = False) -> Report:
+def _silent(_: str) -> None:
+    """Tell nobody how far it is."""
+
+
+def check(settings: Settings, *, incremental: bool = False, report: Callable[[str], None] = _silent) -> Report:
     """Compare now. Raises Failure if a database or Kafka is unavailable, or if no job declares the events.
 
     ``incremental`` reads what came since the last such check that found no problem, and everything if there is none or
-    in doubt: see `outbox.audit.verified`.
+    in doubt: see `outbox.audit.verified`. ``report`` is told again and again how far it is.
     """
-    with closing(Check(settings, incremental=incremental)) as one:
+    with closing(Check(settings, incremental=incremental, report=report)) as one:
         return one.compare()
 
 
-def check_settled(settings: Settings, timeout_s: float, *, incremental: bool = False) -> Report:
+def check_settled(
+    settings: Settings, timeout_s: float, *, incremental: bool = False, report: Callable[[str], None] = _silent
+) -> Report:
     """Compare until nothing is in flight, or an event is lost. Raises WaitTimeoutError after ``timeout_s``.
 
     Records are read once. After a comparison it rests for as long as that took.
     """
     latest: list[Report] = []
     rests_until = 0.0
-    with closing(Check(settings, incremental=incremental)) as one:
+    with closing(Check(settings, incremental=incremental, report=report)) as one:
 
         def settled() -> bool:
             nonlocal rests_until
@@ -68,8 +75,9 @@ def check_settled(settings: Settings, timeout_s: float, *, incremental: bool = F
 class Check:
     """A check, which may compare again and again: the log of the topic is read on from where it stopped."""
 
-    def __init__(self, settings: Settings, *, incremental: bool) -> None:
+    def __init__(self, settings: Settings, *, incremental: bool, report: Callable[[str], None]) -> None:
         self._settings = settings
+        self._progress = report
         self._decoder = event_decoder(settings)
         self._is_incremental = incremental
         self._doubt = ""
@@ -112,13 +120,13 @@ class Check:
     def _compare(self) -> Report:
         settings, decoder = self._settings, self._decoder
         states = sinks.read(settings)
-        self._log.read_on(settings)
+        self._log.read_on(settings, self._progress)
         if self._log.has_gap and not self._verified.is_beginning:
             raise Doubt("the topic has dropped records that were not read")
         of_events = [state for state in states if state.carries == "events"]
         with source.read(settings, decoder, self._verified.since_ms) as read:
             since = self._verified if self._is_incremental and decoder.version is not None else None
-            report = compare(read, self._log, of_events, settings.topic, since)
+            report = compare(read, self._log, of_events, settings.topic, since, progress=self._progress)
             report.sinks += compare_states(read, [state for state in states if state.carries == "states"])
             report.notes += _notes(decoder, read)
         if report.findings:

@@ -27,9 +27,10 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from decimal import Decimal
+from itertools import product
 from typing import Literal
 
 from outbox.audit import buckets
@@ -37,7 +38,8 @@ from outbox.audit.buckets import Buckets
 from outbox.audit.report import Report, SinkReport
 from outbox.audit.sinks import SinkState
 from outbox.audit.source import LATE_MS, Source, Written
-from outbox.audit.topic_log import EXACT, Delivered, TopicLog, TopicOffset, add_version
+from outbox.audit.topic_log import TopicLog, add_version
+from outbox.audit.topic_part import EXACT, Delivered, TopicOffset
 from outbox.audit.verified import Doubt, Verified, advance
 
 CLOCK_MARGIN_MS = 1_000  # between the time inside a UUIDv7 and occurred_at of the same row
@@ -133,11 +135,12 @@ class _Comparison:
             sinks=[tally.report for tally in self._tallies],
         )
 
-    def run(self) -> None:
+    def run(self, progress: Callable[[str], None]) -> None:
         """Fill the report."""
-        for step in (self._match, self._count_delivered, self._count_missing):
-            for bucket in range(buckets.COUNT):
-                step(bucket)
+        steps = (self._match, self._count_delivered, self._count_missing)
+        for done, (step, bucket) in enumerate(product(steps, range(buckets.COUNT)), start=1):
+            step(bucket)
+            progress(f"compared {100 * done // (len(steps) * buckets.COUNT)} %")
         self.report.lost.sort()  # the oldest first: UUIDv7s sort by time
         self._count_gaps()
         for tally in self._tallies:
@@ -242,7 +245,13 @@ class _Comparison:
 
 
 def compare(
-    source: Source, log: TopicLog, states: Sequence[SinkState], topic: str = "", verified: Verified | None = None
+    source: Source,
+    log: TopicLog,
+    states: Sequence[SinkState],
+    topic: str = "",
+    verified: Verified | None = None,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Compare the source with a topic and with sinks of events. Sinks were read first, and the source last.
 
@@ -251,11 +260,11 @@ def compare(
     """
     since = verified or Verified()
     since.require_usual(states, source.versions)
-    with closing(Buckets(Written)) as outbox:
+    with closing(Buckets(Written, log.salt)) as outbox:
         for row in source.events:
             outbox.add(row.event_id, row)
         comparison = _Comparison(source, log, outbox, states, topic=topic, verified=since)
-        comparison.run()
+        comparison.run(progress)
         report = comparison.report
         if verified is not None and source.versions is not None and not report.findings:
             report.verified = advance(verified, log, outbox, states, pruned=report.pruned, read_at_ms=source.read_at_ms)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from outbox.audit.topic_log import EXACT, Malformed, Quantity
+from outbox.audit.topic_part import EXACT, Malformed, Quantity
 from outbox.audit.verified import Verified
 from outbox.base.errors import Failure
 

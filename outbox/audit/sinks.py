@@ -15,7 +15,7 @@ from typing import Literal
 from psycopg2 import extensions, sql
 
 from outbox.audit.source import columns, snapshot
-from outbox.audit.topic_log import TopicOffset
+from outbox.audit.topic_part import TopicOffset
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import spec
 from outbox.sink.repair import rebuild

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+
 import click
 import msgspec
 
@@ -12,6 +15,7 @@ from outbox.base.errors import Failure
 
 WORST_SHOWN = 5
 LABEL_WIDTH = 13
+PROGRESS_S = 10.0
 
 
 @click.command()
@@ -38,15 +42,30 @@ def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
       findings   code, message, count, first, worst, sink
     """
     settings = configuration.load()
+    gc.freeze()  # what is imported stays: looking at it again and again would be a third of the work
+    progress = Progress()
     if wait_s is None:
-        report = checker.check(settings, incremental=incremental)
+        report = checker.check(settings, incremental=incremental, report=progress)
     else:
-        report = checker.check_settled(settings, wait_s, incremental=incremental)
+        report = checker.check_settled(settings, wait_s, incremental=incremental, report=progress)
     click.echo(as_text(report) if as_json else describe(report))
     findings = report.findings
     if findings:
         problems = "; ".join(map(str, findings))
         raise Failure(f"{plural(len(findings), 'problem')} found: {problems}", code="problems-found")
+
+
+class Progress:
+    """Shows on stderr how far a long check is, now and then."""
+
+    def __init__(self) -> None:
+        self._due_at = time.monotonic() + PROGRESS_S
+
+    def __call__(self, line: str) -> None:
+        """It is so far."""
+        if time.monotonic() >= self._due_at:
+            click.echo(line, err=True)
+            self._due_at = time.monotonic() + PROGRESS_S
 
 
 def as_text(report: Report) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from confluent_kafka import KafkaException, Message, TopicPartition
@@ -14,7 +14,7 @@ from outbox.base.wait import timeout_scale
 from outbox.kafka import topics
 from outbox.kafka.clients import POLL_S, consumer
 
-FETCH_RECORDS = 10_000
+FETCH_RECORDS = 1_000  # more at once are no faster, and may not fit into memory
 SILENCE_TIMEOUT_S = 30.0
 
 
@@ -24,6 +24,12 @@ def read(settings: Settings, name: str, within: Mapping[int, tuple[int, int]]) -
     Records of one partition come in order. Transaction markers and aborted records are left out, and so is what the
     topic drops meanwhile. Raises Failure if it sends nothing for a while before the end is reached.
     """
+    for batch in batches(settings, name, within):
+        yield from batch
+
+
+def batches(settings: Settings, name: str, within: Mapping[int, tuple[int, int]]) -> Iterator[Sequence[Message]]:
+    """The same, as many at once as the client has. None is empty."""
     end = {partition: last for partition, (first, last) in within.items() if first < last}
     with consumer(settings) as client:
         client.assign([TopicPartition(name, partition, within[partition][0]) for partition in end])
@@ -34,12 +40,9 @@ def read(settings: Settings, name: str, within: Mapping[int, tuple[int, int]]) -
                 last_record_at = time.monotonic()
             else:
                 require_progress(name, last_record_at)
-            for message in messages:
-                error, partition, offset = message.error(), message.partition(), message.offset()
-                if error is not None:
-                    raise KafkaException(error)
-                if partition in end and offset is not None and within[partition][0] <= offset < end[partition]:
-                    yield message
+            found = [message for message in messages if _is_within(message, within, end)]
+            if found:
+                yield found
             # The end may be a marker or an aborted record, which no consumer returns: use the consumer's position.
             for place in client.position([TopicPartition(name, partition) for partition in end]):
                 if place.offset >= end[place.partition]:
@@ -66,6 +69,17 @@ def require_progress(name: str, last_record_at: float) -> None:
         raise Failure(
             f"topic {name} sent no record for {limit_s:.0f} s", "`outbox doctor` looks at Kafka", code="topic-silent"
         )
+
+
+def _is_within(message: Message, within: Mapping[int, tuple[int, int]], end: Mapping[int, int]) -> bool:
+    """Whether a record is between the first offset and the end of a partition that is not read yet. Raises
+    KafkaException if the client reports an error in its place.
+    """
+    error = message.error()
+    if error is not None:
+        raise KafkaException(error)
+    partition, offset = message.partition() or 0, message.offset() or 0
+    return partition in end and within[partition][0] <= offset < end[partition]
 
 
 def _timestamp(message: Message) -> datetime:

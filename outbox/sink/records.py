@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from confluent_kafka import Message
 
 from outbox.base import trace
 from outbox.base.errors import Failure
@@ -38,6 +39,7 @@ FUTURE_MAX_MS = DAY_MS
 AT_ONCE = 1_000  # records that are decoded by columns; a bad one costs its neighbours some time
 HEADER_REASONS = {"eventType": "unknown event type", "schemaVersion": "unknown schema version"}
 KAFKA_COLUMNS = ("key", "value", "headers", "partition", "offset", "timestamp")
+HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
 
 class Record(NamedTuple):
@@ -222,6 +224,23 @@ class EventDecoder(RecordDecoder):
             return Rejection(HEADER_REASONS.get(violation.name, "schema violation"), violation.detail)
         violation = self._schema.value_violation(value)
         return None if violation is None else Rejection("schema violation", violation.detail)
+
+
+def as_table(messages: Sequence[Message]) -> pa.Table:
+    """Records of a client as the columns of Spark's Kafka source."""
+    headers: list[Any] = [message.headers() or [] for message in messages]  # stubs are wider
+    return pa.table(
+        {
+            "key": pa.array([message.key() for message in messages], pa.binary()),
+            "value": pa.array([message.value() for message in messages], pa.binary()),
+            "headers": pa.array(
+                [[{"key": name, "value": content} for name, content in own] for own in headers], pa.list_(HEADER)
+            ),
+            "partition": pa.array([message.partition() for message in messages], pa.int32()),
+            "offset": pa.array([message.offset() for message in messages], pa.int64()),
+            "timestamp": pa.array([message.timestamp()[1] for message in messages], pa.timestamp("ms", tz="UTC")),
+        }
+    )
 
 
 def _require_usable(schema: EventSchema, key: str, version: str | None, quantity: str | None) -> None:

@@ -5,24 +5,29 @@ from __future__ import annotations
 import itertools
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from outbox.audit.comparison import compare
 from outbox.audit.report import Report, SinkReport
 from outbox.audit.sinks import SinkState
 from outbox.audit.source import Source, Written
-from outbox.audit.topic_log import TopicLog, TopicOffset
+from outbox.audit.topic_log import TopicLog
+from outbox.audit.topic_part import TopicOffset
 from outbox.audit.verified import Verified
 from outbox.sink.records import EventDecoder, Record
 from outbox.writing.contract import EventSchema
+from tests.support.events import kafka_table
 
 NOW_MS = 1_795_000_000_000
 MINUTE_MS = 60_000
+READ_RECORDS = 500
 SCHEMA = {
     "type": "object",
     "required": ["item", "change", "serial"],
@@ -53,6 +58,7 @@ class Chain:
         self.versions: dict[str, int] | None = {}
         self.sink = SinkState("dedup")
         self.records: list[tuple[Record, TopicOffset]] = []
+        self._unread: list[tuple[Record, TopicOffset]] = []
         self.offsets = {0: 0, 1: 0}
         self.now_ms = NOW_MS  # when a check reads the source
         self._numbers = itertools.count(1)
@@ -85,11 +91,18 @@ class Chain:
         headers = [] if event_id is None else [("id", str(uuid.UUID(bytes=event_id)).encode())]
         place = TopicOffset(partition, self.offsets[partition])
         record = Record(key.encode(), headers, value, NOW_MS)
-        self.log.add(record, place)
+        self._unread.append((record, place))
+        if len(self._unread) >= READ_RECORDS:
+            self.read()
         if self._keeps_records:
             self.records.append((record, place))
         self.offsets[partition] += 1
         return place
+
+    def read(self) -> None:
+        """Add the records that are not in the log yet."""
+        self.log.add(_table(self._unread))
+        self._unread.clear()
 
     def prune(self, *events: Written) -> None:
         """Remove events from the outbox, as `outbox prune` does."""
@@ -102,6 +115,7 @@ class Chain:
 
     def compare(self) -> Report:
         """Compare everything."""
+        self.read()
         return compare(Source(iter(self.outbox), self.totals, self.versions), self.log, [self.sink], "events")
 
     def compare_since(self, point: Verified) -> Report:
@@ -109,10 +123,19 @@ class Chain:
         since = [event for event in self.outbox if event.occurred_ms >= point.since_ms]
         source = Source(iter(since), self.totals, self.versions, len(self.outbox) - len(since), self.now_ms)
         with closing(TopicLog(self.decoder, "x", self.offsets)) as log:
-            for record, place in self.records:
-                if place.offset >= point.next_offsets.get(place.partition, 0):
-                    log.add(record, place)
+            log.add(
+                _table([one for one in self.records if one[1].offset >= point.next_offsets.get(one[1].partition, 0)])
+            )
             return compare(source, log, [self.sink], "events", point)
+
+
+def _table(read: Sequence[tuple[Record, TopicOffset]]) -> pa.Table:
+    table = kafka_table(*(record for record, _ in read))
+    for name in ("partition", "offset"):
+        at = table.schema.get_field_index(name)
+        values = pa.array([getattr(place, name) for _, place in read], table.schema.field(at).type)
+        table = table.set_column(at, name, values)
+    return table
 
 
 def codes(report: Report) -> list[str]:

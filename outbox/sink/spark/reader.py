@@ -8,13 +8,10 @@ its own, which has them already. What is large is decoded on executors, which st
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
-from typing import Any
 
-import pyarrow as pa
-from confluent_kafka import Message
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
@@ -22,12 +19,11 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.kafka.follower import Follower
 from outbox.sink.batch import Batch, Staged, Traced
 from outbox.sink.postgres.staging import SUMMARY
-from outbox.sink.records import KAFKA_COLUMNS
+from outbox.sink.records import KAFKA_COLUMNS, as_table
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Staging
 
 DRIVER_MAX_RECORDS = 100  # so that a batch of the largest records, of 1 MiB each, fits into the driver's memory
-HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
 
 class Reader:
@@ -72,23 +68,6 @@ class Reader:
             days=sorted({date.fromisoformat(day) for task in tasks for day in json.loads(task.days)}),
             traced=[Traced(*one) for task in tasks for one in json.loads(task.traced)],
         )
-
-
-def as_table(messages: Sequence[Message]) -> pa.Table:
-    """Records of a client as the columns of Spark's Kafka source."""
-    headers: list[Any] = [message.headers() or [] for message in messages]  # stubs are wider
-    return pa.table(
-        {
-            "key": pa.array([message.key() for message in messages], pa.binary()),
-            "value": pa.array([message.value() for message in messages], pa.binary()),
-            "headers": pa.array(
-                [[{"key": name, "value": content} for name, content in own] for own in headers], pa.list_(HEADER)
-            ),
-            "partition": pa.array([message.partition() for message in messages], pa.int32()),
-            "offset": pa.array([message.offset() for message in messages], pa.int64()),
-            "timestamp": pa.array([message.timestamp()[1] for message in messages], pa.timestamp("ms", tz="UTC")),
-        }
-    )
 
 
 def _attempt() -> int:

@@ -18,11 +18,12 @@ from confluent_kafka.admin import AdminClient
 
 from outbox.audit import check
 from outbox.audit.report import Report
+from outbox.audit.topic_log import TopicLog
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import WaitTimeoutError
-from outbox.kafka import records, topics
+from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import arrivals
 from outbox.sink import spec
@@ -283,16 +284,16 @@ def test_waiting_reads_only_new_records(topic: Settings, history: History, monke
     history.publish(events[0])
     history.sink(next_offset=4, **{events[0].item: 11})
     read: list[int] = []
-    original = records.read
+    original = TopicLog.read_on
 
-    def counting(*arguments: Any) -> Iterator[Any]:
-        found = list(original(*arguments))
-        read.append(len(found))
+    def counting(self: TopicLog, *arguments: Any) -> None:
+        before = self.records
+        original(self, *arguments)
+        read.append(self.records - before)
         if len(read) == 1:
             history.publish(events[1])
-        return iter(found)
 
-    monkeypatch.setattr(records, "read", counting)
+    monkeypatch.setattr(TopicLog, "read_on", counting)
     report = check.check_settled(topic, timeout_s=10)
     assert (codes(report), report.records, read) == ([], 2, [1, 1])
 
@@ -301,14 +302,14 @@ def test_waiting_reads_only_new_records(topic: Settings, history: History, monke
 def records_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many records each reading of the topic returned."""
     read: list[int] = []
-    original = records.read
+    original = TopicLog.read_on
 
-    def counting(*arguments: Any) -> Iterator[Any]:
-        found = list(original(*arguments))
-        read.append(len(found))
-        return iter(found)
+    def counting(self: TopicLog, *arguments: Any) -> None:
+        before = self.records
+        original(self, *arguments)
+        read.append(self.records - before)
 
-    monkeypatch.setattr(records, "read", counting)
+    monkeypatch.setattr(TopicLog, "read_on", counting)
     return read
 
 

@@ -18,7 +18,7 @@ from outbox.audit.buckets import Buckets
 from outbox.audit.comparison import compare, compare_states
 from outbox.audit.sinks import SinkState
 from outbox.audit.source import LATE_MS, Source, Written
-from outbox.audit.topic_log import TopicOffset
+from outbox.audit.topic_part import TopicOffset
 from outbox.commands.check import as_text, describe
 from outbox.sink.records import EventDecoder
 from tests.support.audit_chain import MINUTE_MS, NOW_MS, Chain, codes, only_sink, schema
@@ -28,7 +28,8 @@ from tests.support.audit_chain import MINUTE_MS, NOW_MS, Chain, codes, only_sink
 def place_of_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the comparison keeps its rows: it finds the same."""
     if request.param == "in files":
-        monkeypatch.setattr(buckets, "BUFFER_MAX_ROWS", 2)
+        monkeypatch.setattr(buckets, "PACKED_ROWS", 2)
+        monkeypatch.setattr(buckets, "MEMORY_MAX_BYTES", 100)
 
 
 @pytest.fixture
@@ -428,16 +429,18 @@ def test_states_without_versions_are_not_compared() -> None:
 
 def peak_bytes(chain: Chain, events: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """The memory that comparing so many events of ten keys takes, half of them pruned."""
-    monkeypatch.setattr(buckets, "BUFFER_MAX_ROWS", 500)
+    monkeypatch.setattr(buckets, "PACKED_ROWS", 500)
+    monkeypatch.setattr(buckets, "MEMORY_MAX_BYTES", 50_000)
     written = (chain.event(f"key {number % 10}", 1 + number // 10) for number in range(events))
     value = b'{"item": "%s", "change": 1, "serial": %d}'
     tracemalloc.start()
     try:
-        with closing(Buckets(Written)) as outbox:
+        with closing(Buckets(Written, bytes(16))) as outbox:
             for number, event in enumerate(written):
                 chain.record(event.event_id, event.key, value % (event.key.encode(), event.version))
                 if number % 2:
                     outbox.add(event.event_id, event)
+            chain.read()
             rows = (row for bucket in range(buckets.COUNT) for _, row in outbox.rows(bucket))
             report = compare(Source(rows, None, None), chain.log, [])
         assert (report.outbox_events, report.pruned, codes(report)) == (events // 2, events // 2, [])

@@ -1,0 +1,90 @@
+"""`outbox check` of a large topic: its time and its memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+from psycopg2.extras import execute_values
+
+from bench import backlog
+from bench import relay as relaying
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import DOTENV, Settings, SinkRole, SourceRole
+from outbox.kafka import topics
+
+SINK = "dedup"
+MIB_KIB = 1024
+ACCOUNTS = "INSERT INTO accounts (id, kind, currency, balance_minor, version) VALUES %s"
+BALANCES = "INSERT INTO balances (sink, account_id, currency, balance_minor, version, events) VALUES %s"
+POSITIONS = """
+INSERT INTO positions (sink, topic, topic_id, partition, next_offset) VALUES %s
+    ON CONFLICT (sink, topic, partition) DO UPDATE SET next_offset = excluded.next_offset
+"""
+TOTALS = "SELECT aggregateid, count(*), max((payload ->> 'version')::bigint) FROM outbox GROUP BY aggregateid"
+
+
+class Checked(NamedTuple):
+    """One run of `outbox check`."""
+
+    records: int
+    records_read: int
+    s: float
+    cpu_s_per_million: float
+    memory_max_mib: int
+
+
+def fill(settings: Settings, events: int, report: Callable[[str], None]) -> None:
+    """Put events on the topic that were pruned from the outbox, and that the sink has applied."""
+    _settle(settings, [(key, count, count) for key, count in backlog.produce(settings, events, report).items()])
+
+
+def relay(settings: Settings, events: int, report: Callable[[str], None]) -> None:
+    """Relay more events, which stay in the outbox, and which the sink has applied."""
+    relaying.relay(settings, events, report)
+    with closing(connect(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
+        cursor.execute(TOTALS)
+        _settle(settings, cursor.fetchall())
+
+
+def _settle(settings: Settings, totals: Sequence[tuple[str, int, int]]) -> None:
+    """Let the source have these totals and versions by key, and the sink have applied all of the topic."""
+    topic_id = topics.describe(settings, settings.topic).id
+    ends = topics.last_stable_offsets(settings, settings.topic)
+    with closing(connect(settings, SourceRole.OWNER)) as source, source, source.cursor() as cursor:
+        execute_values(cursor, ACCOUNTS, [(key, "user", "EUR", *state) for key, *state in totals])
+    with closing(connect(settings, SinkRole.OWNER)) as sink, sink, sink.cursor() as cursor:
+        cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1) ON CONFLICT DO NOTHING", [SINK])
+        execute_values(cursor, BALANCES, [(SINK, key, "EUR", *state, 0) for key, *state in totals])
+        execute_values(cursor, POSITIONS, [(SINK, settings.topic, topic_id, *place) for place in ends.items()])
+
+
+def check(settings: Settings, *options: str) -> Checked:
+    """Run `outbox check`. Raises Failure if it finds a problem."""
+    began_s = time.monotonic()
+    command = [sys.executable, "-m", "outbox", "check", "--json", *options]
+    environment = {**os.environ, **settings.as_env(), DOTENV: os.devnull}
+    with tempfile.TemporaryFile() as printed:
+        with subprocess.Popen(command, env=environment, stdout=printed) as process:
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        printed.seek(0)
+        found: Mapping[str, int] = json.loads(printed.read() or b"{}")
+    if process.returncode:
+        raise Failure(f"outbox check ended with status {process.returncode}", code="check-failed")
+    read = found["records"] - found["verified_before"]
+    return Checked(
+        records=found["records"],
+        records_read=read,
+        s=time.monotonic() - began_s,
+        cpu_s_per_million=(usage.ru_utime + usage.ru_stime) / read * 1e6,
+        memory_max_mib=usage.ru_maxrss // MIB_KIB,
+    )

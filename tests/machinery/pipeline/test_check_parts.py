@@ -1,0 +1,177 @@
+"""A large topic is read in parts, by several processes: together they have what one read of everything has. Any of them
+may die.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+
+from outbox.audit import processes, topic_log, topic_part
+from outbox.audit.buckets import COUNT
+from outbox.audit.check import event_decoder
+from outbox.audit.topic_log import TopicLog
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.kafka.clients import client_config
+from tests.support.cli_runner import environment
+from tests.support.events import uuid7
+from tests.support.seeds import chosen_seed
+
+RECORDS = 400
+READ_AND_STAND_STILL = """
+from outbox.audit import processes, topic_log
+from outbox.audit.check import event_decoder
+from outbox.base.settings import load
+import multiprocessing, time
+
+if __name__ == "__main__":
+    settings = load()
+    topic_log.PART_OFFSETS = 1
+    log = topic_log.TopicLog(event_decoder(settings))
+
+    def stand_still(_):
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+        time.sleep(3600)
+
+    log.read_on(settings, stand_still)
+"""
+
+
+@pytest.fixture
+def filled(topic: Settings) -> Settings:
+    """A topic with events, duplicates and garbage in two partitions, some of it aborted."""
+    chance = random.Random(chosen_seed())  # noqa: S311
+    producer = Producer({**client_config(topic), "transactional.id": f"test-{uuid.uuid4()}"})
+    producer.init_transactions(30)
+    items = [str(uuid.UUID(int=number)) for number in range(5)]
+    ids = [uuid7(chance) for _ in range(RECORDS // 2)]
+    for begin in range(0, RECORDS, 40):
+        producer.begin_transaction()
+        for version in range(begin, begin + 40):
+            item = chance.choice(items)
+            value = {
+                "movement_id": item,
+                "item_id": item,
+                "quantity": chance.choice([1, 2, "3"]),
+                "unit": "KGM",
+                "stock_after": 0,
+                "version": version + 1,
+                "occurred_at": "2026-11-21T10:00:00.123456Z",
+            }
+            headers: dict[str, str | bytes | None] = {
+                "id": chance.choice(ids),
+                "eventType": "item.received",
+                "schemaVersion": "1",
+            }
+            producer.produce(topic.topic, json.dumps(value), item, headers=headers, partition=chance.randrange(2))
+        producer.flush(30)
+        if chance.random() < 0.8:
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
+    return topic
+
+
+def contents(settings: Settings) -> tuple[object, ...]:
+    with closing(TopicLog(event_decoder(settings))) as log:
+        log.read_on(settings, lambda _: None)
+        rows = [
+            sorted(row for bucket in range(COUNT) for row in one.rows(bucket)) for one in (log.delivered, log.refused)
+        ]
+        return log.records, log.malformed, log.next_offsets, rows
+
+
+@pytest.fixture
+def whole(filled: Settings) -> tuple[object, ...]:
+    """What one read of everything has."""
+    return contents(filled)
+
+
+def test_many_parts_have_what_one_has(
+    filled: Settings, whole: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_log, "PART_OFFSETS", 37)
+    assert contents(filled) == whole
+    assert not multiprocessing.active_children()
+
+
+def test_a_part_that_does_not_fit_into_memory_comes_in_pieces(
+    filled: Settings, whole: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_part, "PART_MAX_BYTES", 0)
+    monkeypatch.setattr("outbox.kafka.records.FETCH_RECORDS", 10)
+    monkeypatch.setattr("outbox.audit.buckets.PACKED_ROWS", 1)
+    pieces = 0
+    original = TopicLog._add
+
+    def counting(log: TopicLog, part: topic_part.TopicPart) -> None:
+        nonlocal pieces
+        pieces += 1
+        original(log, part)
+
+    monkeypatch.setattr(TopicLog, "_add", counting)
+    monkeypatch.setattr(processes, "PROCESSES_MAX", 1)
+    assert contents(filled) == whole
+    assert pieces > 10
+
+
+def test_a_killed_process_is_a_failure(filled: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_log, "PART_OFFSETS", 1)
+
+    def kill(_: str) -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+
+    with closing(TopicLog(event_decoder(filled))) as log, pytest.raises(Failure) as failure:
+        log.read_on(filled, kill)
+    assert failure.value.code == "process-ended"
+    assert not multiprocessing.active_children()
+
+
+def test_a_failure_in_a_process_is_the_failure_of_the_check(filled: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_TIMEOUT_SCALE", "0.1")
+    away = filled.model_copy(update={"topic": f"missing-{uuid.uuid4()}"})
+    parts = [topic_part.Range(0, 0, 1), topic_part.Range(0, 1, 2)]
+    reader = topic_part.PartReader(event_decoder(filled), bytes(16))
+    with pytest.raises(Failure) as failure:
+        list(processes.read_parts(reader, away, parts))
+    assert failure.value.code == "topic-silent"
+    assert not multiprocessing.active_children()
+
+
+@pytest.fixture
+def standing_still(filled: Settings, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that reads with others, and has received the first part."""
+    program = tmp_path / "read.py"
+    program.write_text(READ_AND_STAND_STILL)
+    process = subprocess.Popen(
+        [sys.executable, program],
+        env=environment(filled.home, **filled.as_env()),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        yield process
+        process.kill()
+
+
+def test_no_process_outlives_a_check_that_is_killed(standing_still: subprocess.Popen[str]) -> None:
+    assert standing_still.stdout
+    children = [psutil.Process(int(pid)) for pid in standing_still.stdout.readline().split()]
+    assert len(children) > 1
+    standing_still.send_signal(signal.SIGKILL)
+    wait_for("its processes to end", lambda: not any(child.is_running() for child in children), timeout_s=30)
