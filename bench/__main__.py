@@ -184,7 +184,7 @@ def backlog(events: int, rounds: int, busy_cores: int) -> None:
 
 
 @main.command("peers")
-@click.option("--events", type=click.IntRange(200_000), default=400_000, show_default=True)
+@click.option("--events", type=click.IntRange(1_000_000), default=1_000_000, show_default=True)
 @click.option("--rows", default=20_000, show_default=True, help="How many of them the row by row consumer drains.")
 @click.option("--rounds", default=2, show_default=True, help="How often each side drains the backlog.")
 def drain_peers(events: int, rows: int, rounds: int) -> None:

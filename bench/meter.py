@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import psutil
 
+from outbox.base.errors import Failure
 from outbox.stack.process import Process
 
 
@@ -54,8 +55,10 @@ class Meter:
                 self._readings.append(reading)
 
     def result(self) -> Drain:
-        """What was noted."""
+        """What was noted. Raises Failure if its second half was applied at once: then there is no rate."""
         start, first, middle, end = self._readings
+        if middle.applied == end.applied:
+            raise Failure(f"{self.events} events are too few to measure", "drain more", code="too-few-events")
         millions = (end.applied - middle.applied) / 1e6
         return Drain(
             start_s=first.at_s - start.at_s,
