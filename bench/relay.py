@@ -46,6 +46,7 @@ def relay(settings: Settings, events: int, report: Callable[[str], None]) -> Dra
     stack = Stack(settings)
     stack.up(["connect"], report=report)
     connector.apply(settings)
+    _relay_some(settings)
     worker, broker, database = (stack.part(name) for name in ("connect", "kafka", "postgres"))
     worker.stop()
     _empty(settings)
@@ -76,6 +77,13 @@ def poll(settings: Settings, events: int) -> Drain:
     for count in polling.relay(settings):
         meter.applied(count)
     return meter.result()
+
+
+def _relay_some(settings: Settings) -> None:
+    """Let the connector store an offset. Without one it would begin with a snapshot of the table."""
+    before = _offsets(settings)
+    _write(settings, EVENTS_OF_A_TRANSACTION)
+    wait_for("the first events", lambda: _offsets(settings) > before, timeout_s=RELAY_TIMEOUT_S, poll_s=POLL_S)
 
 
 def _empty(settings: Settings) -> None:
