@@ -10,19 +10,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 
-from outbox.audit.topic_part import PartReader, Range, TopicPart
+from outbox.audit.topic_part import PartReader, TopicPart, Within
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 
+PART_OFFSETS = 250_000  # some seconds of work
 PROCESSES_MAX = 4  # each takes some 250 MB
 
 
-def read_parts(reader: PartReader, settings: Settings, parts: Sequence[Range]) -> Iterator[TopicPart]:
-    """The parts in their order. One that does not fit into memory comes in pieces.
+def read_parts(reader: PartReader, settings: Settings, within: Within) -> Iterator[TopicPart]:
+    """The records within these offsets of the topic, in parts; those of a partition are in their order.
 
-    A single part is read by this process. Otherwise there is a process for each core, up to four, and none of them
-    outlives this one by more than the part at which it is. Raises Failure if Kafka is unavailable or a process dies.
+    A small topic is read by this process. For a large one `multiprocessing` starts a process for each core, up to four.
+    None of them outlives this one by more than the part at which it is. Raises Failure if Kafka is unavailable, or if a
+    process dies.
     """
+    parts = list(_parts(within))
     count = min(len(parts), os.cpu_count() or 1, PROCESSES_MAX)
     if count <= 1:
         for one in parts:
@@ -37,8 +40,17 @@ def read_parts(reader: PartReader, settings: Settings, parts: Sequence[Range]) -
             yield from _received(connections[number % count])
 
 
-def _pieces(reader: PartReader, settings: Settings, within: Range) -> Iterator[TopicPart]:
-    rest: Range | None = within
+def _parts(within: Within) -> Iterator[Within]:
+    if sum(last - first for first, last in within.values()) <= PART_OFFSETS:
+        yield within
+        return
+    for partition, (first, last) in within.items():
+        for begin in range(first, last, PART_OFFSETS):
+            yield {partition: (begin, min(begin + PART_OFFSETS, last))}
+
+
+def _pieces(reader: PartReader, settings: Settings, within: Within) -> Iterator[TopicPart]:
+    rest: Within | None = within
     while rest is not None:
         part = reader.read(settings, rest)
         yield part
@@ -46,7 +58,7 @@ def _pieces(reader: PartReader, settings: Settings, within: Range) -> Iterator[T
 
 
 @contextmanager
-def _process(reader: PartReader, settings: Settings, parts: Sequence[Range]) -> Iterator[Connection]:
+def _process(reader: PartReader, settings: Settings, parts: Sequence[Within]) -> Iterator[Connection]:
     context = multiprocessing.get_context("spawn")  # a fork would share the clients of Kafka
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(theirs, reader, settings, parts), daemon=True)
@@ -60,7 +72,7 @@ def _process(reader: PartReader, settings: Settings, parts: Sequence[Range]) -> 
             process.join()
 
 
-def _send(connection: Connection, reader: PartReader, settings: Settings, parts: Sequence[Range]) -> None:
+def _send(connection: Connection, reader: PartReader, settings: Settings, parts: Sequence[Within]) -> None:
     """What such a process does. Its reader may be gone at any time."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     gc.freeze()  # what is imported stays: looking at it again and again would be a third of the work

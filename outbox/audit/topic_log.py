@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from outbox.audit.buckets import SALT_BYTES, Buckets
 from outbox.audit.processes import read_parts
-from outbox.audit.topic_part import Delivered, Malformed, PartReader, Range, Refused, TopicPart
+from outbox.audit.topic_part import Delivered, Malformed, PartReader, Refused, TopicPart
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.kafka import records, topics
 from outbox.sink.records import RecordDecoder
-
-PART_OFFSETS = 250_000  # some seconds of work
 
 
 @dataclass(slots=True)
@@ -80,15 +78,15 @@ class TopicLog:
         self.topic_id = topic_id
         watermarks = topics.watermarks(settings, settings.topic)
         self.has_gap |= any(first > self.next_offsets.get(number, first) for number, (first, _) in watermarks.items())
-        within = [
-            Range(number, max(first, self.next_offsets.get(number, first)), last)
-            for number, (first, last) in sorted(watermarks.items())
-        ]
-        offsets = self.records + sum(one.last - one.first for one in within)
-        for part in read_parts(self._reader, settings, [part for one in within for part in _parts(one)]):
+        within = {
+            number: (max(first, self.next_offsets.get(number, first)), last)
+            for number, (first, last) in watermarks.items()
+        }
+        offsets = self.records + sum(last - first for first, last in within.values())
+        for part in read_parts(self._reader, settings, within):
             self._add(part)
             progress(f"read {self.records:,} records of up to {offsets:,}")
-        self.next_offsets = {number: last for number, _, last in within}
+        self.next_offsets = {number: last for number, (_, last) in within.items()}
         self.is_whole = not any(first for first, _ in watermarks.values())
         dropped_until = None if self.is_whole else records.dropped_until(settings)
         self.dropped_until_ms = 0 if dropped_until is None else int(dropped_until.timestamp() * 1000)
@@ -102,8 +100,3 @@ class TopicLog:
         self.malformed.add_all(part.malformed)
         self.delivered.add_all(part.delivered)
         self.refused.add_all(part.refused)
-
-
-def _parts(within: Range) -> Iterator[Range]:
-    for first in range(within.first, within.last, PART_OFFSETS):
-        yield Range(within.partition, first, min(first + PART_OFFSETS, within.last))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from itertools import repeat
@@ -22,6 +22,7 @@ PART_MAX_BYTES = 16 * 2**20  # of packed rows; more only if one answer of the br
 # Sums of quantities are exact: the default context rounds to 28 digits.
 EXACT = Context(prec=1000)
 Quantity = int | Decimal
+Within = Mapping[int, tuple[int, int]]  # by partition, the first offset and the last, which is excluded
 
 
 class TopicOffset(NamedTuple):
@@ -77,14 +78,6 @@ class Malformed:
         self.reasons += others.reasons
 
 
-class Range(NamedTuple):
-    """Offsets of a partition; the last is excluded."""
-
-    partition: int
-    first: int
-    last: int
-
-
 class TopicPart(NamedTuple):
     """What was read. ``delivered`` and ``refused`` are packed rows of `Delivered` and `Refused`."""
 
@@ -92,7 +85,7 @@ class TopicPart(NamedTuple):
     malformed: Malformed
     delivered: Sequence[bytes]
     refused: Sequence[bytes]
-    rest: Range | None = None  # that was not read
+    rest: Within | None = None  # that was not read
 
 
 @dataclass(frozen=True)
@@ -102,18 +95,17 @@ class PartReader:
     decoder: RecordDecoder
     salt: bytes  # of the packed rows
 
-    def read(self, settings: Settings, within: Range) -> TopicPart:
-        """The committed records within a range of the topic, or as many of them as may be in memory.
+    def read(self, settings: Settings, within: Within) -> TopicPart:
+        """The committed records within these offsets of the topic, or as many of them as may be in memory.
 
         Raises Failure if Kafka is unavailable.
         """
-        part = _Part(self)
-        marks = {within.partition: (within.first, within.last)}
-        for messages in records.batches(settings, settings.topic, marks):
+        part, first = _Part(self), {partition: first for partition, (first, _) in within.items()}
+        for messages in records.batches(settings, settings.topic, within):
             part.add(as_table(messages))
+            first |= {message.partition() or 0: 1 + (message.offset() or 0) for message in messages}
             if part.bytes > PART_MAX_BYTES:
-                next_offset = 1 + (messages[-1].offset() or 0)
-                return part.result(within._replace(first=next_offset) if next_offset < within.last else None)
+                return part.result({partition: (first[partition], last) for partition, (_, last) in within.items()})
         return part.result()
 
     def part(self, table: pa.Table) -> TopicPart:
@@ -145,7 +137,7 @@ class _Part:
                 key = (one.record.key or b"").decode(errors="replace")
                 self._refused.add(_bytes(one.event_id), Refused(key, TopicOffset(one.partition, one.offset)))
 
-    def result(self, rest: Range | None = None) -> TopicPart:
+    def result(self, rest: Within | None = None) -> TopicPart:
         return TopicPart(self._records, self._malformed, self._delivered.take(), self._refused.take(), rest)
 
 

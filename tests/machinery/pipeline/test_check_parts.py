@@ -19,7 +19,7 @@ import psutil
 import pytest
 from confluent_kafka import Producer
 
-from outbox.audit import processes, topic_log, topic_part
+from outbox.audit import processes, topic_part
 from outbox.audit.buckets import COUNT
 from outbox.audit.check import event_decoder
 from outbox.audit.topic_log import TopicLog
@@ -40,7 +40,7 @@ import multiprocessing, time
 
 if __name__ == "__main__":
     settings = load()
-    topic_log.PART_OFFSETS = 1
+    processes.PART_OFFSETS = 1
     log = topic_log.TopicLog(event_decoder(settings))
 
     def stand_still(_):
@@ -101,10 +101,15 @@ def whole(filled: Settings) -> tuple[object, ...]:
     return contents(filled)
 
 
+def test_a_small_topic_is_read_by_one_process(filled: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(processes, "_process")
+    assert contents(filled)[0]
+
+
 def test_many_parts_have_what_one_has(
     filled: Settings, whole: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_log, "PART_OFFSETS", 37)
+    monkeypatch.setattr(processes, "PART_OFFSETS", 37)
     assert contents(filled) == whole
     assert not multiprocessing.active_children()
 
@@ -130,7 +135,7 @@ def test_a_part_that_does_not_fit_into_memory_comes_in_pieces(
 
 
 def test_a_killed_process_is_a_failure(filled: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_log, "PART_OFFSETS", 1)
+    monkeypatch.setattr(processes, "PART_OFFSETS", 1)
 
     def kill(_: str) -> None:
         for child in multiprocessing.active_children():
@@ -145,10 +150,10 @@ def test_a_killed_process_is_a_failure(filled: Settings, monkeypatch: pytest.Mon
 def test_a_failure_in_a_process_is_the_failure_of_the_check(filled: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBOX_TIMEOUT_SCALE", "0.1")
     away = filled.model_copy(update={"topic": f"missing-{uuid.uuid4()}"})
-    parts = [topic_part.Range(0, 0, 1), topic_part.Range(0, 1, 2)]
+    monkeypatch.setattr(processes, "PART_OFFSETS", 1)
     reader = topic_part.PartReader(event_decoder(filled), bytes(16))
     with pytest.raises(Failure) as failure:
-        list(processes.read_parts(reader, away, parts))
+        list(processes.read_parts(reader, away, {0: (0, 2)}))
     assert failure.value.code == "topic-silent"
     assert not multiprocessing.active_children()
 
