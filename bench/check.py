@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import NamedTuple
 
+import psutil
 from psycopg2.extras import execute_values
 
 from bench import backlog
@@ -19,10 +19,12 @@ from bench import relay as relaying
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import DOTENV, Settings, SinkRole, SourceRole
+from outbox.base.wait import wait_for
 from outbox.kafka import topics
+from outbox.relay import apply as connector
 
 SINK = "dedup"
-MIB_KIB = 1024
+MEMORY_EVERY_S = 0.2
 ACCOUNTS = "INSERT INTO accounts (id, kind, currency, balance_minor, version) VALUES %s"
 BALANCES = "INSERT INTO balances (sink, account_id, currency, balance_minor, version, events) VALUES %s"
 POSITIONS = """
@@ -47,9 +49,12 @@ def fill(settings: Settings, events: int, report: Callable[[str], None]) -> None
     _settle(settings, [(key, count, count) for key, count in backlog.produce(settings, events, report).items()])
 
 
-def relay(settings: Settings, events: int, report: Callable[[str], None]) -> None:
+def relay(settings: Settings, events: int) -> None:
     """Relay more events, which stay in the outbox, and which the sink has applied."""
-    relaying.relay(settings, events, report)
+    connector.apply(settings)
+    end = relaying.offsets(settings) + events
+    relaying.write(settings, events)
+    wait_for("the relay", lambda: relaying.offsets(settings) >= end, timeout_s=relaying.RELAY_TIMEOUT_S)
     with closing(connect(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(TOTALS)
         _settle(settings, cursor.fetchall())
@@ -73,18 +78,30 @@ def check(settings: Settings, *options: str) -> Checked:
     command = [sys.executable, "-m", "outbox", "check", "--json", *options]
     environment = {**os.environ, **settings.as_env(), DOTENV: os.devnull}
     with tempfile.TemporaryFile() as printed:
-        with subprocess.Popen(command, env=environment, stdout=printed) as process:
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
+        process = psutil.Popen(command, env=environment, stdout=printed)
+        memory_max, ended = 0, 0
+        while not ended:
+            memory_max = max(memory_max, _memory(process))
+            time.sleep(MEMORY_EVERY_S)
+            ended, status, usage = os.wait4(process.pid, os.WNOHANG)
         printed.seek(0)
         found: Mapping[str, int] = json.loads(printed.read() or b"{}")
-    if process.returncode:
-        raise Failure(f"outbox check ended with status {process.returncode}", code="check-failed")
+    if status:
+        raise Failure("outbox check has failed", "see above", code="check-failed")
     read = found["records"] - found["verified_before"]
     return Checked(
         records=found["records"],
         records_read=read,
         s=time.monotonic() - began_s,
         cpu_s_per_million=(usage.ru_utime + usage.ru_stime) / read * 1e6,
-        memory_max_mib=usage.ru_maxrss // MIB_KIB,
+        memory_max_mib=memory_max // 2**20,
     )
+
+
+def _memory(process: psutil.Process) -> int:
+    """Bytes of a process and its children. What they share counts for each."""
+    total = 0
+    with suppress(psutil.Error):
+        for one in (process, *process.children(recursive=True)):
+            total += one.memory_info().rss
+    return total

@@ -50,14 +50,14 @@ def relay(settings: Settings, events: int, report: Callable[[str], None]) -> Dra
     worker, broker, database = (stack.part(name) for name in ("connect", "kafka", "postgres"))
     worker.stop()
     _empty(settings)
-    _write(settings, events)
-    before = _offsets(settings)
+    write(settings, events)
+    before = offsets(settings)
     meter = Meter(events, database)
     meter.start(lambda: cpu_s([*worker.processes(), *broker.processes()]))
     worker.spawn()
 
     def relayed() -> bool:
-        count = _offsets(settings) - before
+        count = offsets(settings) - before
         meter.applied(count)
         return count >= events
 
@@ -70,7 +70,7 @@ def poll(settings: Settings, events: int) -> Drain:
     stack = Stack(settings)
     stack.part("connect").stop()
     _empty(settings)
-    _write(settings, events)
+    write(settings, events)
     broker = stack.part("kafka")
     meter = Meter(events, stack.part("postgres"))
     meter.start(lambda: time.process_time() + cpu_s(broker.processes()))
@@ -81,9 +81,9 @@ def poll(settings: Settings, events: int) -> Drain:
 
 def _relay_some(settings: Settings) -> None:
     """Let the connector store an offset. Without one it would begin with a snapshot of the table."""
-    before = _offsets(settings)
-    _write(settings, EVENTS_OF_A_TRANSACTION)
-    wait_for("the first events", lambda: _offsets(settings) > before, timeout_s=RELAY_TIMEOUT_S, poll_s=POLL_S)
+    before = offsets(settings)
+    write(settings, EVENTS_OF_A_TRANSACTION)
+    wait_for("the first events", lambda: offsets(settings) > before, timeout_s=RELAY_TIMEOUT_S, poll_s=POLL_S)
 
 
 def _empty(settings: Settings) -> None:
@@ -91,7 +91,8 @@ def _empty(settings: Settings) -> None:
         cursor.execute("TRUNCATE outbox")
 
 
-def _write(settings: Settings, events: int) -> None:
+def write(settings: Settings, events: int) -> None:
+    """Write so many events to the outbox."""
     transactions = events // EVENTS_OF_A_TRANSACTION
     with closing(connect(settings, SourceRole.APP)) as connection, connection.cursor() as cursor:
         connection.autocommit = True
@@ -99,5 +100,6 @@ def _write(settings: Settings, events: int) -> None:
         cursor.execute(WRITE.format(transactions=transactions, size=EVENTS_OF_A_TRANSACTION))
 
 
-def _offsets(settings: Settings) -> int:
+def offsets(settings: Settings) -> int:
+    """How many offsets of the topic can be read."""
     return sum(topics.last_stable_offsets(settings, settings.topic).values())
