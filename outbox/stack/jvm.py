@@ -16,6 +16,7 @@ class Jvm(Process):
     """A controlled JVM on the jars of the `kafka` configuration."""
 
     heap = "384m"
+    heap_at_start = "64m"
     main_class: str
 
     def arguments(self) -> Sequence[str | Path]:
@@ -29,7 +30,7 @@ class Jvm(Process):
         """A bounded JVM. The serial collector needs the least memory and no core of its own."""
         options = [
             f"-Xmx{self.heap}",
-            "-Xms64m",
+            f"-Xms{self.heap_at_start}",
             "-XX:+UseSerialGC",
             "-XX:+ExitOnOutOfMemoryError",
             "-Djava.awt.headless=true",
