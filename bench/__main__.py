@@ -259,7 +259,7 @@ def check_topic(events: int) -> None:
         topics.create(settings, connectors.topic_specs(settings))
         check.fill(settings, events, report=click.echo)
         _print("check", run="full", **check.check(settings, "--incremental")._asdict())
-        check.relay(settings, max(events // 100, 1000))
+        check.relay_more(settings, max(events // 100, 1000))
         _print("check", run="incremental", **check.check(settings, "--incremental")._asdict())
 
 

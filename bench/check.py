@@ -46,10 +46,10 @@ class Checked(NamedTuple):
 
 def fill(settings: Settings, events: int, report: Callable[[str], None]) -> None:
     """Put events on the topic that were pruned from the outbox, and that the sink has applied."""
-    _settle(settings, [(key, count, count) for key, count in backlog.produce(settings, events, report).items()])
+    _store_totals(settings, [(key, count, count) for key, count in backlog.produce(settings, events, report).items()])
 
 
-def relay(settings: Settings, events: int) -> None:
+def relay_more(settings: Settings, events: int) -> None:
     """Relay more events, which stay in the outbox, and which the sink has applied."""
     connector.apply(settings)
     end = relaying.offsets(settings) + events
@@ -57,10 +57,10 @@ def relay(settings: Settings, events: int) -> None:
     wait_for("the relay", lambda: relaying.offsets(settings) >= end, timeout_s=relaying.RELAY_TIMEOUT_S)
     with closing(connect(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(TOTALS)
-        _settle(settings, cursor.fetchall())
+        _store_totals(settings, cursor.fetchall())
 
 
-def _settle(settings: Settings, totals: Sequence[tuple[str, int, int]]) -> None:
+def _store_totals(settings: Settings, totals: Sequence[tuple[str, int, int]]) -> None:
     """Let the source have these totals and versions by key, and the sink have applied all of the topic."""
     topic_id = topics.describe(settings, settings.topic).id
     ends = topics.last_stable_offsets(settings, settings.topic)
@@ -87,7 +87,7 @@ def check(settings: Settings, *options: str) -> Checked:
         printed.seek(0)
         found: Mapping[str, int] = json.loads(printed.read() or b"{}")
     if status:
-        raise Failure("outbox check has failed", "see above", code="check-failed")
+        raise Failure("outbox check has failed", "its message is above", code="check-failed")
     read = found["records"] - found["verified_before"]
     return Checked(
         records=found["records"],

@@ -58,7 +58,7 @@ class Packed(Generic[Row]):
             self._pack()
 
     def add_all(self, packed: Sequence[bytes]) -> None:
-        """Add what another one of the same salt had."""
+        """Add what `take` of another one with the same salt has returned."""
         self._pack()
         for chunks, chunk in zip(self._chunks, packed, strict=True):
             if chunk:
@@ -86,16 +86,19 @@ class Packed(Generic[Row]):
     def _pack(self) -> None:
         if not self._added_rows:
             return
-        packed = [self._encode(rows) if rows else b"" for rows in self._added]
-        self._added, self._added_rows = [[] for _ in range(COUNT)], 0
-        self.add_all([len(rows).to_bytes(LENGTH_BYTES) + rows if rows else b"" for rows in packed])
+        added, self._added, self._added_rows = self._added, [[] for _ in range(COUNT)], 0
+        self.add_all([self._chunk(rows) if rows else b"" for rows in added])
+
+    def _chunk(self, rows: list[tuple[bytes, Row]]) -> bytes:
+        encoded = self._encode(rows)
+        return len(encoded).to_bytes(LENGTH_BYTES) + encoded
 
 
 class Buckets(Generic[Row]):
     """Rows, of which those beyond some in memory are in files. Rows may be added after others were read."""
 
     def __init__(self, row: type[Row], salt: bytes) -> None:
-        """As `Packed`."""
+        """See `Packed`."""
         self._in_memory = Packed(row, salt)
         self._files: list[IO[bytes]] = []
         self._closing = ExitStack()
@@ -106,7 +109,7 @@ class Buckets(Generic[Row]):
         self._spill()
 
     def add_all(self, packed: Sequence[bytes]) -> None:
-        """Add what `Packed.take` of the same salt has returned."""
+        """Add what `Packed.take` with the same salt has returned."""
         self._in_memory.add_all(packed)
         self._spill()
 

@@ -34,22 +34,22 @@ from outbox.sink.records import RecordDecoder
 POLL_S = 0.5
 
 
-def _silent(_: str) -> None:
-    """Tell nobody how far it is."""
+def _ignore(_: str) -> None:
+    """Show no progress."""
 
 
-def check(settings: Settings, *, incremental: bool = False, report: Callable[[str], None] = _silent) -> Report:
+def check(settings: Settings, *, incremental: bool = False, progress: Callable[[str], None] = _ignore) -> Report:
     """Compare now. Raises Failure if a database or Kafka is unavailable, or if no job declares the events.
 
     ``incremental`` reads what came since the last such check that found no problem, and everything if there is none or
-    in doubt: see `outbox.audit.verified`. ``report`` is told again and again how far it is.
+    in doubt: see `outbox.audit.verified`. ``progress`` receives many lines that say how far it is.
     """
-    with closing(Check(settings, incremental=incremental, report=report)) as one:
+    with closing(Check(settings, incremental=incremental, progress=progress)) as one:
         return one.compare()
 
 
 def check_settled(
-    settings: Settings, timeout_s: float, *, incremental: bool = False, report: Callable[[str], None] = _silent
+    settings: Settings, timeout_s: float, *, incremental: bool = False, progress: Callable[[str], None] = _ignore
 ) -> Report:
     """Compare until nothing is in flight, or an event is lost. Raises WaitTimeoutError after ``timeout_s``.
 
@@ -57,7 +57,7 @@ def check_settled(
     """
     latest: list[Report] = []
     rests_until = 0.0
-    with closing(Check(settings, incremental=incremental, report=report)) as one:
+    with closing(Check(settings, incremental=incremental, progress=progress)) as one:
 
         def settled() -> bool:
             nonlocal rests_until
@@ -75,9 +75,9 @@ def check_settled(
 class Check:
     """A check, which may compare again and again: the log of the topic is read on from where it stopped."""
 
-    def __init__(self, settings: Settings, *, incremental: bool, report: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, *, incremental: bool, progress: Callable[[str], None]) -> None:
         self._settings = settings
-        self._progress = report
+        self._progress = progress
         self._decoder = event_decoder(settings)
         self._is_incremental = incremental
         self._doubt = ""
@@ -126,7 +126,7 @@ class Check:
         of_events = [state for state in states if state.carries == "events"]
         with source.read(settings, decoder, self._verified.since_ms) as read:
             since = self._verified if self._is_incremental and decoder.version is not None else None
-            report = compare(read, self._log, of_events, settings.topic, since, progress=self._progress)
+            report = compare(read, self._log, of_events, self._progress, topic=settings.topic, verified=since)
             report.sinks += compare_states(read, [state for state in states if state.carries == "states"])
             report.notes += _notes(decoder, read)
         if report.findings:

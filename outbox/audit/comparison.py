@@ -248,10 +248,10 @@ def compare(
     source: Source,
     log: TopicLog,
     states: Sequence[SinkState],
-    topic: str = "",
-    verified: Verified | None = None,
+    progress: Callable[[str], None],
     *,
-    progress: Callable[[str], None] = lambda _: None,
+    topic: str,
+    verified: Verified | None = None,
 ) -> Report:
     """Compare the source with a topic and with sinks of events. Sinks were read first, and the source last.
 

@@ -10,20 +10,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 
-from outbox.audit.topic_part import PartReader, TopicPart, Within
+from outbox.audit.topic_part import PartReader, TopicPart
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
+from outbox.kafka.records import Within
 
 PART_OFFSETS = 250_000  # some seconds of work
-PROCESSES_MAX = 4  # each takes some 250 MB
+PROCESSES_MAX = 4  # some 300 MB each
 
 
 def read_parts(reader: PartReader, settings: Settings, within: Within) -> Iterator[TopicPart]:
     """The records within these offsets of the topic, in parts; those of a partition are in their order.
 
     A small topic is read by this process. For a large one `multiprocessing` starts a process for each core, up to four.
-    None of them outlives this one by more than the part at which it is. Raises Failure if Kafka is unavailable, or if a
-    process dies.
+    When this process dies, they end after the part that they are reading. Raises Failure if Kafka is unavailable, or if
+    one of them dies.
     """
     parts = list(_parts(within))
     count = min(len(parts), os.cpu_count() or 1, PROCESSES_MAX)
@@ -32,7 +33,7 @@ def read_parts(reader: PartReader, settings: Settings, within: Within) -> Iterat
             yield from _pieces(reader, settings, one)
         return
     with ExitStack() as processes:
-        # Each process has every count-th part. It waits with the next one until the last one was received.
+        # Each process has every count-th part, and sends one only when the one before it was received.
         connections = [
             processes.enter_context(_process(reader, settings, parts[number::count])) for number in range(count)
         ]
@@ -73,9 +74,9 @@ def _process(reader: PartReader, settings: Settings, parts: Sequence[Within]) ->
 
 
 def _send(connection: Connection, reader: PartReader, settings: Settings, parts: Sequence[Within]) -> None:
-    """What such a process does. Its reader may be gone at any time."""
+    """Read parts, and send them to the process that started this one. That one may be gone at any time."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
-    gc.freeze()  # what is imported stays: looking at it again and again would be a third of the work
+    gc.freeze()  # as in outbox.commands.check
     with suppress(BrokenPipeError):
         try:
             for within in parts:
@@ -93,7 +94,7 @@ def _received(connection: Connection) -> Iterator[TopicPart]:
         except (EOFError, OSError):
             raise Failure(
                 "a process of the check was killed",
-                f"run it again; with its up to {PROCESSES_MAX} processes it takes 1.5 GB",
+                f"was memory short? {PROCESSES_MAX} of them take some 1.5 GB together; then run the check again",
                 code="process-ended",
             ) from None
         if isinstance(part, Failure):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from itertools import repeat
@@ -14,6 +14,7 @@ import pyarrow as pa
 from outbox.audit.buckets import Packed
 from outbox.base.settings import Settings
 from outbox.kafka import records
+from outbox.kafka.records import Within
 from outbox.sink.batch import DeadRecord
 from outbox.sink.records import RecordDecoder, as_table
 
@@ -22,7 +23,6 @@ PART_MAX_BYTES = 16 * 2**20  # of packed rows; more only if one answer of the br
 # Sums of quantities are exact: the default context rounds to 28 digits.
 EXACT = Context(prec=1000)
 Quantity = int | Decimal
-Within = Mapping[int, tuple[int, int]]  # by partition, the first offset and the last, which is excluded
 
 
 class TopicOffset(NamedTuple):
@@ -79,13 +79,13 @@ class Malformed:
 
 
 class TopicPart(NamedTuple):
-    """What was read. ``delivered`` and ``refused`` are packed rows of `Delivered` and `Refused`."""
+    """What was read: rows of `Delivered` and of `Refused`, as `Packed.take` returns them."""
 
     records: int
     malformed: Malformed
     delivered: Sequence[bytes]
     refused: Sequence[bytes]
-    rest: Within | None = None  # that was not read
+    rest: Within | None = None  # what was not read
 
 
 @dataclass(frozen=True)
@@ -96,16 +96,18 @@ class PartReader:
     salt: bytes  # of the packed rows
 
     def read(self, settings: Settings, within: Within) -> TopicPart:
-        """The committed records within these offsets of the topic, or as many of them as may be in memory.
+        """The committed records within these offsets of the topic, or the first of them, as many as fit into memory.
 
         Raises Failure if Kafka is unavailable.
         """
-        part, first = _Part(self), {partition: first for partition, (first, _) in within.items()}
+        part, rest = _Part(self), dict(within)
         for messages in records.batches(settings, settings.topic, within):
             part.add(as_table(messages))
-            first |= {message.partition() or 0: 1 + (message.offset() or 0) for message in messages}
+            for message in messages:
+                partition = message.partition() or 0
+                rest[partition] = ((message.offset() or 0) + 1, rest[partition][1])
             if part.bytes > PART_MAX_BYTES:
-                return part.result({partition: (first[partition], last) for partition, (_, last) in within.items()})
+                return part.result(rest)
         return part.result()
 
     def part(self, table: pa.Table) -> TopicPart:

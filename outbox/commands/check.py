@@ -42,12 +42,12 @@ def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
       findings   code, message, count, first, worst, sink
     """
     settings = configuration.load()
-    gc.freeze()  # what is imported stays: looking at it again and again would be a third of the work
+    gc.freeze()  # what is imported stays: to look for garbage in it again and again is a third of the work
     progress = Progress()
     if wait_s is None:
-        report = checker.check(settings, incremental=incremental, report=progress)
+        report = checker.check(settings, incremental=incremental, progress=progress)
     else:
-        report = checker.check_settled(settings, wait_s, incremental=incremental, report=progress)
+        report = checker.check_settled(settings, wait_s, incremental=incremental, progress=progress)
     click.echo(as_text(report) if as_json else describe(report))
     findings = report.findings
     if findings:
@@ -56,13 +56,13 @@ def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
 
 
 class Progress:
-    """Shows on stderr how far a long check is, now and then."""
+    """Shows on stderr how far a long check is, every ten seconds."""
 
     def __init__(self) -> None:
         self._due_at = time.monotonic() + PROGRESS_S
 
     def __call__(self, line: str) -> None:
-        """It is so far."""
+        """Show a line, unless another one was shown a moment ago."""
         if time.monotonic() >= self._due_at:
             click.echo(line, err=True)
             self._due_at = time.monotonic() + PROGRESS_S

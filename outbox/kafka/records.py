@@ -16,10 +16,11 @@ from outbox.kafka.clients import POLL_S, consumer
 
 FETCH_RECORDS = 1_000  # more at once are no faster, and may not fit into memory
 SILENCE_TIMEOUT_S = 30.0
+Within = Mapping[int, tuple[int, int]]  # by partition, the first offset and the last one, which is excluded
 
 
-def read(settings: Settings, name: str, within: Mapping[int, tuple[int, int]]) -> Iterator[Message]:
-    """Every committed record of a topic within these first and last offsets per partition; the last is excluded.
+def read(settings: Settings, name: str, within: Within) -> Iterator[Message]:
+    """Every committed record of a topic within these offsets.
 
     Records of one partition come in order. Transaction markers and aborted records are left out, and so is what the
     topic drops meanwhile. Raises Failure if it sends nothing for a while before the end is reached.
@@ -28,7 +29,7 @@ def read(settings: Settings, name: str, within: Mapping[int, tuple[int, int]]) -
         yield from batch
 
 
-def batches(settings: Settings, name: str, within: Mapping[int, tuple[int, int]]) -> Iterator[Sequence[Message]]:
+def batches(settings: Settings, name: str, within: Within) -> Iterator[Sequence[Message]]:
     """The same, as many at once as the client has. None is empty."""
     end = {partition: last for partition, (first, last) in within.items() if first < last}
     with consumer(settings) as client:
@@ -71,7 +72,7 @@ def require_progress(name: str, last_record_at: float) -> None:
         )
 
 
-def _is_within(message: Message, within: Mapping[int, tuple[int, int]], end: Mapping[int, int]) -> bool:
+def _is_within(message: Message, within: Within, end: Mapping[int, int]) -> bool:
     """Whether a record is between the first offset and the end of a partition that is not read yet. Raises
     KafkaException if the client reports an error in its place.
     """

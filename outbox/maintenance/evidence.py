@@ -24,7 +24,7 @@ that are no UUIDv7 are none either, because their events are never applied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -194,7 +194,7 @@ def _log(settings: Settings, floor: UUID, position: int, nudge: Nudge) -> Eviden
     return Evidence(place)
 
 
-def _topic(settings: Settings, floor: UUID, wanted: date, within: Mapping[int, tuple[int, int]]) -> Evidence:
+def _topic(settings: Settings, floor: UUID, wanted: date, within: records.Within) -> Evidence:
     """Read until an event of a day before ``wanted`` is found: how much older others are does not matter then."""
     oldest, lowest, bound = None, str(floor), str(first_uuid(wanted))  # as text, which sorts in the same way
     for message in records.read(settings, settings.topic, within):

@@ -155,7 +155,7 @@ def _useless_below(settings: Settings, connector: Connector, lowest: int) -> int
     return bound
 
 
-def _lowest_on(settings: Settings, topic: str, within: Mapping[int, tuple[int, int]], restart: int, lowest: int) -> int:
+def _lowest_on(settings: Settings, topic: str, within: records.Within, restart: int, lowest: int) -> int:
     """The lowest position of a change on the topic, at most ``restart``; one up to ``lowest`` ends the reading."""
     bound = restart
     for message in records.read(settings, topic, within):

@@ -442,7 +442,7 @@ def peak_bytes(chain: Chain, events: int, monkeypatch: pytest.MonkeyPatch) -> in
                     outbox.add(event.event_id, event)
             chain.read()
             rows = (row for bucket in range(buckets.COUNT) for _, row in outbox.rows(bucket))
-            report = compare(Source(rows, None, None), chain.log, [])
+            report = compare(Source(rows, None, None), chain.log, [], lambda _: None, topic="events")
         assert (report.outbox_events, report.pruned, codes(report)) == (events // 2, events // 2, [])
         return tracemalloc.get_traced_memory()[1]
     finally:

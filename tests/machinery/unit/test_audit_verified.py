@@ -194,6 +194,7 @@ class Chance:
         """Write, relay and apply; each step may be a fault."""
         for _ in range(steps):
             self._chain.now_ms += self._random.randrange(2 * MINUTE_MS)
+            assert self._chain.now_ms < NOW_MS
             self._write()
             if self._random.random() < 0.7:
                 self._relay(faults)
