@@ -109,7 +109,8 @@ def relay_backlog(events: int, rounds: int) -> None:
 @click.option("--per-s", default=100.0, show_default=True, help="The steady rate.")
 @click.option("--seconds", default=30.0, show_default=True, help="How long it lasts.")
 @click.option("--rounds", default=1, show_default=True, help="How often each side is measured.")
-def latency(events: int, per_s: float, seconds: float, rounds: int) -> None:
+@click.option("--poll-interval-ms", type=click.IntRange(1), help="In place of that in our connector's file.")
+def latency(events: int, per_s: float, seconds: float, rounds: int, poll_interval_ms: int | None) -> None:
     """Measure commit → topic and commit → balance, beside the defaults of Debezium and Spark.
 
     Exactly-once is on. Each side first gets half a minute of events, so that its JVMs have compiled what they run.
@@ -117,8 +118,9 @@ def latency(events: int, per_s: float, seconds: float, rounds: int) -> None:
     found: dict[tuple[str, str, str], list[float]] = {}
     with _stack() as settings:
         outbox = connectors.load(settings)
+        ours = arrival.with_poll_interval(outbox, poll_interval_ms) if poll_interval_ms else outbox
         sides: dict[str, tuple[connectors.Connector, Process, str]] = {
-            "ours": (outbox, sink(settings, "dedup"), "dedup"),
+            "ours": (ours, sink(settings, "dedup"), "dedup"),
             "defaults": (arrival.with_defaults(outbox), peers.ByTheBook(settings), by_the_book.NAME),
         }
         relay.apply(settings)

@@ -23,7 +23,8 @@ from outbox.relay.connectors import Connector
 
 POLL_S = 0.005  # often enough for precision, and rarely enough to leave the processor to the chain
 ARRIVAL_TIMEOUT_S = 300.0  # only a chain that hangs takes this long, even for its first event on a busy machine
-TUNED = {"poll.interval.ms"}
+POLL_INTERVAL = "poll.interval.ms"
+TUNED = {POLL_INTERVAL}
 PAUSE_S = 0.02  # between two events: the stack is quiet when an event is written
 
 
@@ -38,6 +39,11 @@ class Latencies:
 def with_defaults(connector: Connector) -> Connector:
     """The connector without what we set for speed."""
     return replace(connector, config={name: value for name, value in connector.config.items() if name not in TUNED})
+
+
+def with_poll_interval(connector: Connector, poll_interval_ms: int) -> Connector:
+    """The connector with another poll interval."""
+    return replace(connector, config={**connector.config, POLL_INTERVAL: str(poll_interval_ms)})
 
 
 def one_by_one(settings: Settings, sink: str, events: int) -> Latencies:

@@ -26,8 +26,8 @@ def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
     """Compare the source, the topic and every sink. Status 1 if a problem is found.
 
     Problems are lost and foreign events, missing versions, records that break the contract, drift, and events that a
-    sink has set aside. Duplicates on the topic are none. The command works beside running writers and sinks: events in
-    flight are counted apart.
+    sink has set aside. Duplicates on the topic are not problems. The command works beside running writers and sinks:
+    events in flight are counted apart.
 
     With --incremental it can run every few minutes on a large topic. In any doubt it reads everything.
 
@@ -37,7 +37,8 @@ def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
       lost       ids of the events that are in the outbox and that the topic has skipped
       malformed  count, first, reasons (by kind): records that break the contract
       foreign    count, first, worst: valid events that never were in the outbox
-      sinks      name, drift (by key), drift_total, in_flight, lost, parked, duplicates, uncertain_keys, not_compared
+      sinks      name, drift (by key), drift_total, in_flight, lost, parked (all that it has set aside), duplicates,
+                 uncertain_keys, not_compared
       notes      what is not compared, and why
       findings   code, message, count, first, worst, sink
     """

@@ -27,7 +27,7 @@ def connect() -> None:
 @connect.command()
 @kind_argument
 def apply(kind: str) -> None:
-    """Create or update topics and connector as the file says. A second run changes nothing."""
+    """Create the topics that are missing, and create or update the connector. Existing topics are not changed."""
     settings = configuration.load()
     connector = connectors.load(settings, kind)
     done = relay.apply(settings, connector)
@@ -36,7 +36,7 @@ def apply(kind: str) -> None:
 
 @connect.command()
 @kind_argument
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
 def status(kind: str, as_json: bool) -> None:
     """Show the states of connector and task, and the effective exactly-once mode. Status 1 if it does not run."""
     settings = configuration.load()

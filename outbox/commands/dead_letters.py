@@ -40,8 +40,8 @@ def filters(command: Command) -> Command:
         click.option(
             "--identity", "--event-id", "identities", multiple=True, help="With this identity; repeat it for several."
         ),
-        click.option("--reason", help="With this reason."),
-        click.option("--sink", help="Of this sink."),
+        click.option("--reason", help="Only those with this reason."),
+        click.option("--sink", help="Only those of this sink."),
     ):
         command = option(command)
     return command
@@ -49,7 +49,7 @@ def filters(command: Command) -> Command:
 
 dry = click.option("--dry-run", is_flag=True, help="Change nothing, and print what would be done.")
 everything = click.option("--all", "is_all", is_flag=True, help="All open ones, instead of a filter.")
-as_json_option = click.option("--json", "as_json", is_flag=True, help="For a script.")
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
 
 
 @click.group("dead-letters")
@@ -67,7 +67,7 @@ def dead_letters() -> None:
     help="With this status.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help=f"At most so many; a table has {SHOWN} by default.")
-@click.option("--json", "as_json", is_flag=True, help="For a script: one JSON object per line.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a script: one object per line.")
 def list_(limit: int | None, as_json: bool, **chosen: Any) -> None:
     """List them, the oldest first."""
     settings = configuration.load()
@@ -87,7 +87,7 @@ def list_(limit: int | None, as_json: bool, **chosen: Any) -> None:
 
 @dead_letters.command()
 @click.argument("identity")
-@click.option("--sink", help="Of this sink; required if several sinks have it.")
+@click.option("--sink", help="The sink; required if several sinks have it.")
 @as_json_option
 def show(identity: str, sink: str | None, as_json: bool) -> None:
     """Show one in full, whatever its status."""
@@ -116,7 +116,7 @@ def show(identity: str, sink: str | None, as_json: bool) -> None:
 @click.option(
     "--older-than-horizon",
     is_flag=True,
-    help=f"Only letters with the reason '{OLDER_THAN_HORIZON}'. Use it if you are sure that none was ever applied.",
+    help=f"Only dead letters with the reason '{OLDER_THAN_HORIZON}'. Use it if you are sure that none was applied.",
 )
 @dry
 @as_json_option

@@ -28,17 +28,17 @@ from outbox.relay import connectors, slot
     show_default=True,
     help="Seconds that the relay may take to pass the marker.",
 )
-@click.option("--json", "as_json", is_flag=True, help="For a script.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
 def prune(
     *, keep_hours: int | None, trust_marker: bool, only: str | None, dry_run: bool, timeout_s: float, as_json: bool
 ) -> None:
-    """Delete relayed outbox rows and whatever the sinks need no more. Status 1 if it finds a lost event.
+    """Delete relayed outbox rows and expired rows of the sinks. Status 1 if it finds a lost event.
 
     It deletes events from the outbox that are surely relayed: it sends markers through the relay, waits until they have
     passed, and looks up each event on the topic. In the sink database it deletes deduplication ids, landed events and
     resolved dead letters of events that neither outbox, log, topic nor an open dead letter can bring again.
 
-    It works beside writers, relay and sinks, and says what holds the rest. Run it on a schedule: this also keeps the
+    It works beside writers, relay and sinks, and reports why the rest stays. Run it on a schedule: this also keeps the
     slot of an idle outbox moving. A dry run deletes nothing, but may send markers too.
     """
     settings = configuration.load()

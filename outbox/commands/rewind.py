@@ -46,7 +46,7 @@ def rewind(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Replay on purpose: at its next start the sink reads from there. It must not run meanwhile.
+    """Reset a sink's offsets, so that its next start replays events. Stop the sink first, and give one --to-… option.
 
     The strategy decides the result: `dedup` skips the events that it knows, `offsets` skips all that it has read.
     """

@@ -26,9 +26,9 @@ def _stack() -> Stack:
     help="Add a Spark cluster of N workers; sinks that start later run on it. 0 ends it.",
 )
 def up(parts: tuple[str, ...], workers: int | None) -> None:
-    """Start the parts of the embedded stack that do not run. PARTS: only these."""
+    """Start the embedded stack, or only the named parts. Running parts stay as they are."""
     if parts and workers is not None:
-        raise click.UsageError("--workers goes with no PARTS")
+        raise click.UsageError("--workers cannot be combined with names of parts")
     stack = _stack()
     started_at = time.monotonic()
     stack.up(only=parts, workers=workers, report=click.echo)
@@ -49,7 +49,7 @@ def down() -> None:
 @click.command()
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def reset(yes: bool) -> None:
-    """Stop the embedded stack and delete its data, ports and passwords."""
+    """Stop the embedded stack and delete the home folder: all data, checkpoints, Delta tables, ports and passwords."""
     stack = _stack()
     if not yes:
         click.confirm(f"Delete everything in {stack.home}?", abort=True)
@@ -58,7 +58,7 @@ def reset(yes: bool) -> None:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
 def status(as_json: bool) -> None:
     """Show which parts of the embedded stack run and answer. Status 1 if one does not."""
     stack = _stack()

@@ -1,6 +1,6 @@
 -- idea: remember each event_id in processed_events; an id that is not there is new
 -- survives: every duplicate: in a batch, across batches and restarts, resent under another offset
--- costs: about 84 bytes per event until retention drops its day
+-- costs: about 93 bytes per event until retention drops its day
 -- choose: by default
 --
 -- Ids below the deduplication horizon are forgotten: nobody knows whether such an event was applied, so it is set aside.
