@@ -24,12 +24,13 @@ class DeadRecord(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """A record of a sampled trace. ``event_id`` is None if the record has no UUID as its id."""
+    """A record of a sampled trace. ``event_id`` is None if it has no UUID as its id; ``is_dead``, if it is no event."""
 
     trace_id: str
     event_id: str | None
     partition: int
     offset: int
+    is_dead: bool = False
 
 
 class Decoded(NamedTuple):

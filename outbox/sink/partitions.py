@@ -17,7 +17,7 @@ STEP_MS = 1 << 16
 
 def day_of(event_id: UUID) -> date:
     """The day (UTC) of the time inside a UUIDv7; the last day of the calendar for a time beyond it."""
-    return EPOCH + min(timedelta(days=(event_id.int >> 80) // DAY_MS), date.max - EPOCH)
+    return _day(event_id.int >> 80)
 
 
 def days(event_ids: pa.ChunkedArray) -> set[date]:
@@ -25,7 +25,7 @@ def days(event_ids: pa.ChunkedArray) -> set[date]:
     # The first eight digits count in steps of 65.5 s, so that a batch has few of them, however many ids it has.
     steps = pc.unique(pc.utf8_slice_codeunits(event_ids, 0, 8)).to_pylist()
     first_ms = {int(step, 16) << 16 for step in steps}
-    return {EPOCH + timedelta(milliseconds=ms) for start in first_ms for ms in (start, start + STEP_MS - 1)}
+    return {_day(ms) for start in first_ms for ms in (start, start + STEP_MS - 1)}
 
 
 def ensure(connection: extensions.connection, wanted: Collection[date]) -> None:
@@ -44,3 +44,7 @@ def ensure(connection: extensions.connection, wanted: Collection[date]) -> None:
         with connection, connection.cursor() as cursor:
             cursor.execute("SELECT ensure_processed_events(%s::date[])", [sorted(wanted)])
             ((is_complete,),) = cursor.fetchall()
+
+
+def _day(ms: int) -> date:
+    return EPOCH + min(timedelta(milliseconds=ms), date.max - EPOCH)

@@ -108,7 +108,7 @@ class RecordDecoder(ABC):
                 dead.append(DeadRecord(partition, offset, record, event_id, found))
             trace_id = _sampled_trace({name: _text(content) for name, content in record.headers})
             if trace_id is not None:
-                traced.append(Traced(trace_id, event_id, partition, offset))
+                traced.append(Traced(trace_id, event_id, partition, offset, isinstance(found, Rejection)))
         return Decoded(self.rows(events, places), dead, traced)
 
     def rows(self, events: Sequence[Event], places: Sequence[tuple[int, int]]) -> pa.Table:

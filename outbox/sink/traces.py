@@ -12,7 +12,7 @@ from typing import Literal
 from psycopg2 import extensions
 
 from outbox.base import log
-from outbox.sink.batch import DeadRecord, Traced
+from outbox.sink.batch import Traced
 
 LIMIT = 100  # per batch: a log of every event of a backlog is no log
 
@@ -29,16 +29,14 @@ Outcome = Literal["applied", "duplicate", "set aside"]
 _log = log.get(__name__)
 
 
-def outcomes(
-    cursor: extensions.cursor, traced: Sequence[Traced], dead: Sequence[DeadRecord]
-) -> list[tuple[Traced, Outcome]]:
+def outcomes(cursor: extensions.cursor, traced: Sequence[Traced]) -> list[tuple[Traced, Outcome]]:
     """What becomes of these records, asked in the transaction that applies them.
 
     A record that is neither applied nor set aside was known: to the strategy, or to a dead letter that resolved it.
     """
     if not traced:
         return []
-    found: dict[tuple[int, int], Outcome] = {(one.partition, one.offset): "set aside" for one in dead}
+    found: dict[tuple[int, int], Outcome] = {(one.partition, one.offset): "set aside" for one in traced if one.is_dead}
     cursor.execute(OUTCOMES, ([one.partition for one in traced], [one.offset for one in traced]))
     found |= {(partition, offset): outcome for partition, offset, outcome in cursor}
     return [(one, found.get((one.partition, one.offset), "duplicate")) for one in traced]
@@ -47,6 +45,8 @@ def outcomes(
 def log_outcomes(sink: str, found: Sequence[tuple[Traced, Outcome]]) -> None:
     """Log them, once that transaction is committed; more than LIMIT only as a number."""
     for traced, outcome in found[:LIMIT]:
-        _log.info(f"event {outcome}", sink=sink, outcome=outcome, **traced._asdict())
+        place = {"partition": traced.partition, "offset": traced.offset}
+        names = {"trace_id": traced.trace_id, "event_id": traced.event_id}
+        _log.info(f"event {outcome}", sink=sink, outcome=outcome, **names, **place)
     if len(found) > LIMIT:
         _log.info("more traced events than are logged", sink=sink, left_out=len(found) - LIMIT)

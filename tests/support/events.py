@@ -126,7 +126,7 @@ def dead_record(
 def traced(events: Sequence[Event], start: int = 0, dead: Sequence[DeadRecord] = ()) -> Batch:
     """A batch each of whose records is in the trace."""
     good = [Traced(TRACE, event.event_id, 0, start + number) for number, event in enumerate(events)]
-    bad = [Traced(TRACE, None, 0, one.offset) for one in dead]
+    bad = [Traced(TRACE, None, 0, one.offset, is_dead=True) for one in dead]
     return replace(batch(events, start, dead=dead), traced=good + bad)
 
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
+import pyarrow as pa
 from psycopg2 import extensions
 
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
 from outbox.sink import spec
+from outbox.sink.batch import Staged, Traced
 from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import RecordDecoder
 from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.strategy import Strategy
+from outbox.sink.writer import Copier
 from tests.support.events import DECODER, PROJECTIONS, STRATEGIES, TOPIC
 
 PROJECTION = next(file.stem for file in sorted(PROJECTIONS.glob("*.sql")) if "." not in file.stem)
@@ -40,6 +45,15 @@ def sink_on(
 def job_with(projections: Path = PROJECTIONS, decoder: RecordDecoder = DECODER) -> SinkJob:
     """The job of the events, with other projections."""
     return SinkJob(topic=TOPIC, decoder=decoder, projections=projections, target=PostgresTarget())
+
+
+def stage(copier: Copier, attempt: int, batches: Iterable[pa.RecordBatch]) -> Staged:
+    """What one task has staged."""
+    [summary] = copier(attempt, batches)
+    [task] = summary.to_pylist()
+    days = [date.fromisoformat(day) for day in json.loads(task["days"])]
+    traced = [Traced(*one) for one in json.loads(task["traced"])]
+    return Staged([task["attempt"]], task["rows"], task["dead"], days, traced)
 
 
 def projections_in(folder: Path, sql: str, name: str = PROJECTION) -> Path:

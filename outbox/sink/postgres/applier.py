@@ -43,11 +43,11 @@ UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
   FROM based
  WHERE letter.sink = %(sink)s AND letter.identity = based.event_id::text AND letter.status = 'open'
 """
-# A replayed event that was rejected is new although the strategy knows it. {condition} leaves out what the dead letter
+# An event whose dead letter is open is new although the strategy knows it. {condition} leaves out what the dead letter
 # itself cannot decide.
 ADMIT = """
 WITH admitted AS (
-    SELECT batch.event_id
+    SELECT batch.event_id, batch.partition, batch."offset"
       FROM batch JOIN dead_letters AS letter ON letter.sink = %(sink)s AND letter.identity = batch.event_id::text
      WHERE letter.status = 'open' AND ({condition})
 ), reopened AS (
@@ -55,8 +55,12 @@ WITH admitted AS (
 )
 INSERT INTO new_events
 SELECT batch.*
-  FROM batch JOIN admitted USING (event_id)
+  FROM batch JOIN admitted USING (event_id, partition, "offset")
  WHERE NOT EXISTS (SELECT FROM new_events WHERE new_events.event_id = batch.event_id)
+"""
+# A record that was invalid when it was read first. Who knows positions alone knows its offset, not its event.
+AT_ITS_PLACE = """
+letter.topic_id = %(topic_id)s AND letter.partition = batch.partition AND letter."offset" = batch."offset"
 """
 # What blocks an event are earlier events of its key: open letters, but for those whose events are in this batch, and
 # what is rejected in this transaction. An invalid record has no version: what lies behind it in its partition came
@@ -145,7 +149,8 @@ class PostgresApplier:
         Each event ends as applied or as a duplicate, and an open dead letter of it is closed; or as rejected, with an
         open dead letter.
         """
-        return self._apply(cursor, {"sink": self.name, "topic": topic, "topic_id": topic_id}, admitted=None)
+        admitted = AT_ITS_PLACE if self.strategy.knows == "positions" else None
+        return self._apply(cursor, {"sink": self.name, "topic": topic, "topic_id": topic_id}, admitted)
 
     def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
         """The same for events whose dead letters are open, which ``batch`` holds.
@@ -160,7 +165,7 @@ class PostgresApplier:
         return self._apply(cursor, parameters, admitted)
 
     def _apply(self, cursor: extensions.cursor, parameters: Mapping[str, Any], admitted: str | None) -> Applied:
-        """``admitted`` is the condition by which letters make their events new; None unless this is a replay."""
+        """``admitted`` is the condition by which open letters make their events new; None if they never do."""
         if self._decoder.version is not None:
             self._execute(cursor, DROP_BASED, parameters)
         if not _count(cursor, "SELECT count(*) FROM batch"):

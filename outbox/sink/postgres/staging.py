@@ -6,8 +6,9 @@ other attempts (failed, speculative, of a driver that lost its fence) are never 
 
 The tables belong to one epoch of the sink. They are truncated after each batch; the next driver drops those of earlier
 epochs. A task that hangs, on an executor that Spark has given up, would keep its lock on them. So the driver terminates
-its connection, which it finds by the name SINK/EPOCH. What a task holds is one Arrow batch, which Spark bounds in
-records and bytes (`outbox.sink.spark.session`).
+its connection, which it finds by the name SINK/EPOCH. Another session that uses a table, such as pg_dump, is left
+alone: the driver waits a second for it, and empties or drops the table another time. What a task holds is one Arrow
+batch, which Spark bounds in records and bytes (`outbox.sink.spark.session`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from outbox.sink.records import RecordDecoder
 
 COPY_BUFFER_BYTES = 1 << 20
 TRACED_MAX = 100  # per task
+LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1s'"
 SUMMARY = "attempt bigint, rows bigint, dead bigint, days string, traced string"  # one row per task, for Spark
 
 TABLES = """
@@ -87,8 +89,10 @@ ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
 class Staging:
     """The staging tables of a running sink."""
 
-    def __init__(self, sink: str, epoch: int, decoder: RecordDecoder) -> None:
+    def __init__(self, sink: str, epoch: int, decoder: RecordDecoder, *, with_days: bool) -> None:
+        """``with_days`` also finds the days of the ids, which must be UUIDv7s."""
         self._sink = sink
+        self._with_days = with_days
         self._epoch = epoch
         self._decoder = decoder
         self._rows, self._dead = f"{sink}/{epoch}/rows", f"{sink}/{epoch}/dead"
@@ -100,8 +104,7 @@ class Staging:
         }
 
     def create(self, connection: extensions.connection) -> None:
-        """Make the tables of this epoch, and drop those of earlier ones. Call it behind the fence."""
-        self.drop(connection)
+        """Make the tables of this epoch. Call it behind the fence."""
         columns = sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
             for column in self._decoder.columns
@@ -110,23 +113,31 @@ class Staging:
             cursor.execute(sql.SQL(TABLES).format(**{**self._names, "columns": columns}))
 
     def drop(self, connection: extensions.connection) -> None:
-        """Drop the tables of this epoch and of earlier ones. A later driver keeps its own."""
+        """Drop the tables of this epoch and of earlier ones; a later driver keeps its own.
+
+        Raises psycopg2's LockNotAvailable if another session uses one.
+        """
         with connection, connection.cursor() as cursor:
+            cursor.execute(LOCK_TIMEOUT)
             cursor.execute(END_TASKS, self._up_to_epoch)
             cursor.execute(UP_TO_EPOCH, self._up_to_epoch)
             for (name,) in cursor.fetchall():
                 cursor.execute(sql.SQL("DROP TABLE staging.{}").format(sql.Identifier(name)))
 
     def clear(self, connection: extensions.connection) -> None:
-        """Empty the tables, between two batches: no task has anything to do then."""
+        """Empty the tables, between two batches: no task has anything to do then.
+
+        Raises psycopg2's LockNotAvailable if another session uses one.
+        """
         with connection, connection.cursor() as cursor:
+            cursor.execute(LOCK_TIMEOUT)
             cursor.execute(END_TASKS, self._up_to_epoch)
             cursor.execute(sql.SQL("TRUNCATE staging.{rows}, staging.{dead}").format(**self._names))
 
     def copier(self, dsn: Mapping[str, str | int]) -> Copier:
         """The function that tasks run."""
         named = {**dsn, "application_name": f"{self._sink}/{self._epoch}"}
-        return Copier(named, self._decoder, self._rows, self._dead)
+        return Copier(named, self._decoder, self._rows, self._dead, self._with_days)
 
     def take_rows(self, cursor: extensions.cursor, staged: Staged) -> None:
         """Insert the rows of the successful attempts into ``batch``, in the caller's transaction."""
@@ -146,6 +157,7 @@ class Copier:
     decoder: RecordDecoder
     rows: str
     dead: str
+    with_days: bool
 
     def __call__(self, attempt: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Copy the records of a task's attempt; yields one row, the summary."""
@@ -160,7 +172,8 @@ class Copier:
                 self._copy(cursor, attempt, decoded)
                 rows += decoded.rows.num_rows
                 dead += len(decoded.dead)
-                days.update(partitions.days(decoded.rows["event_id"]))
+                if self.with_days:
+                    days.update(partitions.days(decoded.rows["event_id"]))
                 traced += decoded.traced[: TRACED_MAX - len(traced)]
         yield pa.RecordBatch.from_pylist(
             [

@@ -10,16 +10,21 @@ commit and delivers the same offsets again, maybe cut into other batches: that i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import date
 
+import psycopg2
 from psycopg2 import extensions
 
+from outbox.base import log
 from outbox.sink import dead_letters, partitions, positions, traces
 from outbox.sink.batch import Batch
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.staging import Staging
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, SinkWriter, count
+
+_log = log.get(__name__)
 
 
 class PostgresWriter(SinkWriter):
@@ -30,8 +35,10 @@ class PostgresWriter(SinkWriter):
         super().__init__(connection, spec.name)
         self._applier = PostgresApplier(spec)
         self._ensured = set[date]()
-        self._staging = self.staging = Staging(spec.name, self._epoch, spec.job.decoder)
+        remembers_ids = self._applier.strategy.remembers_ids
+        self._staging = self.staging = Staging(spec.name, self._epoch, spec.job.decoder, with_days=remembers_ids)
         with self._errors("does not let the sink start"):
+            self._clean_up(self._staging.drop)
             self._staging.create(connection)
             with connection, connection.cursor() as cursor:
                 self._applier.prepare(cursor)
@@ -44,15 +51,26 @@ class PostgresWriter(SinkWriter):
             self._ensure_partitions(batch)
             with self._connection, self._connection.cursor() as cursor:
                 counts = self._apply(cursor, batch)
-                outcomes = traces.outcomes(cursor, batch.traced, batch.dead)
-            if batch.staged:
-                self._staging.clear(self._connection)
+                outcomes = traces.outcomes(cursor, batch.traced)
         traces.log_outcomes(self.name, outcomes)
+        if batch.staged:
+            with self._errors("has applied the batch, but does not let its staging tables be emptied"):
+                self._clean_up(self._staging.clear)
         return counts
 
     def close(self) -> None:
         if not self._connection.closed:
-            self._staging.drop(self._connection)
+            with self._errors("does not let the staging tables be dropped"):
+                self._clean_up(self._staging.drop)
+
+    def _clean_up(self, clean_up: Callable[[extensions.connection], None]) -> None:
+        """Empty or drop staging tables, unless another session uses them. What is left there does no harm: only what
+        the tasks of a batch have staged is read, and the next clean-up removes it.
+        """
+        try:
+            clean_up(self._connection)
+        except psycopg2.errors.LockNotAvailable:
+            _log.warning("another session uses staging tables: they are cleaned up later", sink=self.name)
 
     def _ensure_partitions(self, batch: Batch) -> None:
         """Before the transaction that applies: a partition costs locks, and other sinks may wait for it."""

@@ -29,16 +29,16 @@ FETCHED = 50  # letters in memory with their bytes
 STATEMENT_MAX_BYTES = 4 << 20  # of events as JSON; a single larger one is a statement of its own
 AGAIN = "run the command again: what is done is done, and is not repeated"
 
-# Locked one after the other as they are fetched; a letter that is no longer open is not found.
-CLAIM = """
+OPEN = """
 SELECT identity, key, headers, value, event IS NOT NULL, event_id, partition, "offset",
        round(extract(epoch FROM coalesce(recorded_at, first_seen_at)) * 1000)::bigint
   FROM dead_letters
  WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
    AND (reason = %(reason)s OR %(reason)s IS NULL)
  ORDER BY partition, "offset"
-   FOR UPDATE
 """
+# Locked one after the other as they are fetched; a letter that is no longer open is not found.
+CLAIM = f"{OPEN} FOR UPDATE"
 # Inside Postgres, where numbers keep all their digits.
 STAGE_EVENTS = """
 INSERT INTO batch
@@ -52,8 +52,8 @@ UPDATE dead_letters SET status = 'discarded', last_seen_at = now()
 """
 
 
-class Claimed(NamedTuple):
-    """A row of CLAIM."""
+class Opened(NamedTuple):
+    """A row of OPEN or CLAIM."""
 
     identity: str
     key: memoryview | None
@@ -150,7 +150,8 @@ def _replay(
         events: list[str] = []  # identities of letters that hold a valid event
         rejections: dict[str, Rejection] = {}
         staging = _Staging(cursor, applier)
-        for letter in _claim(connection, chunk, dead_letters.OLDER_THAN_HORIZON if older_than_horizon else None):
+        reason = dead_letters.OLDER_THAN_HORIZON if older_than_horizon else None
+        for letter in _open(connection, chunk, CLAIM, reason):
             found = None if letter.is_event else _validated(decoder, letter)
             if found is None:
                 events.append(letter.identity)
@@ -199,18 +200,20 @@ class _Staging:
 def _days(connection: extensions.connection, decoder: RecordDecoder, chunk: Sequence[Chosen]) -> set[date]:
     """The days of the events that are valid now and were not before: the strategy will remember their ids."""
     with connection:
-        found = [_validated(decoder, letter) for letter in _claim(connection, chunk, None) if not letter.is_event]
+        found = [_validated(decoder, letter) for letter in _open(connection, chunk, OPEN) if not letter.is_event]
     return partitions.days(pa.array([one.event_id for one in found if isinstance(one, Event)], pa.string()))
 
 
-def _claim(connection: extensions.connection, chunk: Sequence[Chosen], reason: str | None) -> Iterator[Claimed]:
-    with connection.cursor("claimed") as cursor:  # on the server: a letter may be as big as a record
+def _open(
+    connection: extensions.connection, chunk: Sequence[Chosen], query: str, reason: str | None = None
+) -> Iterator[Opened]:
+    with connection.cursor("open_letters") as cursor:  # on the server: a letter may be as big as a record
         cursor.itersize = FETCHED
-        cursor.execute(CLAIM, {**_names(chunk), "reason": reason})
-        yield from map(Claimed._make, cursor)
+        cursor.execute(query, {**_names(chunk), "reason": reason})
+        yield from map(Opened._make, cursor)
 
 
-def _validated(decoder: RecordDecoder, letter: Claimed) -> Event | Rejection:
+def _validated(decoder: RecordDecoder, letter: Opened) -> Event | Rejection:
     """The event of a letter that keeps a record, or why the record is still invalid."""
     headers = dead_letters.headers(letter.headers or ())
     found = decoder.record(Record(_bytes(letter.key), headers, _bytes(letter.value), letter.recorded_ms))

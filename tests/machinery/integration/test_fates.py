@@ -116,6 +116,8 @@ class Model:
         rows_left = [(one, offset) for one, offset in valid if one not in resolved]
         highest = {EVENTS[one].key: self.highest(EVENTS[one].key) for one, _ in rows_left}
         new = [one for one, offset in rows_left if self.is_new(one, offset, highest)]
+        if self.strategy == "offsets":  # it knows the place of a record that was invalid, and has not applied its event
+            new += [one for one, offset in rows_left if one not in new and self.is_open_at(one, offset)]
         self.conclude({one for one, _ in rows_left}, new)
         self.position = max(self.position, start + len(spoilt) + len(valid))
 
@@ -145,6 +147,10 @@ class Model:
                 return offset is None or offset >= self.position
             case _:
                 return self._first(one)
+
+    def is_open_at(self, one: int, offset: int) -> bool:
+        """Whether an invalid record at this offset is the open letter of the event."""
+        return one in self.letters and self.letters[one].status == "open" and self.letters[one].place == offset
 
     def _first(self, one: int) -> bool:
         is_first = one not in self.seen
@@ -327,6 +333,7 @@ ALL = range(len(EVENTS))
     [Refuse({4}), Send([0, 4]), Send([0, 4], back=2), Refuse(()), Send([4], back=1), Replay({4}), Send([4], back=1)]
 )
 @example([Send([1], spoilt={1}), Replay({1}), Send([1]), Replay({1}), Send([1, 1])])
+@example([Send([0, 1], spoilt={0}), Send([0, 1], back=2), Replay({0})])
 @example([Send([0]), Send([0, 0, 0], spoilt={0}), Replay({0}), Send([1], back=3)])
 def test_each_event_has_the_fate_that_the_model_says(fates: Fates, things: list[Act]) -> None:
     fates.run(Model(fates.name), things)

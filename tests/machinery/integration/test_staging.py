@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from datetime import date
 from random import Random
 
 import psycopg2
 import pyarrow as pa
 import pytest
 from psycopg2.extensions import make_dsn
+from structlog.testing import capture_logs
 
+from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink.batch import Batch, Staged
+from outbox.sink.batch import Batch
 from outbox.sink.writer import Copier, Counts, SinkWriter
-from tests.support.events import Event, batch, kafka_table, nth_key, rows, sums, uuid7
-from tests.support.sink_driver import Database, open_sink
+from tests.support.events import TRACE, Event, batch, kafka_table, nth_key, rows, sums, uuid7
+from tests.support.record_corpus import HEADERS, record
+from tests.support.sink_driver import Database, open_sink, stage
 
 RANDOM = Random(5)  # noqa: S311
 TIMEOUT_S = 30
@@ -43,11 +44,7 @@ def read(some: Sequence[Event]) -> Iterator[pa.RecordBatch]:
 
 def staged(settings: Settings, sink: SinkWriter, some: Sequence[Event], attempt: int = 1, start: int = 0) -> Batch:
     """A batch that one task has staged."""
-    [summary] = copier(settings, sink)(attempt, read(some))
-    [task] = summary.to_pylist()
-    days = [date.fromisoformat(day) for day in json.loads(task["days"])]
-    done = Staged([task["attempt"]], task["rows"], task["dead"], days, traced=[])
-    return replace(batch(some, start), rows=rows([]), staged=done)
+    return replace(batch(some, start), rows=rows([]), staged=stage(copier(settings, sink), attempt, read(some)))
 
 
 @contextmanager
@@ -132,3 +129,32 @@ def test_sessions_that_are_no_tasks_of_the_sink_live_on(databases: Settings, dat
     for other in others:
         with closing(other), other.cursor() as cursor:
             cursor.execute("SELECT")
+
+
+def test_a_session_that_reads_the_tables_as_pg_dump_does_holds_up_nothing(
+    databases: Settings, database: Database
+) -> None:
+    some = events(9)
+    with closing(connect(databases, SinkRole.WRITER)) as dumping, dumping.cursor() as cursor:
+        with open_sink(databases) as sink:
+            cursor.execute("""LOCK TABLE staging."dedup/1/rows" IN ACCESS SHARE MODE""")
+            assert sink.apply(staged(databases, sink, some[:3])).applied == 3
+            assert sink.apply(staged(databases, sink, some[3:6], attempt=2, start=3)).applied == 3
+            sink.close()
+        with open_sink(databases) as sink:
+            assert {*database.staging_tables()} == {f"dedup/{epoch}/{name}" for epoch in (1, 2) for name in ("rows", "dead")}
+            dumping.rollback()
+            assert sink.apply(staged(databases, sink, some[6:], start=6)).applied == 3
+            sink.close()
+    assert database.totals() == sums(some)
+    assert database.staging_tables() == []
+
+
+def test_a_traced_record_that_is_no_event_is_set_aside(databases: Settings) -> None:
+    traced = HEADERS | {"traceparent": f"00-{TRACE}-0123456789abcdef-01"}
+    records = kafka_table(record(b"bad", traced), partition=0)
+    with open_sink(databases) as sink, capture_logs() as lines:
+        done = stage(copier(databases, sink), 1, records.to_batches())
+        sink.apply(replace(batch([], 0, 1), staged=done, traced=done.traced))
+        sink.close()
+    assert [(line["offset"], line["outcome"]) for line in lines] == [(0, "set aside")]

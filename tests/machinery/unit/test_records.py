@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.sink.batch import Decoded
+from outbox.sink.batch import Decoded, Traced
 from outbox.sink.records import AT_ONCE, FUTURE_MAX_MS, Event, EventDecoder, Record, RecordDecoder, Rejection
 from tests.support.events import DECODER, NOW_MS, TRACE, kafka_table
 from tests.support.record_corpus import GOOD, HEADERS, HEADERS_OF, ID, KEY, VALUES, changed, raw, record
@@ -219,4 +219,4 @@ class TestTable:
             record(),
         ]
         decoded = DECODER.decode(kafka_table(*records))
-        assert decoded.traced == [(TRACE, ID, 3, 0), (TRACE, None, 3, 1)]
+        assert decoded.traced == [Traced(TRACE, ID, 3, 0), Traced(TRACE, None, 3, 1, is_dead=True)]

@@ -43,9 +43,9 @@ from tests.sample.changes.change_log import (
     open_sink,
     under_another_lsn,
 )
-from tests.support.events import NOW_MS, nth_key
+from tests.support.events import NOW_MS, kafka_table, nth_key
 from tests.support.queries import query
-from tests.support.sink_driver import Database
+from tests.support.sink_driver import Database, stage
 
 # Of the write-ahead log (access/xlog_internal.h): a record at the start of a page stands behind the page's header.
 WAL_PAGE_BYTES, WAL_SEGMENT_BYTES = 8 << 10, 16 << 20
@@ -56,6 +56,21 @@ GUARD = "\n WHERE excluded.version > stored.version"
 @pytest.fixture
 def database(databases: Settings) -> Database:
     return Database(databases, "changes")
+
+
+def test_a_large_batch_is_staged(databases: Settings, database: Database) -> None:
+    """Ids of changes are hashes: one in ten is no time that a calendar has."""
+    ledger = Ledger()
+    for _ in range(200):
+        ledger.open()
+    read = [Record(key, [], value, NOW_MS) for key, value in (change.record() for change in ledger.log)]
+    with open_sink(databases) as sink:
+        assert sink.staging is not None
+        task = sink.staging.copier(databases.dsn(SinkRole.WRITER))
+        done = stage(task, 1, kafka_table(*read, partition=0).to_batches())
+        assert sink.apply(replace(batch(ledger.log), rows=batch([]).rows, staged=done)).applied == len(read)
+        sink.close()
+    assert database.totals() == ledger.balances()
 
 
 # However they are delivered ---------------------------------------------------------------------------------------
