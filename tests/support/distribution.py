@@ -14,7 +14,7 @@ SPREAD = frozenset(
     f"pipeline/test_{name}.py"
     for name in (
         *("check", "doctor", "rebuild", "relay", "relay_log", "retention", "rewind"),
-        *("sink_limits", "sink_stream", "strategies", "trace", "warm_jvm"),
+        *("sink_limits", "sink_stream", "sink_stream_failures", "strategies", "trace", "warm_jvm"),
     )
 )
 SUITE = "tests/machinery/"

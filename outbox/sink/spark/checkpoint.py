@@ -2,13 +2,14 @@
 
 offsets/<batch id>    planned: written before the batch is applied; the offsets where it ends
 commits/<batch id>    committed: written after
-sources/0/0           the offsets where batch 0 begins
+sources/0/0           the offsets where batch 0 begins; nobody reads it once that is committed
+metadata              the id of the query
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -25,9 +26,10 @@ Offsets = dict[int, int]
 class Checkpoint:
     """The checkpoint of one query that reads one topic. Only the query's driver, behind its fence, may use it."""
 
-    def __init__(self, spark: SparkSession, uri: str, topic: str) -> None:
+    def __init__(self, spark: SparkSession, uri: str, sink: str, topic: str) -> None:
         """Make its folder if it is missing. Raises Failure if the URI is invalid or cannot be written to."""
         self.uri = uri
+        self._sink = sink
         self._topic = topic
         self._folder = local_checkpoint.folder(uri)
         self._jvm: Any = spark._jvm
@@ -56,7 +58,7 @@ class Checkpoint:
 
     def is_committed(self, batch_id: int) -> bool:
         """Whether Spark has recorded that a batch is done, so that it will not be repeated."""
-        return bool(self._files.exists(self._path(f"commits/{batch_id}")))
+        return self._exists(f"commits/{batch_id}")
 
     def applied(self) -> Offsets | None:
         """The offsets up to which batches are committed; None without any."""
@@ -64,26 +66,65 @@ class Checkpoint:
         return self.end(max(batches)) if batches else None
 
     def repair(self) -> list[str]:
-        """Delete the newest log files that a crash of the host has truncated, and return them.
+        """Delete the files that a crash of the host has truncated, as far as the sink can do without; return them.
 
-        It does no harm to forget that a batch was planned or committed: its events are repeated, and the sink knows
-        them.
+        These are the newest log files; before the first commit, also the files that every query begins with. It does no
+        harm to forget that a batch was planned or committed: its events are repeated, and the sink knows them.
+
+        Raises Failure if another file that the query needs is truncated or missing.
         """
-        broken = [file for log in ("offsets", "commits") for file in self._truncated(log)]
-        for file in broken:
-            self._files.delete(self._path(file), False)
-        planned = max(self._batches("offsets"), default=-1)
-        orphans = [f"commits/{batch}" for batch in self._batches("commits") if batch > planned]
-        for file in orphans:
-            self._files.delete(self._path(file), False)
-        return broken + orphans
+        deleted = self._delete([file for log in ("offsets", "commits") for file in self._truncated(log)])
+        planned = self._newest("offsets")
+        deleted += self._delete([f"commits/{batch}" for batch in self._batches("commits") if batch > planned])
+        if planned <= 0 and self._newest("commits") < 0:
+            deleted += self._delete(self._broken_beginning())
+        self._require_complete()
+        return deleted
 
     def _truncated(self, log: str) -> Iterator[str]:
         """The newest files of a log down to the first complete one."""
         for batch in sorted(self._batches(log), reverse=True):
-            if self._read(f"{log}/{batch}").rstrip().endswith(("}", "-")):
+            if self._is_complete(f"{log}/{batch}"):
                 return
             yield f"{log}/{batch}"
+
+    def _broken_beginning(self) -> Iterator[str]:
+        """What is not complete of the files that a query begins with. A batch without its beginning goes with it."""
+        if not self._is_complete("metadata"):
+            yield "metadata"
+        if not self._is_complete("sources/0/0"):
+            yield from ("sources/0/0", "offsets/0")
+
+    def _require_complete(self) -> None:
+        planned, committed = self._newest("offsets"), self._newest("commits")
+        read = {f"offsets/{batch}" for batch in (committed, planned - 1, planned) if batch >= 0}
+        broken = sorted(file for file in read if not self._is_complete(file))
+        if self._exists("metadata") and not self._is_complete("metadata"):
+            broken.append("metadata")
+        if broken:
+            raise Failure(
+                f"checkpoint {self.uri}: truncated or missing: {', '.join(broken)}",
+                f"`outbox rewind --sink {self._sink} --to-positions`: the sink then begins another checkpoint, at the "
+                "positions in its database",
+                code="checkpoint-broken",
+            )
+
+    def _delete(self, files: Iterable[str]) -> list[str]:
+        """Delete these files and return those that existed."""
+        existing = [file for file in files if self._exists(file)]
+        for file in existing:
+            self._files.delete(self._path(file), False)
+        return existing
+
+    def _is_complete(self, file: str) -> bool:
+        return self._exists(file) and local_checkpoint.is_complete(file, self._read(file))
+
+    def _exists(self, file: str) -> bool:
+        return bool(self._files.exists(self._path(file)))
+
+    def _newest(self, log: str) -> int:
+        """The newest batch of a log; -1 without any."""
+        return max(self._batches(log), default=-1)
 
     def _batches(self, log: str) -> list[int]:
         folder = self._path(log)
@@ -109,7 +150,7 @@ class Checkpoint:
 
     def _read(self, name: str) -> str:
         if self._folder is not None:  # ten calls through py4j take longer than all else that a small batch needs
-            return (self._folder / name).read_text()
+            return (self._folder / name).read_text("utf-8", errors="replace")  # as Java's decoder below
         stream = self._files.open(self._path(name))
         try:
             return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))

@@ -14,6 +14,7 @@ from outbox.base.settings import Settings
 from outbox.sink.positions import Offsets
 
 LOCAL = re.compile(r"(?:file:(?://)?)?(/.*)")
+LINES = {"offsets": 3, "commits": 2, "sources": 2, "metadata": 1}  # of a file, at least; the last one is a JSON object
 
 
 def uri(settings: Settings, sink: str, generation: int) -> str:
@@ -27,6 +28,17 @@ def folder(of_uri: str) -> Path | None:
     return Path(found[1]) if found else None
 
 
+def is_complete(file: str, text: str) -> bool:
+    """Whether a file, by its path in the checkpoint, is whole: a crash of the host may truncate it anywhere."""
+    lines = text.rstrip().split("\n")
+    if len(lines) < LINES[file.partition("/")[0]]:
+        return False
+    try:
+        return isinstance(json.loads(lines[-1]), dict)
+    except ValueError:
+        return False
+
+
 def committed(checkpoint: Path, topic: str) -> Offsets | None:
     """By partition the offsets up to which batches of a topic are committed; None without any.
 
@@ -35,7 +47,7 @@ def committed(checkpoint: Path, topic: str) -> Offsets | None:
     batches = sorted((int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")), reverse=True)
     for batch in batches:
         try:
-            if not (checkpoint / "commits" / str(batch)).read_text().rstrip().endswith("}"):
+            if not is_complete("commits", (checkpoint / "commits" / str(batch)).read_text()):
                 continue
             by_topic = json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])
         except (FileNotFoundError, IndexError, ValueError):

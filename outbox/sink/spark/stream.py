@@ -32,6 +32,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.sink import positions
+from outbox.sink.generations import Beginning
 from outbox.sink.metrics import Metrics, served
 from outbox.sink.spark import local_checkpoint
 from outbox.sink.spark import session as spark_session
@@ -54,8 +55,9 @@ def run(
 ) -> None:
     """Run these sinks until SIGTERM or SIGINT, or until all that their topics have committed at the start is applied.
 
-    A batch that is being applied when the signal arrives is finished and committed. A sink that fails does not stop the
-    others, unless ``fail_fast``. Raises the Failure of the first sink that failed, once all have ended.
+    A batch that is being applied when the signal arrives is finished and committed. A sink that fails, or cannot start,
+    does not stop the others, unless ``fail_fast``. Once all have ended, raises the failure of the first of ``specs``
+    that failed.
     """
     with ExitStack() as resources:
         # The fences first: a second driver is refused before it touches anything, Spark included.
@@ -85,13 +87,16 @@ def run(
         try:
             for stream in streams:
                 stream.start(until_caught_up)
+                if fail_fast and stream.has_failed():
+                    break
             _watch(streams, wake, fail_fast)
         finally:
             for stream in streams:
                 stream.stop()
         for stream in streams:
             stream.raise_failure()
-            if until_caught_up:
+        if until_caught_up:
+            for stream in streams:
                 stream.require(targets[stream.topic])
 
 
@@ -133,7 +138,11 @@ def _watch(streams: Sequence[Stream], wake: queue.SimpleQueue[None], fail_fast: 
 
 
 class Stream:
-    """One sink's streaming query."""
+    """One sink's streaming query. A failure of its start, a batch or its stop is reported, and kept to be raised."""
+
+    _reader: Reader  # from the start on, as the next two
+    _checkpoint: Checkpoint
+    _rewound: Beginning
 
     def __init__(
         self,
@@ -155,10 +164,7 @@ class Stream:
         self._writer = writer
         self._metrics = metrics
         self._log = log.get(__name__).bind(sink=spec.name)
-        self._reader = Reader(settings, spec, topic_id, writer.staging)
-        self._rewound = writer.beginning(self.topic)
-        uri = local_checkpoint.uri(settings, spec.name, self._rewound.generation)
-        self._checkpoint = Checkpoint(spark, uri, self.topic)
+        self._resources = ExitStack()
         self._query: StreamingQuery | None = None
         self._applying = threading.Lock()
         self._stopping = False
@@ -170,21 +176,11 @@ class Stream:
     def start(self, until_caught_up: bool) -> None:
         """Start the query: where its checkpoint says, or, without one, where the sink's positions say.
 
-        Raises Failure if events before that are lost.
+        The sink fails if its checkpoint cannot be used, or if events before that are lost.
         """
-        for file in self._checkpoint.repair():
-            self._log.warning("truncated log file removed", file=f"{self._checkpoint.uri}/{file}")
-        beginning = self._beginning()
-        self._reached = self._checkpoint.applied() or beginning
-        starting_offsets = json.dumps({self.topic: {str(key): offset for key, offset in beginning.items()}})
-        records = spark_session.records(self._spark, self._settings, self.topic, starting_offsets)
-        writer = records.writeStream.foreachBatch(self._handle).queryName(self._spec.name)
-        writer = writer.option("checkpointLocation", self._checkpoint.uri)
-        if until_caught_up:
-            writer = writer.trigger(availableNow=True)
-        self._metrics.started(self._spec.name, self.topic, self._reached)
-        self._query = writer.start()
-        self._log.info("started", topic=self.topic, checkpoint=self._checkpoint.uri, next_offsets=self._reached)
+        with self._failing():
+            self._open()
+            self._start_query(until_caught_up)
 
     def is_active(self) -> bool:
         """Whether the query is running."""
@@ -201,31 +197,20 @@ class Stream:
                 self._failure = Failure(
                     f"sink {self._spec.name}: Spark gave up: {error}", "start the sink again", code="spark-failed"
                 )
-        if self._failure is not None and not self._is_reported:
-            self._is_reported = True
-            self._log.error("sink failed", error=str(self._failure), code=getattr(self._failure, "code", "unexpected"))
-            self._connection.close()  # lets another driver take the sink over
+        self._report()
         return self._failure is not None
 
     def stop(self) -> None:
-        """Stop between two batches: one that is being applied is finished, and Spark records it as committed."""
+        """Stop between two batches: one that is being applied is finished, and Spark records it as committed.
+
+        The sink fails if Spark does not record it in time. Nothing is raised, so that the caller stops the others too.
+        """
         with self._applying:  # held by the apply
             self._stopping = True
-        self._reader.close()
-        if self._query is None:
-            return
-        if self._last_batch is not None and self._failure is None:
-            batch_id = self._last_batch[0]
-            wait_for(
-                f"batch {batch_id} of sink {self._spec.name} to be committed",
-                lambda: not self.is_active() or self._checkpoint.is_committed(batch_id),
-                timeout_s=COMMIT_TIMEOUT_S,
-            )
-        with suppress(*JVM_GONE):
-            self._query.stop()
-        if self._failure is None:
-            self._writer.close()
-        self._log.info("stopped", next_offsets=self._reached)
+        with self._failing():
+            self._resources.close()
+            if self._query is not None:
+                self._stop_query(self._query)
 
     def raise_failure(self) -> None:
         """Raise what ended the query, if that was an error. An error that came from stopping it is none."""
@@ -241,6 +226,57 @@ class Stream:
                 "start it again",
                 code="sink-behind",
             )
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Keep what the block raises as the sink's failure, unless it has one already, and report that."""
+        try:
+            yield
+        except Exception as error:
+            self._failure = self._failure or error
+        self._report()
+
+    def _report(self) -> None:
+        if self._failure is not None and not self._is_reported:
+            self._is_reported = True
+            self._log.error("sink failed", error=str(self._failure), code=getattr(self._failure, "code", "unexpected"))
+            self._connection.close()  # lets another driver take the sink over
+
+    def _open(self) -> None:
+        self._reader = Reader(self._settings, self._spec, self._topic_id, self._writer.staging)
+        self._resources.enter_context(closing(self._reader))
+        self._rewound = self._writer.beginning(self.topic)
+        uri = local_checkpoint.uri(self._settings, self._spec.name, self._rewound.generation)
+        self._checkpoint = Checkpoint(self._spark, uri, self._spec.name, self.topic)
+
+    def _start_query(self, until_caught_up: bool) -> None:
+        for file in self._checkpoint.repair():
+            self._log.warning("truncated log file removed", file=f"{self._checkpoint.uri}/{file}")
+        beginning = self._beginning()
+        self._reached = self._checkpoint.applied() or beginning
+        starting_offsets = json.dumps({self.topic: {str(key): offset for key, offset in beginning.items()}})
+        records = spark_session.records(self._spark, self._settings, self.topic, starting_offsets)
+        writer = records.writeStream.foreachBatch(self._handle).queryName(self._spec.name)
+        writer = writer.option("checkpointLocation", self._checkpoint.uri)
+        if until_caught_up:
+            writer = writer.trigger(availableNow=True)
+        self._metrics.started(self._spec.name, self.topic, self._reached)
+        self._query = writer.start()
+        self._log.info("started", topic=self.topic, checkpoint=self._checkpoint.uri, next_offsets=self._reached)
+
+    def _stop_query(self, query: StreamingQuery) -> None:
+        if self._last_batch is not None and self._failure is None:
+            batch_id = self._last_batch[0]
+            wait_for(
+                f"batch {batch_id} of sink {self._spec.name} to be committed",
+                lambda: not self.is_active() or self._checkpoint.is_committed(batch_id),
+                timeout_s=COMMIT_TIMEOUT_S,
+            )
+        with suppress(*JVM_GONE):
+            query.stop()
+        if self._failure is None:
+            self._writer.close()
+        self._log.info("stopped", next_offsets=self._reached)
 
     def _beginning(self) -> Offsets:
         """Where a query without checkpoint begins, by partition. Raises Failure if events before that are lost."""
@@ -260,7 +296,7 @@ class Stream:
             self._apply(frame, batch_id)
         except Exception as error:
             if not self._stopping:
-                self._failure = error
+                self._failure = self._failure or error
             raise
 
     def _apply(self, frame: DataFrame, batch_id: int) -> None:
@@ -272,7 +308,11 @@ class Stream:
         with self._applying:
             if self._stopping:
                 raise Stopping  # returning would let Spark commit what was not applied
-            counts = self._writer.apply(batch)
+            try:
+                counts = self._writer.apply(batch)
+            except Exception as error:
+                self._failure = self._failure or error  # with the lock held: a stop that follows must see it
+                raise
             self._last_batch = (batch_id, end)
             self._reached = end
         read_s, apply_s = read - began, time.monotonic() - read

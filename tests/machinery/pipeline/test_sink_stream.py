@@ -262,6 +262,60 @@ def test_a_lost_checkpoint_and_one_cut_off_lose_nothing(
         assert Database(topic, name).totals() == sums([*some[:30], *some] if name == "naive" else some), name
 
 
+def test_a_checkpoint_truncated_in_its_first_batch_loses_nothing(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(60)
+    publisher.send(some[:20])
+    assert catch_up(topic).returncode == 0
+
+    # The host lost power before Spark's first commit: what every query begins with is cut off.
+    (checkpoint(topic) / "commits" / "0").unlink()
+    for file in ("sources/0/0", "metadata"):
+        cut = checkpoint(topic) / file
+        cut.write_text(cut.read_text()[:-2])
+    publisher.send(some[20:40])
+    done = catch_up(topic)
+    assert done.returncode == 0, done.stderr
+    assert len(logged(done, "truncated log file removed")) == 3
+    assert database.totals() == sums(some[:40])
+
+    # Later nobody needs to know where the first batch began.
+    (checkpoint(topic) / "sources/0/0").write_text("")
+    publisher.send(some[40:])
+    later = catch_up(topic)
+    assert later.returncode == 0, later.stderr
+    assert sum(int(str(line["applied"])) for line in logged(later, "applied")) == 20
+    assert database.totals() == sums(some)
+
+
+def test_a_checkpoint_that_cannot_be_repaired_is_reported_with_the_way_out(
+    topic: Settings, publisher: Publisher
+) -> None:
+    some = publisher.events(60)
+    naive = Database(topic, "naive")
+    for number in (0, 20):
+        publisher.send(some[number : number + 20])
+        assert catch_up(topic, "naive").returncode == 0
+
+    # An offsets file without its last line is forgotten, and the batch before it is complete.
+    newest = max((checkpoint(topic, "naive") / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
+    newest.write_text(newest.read_text().rpartition("\n")[0])
+    again = catch_up(topic, "naive")
+    assert again.returncode == 0, again.stderr
+    applied_twice = [*some[:40], *some[20:40]]
+    assert naive.totals() == sums(applied_twice), "its last batch is repeated"
+
+    (checkpoint(topic, "naive") / "metadata").write_text("{")
+    publisher.send(some[40:])
+    failure = reported_failure(catch_up(topic, "naive"))
+    assert "truncated or missing: metadata" in failure
+    assert "`outbox rewind --sink naive --to-positions`" in failure
+    rewind.rewind(topic, "naive", rewind.to_positions(topic, "naive"))
+    assert catch_up(topic, "naive").returncode == 0
+    assert naive.totals() == sums([*applied_twice, *some[40:]]), "the way out repeats nothing"
+
+
 def test_events_that_are_gone_stop_it_with_their_range(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
