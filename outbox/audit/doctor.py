@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
 import psycopg2
+from psycopg2 import extensions
+from sqlalchemy.exc import DBAPIError
 
+from outbox.audit.sinks import UNDECLARED, declared
+from outbox.audit.source import AGAIN, read_errors
 from outbox.base.database import connect as connect_database
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
@@ -80,9 +84,10 @@ def examine(settings: Settings) -> Iterator[Diagnosis]:
             yield from (Diagnosis(hop, one.code, one.message, one.remedy) for one in look(settings))
         except Failure as failure:
             yield Diagnosis(hop, failure.code, failure.message, failure.remedy or "see the message")
-        except psycopg2.Error as error:
-            message = str(error).strip().splitlines()[0]
-            yield Diagnosis(hop, "database-unread", message, "`outbox migrate`, then run it again")
+        except (psycopg2.Error, DBAPIError) as error:  # of the relay and of Alembic
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            message = str(cause).strip().partition("\n")[0]
+            yield Diagnosis(hop, "database-refused", message, f"correct the cause and {AGAIN}")
 
 
 def _ok(code: str, message: str) -> Diagnosis:
@@ -264,7 +269,11 @@ def _sinks(settings: Settings) -> Iterator[Diagnosis]:
     sinks = dict(_rows(settings, SinkRole.AUDITOR, "SELECT name, generation FROM sinks ORDER BY name"))
     if not sinks:
         yield _ok("no-sinks", "no sink has ever run")
-    topic_of = {name: spec.topic_of(settings, name) for name in sinks}
+    specs = spec.sinks(settings)
+    undeclared = [name for name in sinks if declared(specs, name) is None]
+    for name in undeclared:
+        yield _ok("sink-undeclared", f"sink {name} is not looked at: {UNDECLARED}")
+    topic_of = {name: spec.topic_of(settings, name) for name in sinks if name not in undeclared}
     watermarks = {topic: topics.watermarks(settings, topic) for topic in set(topic_of.values())}
     for name, topic in topic_of.items():
         # Before the positions are read: a running sink moves them before its checkpoint.
@@ -314,7 +323,7 @@ def _sink(
 
 
 def _driver(settings: Settings, name: str, lag: int) -> Diagnosis:
-    with closing(connect_database(settings, SinkRole.AUDITOR)) as connection, connection.cursor() as cursor:
+    with _reading(settings, SinkRole.AUDITOR) as cursor:
         driver = fence.driver(cursor, name)
     if driver is not None:
         return _ok("sink-running", f"sink {name} is running, {lag} offsets behind")
@@ -373,9 +382,20 @@ def _clocks(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _rows(settings: Settings, role: SourceRole | SinkRole, query: str, *parameters: object) -> list[tuple[Any, ...]]:
-    with closing(connect_database(settings, role)) as connection, connection.cursor() as cursor:
+    with _reading(settings, role) as cursor:
         cursor.execute(query, parameters or None)
         return list(cursor.fetchall())
+
+
+@contextmanager
+def _reading(settings: Settings, role: SourceRole | SinkRole) -> Iterator[extensions.cursor]:
+    """A cursor as a role. Raises Failure if the database refuses a query of the block."""
+    with (
+        closing(connect_database(settings, role)) as connection,
+        read_errors(connection, settings, role),
+        connection.cursor() as cursor,
+    ):
+        yield cursor
 
 
 HOPS: dict[str, Look] = {

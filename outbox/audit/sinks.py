@@ -25,6 +25,7 @@ from outbox.sink.state import TargetState
 VIEW = "sink_totals"
 NO_VIEW = "the sink database has no view sink_totals with columns sink, key and total"
 NO_QUANTITY = "its events have no quantity"
+UNDECLARED = "no job declares it; to remove it, delete its rows (docs/runbook.md)"
 # The record of a dead letter without an event is invalid: it may repeat the id of an event that was applied.
 PARKED = """
 SELECT sink, event_id, CASE WHEN event IS NULL THEN partition END, CASE WHEN event IS NULL THEN "offset" END
@@ -51,9 +52,12 @@ class SinkState:
     carries: Literal["events", "states"] = "events"
     takes_states: bool = False  # an applied event supersedes the earlier events of its key
     not_compared: str = ""  # why its totals are not compared, if so
+    is_declared: bool = True  # otherwise nothing is expected of it
 
     def has_seen(self, place: TopicOffset | None) -> bool:
-        """Whether the sink is past this place."""
+        """Whether the sink is past this place, or will never come there."""
+        if not self.is_declared:
+            return True
         return place is not None and place.offset < self.positions.get(place.partition, 0)
 
     def is_parked(self, event_id: bytes, place: TopicOffset | None) -> bool:
@@ -97,18 +101,23 @@ def read(settings: Settings) -> list[SinkState]:
             else _of_target(cursor, settings, state, targets[state.name], specs)
             for state in states
         ]
-    return [_declared(state, specs.get(state.name.removesuffix(rebuild.SUFFIX))) for state in states]
+    return [_with_declaration(state, declared(specs, state.name)) for state in states]
 
 
-def _declared(state: SinkState, declared: SinkSpec | None) -> SinkState:
-    """The state with what its job and strategy declare. A sink whose strategy is gone takes events."""
-    if declared is None:
-        return state
-    job = declared.job
+def declared(specs: Mapping[str, SinkSpec], name: str) -> SinkSpec | None:
+    """The declaration of a sink, or of the sink that it is a copy of; None if it has none any more."""
+    return specs.get(name.removesuffix(rebuild.SUFFIX))
+
+
+def _with_declaration(state: SinkState, found: SinkSpec | None) -> SinkState:
+    """The state with what its job and strategy declare. Without a declaration nothing is compared or counted."""
+    if found is None:
+        return replace(state, parked={}, not_compared=UNDECLARED, is_declared=False)
+    job = found.job
     return replace(
         state,
         carries=job.carries,
-        takes_states=declared.strategy.takes == "states",
+        takes_states=found.strategy.takes == "states",
         not_compared=NO_QUANTITY if job.carries == "events" and job.decoder.quantity is None else state.not_compared,
     )
 
@@ -120,7 +129,12 @@ def _of_target(
     target: TargetState,
     specs: Mapping[str, SinkSpec],
 ) -> SinkState:
-    """The state of a sink whose result is not in the sink database: positions and dead letters as of that result."""
+    """The state of a sink whose result is not in the sink database: positions and dead letters as of that result.
+
+    If that result cannot be read, its open dead letters count as set aside, as for other sinks.
+    """
+    if target.unread:
+        return replace(state, not_compared=target.unread)
     cursor.execute(NOT_DISCARDED, [state.name])
     lacking = target.lacks([event_id for (event_id,) in cursor])
     is_current = target.topic == _topic(settings, specs.get(state.name))
@@ -130,7 +144,7 @@ def _of_target(
         totals=target.totals,
         versions=target.versions,
         parked={uuid.UUID(event_id).bytes: None for event_id in lacking},
-        not_compared=target.unread,
+        not_compared="",
     )
 
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
-import psycopg2
 from psycopg2 import extensions, sql
 
-from outbox.base.database import connect
-from outbox.base.errors import Failure
+from outbox.base.database import connect, database_errors
 from outbox.base.settings import Role, Settings, SourceRole
 from outbox.sink.records import RecordDecoder
 from outbox.writing.contract import BIGINT_MAX, BIGINT_MIN
 
+AGAIN = "run the command again"
 FETCH_ROWS = 10_000
 LATE_MS = 600_000  # longer than any transaction that writes events
 DIGITS_MAX = 200  # of a number; the contract refuses longer ones
@@ -72,13 +71,13 @@ def snapshot(settings: Settings, role: Role) -> Iterator[extensions.connection]:
     """A connection that reads one snapshot. Raises Failure if the database refuses a query of the block."""
     with closing(connect(settings, role)) as connection:
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
-        try:
+        with read_errors(connection, settings, role):
             yield connection
-        except psycopg2.Error as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise Failure(
-                f"reading database {settings.dsn(role)['dbname']}: {reason}", "`outbox migrate`", code="database-unread"
-            ) from error
+
+
+def read_errors(connection: extensions.connection, settings: Settings, role: Role) -> AbstractContextManager[None]:
+    """Convert psycopg2 errors inside the block to Failure: the database of a role cannot be read."""
+    return database_errors(connection, f"reading {settings.dsn(role)['dbname']}", "refused a query", AGAIN)
 
 
 def columns(connection: extensions.connection, relation: str) -> set[str]:

@@ -6,13 +6,16 @@ the outbox only the rows that may have been written since. Totals it compares fo
 
 That proves as much as a full check if what came is as usual. Whatever is not is a `Doubt`, and everything is read:
 
-- a sink is new, was rewound, or is before the point; the topic has dropped records that were not read
+- a sink is new, or its positions are before the point; the topic has dropped records that were not read
 - the source has a lower version of a key than before, or no longer has it
 - a record on the topic repeats a version of before, or is no event of the outbox
 - anything is found that is wrong
 
+A rewind of a sink is no doubt: its positions stay. If the replay changes a total, the comparison of totals finds that.
+
 What it does not see is what happens to old data afterwards, such as an old row of the outbox that somebody changes. A
-full check does. Its one assumption is that no transaction that writes events takes longer than `LATE_MS`.
+full check does. Its one assumption is that no transaction that writes events takes longer than `LATE_MS`. Sinks that no
+job declares take no part.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ class Verified(msgspec.Struct, frozen=True):
 
     def require_usual(self, states: Iterable[SinkState], versions: Mapping[str, int] | None) -> None:
         """Raise Doubt if a sink or the source is not at or after this point."""
-        for state in states:
+        for state in filter(_is_declared, states):
             for partition, offset in self.next_offsets.items():
                 if state.positions.get(partition, 0) < offset:
                     raise Doubt(f"sink {state.name} is before offset {offset} of partition {partition}")
@@ -87,8 +90,9 @@ def advance(
     ``pruned`` is the number of events on the topic that the outbox no longer has, as the report counts them;
     ``read_at_ms`` is when the source was read.
     """
+    declared = list(filter(_is_declared, states))
     next_offsets = {
-        partition: min([offset, *(state.positions.get(partition, 0) for state in states)])
+        partition: min([offset, *(state.positions.get(partition, 0) for state in declared)])
         for partition, offset in log.next_offsets.items()
     }
     versions = verified.counted_versions()
@@ -141,6 +145,10 @@ def store(settings: Settings, verified: Verified) -> None:
     new = file.with_suffix(f".{os.getpid()}")
     new.write_bytes(msgspec.msgpack.encode(verified))
     new.rename(file)
+
+
+def _is_declared(state: SinkState) -> bool:
+    return state.is_declared
 
 
 def _file(settings: Settings) -> Path:

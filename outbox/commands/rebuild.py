@@ -105,8 +105,11 @@ def _from_topic(settings: Settings, declared: SinkSpec, restart: bool, dry_run: 
     )
 
 
-def _print_differences(differences: Mapping[str, Decimal]) -> None:
+def _print_differences(differences: Mapping[str, Decimal] | None) -> None:
     """What changes, the largest first; events that are not applied yet are included."""
+    if differences is None:
+        click.echo(rebuilding.NO_TOTALS)
+        return
     total = sum(map(abs, differences.values()))
     click.echo(f"{len(differences)} keys differ, by {total} in total, events in flight included")
     for key, difference in sorted(differences.items(), key=lambda entry: -abs(entry[1]))[:WORST_SHOWN]:

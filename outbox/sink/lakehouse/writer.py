@@ -184,27 +184,26 @@ class Table:
 
         Raises Failure if that fails; then nothing is merged, unless the JVM is gone.
         """
-        ids = rows["event_id"].to_pylist()
-        parameters = {
-            "days": ", ".join(f"DATE '{day}'" for day in sorted({*map(_day, ids)})) or "NULL",
-            "first_id": _literal(min(ids, default="")),
-            "last_id": _literal(max(ids, default="")),
-        }
+        bounds = _bounds(rows["event_id"].to_pylist())
         with self._errors("does not take events"):
             if metadata is not None:
                 self._spark.conf.set(COMMIT_METADATA, json.dumps({"sink": self._sink, **metadata}))
             self._stage(rows)
             with self._alone():
-                [counted] = self._spark.sql(self._merge % parameters).collect()
+                [counted] = self._spark.sql(self._merge % bounds).collect()
             return int(counted["num_inserted_rows"])
 
     def missing(self, event_ids: Collection[str]) -> set[str]:
-        """Those of these events that are not in the table."""
+        """Those of these events that are not in the table. Like the MERGE it reads files of their days and ids only."""
         if not event_ids:
             return set()
         with self._errors("does not return its events"):
             wanted = self._spark.createDataFrame(pa.table({"event_id": [*event_ids]}))
-            known = self._spark.read.format("delta").load(self._uri)
+            table = self._spark.read.format("delta").load(self._uri)
+            within = "event_id BETWEEN %(first_id)s AND %(last_id)s"
+            if "event_day" in table.columns:
+                within += " AND event_day IN (%(days)s)"
+            known = table.where(within % _bounds(event_ids))
             return {event_id for (event_id,) in wanted.join(known, "event_id", "left_anti").collect()}
 
     def _stage(self, rows: pa.Table) -> None:
@@ -311,6 +310,15 @@ def _outcomes(batch: Batch, missing: set[str]) -> list[tuple[Traced, traces.Outc
 def _day(event_id: str) -> str:
     """The day in UTC of the time in a UUIDv7, in ISO 8601."""
     return datetime.fromtimestamp(made_at_ms(event_id) / 1000, UTC).date().isoformat()
+
+
+def _bounds(event_ids: Collection[str]) -> dict[str, str]:
+    """What bounds a search for events, as SQL: the days of their ids, the first id and the last."""
+    return {
+        "days": ", ".join(f"DATE '{day}'" for day in sorted({*map(_day, event_ids)})) or "NULL",
+        "first_id": _literal(min(event_ids, default="")),
+        "last_id": _literal(max(event_ids, default="")),
+    }
 
 
 def _literal(text: str) -> str:

@@ -33,10 +33,16 @@ SUFFIX = ".rebuild"
 FETCH_ROWS = 10_000
 AGAIN = "run the command again"
 FROM_SOURCE = "`outbox rebuild --sink {} --from source`"
+NO_TOTALS = "totals are not compared: the sink database has no view sink_totals with columns sink, key and total"
 
 REBUILD_KEY = "hashtextextended('outbox rebuild of sink ' || %(sink)s, 0)"
 # Never deleted and never renamed: it records which checkpoints were used, so that each copy gets an unused one.
 KEPT = "checkpoint_generations"
+# The view is optional, and so are its columns.
+TOTALS_COLUMNS = """
+SELECT attname FROM pg_attribute
+ WHERE attrelid = to_regclass('public.sink_totals') AND attnum > 0 AND NOT attisdropped
+"""
 TABLES = """
 SELECT relname FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
  WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
@@ -66,12 +72,14 @@ UPDATE dead_letters AS letter SET status = 'discarded'
 SET_BASES = """
 INSERT INTO base_versions (sink, key, version)
 SELECT %(sink)s, total ->> 'key', (total ->> 'version')::bigint FROM source ORDER BY 2
-ON CONFLICT (sink, key) DO UPDATE SET version = greatest(base_versions.version, excluded.version);
-
--- A key that the source does not have is worth nothing, and neither is any event of it so far.
+ON CONFLICT (sink, key) DO UPDATE SET version = greatest(base_versions.version, excluded.version)
+"""
+# A key that the source does not have is worth nothing, and neither is any event of it so far.
+SET_BASES_OF_OTHERS = """
 INSERT INTO base_versions (sink, key, version)
 SELECT %(sink)s, key, version FROM sink_totals
- WHERE sink = %(sink)s AND NOT EXISTS (SELECT FROM source WHERE total ->> 'key' = key) ORDER BY 2
+ WHERE sink = %(sink)s AND version IS NOT NULL AND NOT EXISTS (SELECT FROM source WHERE total ->> 'key' = key)
+ ORDER BY 2
 ON CONFLICT (sink, key) DO UPDATE SET version = greatest(base_versions.version, excluded.version)
 """
 # Letters of invalid records have no version and stay open: a replay, or a valid record of the event, closes them.
@@ -115,6 +123,9 @@ def from_source(
     ``first`` are the topic's first offsets, asked for before: what the topic has dropped by then is in the source, so a
     sink that stands before them continues there at its next start. Its counts and what it remembers of events stay.
 
+    A key that the source does not have gets a base version too, if the view ``sink_totals`` says up to which version
+    the sink has applied it. Otherwise it has none: the sink treats repeated events of it as its strategy does.
+
     Raises Failure if the job has no SQL for it or its events no version, or if a database refuses.
     """
     job, sink = spec.job, spec.name
@@ -134,6 +145,8 @@ def from_source(
             cursor.execute("CREATE TEMPORARY TABLE source (total jsonb NOT NULL) ON COMMIT DROP")
             execute_values(cursor, "INSERT INTO source VALUES %s", _totals(settings), page_size=FETCH_ROWS)
             cursor.execute(SET_BASES, {"sink": sink})
+            if _totals_have(cursor, "sink", "key", "version"):
+                cursor.execute(SET_BASES_OF_OTHERS, {"sink": sink})
             cursor.execute(CLOSE_BASED, {"sink": sink, "version": job.decoder.version})
             differences: dict[str, Decimal] = {}
             for file in files:
@@ -204,9 +217,14 @@ def drop_copy(connection: extensions.connection, sink: str) -> bool:
         return bool(cursor.rowcount)
 
 
-def differences(connection: extensions.connection, sink: str) -> dict[str, Decimal]:
-    """By key how much more the copy holds than the live sink, where that is not zero."""
+def differences(connection: extensions.connection, sink: str) -> dict[str, Decimal] | None:
+    """By key how much more the copy holds than the live sink, where that is not zero.
+
+    None if the sink database does not offer totals.
+    """
     with connection, connection.cursor() as cursor:
+        if not _totals_have(cursor, "sink", "key", "total"):
+            return None
         cursor.execute(DIFFERENCES, {"sink": sink, "copy": copy_of(sink)})
         return {str(key): difference for key, difference in cursor}
 
@@ -246,6 +264,12 @@ def _totals(settings: Settings) -> Iterator[tuple[str]]:
             cursor.itersize = FETCH_ROWS
             cursor.execute("SELECT to_jsonb(one)::text FROM source_totals AS one")
             yield from cursor
+
+
+def _totals_have(cursor: extensions.cursor, *columns: str) -> bool:
+    """Whether the sink database has the view ``sink_totals`` with these columns."""
+    cursor.execute(TOTALS_COLUMNS)
+    return {*columns} <= {name for (name,) in cursor}
 
 
 def _skip(cursor: extensions.cursor, sink: str, topic: Topic, first: Offsets) -> dict[int, tuple[int, int]]:

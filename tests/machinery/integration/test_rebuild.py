@@ -120,6 +120,19 @@ def run(databases: Settings, request: pytest.FixtureRequest) -> Iterator[Run]:
         yield Run(sink, Database(databases, request.param).totals)
 
 
+# `outbox check` needs neither the view nor its versions.
+VIEWS_WITHOUT_VERSION = (
+    "DROP VIEW sink_totals",
+    "DROP VIEW sink_totals; CREATE VIEW sink_totals AS SELECT sink, item_id::text AS key, stock AS total FROM stock",
+)
+
+
+def stock(database: Database) -> dict[str, int]:
+    """The total of each key, from the table itself."""
+    found = database.query("SELECT item_id, stock FROM stock WHERE sink = %s", database.sink)
+    return {str(key): int(str(total)) for key, total in found}
+
+
 class TestFromSource:
     @pytest.mark.parametrize("name", STRATEGIES)
     def test_events_on_their_way_are_not_counted_twice_under_any_strategy(self, databases: Settings, name: str) -> None:
@@ -271,6 +284,20 @@ class TestFromSource:
             rebuild.from_source(databases, with_projections(tmp_path), HERE, WHOLE)
         assert everything(databases) == before
 
+    @pytest.mark.parametrize("view", VIEWS_WITHOUT_VERSION)
+    def test_without_a_view_of_versions_keys_of_the_source_have_a_base(
+        self, databases: Settings, database: Database, view: str
+    ) -> None:
+        mine, gone = history(3), history(2, number=2)
+        execute(databases, view)
+        with open_sink(databases) as sink:
+            sink.apply(batch([mine[0], *gone]))
+            book(databases, *mine)
+            from_source(databases)
+            assert database.query("SELECT key, version FROM base_versions") == [(nth_key(1), 3)]
+            assert sink.apply(batch([*mine, *gone], start=3)) == Counts(rows=5, duplicates=5)
+        assert stock(database) == {**sums(mine), nth_key(2): 0}
+
     def test_a_job_that_does_not_say_how_is_refused(self, databases: Settings, tmp_path: Path) -> None:
         with raises("rebuild-unsupported", "sink dedup"):
             rebuild.from_source(databases, with_projections(tmp_path), HERE, WHOLE)
@@ -307,6 +334,20 @@ class TestFromTopic:
             live.apply(batch(mine[3:], start=3))
         assert database.totals() == sums(mine)
         assert database.query("SELECT name, applied, duplicates FROM sinks") == [(name, 6, 0)]
+
+    def test_without_a_view_of_totals_the_copy_takes_the_sinks_place_uncompared(
+        self, databases: Settings, database: Database
+    ) -> None:
+        mine = history(3)
+        with open_sink(databases) as live:
+            live.apply(batch(mine))
+        execute(databases, "UPDATE stock SET stock = 1000; DROP VIEW sink_totals")
+        with copying(databases) as copy:
+            copy.apply(batch(mine))
+        with rebuild.reserved(databases, "dedup") as owner:
+            assert rebuild.differences(owner, "dedup") is None
+        swap(databases)
+        assert stock(database) == sums(mine)
 
     def test_every_table_with_a_column_sink_takes_part(self, databases: Settings, database: Database) -> None:
         mine = history(4)

@@ -142,7 +142,9 @@ def test_a_session_that_reads_the_tables_as_pg_dump_does_holds_up_nothing(
             assert sink.apply(staged(databases, sink, some[3:6], attempt=2, start=3)).applied == 3
             sink.close()
         with open_sink(databases) as sink:
-            assert {*database.staging_tables()} == {f"dedup/{epoch}/{name}" for epoch in (1, 2) for name in ("rows", "dead")}
+            assert {*database.staging_tables()} == {
+                f"dedup/{epoch}/{name}" for epoch in (1, 2) for name in ("rows", "dead")
+            }
             dumping.rollback()
             assert sink.apply(staged(databases, sink, some[6:], start=6)).applied == 3
             sink.close()

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from outbox.audit import check
+from outbox.audit import check, sinks
 from outbox.audit.report import Report
 from outbox.audit.topic_log import TopicLog
 from outbox.base.database import connect
@@ -225,6 +225,24 @@ def test_events_dropped_by_the_topic_are_applied(topic: Settings, history: Histo
     report = check.check(topic)
     assert (report.records, report.in_flight, report.lost) == (2, 0, [])
     assert (report.sink(SINK).in_flight, report.sink(SINK).drift) == (0, {})
+
+
+def test_sink_that_no_job_declares_is_noted_and_not_counted(
+    topic: Settings, history: History, postgres: Postgres
+) -> None:
+    events = history.item(5, 6, 7)
+    history.publish(*events)
+    history.sink(next_offset=1, **{events[0].item: 1000})
+    history.set_aside(events[0], 0)
+    assert codes(check.check(topic)) == ["sink-drift", "sink-parked"]
+    rename = "UPDATE sinks SET name = 'gone'"
+    for table in ("positions", "stock", "dead_letters"):
+        rename += f"; UPDATE {table} SET sink = 'gone'"
+    postgres.psql(rename, topic.sink_db_name)
+    report = check.check(topic, incremental=True)
+    assert (codes(report), report.settled) == ([], True)
+    assert report.sink("gone").not_compared == sinks.UNDECLARED
+    assert check.check(topic, incremental=True).verified_before == 3, "its positions hold nothing back"
 
 
 def test_malformed_foreign_record_is_one_finding_and_no_drift(topic: Settings, history: History) -> None:

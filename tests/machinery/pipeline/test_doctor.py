@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -29,10 +30,12 @@ from outbox.relay import apply as relay
 from outbox.sink.repair import rebuild, rewind
 from outbox.stack.postgres import Postgres
 from tests.support.cli_runner import outbox
-from tests.support.events import NOW_MS, uuid7
+from tests.support.events import NOW_MS, STRATEGIES, uuid7
 from tests.support.outbox_rows import insert, row
 from tests.support.sink_driver import sink_on
 from tests.support.topic_reader import relayed
+
+AGAIN = "correct the cause and run the command again"
 
 
 def problems(settings: Settings) -> dict[str, list[str]]:
@@ -93,6 +96,24 @@ def test_missing_migration_is_found(topic: Settings, postgres: Postgres) -> None
     assert problems(topic)["sink-db"] == ["schema-behind"]
 
 
+@pytest.mark.parametrize(
+    ("damage", "hop", "found"),
+    [
+        ("ALTER TABLE dedup_horizon RENAME TO gone", "retention", "database-not-migrated: `outbox migrate`"),
+        ("REVOKE SELECT ON dedup_horizon FROM {auditor}", "retention", f"database-refused: {AGAIN}"),
+        ("ALTER TABLE outbox_version OWNER TO CURRENT_USER", "sink-db", f"database-refused: {AGAIN}"),
+    ],
+)
+def test_unreadable_database_is_found_with_its_cause(
+    topic: Settings, postgres: Postgres, damage: str, hop: str, found: str
+) -> None:
+    auditor = topic.role_name(SinkRole.AUDITOR)
+    postgres.psql(damage.format(auditor=auditor), topic.sink_db_name)
+    code = found.partition(":")[0]
+    assert problems(topic)[hop] == [code]
+    assert f"{code}: {diagnosed(topic, code).remedy}" == found
+
+
 def test_unread_and_missing_slots_are_found(chain: Settings) -> None:
     relay.remove(chain)
     wait_for("the slot to be released", lambda: problems(chain)["slot"] == ["slot-unread"], timeout_s=30)
@@ -139,6 +160,14 @@ def test_sinks_that_do_not_run_or_are_beyond_the_topic_are_found(topic: Settings
     with closing(connect_database(topic, SinkRole.WRITER)) as connection:
         sink_on(connection).begin_at(topic.topic, of_topic, {0: 9})
         assert problems(topic)["sinks"] == ["topic-recreated"]
+
+
+def test_sink_that_no_job_declares_is_no_problem(topic: Settings) -> None:
+    described = topics.describe(topic, topic.topic)
+    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
+        sink_on(connection, replace(STRATEGIES["dedup"], name="gone")).begin_at(topic.topic, described.id, {0: 0})
+    assert "sinks" not in problems(topic)
+    assert diagnosed(topic, "sink-undeclared").message.startswith("sink gone ")
 
 
 def test_unfinished_rebuild_is_found(topic: Settings) -> None:

@@ -136,7 +136,7 @@ def test_an_event_of_a_transaction_that_was_open_is_found_lost(chain: Chain) -> 
 # Doubts -------------------------------------------------------------------------------------------------------------
 
 
-def rewind(chain: Chain) -> None:
+def restore_sink(chain: Chain) -> None:
     chain.sink = replace(chain.sink, positions={0: 1})
 
 
@@ -169,7 +169,7 @@ def forge(chain: Chain) -> None:
 
 @pytest.mark.parametrize(
     "unusual",
-    [rewind, forget_sink, restore_source, delete_key, repeat, repeat_version, forge],
+    [restore_sink, forget_sink, restore_source, delete_key, repeat, repeat_version, forge],
     ids=lambda one: one.__name__,
 )
 def test_what_is_unusual_is_a_doubt(chain: Chain, unusual: Callable[[Chain], None]) -> None:
@@ -177,6 +177,14 @@ def test_what_is_unusual_is_a_doubt(chain: Chain, unusual: Callable[[Chain], Non
     unusual(chain)
     with pytest.raises(Doubt):
         chain.compare_since(since)
+
+
+def test_a_rewind_is_no_doubt_and_the_totals_show_what_its_replay_changes(chain: Chain) -> None:
+    """A rewind leaves the positions as they are (`outbox.sink.repair.rewind`)."""
+    since = sane(chain)
+    assert codes(chain.compare_since(since)) == []
+    chain.sink = replace(chain.sink, totals={**chain.sink.totals, "a": Decimal(8)})
+    assert codes(chain.compare_since(since)) == codes(chain.compare()) == ["sink-drift"]
 
 
 # By chance ----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import shutil
 import threading
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -15,8 +16,9 @@ from random import Random
 import duckdb
 import psutil
 import psycopg2
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from hypothesis import example, given, settings
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -175,6 +177,18 @@ def test_a_batch_is_looked_for_among_its_own_days_only(lake: Settings) -> None:
             sink.apply(batch(before, start=10))
 
 
+def test_traced_events_are_looked_for_among_their_own_days_and_ids_only(lake: Settings) -> None:
+    today, earlier, before = (events(3, at_ms=NOW_MS - ago_ms) for ago_ms in (0, 60_000, 3 * DAY_MS))
+    with driving(lake) as sink, capture_logs() as lines:
+        sink.apply(batch([*before, *earlier]))
+        others = [*folder(lake).glob("event_day=*/*.parquet")]
+        sink.apply(batch(today, start=6))
+        for file in others:
+            file.unlink()
+        assert sink.apply(traced([*today, *events(1)], start=9)) == Counts(rows=4, applied=1, duplicates=3)
+    assert [line["outcome"] for line in lines] == ["duplicate"] * 3 + ["applied"]
+
+
 def test_letters_come_before_the_table_and_positions_after_and_repairs_and_writers_wait(
     lake: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +329,46 @@ def test_without_the_package_check_says_that_it_does_not_compare(
         NAME: lakehouse_table.UNREAD,
         "dedup": "",
     }
+
+
+def test_without_the_package_only_open_letters_are_set_aside(
+    databases: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = {
+        event.event_id: status for event, status in zip(events(3), ("open", "replayed", "discarded"), strict=True)
+    }
+    with closing(connect(databases, SinkRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1)", [NAME])
+        for offset, (event_id, status) in enumerate(statuses.items()):
+            cursor.execute(
+                "INSERT INTO dead_letters"
+                ' (sink, identity, topic, topic_id, partition, "offset", event_id, reason, detail, status)'
+                " VALUES (%s, %s, %s, %s, 0, %s, %s, 'test', '', %s)",
+                [NAME, event_id, TOPIC, TOPIC_ID, offset, event_id, status],
+            )
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deltalake" else find(name))
+    [state] = sinks.read(databases)
+    assert state.not_compared == lakehouse_table.UNREAD
+    assert [statuses[str(uuid.UUID(bytes=event_id))] for event_id in state.parked] == ["open"]
+
+
+def test_many_letters_are_looked_up_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, absent = ([event.event_id for event in events(count)] for count in (5, 2))
+    write_deltalake(tmp_path, pa.table({"event_id": stored}))
+    looked_up: list[int] = []
+    known = lakehouse_table._known
+
+    def counting(delta: DeltaTable, event_ids: Sequence[str]) -> set[str]:
+        looked_up.append(len(event_ids))
+        return known(delta, event_ids)
+
+    monkeypatch.setattr(lakehouse_table, "IDS_PER_QUERY", 3)
+    monkeypatch.setattr(lakehouse_table, "_known", counting)
+    state = lakehouse_table.DeltaState(delta=DeltaTable(tmp_path))
+    assert state.lacks([*stored, *absent]) == {*absent}
+    assert looked_up == [3, 3, 1]
+    assert not state.lacks([])
 
 
 def write_ledger(settings: Settings, some: Sequence[Event]) -> None:
