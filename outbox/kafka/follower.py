@@ -17,6 +17,9 @@ from outbox.kafka.records import require_progress
 
 POLL_S = 0.001  # a range that ends with a transaction's marker is known to be read after the next poll
 AHEAD_MAX_KIB = 8 << 10
+# Records held for later; then a partition that is read to its end pauses after one more. Behind so many, the next range
+# is no short one.
+AHEAD_MAX_RECORDS = 100
 FETCH_BACKOFF_MS = 10  # when so much is fetched ahead
 FETCH_WAIT_MS = 500  # a broker answers at once when there is something
 
@@ -38,6 +41,7 @@ class Follower:
         self._lock = threading.Lock()  # of the client, which must not be closed while it works
         self._next: dict[int, int] = {}  # what was read up to, by partition; empty unless it was read to its end
         self._ahead: list[Message] = []  # received, and behind what was asked for
+        self._paused: set[int] = set()  # partitions that fetch nothing until the next read
         with kafka_errors(settings):
             self._client = Consumer(
                 {
@@ -52,8 +56,10 @@ class Follower:
     def read(self, start: Mapping[int, int], end: Mapping[int, int]) -> Iterator[Message]:
         """The committed records between these offsets; those of a partition in order.
 
-        Raises Failure if Kafka is unavailable, or if the topic has dropped one of these offsets; Closed.
+        Raises Failure if Kafka is unavailable, if it sends nothing of these records for a while, or if the topic has
+        dropped one of these offsets; Closed.
         """
+        self._resume()
         if any(self._next.get(partition) != offset for partition, offset in start.items()):
             self._begin(start)
         received, self._next, self._ahead = deque(self._ahead), {}, []
@@ -63,17 +69,24 @@ class Follower:
             message = received.popleft() if received else self._poll()
             if message is None:
                 # The end may be a marker or an aborted record, which no consumer returns: use the consumer's position.
-                for partition, offset in self._positions(left).items():
-                    at[partition] = max(at[partition], offset)
-                require_progress(self._topic, progress_at)
-                continue
-            progress_at = time.monotonic()
-            partition, offset = message.partition() or 0, message.offset() or 0
-            at[partition] = offset + 1
-            if offset < end[partition]:
-                yield message
+                reached = {number: offset for number, offset in self._positions(left).items() if offset > at[number]}
+                at |= reached
+                has_progress = bool(reached)
             else:
-                ahead.append(message)
+                partition, offset = message.partition() or 0, message.offset() or 0
+                has_progress = partition in left
+                at[partition] = offset + 1
+                if offset < end[partition]:
+                    yield message
+                else:
+                    ahead.append(message)
+                    if len(ahead) > AHEAD_MAX_RECORDS:
+                        self._pause(partition)
+            # Records behind the end are no progress: they would hide that another partition sends nothing.
+            if has_progress:
+                progress_at = time.monotonic()
+            else:
+                require_progress(self._topic, progress_at)
         self._next, self._ahead = dict(end), [*ahead, *received]
 
     def close(self) -> None:
@@ -86,6 +99,19 @@ class Follower:
         with self._open() as client:
             client.assign([TopicPartition(self._topic, *place) for place in start.items()])
         self._ahead = []
+
+    def _pause(self, partition: int) -> None:
+        """Fetch nothing of a partition that was read to its end, until the next read."""
+        with self._open() as client:
+            client.pause([TopicPartition(self._topic, partition)])
+        self._paused.add(partition)
+
+    def _resume(self) -> None:
+        """Fetch on in paused partitions, from the record after the last one received."""
+        if self._paused:
+            with self._open() as client:
+                client.resume([TopicPartition(self._topic, partition) for partition in self._paused])
+            self._paused.clear()
 
     def _poll(self) -> Message | None:
         with self._open() as client:

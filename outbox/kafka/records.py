@@ -23,7 +23,7 @@ def read(settings: Settings, name: str, within: Within) -> Iterator[Message]:
     """Every committed record of a topic within these offsets.
 
     Records of one partition come in order. Transaction markers and aborted records are left out, and so is what the
-    topic drops meanwhile. Raises Failure if it sends nothing for a while before the end is reached.
+    topic drops meanwhile. Raises Failure if it sends nothing of them for a while before the end is reached.
     """
     for batch in batches(settings, name, within):
         yield from batch
@@ -34,20 +34,25 @@ def batches(settings: Settings, name: str, within: Within) -> Iterator[Sequence[
     end = {partition: last for partition, (first, last) in within.items() if first < last}
     with consumer(settings) as client:
         client.assign([TopicPartition(name, partition, within[partition][0]) for partition in end])
-        last_record_at = time.monotonic()
+        at, progress_at = {partition: within[partition][0] for partition in end}, time.monotonic()
         while end:
             messages = client.consume(num_messages=FETCH_RECORDS, timeout=POLL_S)
-            if messages:
-                last_record_at = time.monotonic()
-            else:
-                require_progress(name, last_record_at)
             found = [message for message in messages if _is_within(message, within, end)]
             if found:
                 yield found
             # The end may be a marker or an aborted record, which no consumer returns: use the consumer's position.
-            for place in client.position([TopicPartition(name, partition) for partition in end]):
-                if place.offset >= end[place.partition]:
-                    del end[place.partition]
+            places = client.position([TopicPartition(name, partition) for partition in end])
+            reached = {place.partition: place.offset for place in places if place.offset > at[place.partition]}
+            if reached:
+                progress_at = time.monotonic()
+            else:
+                require_progress(name, progress_at)
+            at |= reached
+            # Records behind an end would be fetched in vain.
+            finished = [partition for partition in end if at[partition] >= end[partition]]
+            client.pause([TopicPartition(name, partition) for partition in finished])
+            for partition in finished:
+                del end[partition]
 
 
 def dropped_until(settings: Settings) -> datetime | None:
@@ -63,10 +68,10 @@ def dropped_until(settings: Settings) -> datetime | None:
     return max(min(expired, _timestamp(first)) if first else expired for first in firsts)
 
 
-def require_progress(name: str, last_record_at: float) -> None:
-    """Raises Failure if the last record came too long ago, by the monotonic clock."""
+def require_progress(name: str, progress_at: float) -> None:
+    """Raises Failure if the last of the wanted records came too long ago, by the monotonic clock."""
     limit_s = SILENCE_TIMEOUT_S * timeout_scale()
-    if time.monotonic() - last_record_at > limit_s:
+    if time.monotonic() - progress_at > limit_s:
         raise Failure(
             f"topic {name} sent no record for {limit_s:.0f} s", "`outbox doctor` looks at Kafka", code="topic-silent"
         )

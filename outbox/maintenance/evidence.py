@@ -38,6 +38,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.kafka import records, topics
+from outbox.kafka.headers import headers_of
 from outbox.relay import connectors, slot
 from outbox.sink.partitions import EPOCH, day_of
 from outbox.sink.records import UUID_V7
@@ -213,8 +214,7 @@ def _dead_letters(settings: Settings, floor: UUID) -> Evidence:
 
 def _event_id(message: Message) -> str | None:
     """The id by which a sink would apply the record."""
-    headers: dict[str, Any] = dict(message.headers() or [])
-    text = (headers.get("id") or b"").decode(errors="replace")
+    text = (dict(headers_of(message)).get("id") or b"").decode(errors="replace")
     return text if UUID_V7.fullmatch(text) else None
 
 

@@ -258,7 +258,7 @@ def _missing(settings: Settings, events: Mapping[str, datetime], end: Mapping[in
     for message in records.read(settings, settings.topic, within):
         try:
             missing.pop(str(id_of(message)), None)
-        except (KeyError, AttributeError, ValueError):
+        except (KeyError, ValueError):
             continue  # no event
         if not missing:
             break

@@ -16,6 +16,7 @@ from outbox.base.database import connect, database_errors
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.kafka import records, topics
+from outbox.kafka.headers import headers_of
 
 CLOCK_MARGIN = timedelta(minutes=10)  # that the clocks of source and brokers may differ
 FETCH_ROWS = 10_000
@@ -23,9 +24,11 @@ POLL_S = 0.5
 
 
 def id_of(message: Message) -> UUID:
-    """The id of a record's event. Raises KeyError, AttributeError or ValueError if it has none."""
-    headers: dict[str, bytes] = dict(message.headers() or [])  # type: ignore[arg-type]  # stubs allow str too
-    return UUID(headers["id"].decode())
+    """The id of a record's event. Raises KeyError or ValueError if it has none."""
+    content = dict(headers_of(message))["id"]
+    if content is None:
+        raise ValueError("header id is null")
+    return UUID(content.decode())
 
 
 def all_arrive(settings: Settings, timeout_s: float) -> bool:
@@ -70,7 +73,7 @@ def _arrived(settings: Settings, missing: set[bytes], oldest: datetime) -> Calla
         for message in records.read(settings, settings.topic, within):
             try:
                 missing.discard(id_of(message).bytes)
-            except (KeyError, AttributeError, ValueError):
+            except (KeyError, ValueError):
                 continue  # no event of ours
         begin.update(ends)
         return not missing

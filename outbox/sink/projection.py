@@ -22,7 +22,7 @@ from typing import Literal
 from outbox.base.errors import Failure
 from outbox.sink.sections import sql_sections
 
-ORDERED = re.compile(r"^-- ordered$", re.MULTILINE)
+ORDERED = re.compile(r"^--[ \t]*ordered[ \t]*([:=].*)?$", re.MULTILINE | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,10 @@ class Projection:
 
 
 def load(folder: Path, takes: Literal["events", "states"]) -> list[Projection]:
-    """The projections of a folder that apply what a strategy takes. Raises Failure if there is none."""
+    """The projections of a folder that apply what a strategy takes.
+
+    Raises Failure if there is none, and for a file whose header or sections have a typing mistake.
+    """
     files = {file.name.removesuffix(".sql"): file for file in sorted(folder.glob("*.sql"))}
     plain = [name for name in files if "." not in name]
     names = [f"{name}.states" if takes == "states" else name for name in plain]
@@ -57,10 +60,22 @@ def rebuilds(folder: Path) -> list[Path]:
 
 
 def _read(file: Path) -> Projection:
+    """Raises Failure if its header or its sections have a typing mistake."""
     sections = sql_sections(file, "apply", "refuse")
     return Projection(
         name=file.name.removesuffix(".sql"),
         refuse=sections.get("refuse", "").strip(),
         apply=sections["apply"],
-        is_ordered=bool(ORDERED.search(file.read_text())),
+        is_ordered=_is_ordered(file),
     )
+
+
+def _is_ordered(file: Path) -> bool:
+    values = ORDERED.findall(file.read_text())
+    if any(values):
+        raise Failure(
+            f"{file}: its header has `ordered` with a value: {' '.join(filter(None, values))}",
+            "write it as `-- ordered`, or delete the line",
+            code="projection-header-unknown",
+        )
+    return bool(values)

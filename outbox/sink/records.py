@@ -20,11 +20,12 @@ from confluent_kafka import Message
 
 from outbox.base import trace
 from outbox.base.errors import Failure
+from outbox.kafka import headers as kafka_headers
 from outbox.sink.batch import DeadRecord, Decoded, Traced
 from outbox.sink.values import ARROW_TYPES, convert, convert_all
 from outbox.writing.contract import Column, EventSchema, SqlType, shortened
 
-Header = tuple[str, bytes | None]
+Header = kafka_headers.Header
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 UUID_V7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -43,7 +44,10 @@ HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
 
 class Record(NamedTuple):
-    """A record as Kafka has it. ``recorded_ms`` is its timestamp, in milliseconds since 1970."""
+    """A record as Kafka has it, with the headers that `outbox.kafka.headers` can read.
+
+    ``recorded_ms`` is its timestamp, in milliseconds since 1970.
+    """
 
     key: bytes | None
     headers: Sequence[Header]
@@ -228,13 +232,16 @@ class EventDecoder(RecordDecoder):
 
 def as_table(messages: Sequence[Message]) -> pa.Table:
     """Records of a client as the columns of Spark's Kafka source."""
-    headers: list[Any] = [message.headers() or [] for message in messages]  # stubs are wider
     return pa.table(
         {
             "key": pa.array([message.key() for message in messages], pa.binary()),
             "value": pa.array([message.value() for message in messages], pa.binary()),
             "headers": pa.array(
-                [[{"key": name, "value": content} for name, content in own] for own in headers], pa.list_(HEADER)
+                [
+                    [{"key": name, "value": content} for name, content in kafka_headers.headers_of(message)]
+                    for message in messages
+                ],
+                pa.list_(HEADER),
             ),
             "partition": pa.array([message.partition() for message in messages], pa.int32()),
             "offset": pa.array([message.offset() for message in messages], pa.int64()),
@@ -319,8 +326,10 @@ def _text(content: bytes | None) -> str | None:
 
 
 def _headers(lists: pa.ListArray) -> list[dict[str, str | None]]:
-    """The headers of each record. Raises ValueError if one is no UTF-8."""
+    """The headers of each record. Raises ValueError if a name or a value is no UTF-8."""
     flat = lists.flatten()
+    if pc.any(pc.match_substring(flat.field(0), kafka_headers.REPLACEMENT)).as_py():
+        raise ValueError("the name of a header is no UTF-8")
     pairs = zip(flat.field(0).to_pylist(), flat.field(1).cast(pa.string()).to_pylist(), strict=True)
     return [dict(islice(pairs, count)) for count in lists.value_lengths().fill_null(0).to_pylist()]
 
@@ -363,6 +372,6 @@ def _records(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[Record, int, in
             strict=True,
         ):
             end = begin + count
-            own = list(zip(names[begin:end], contents[begin:end], strict=True))
+            own = kafka_headers.readable(list(zip(names[begin:end], contents[begin:end], strict=True)))
             begin = end
             yield Record(key, own, value, recorded_ms), partition, offset

@@ -15,6 +15,7 @@ twice. ``{key}`` and ``{version}`` are the columns of the job's key and version.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +25,13 @@ from outbox.sink.sections import sql_sections
 
 BUILT_IN = Path(__file__).with_name("strategies")
 REQUIRED = ("idea", "survives", "costs", "choose")
-OPTIONS = {"start": "earliest", "knows": "positions", "takes": "states", "needs": "version"}  # against the default
+OPTIONS = {
+    "start": ("positions", "earliest"),
+    "knows": ("events", "positions"),
+    "takes": ("events", "states"),
+    "needs": ("version",),
+}
+LINE = re.compile(r"^--[ \t]*(\w+)[ \t]*:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -60,21 +67,34 @@ class Strategy:
 
 
 def load(folder: Path) -> dict[str, Strategy]:
-    """The strategies of a folder, by name. Raises Failure for a file without its header."""
+    """The strategies of a folder, by name.
+
+    Raises Failure for a file without its header, and for one whose header or sections have a typing mistake.
+    """
     return {file.stem: _read(file) for file in sorted(folder.glob("*.sql"))}
 
 
 def _read(file: Path) -> Strategy:
-    sql = file.read_text()
-    header = dict(re.findall(r"^-- (\w+): (.+)$", sql, re.MULTILINE))
-    missing = [word for word in REQUIRED if word not in header]
+    header = dict(LINE.findall(file.read_text()))
+    missing = [word for word in REQUIRED if not header.get(word)]
     if missing:
         raise Failure(
             f"{file}: its first comments lack: {', '.join(missing)}",
             "write them as `-- idea: …`",
             code="strategy-header-incomplete",
         )
-    found: dict[str, Any] = {word: header[word] for word in REQUIRED}
-    found |= {word: value for word, value in OPTIONS.items() if header.get(word) == value}
+    found: dict[str, Any] = {word: header[word] for word in REQUIRED} | _options(file, header)
     sections = sql_sections(file, "select", "remember")
     return Strategy(name=file.stem, select=sections["select"], remember=sections.get("remember", ""), **found)
+
+
+def _options(file: Path, header: Mapping[str, str]) -> dict[str, str]:
+    found = {word: header[word] for word in OPTIONS if word in header}
+    for word, value in found.items():
+        if value not in OPTIONS[word]:
+            raise Failure(
+                f"{file}: its header has an unknown value, `{word}: {value}`",
+                f"write {' or '.join(f'`-- {word}: {known}`' for known in OPTIONS[word])}, or delete the line",
+                code="strategy-header-unknown",
+            )
+    return found

@@ -120,8 +120,16 @@ class EventSchema:
 
 
 def shortened(text: str) -> str:
-    """A detail for people, however long the value was."""
-    return text if len(text) <= DETAIL_MAX_CHARACTERS else f"{text[:DETAIL_MAX_CHARACTERS]}…"
+    """A detail for people, however long the value was. Characters that do not print are escaped.
+
+    So it fits into a ``text`` of Postgres, which cannot hold NUL, and has no escape sequences for a terminal.
+    """
+    shown = "".join(map(_printable, text[: DETAIL_MAX_CHARACTERS + 1]))
+    return shown if len(shown) <= DETAIL_MAX_CHARACTERS else f"{shown[:DETAIL_MAX_CHARACTERS]}…"
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 def _first(validator: jsonschema_rs.Draft202012Validator, instance: object, where: str) -> Violation:

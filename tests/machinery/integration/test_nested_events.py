@@ -141,3 +141,24 @@ def test_an_order_with_lines_is_declared_applied_refused_and_replayed(
     with writing, writing.cursor() as cursor:
         chosen = Selection(sink=spec.name).choose(cursor)
     assert chosen == []
+
+
+@pytest.mark.parametrize("rule", [False, {"type": "string"}])
+def test_nul_in_a_name_that_breaks_the_contract_is_a_dead_letter(
+    spec: SinkSpec, writing: extensions.connection, rule: object
+) -> None:
+    file = spec.job.projections / "order.v1.schema.json"
+    options = {"options": {"type": "object", "additionalProperties": rule}}
+    file.write_text(json.dumps({**SCHEMA, "properties": SCHEMA["properties"] | options}))
+    decoder = EventDecoder(EventSchema(file), key="order_id", version="version")
+    bad = record({**ORDER, "lines": LINES, "options": {"a\0b": 1}})
+    rejection = decoder.record(bad)
+    assert isinstance(rejection, Rejection)
+    dead = [DeadRecord(0, 0, bad, decoder.event_id(bad), rejection)]
+    batch = Batch("orders", "t", {0: 0}, {0: 1}, spec.job.decoder.rows([], []), dead)
+    assert PostgresWriter(writing, spec).apply(batch).dead == 1
+    with writing, writing.cursor() as cursor:
+        cursor.execute("SELECT detail FROM dead_letters")
+        ((detail,),) = cursor.fetchall()
+    assert detail.isprintable()
+    assert "$.options" in detail

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 
@@ -13,7 +14,8 @@ from confluent_kafka.admin import AdminClient
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.base.wait import wait_for
+from outbox.base.wait import timeout_scale, wait_for
+from outbox.kafka import follower as follower_module
 from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
 from outbox.kafka.follower import Closed, Follower
@@ -37,6 +39,12 @@ def transactions(topic: Settings) -> Producer:
     return producer
 
 
+@pytest.fixture
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that sends nothing fails soon."""
+    monkeypatch.setattr(records, "SILENCE_TIMEOUT_S", 1.0)
+
+
 def write(producer: Producer, topic: Settings, *values: str, partition: int = 0, commit: bool = True) -> None:
     """Write these values in a transaction, which takes one more offset for its end."""
     producer.begin_transaction()
@@ -51,6 +59,25 @@ def write(producer: Producer, topic: Settings, *values: str, partition: int = 0,
 
 def read(follower: Follower, start: Mapping[int, int], end: Mapping[int, int]) -> list[str]:
     return [(message.value() or b"").decode() for message in follower.read(start, end)]
+
+
+@pytest.fixture
+def traffic(topic: Settings) -> Iterator[threading.Thread]:
+    """Somebody who writes to partition 1 all the time, until the test has ended or ``TIMEOUT_S`` has passed."""
+    ended = threading.Event()
+
+    def write_on() -> None:
+        producer, until = Producer(client_config(topic)), time.monotonic() + TIMEOUT_S * timeout_scale()
+        while not ended.is_set() and time.monotonic() < until:
+            producer.produce(topic.topic, "foreign", partition=1)
+            producer.flush(TIMEOUT_S)
+
+    thread = threading.Thread(target=write_on)
+    thread.start()
+    wait_for("the first record", lambda: end_of(topic)[1] > 0, timeout_s=TIMEOUT_S)
+    yield thread
+    ended.set()
+    thread.join()
 
 
 def end_of(topic: Settings) -> dict[int, int]:
@@ -73,9 +100,11 @@ def test_ranges_that_follow_each_other_and_others(topic: Settings, transactions:
     assert sorted(read(follower, {0: 0, 1: 0}, {0: 8, 1: 2})) == ["a", "b", "c", "d", "e"]
 
 
+@pytest.mark.parametrize("ahead_max", [1_000, 1])
 def test_random_ranges_have_what_one_read_of_everything_has(
-    topic: Settings, transactions: Producer, follower: Follower
+    topic: Settings, transactions: Producer, follower: Follower, monkeypatch: pytest.MonkeyPatch, ahead_max: int
 ) -> None:
+    monkeypatch.setattr(follower_module, "AHEAD_MAX_RECORDS", ahead_max)
     chance = random.Random(chosen_seed())  # noqa: S311
     for _ in range(40):
         values = [uuid.uuid4().hex for _ in range(chance.randrange(1, 30))]
@@ -86,7 +115,7 @@ def test_random_ranges_have_what_one_read_of_everything_has(
         for one in records.read(topic, topic.topic, {p: (0, o) for p, o in end.items()})
     }
     at = dict.fromkeys(end, 0)
-    for _ in range(60):
+    for _ in range(min(60, 15 * ahead_max)):  # a pause costs a moment
         if chance.random() < 0.2:
             at = {partition: chance.randint(0, last) for partition, last in end.items()}
         to = {partition: chance.randint(offset, min(end[partition], offset + 40)) for partition, offset in at.items()}
@@ -98,6 +127,7 @@ def test_random_ranges_have_what_one_read_of_everything_has(
         for partition in to:
             offsets = [offset for of, offset in found if of == partition]
             assert offsets == sorted(offsets)
+        assert len(follower._ahead) <= ahead_max + len(end)
         at = to
 
 
@@ -125,6 +155,40 @@ def test_what_the_topic_has_dropped_is_no_empty_range(
     assert read(follower, {0: 2}, {0: 4}) == ["c"]
     within = {0: (0, 4)}
     assert [one.value() for one in records.read(topic, topic.topic, within)] == [b"c"], "what there is"
+
+
+@pytest.mark.usefixtures("short_silence")
+def test_records_of_another_partition_do_not_hide_a_silent_one(
+    topic: Settings, follower: Follower, traffic: threading.Thread
+) -> None:
+    with pytest.raises(Failure) as failure:
+        read(follower, {0: 0, 1: 0}, {0: 1, 1: 1})
+    assert (failure.value.code, traffic.is_alive()) == ("topic-silent", True)
+
+
+@pytest.mark.usefixtures("short_silence")
+def test_records_beyond_a_range_do_not_hide_a_silent_partition(topic: Settings, traffic: threading.Thread) -> None:
+    with pytest.raises(Failure) as failure:
+        list(records.read(topic, topic.topic, {0: (0, 1), 1: (0, 1)}))
+    assert (failure.value.code, traffic.is_alive()) == ("topic-silent", True)
+
+
+@pytest.mark.usefixtures("short_silence")
+def test_what_is_held_for_later_is_bounded_and_is_there_later(
+    topic: Settings, transactions: Producer, follower: Follower
+) -> None:
+    values = [f"later {number}" for number in range(5 * follower_module.AHEAD_MAX_RECORDS)]
+    write(transactions, topic, "a")
+    write(transactions, topic, *values, partition=1)
+    assert read(follower, {0: 0, 1: 0}, {0: 2, 1: 1}) != []
+    with pytest.raises(Failure, match="no record"):
+        read(follower, {0: 2, 1: 1}, {0: 3, 1: 2})
+    (place,) = follower._client.position([TopicPartition(topic.topic, 1)])
+    assert place.offset <= follower_module.AHEAD_MAX_RECORDS + 10
+    write(transactions, topic, "b")
+    found = read(follower, {0: 2, 1: 1}, {0: 3, 1: 2})
+    found += read(follower, {0: 3, 1: 2}, {0: 4, 1: len(values) + 1})
+    assert sorted(found) == sorted(["b", *values[1:]])
 
 
 def test_closing_it_ends_a_read_that_waits(topic: Settings) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outbox.base.errors import Failure
-from outbox.writing.contract import EventSchema
+from outbox.writing.contract import DETAIL_MAX_CHARACTERS, EventSchema, shortened
 from tests.support.events import SHAPE
 
 VALUE: dict[str, Any] = {
@@ -100,3 +100,35 @@ def test_headers_may_refer_to_a_definition(tmp_path: Path) -> None:
     contract.check_headers({"id": "1"})
     with pytest.raises(Failure, match="header id"):
         contract.check_headers({"id": "one"})
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\0b", r"a\x00b"),
+        ("\x1b[2J\r\n\t", r"\x1b[2J\r\n\t"),
+        ("\x7f\x9b", r"\x7f\x9b"),
+        ("\u202e\u2028", r"\u202e\u2028"),
+        ("half \ud800", r"half \ud800"),
+        ("ü \U0001f600 \\ n", "ü \U0001f600 \\ n"),
+    ],
+)
+def test_a_detail_has_printable_characters_only(text: str, shown: str) -> None:
+    assert shortened(text) == shown
+
+
+@pytest.mark.parametrize("character", ["x", "\0", "\U000e0001"])
+def test_a_detail_is_short_whatever_its_characters(character: str) -> None:
+    assert len(shortened(character * 1_000_000)) == DETAIL_MAX_CHARACTERS + 1
+    assert shortened("x" * DETAIL_MAX_CHARACTERS) == "x" * DETAIL_MAX_CHARACTERS
+
+
+@pytest.mark.parametrize("rule", [{"additionalProperties": False}, {"additionalProperties": {"type": "string"}}])
+@pytest.mark.parametrize("name", ["a\0b", "\x1b]0;title\x07"])
+def test_the_name_of_a_property_at_fault_is_printable(tmp_path: Path, rule: dict[str, Any], name: str) -> None:
+    file = tmp_path / "event.json"
+    file.write_text(json.dumps({"properties": {"m": {"type": "object", **rule}}}))
+    violation = EventSchema(file).value_violation({"m": {name: 1}})
+    assert violation is not None
+    assert violation.detail.isprintable()
+    assert "$.m" in violation.detail

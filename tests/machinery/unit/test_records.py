@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outbox.kafka.headers import REPLACEMENT
 from outbox.sink.batch import Decoded, Traced
 from outbox.sink.records import AT_ONCE, FUTURE_MAX_MS, Event, EventDecoder, Record, RecordDecoder, Rejection
 from tests.support.events import DECODER, NOW_MS, TRACE, kafka_table
@@ -142,6 +143,7 @@ CORPUS = [
     record()._replace(headers=[*record().headers, ("binary", b"\xff")]),
     record()._replace(headers=[("id", b"words"), *record().headers]),
     record()._replace(headers=[*record().headers, ("id", b"words")]),
+    record()._replace(headers=[*record().headers, (REPLACEMENT, b"x")]),
 ]
 
 
@@ -182,6 +184,11 @@ class TestTable:
     @given(st.lists(st.sampled_from(CORPUS), max_size=4))
     def test_any_mixture_by_columns_or_one_by_one_comes_to_the_same(self, records: list[Record]) -> None:
         both_ways(kafka_table(*records))
+
+    def test_a_record_with_an_unreadable_name_of_a_header_has_no_headers(self) -> None:
+        unreadable = record()._replace(headers=[*record().headers, (f"a{REPLACEMENT}", b"x")])
+        (dead,) = DECODER.decode(kafka_table(unreadable)).dead
+        assert (dead.event_id, dead.rejection.reason, dead.record.headers) == (None, "missing id", [])
 
     def test_a_bad_record_costs_only_its_neighbours_the_fast_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
         looked_at: list[Record] = []

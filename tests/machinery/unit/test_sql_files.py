@@ -1,0 +1,117 @@
+"""Strategies and projections as files: a typing mistake in a header or a section is reported, not ignored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outbox.base.errors import Failure
+from outbox.sink import projection, strategy
+from outbox.sink.projection import Projection
+from outbox.sink.strategy import Strategy
+
+HEADER = "-- idea: an idea\n-- survives: something\n-- costs: little\n-- choose: never\n"
+
+
+def projection_of(folder: Path, text: str) -> Projection:
+    (folder / "mine.sql").write_text(text)
+    (found,) = projection.load(folder, "events")
+    return found
+
+
+def strategy_of(folder: Path, text: str) -> Strategy:
+    (folder / "mine.sql").write_text(text)
+    return strategy.load(folder)["mine"]
+
+
+@pytest.mark.parametrize("blanks", ["", " ", "\t ", "\r"])
+def test_blanks_at_the_end_of_a_section_line_do_not_matter(tmp_path: Path, blanks: str) -> None:
+    found = projection_of(tmp_path, f"-- about\n\n-- [refuse]{blanks}\nSELECT 1;\n-- [apply]{blanks}\nSELECT 2;\n")
+    assert (found.refuse, found.apply.strip()) == ("SELECT 1;", "SELECT 2;")
+
+
+def test_a_section_of_comments_only_stays_a_section(tmp_path: Path) -> None:
+    found = projection_of(tmp_path, "-- [refuse]\n-- nothing [yet]\n-- [apply]\nSELECT 2;")
+    assert found.apply.strip() == "SELECT 2;"
+
+
+@pytest.mark.parametrize("line", ["--[refuse]", " -- [refuse]", "-- [refuse", "-- [refuse] x", "-- [re fuse]", "-- []"])
+def test_a_line_that_looks_like_a_section_is_reported(tmp_path: Path, line: str) -> None:
+    for text in (f"{line}\nSELECT 1;\n-- [apply]\nSELECT 2;", f"{line}\nSELECT 1;"):
+        with pytest.raises(Failure) as caught:
+            projection_of(tmp_path, text)
+        assert caught.value.code == "sql-section-unknown"
+        assert line.strip() in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "begin", ["SELECT 1;\n", "/* what\n-- it does */ SELECT 1;\n", "-- a comment\n\nSELECT 1\n;\n"]
+)
+def test_sql_before_the_first_section_is_reported(tmp_path: Path, begin: str) -> None:
+    with pytest.raises(Failure) as caught:
+        projection_of(tmp_path, f"{begin}-- [apply]\nSELECT 2;")
+    assert caught.value.code == "sql-outside-section"
+
+
+@pytest.mark.parametrize("begin", ["", "\n \n", "-- of /* some\n", "/* a\n\n comment */\n-- and another\n"])
+def test_comments_before_the_first_section_are_none(tmp_path: Path, begin: str) -> None:
+    assert projection_of(tmp_path, f"{begin}-- [apply]\nSELECT 2;").apply.strip() == "SELECT 2;"
+
+
+@pytest.mark.parametrize("line", ["-- ordered", "-- ordered ", "--ordered\t", "--  Ordered"])
+def test_an_ordered_projection_is_recognised(tmp_path: Path, line: str) -> None:
+    assert projection_of(tmp_path, f"-- about\n{line}\nSELECT 1;").is_ordered
+
+
+def test_a_sentence_about_order_is_no_option(tmp_path: Path) -> None:
+    assert not projection_of(tmp_path, "-- the events are\n-- ordered by version\nSELECT 1;").is_ordered
+
+
+@pytest.mark.parametrize("line", ["-- ordered: yes", "-- ordered:", "-- ordered = true"])
+def test_a_value_of_ordered_is_reported(tmp_path: Path, line: str) -> None:
+    with pytest.raises(Failure) as caught:
+        projection_of(tmp_path, f"{line}\nSELECT 1;")
+    assert caught.value.code == "projection-header-unknown"
+
+
+@pytest.mark.parametrize("form", ["-- {}: {}", "-- {}: {} \t", "--{}:{}", "--  {} : {}"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("start", "earliest"),
+        ("start", "positions"),
+        ("knows", "positions"),
+        ("knows", "events"),
+        ("takes", "states"),
+        ("takes", "events"),
+        ("needs", "version"),
+    ],
+)
+def test_an_option_has_its_value(tmp_path: Path, form: str, option: str, value: str) -> None:
+    found = strategy_of(tmp_path, f"{HEADER}{form.format(option, value)}\nSELECT 1;")
+    assert getattr(found, option) == value
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-- takes: state",
+        "-- knows: position",
+        "-- start: latest",
+        "-- needs: versions",
+        "-- takes:",
+        "-- takes: States",
+    ],
+)
+def test_an_unknown_value_of_an_option_is_reported(tmp_path: Path, line: str) -> None:
+    with pytest.raises(Failure) as caught:
+        strategy_of(tmp_path, f"{HEADER}{line}\nSELECT 1;")
+    assert caught.value.code == "strategy-header-unknown"
+    assert line.strip("- :").split(":")[0] in str(caught.value)
+
+
+def test_an_empty_line_of_the_header_is_a_missing_one(tmp_path: Path) -> None:
+    with pytest.raises(Failure) as caught:
+        strategy_of(tmp_path, HEADER.replace("little", " ") + "SELECT 1;")
+    assert caught.value.code == "strategy-header-incomplete"
