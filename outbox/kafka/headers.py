@@ -8,6 +8,7 @@ readers such a record has no headers: whoever reads it, it is the same record.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import methodcaller
 from typing import Any
 
 from confluent_kafka import Message
@@ -15,14 +16,17 @@ from confluent_kafka import Message
 Header = tuple[str, bytes | None]
 
 REPLACEMENT = "\ufffd"
+# confluent-kafka returns a list with gaps and raises an error at once. A call in C notices that always; one in Python
+# may not, once the interpreter has optimised it for being called often, and the process dies at the first gap.
+HEADERS = methodcaller("headers")
 
 
 def headers_of(message: Message) -> Sequence[Header]:
     """The headers of a record; none if the name of one is no UTF-8."""
     try:
-        found: Any = message.headers() or []  # stubs are wider
-    except (SystemError, UnicodeDecodeError):  # the one is confluent-kafka's mistake, caused by the other
-        message.set_headers([])  # it keeps a list with gaps, and the process that reads them next dies
+        found: Any = HEADERS(message) or []  # stubs are wider
+    except (SystemError, UnicodeDecodeError):  # the one is how Python reports such a call, caused by the other
+        message.set_headers([])  # it has kept the list with gaps
         return []
     return readable(found)
 
