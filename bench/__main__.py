@@ -14,18 +14,29 @@ from typing import NamedTuple, TypeVar
 
 import click
 
-from bench import backlog as drain
-from bench import by_hand, by_the_book, check, clients, cluster, jdbc, peers, row_by_row, sizes, write
-from bench import latency as arrival
-from bench import relay as relaying
-from bench import start as starting
-from bench import strategies as apply
+from bench import (
+    backlog,
+    by_hand,
+    by_the_book,
+    check,
+    clients,
+    cluster,
+    jdbc,
+    latency,
+    peers,
+    relay,
+    row_by_row,
+    sizes,
+    start,
+    strategies,
+    write,
+)
 from bench.meter import Drain, Meter
 from outbox.base import project
 from outbox.base.settings import Settings, load
 from outbox.kafka import topics
 from outbox.migrations.migrate import migrate
-from outbox.relay import apply as relay
+from outbox.relay import apply as connector
 from outbox.relay import connectors
 from outbox.stack.command import sink
 from outbox.stack.process import Process
@@ -96,21 +107,21 @@ def relay_backlog(events: int, rounds: int) -> None:
     with _stack() as settings:
         at_least_once = settings.model_copy(update={"exactly_once": False})
         sides: dict[str, Callable[[], Drain]] = {
-            "exactly-once": lambda: relaying.relay(settings, events, report=click.echo),
-            "at-least-once": lambda: relaying.relay(at_least_once, events, report=click.echo),
-            "polling": lambda: relaying.poll(settings, events),
+            "exactly-once": lambda: relay.relay(settings, events, report=click.echo),
+            "at-least-once": lambda: relay.relay(at_least_once, events, report=click.echo),
+            "polling": lambda: relay.poll(settings, events),
         }
         found = _in_turns(sides, rounds, "relay")
     _ratios(found, "per_s", "cpu_s_per_million")
 
 
-@main.command()
+@main.command("latency")
 @click.option("--events", default=200, show_default=True, help="How many are written one at a time.")
 @click.option("--per-s", default=100.0, show_default=True, help="The steady rate.")
 @click.option("--seconds", default=30.0, show_default=True, help="How long it lasts.")
 @click.option("--rounds", default=1, show_default=True, help="How often each side is measured.")
 @click.option("--poll-interval-ms", type=click.IntRange(1), help="In place of that in our connector's file.")
-def latency(events: int, per_s: float, seconds: float, rounds: int, poll_interval_ms: int | None) -> None:
+def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll_interval_ms: int | None) -> None:
     """Measure commit → topic and commit → balance, beside the defaults of Debezium and Spark.
 
     Exactly-once is on. Each side first gets half a minute of events, so that its JVMs have compiled what they run.
@@ -118,22 +129,22 @@ def latency(events: int, per_s: float, seconds: float, rounds: int, poll_interva
     found: dict[tuple[str, str, str], list[float]] = {}
     with _stack() as settings:
         outbox = connectors.load(settings)
-        ours = arrival.with_poll_interval(outbox, poll_interval_ms) if poll_interval_ms else outbox
+        ours = latency.with_poll_interval(outbox, poll_interval_ms) if poll_interval_ms else outbox
         sides: dict[str, tuple[connectors.Connector, Process, str]] = {
             "ours": (ours, sink(settings, "dedup"), "dedup"),
-            "defaults": (arrival.with_defaults(outbox), peers.ByTheBook(settings), by_the_book.NAME),
+            "defaults": (latency.with_defaults(outbox), peers.ByTheBook(settings), by_the_book.NAME),
         }
-        relay.apply(settings)
-        drain.produce(settings, 1, report=click.echo)
+        connector.apply(settings)
+        backlog.produce(settings, 1, report=click.echo)
         for _ in range(rounds):
-            for side, (connector, process, name) in sides.items():
-                relay.apply(settings, connector)
+            for side, (one, process, name) in sides.items():
+                connector.apply(settings, one)
                 process.start()
                 try:
-                    arrival.at_rate(settings, name, per_s, WARM_UP_S)
+                    latency.at_rate(settings, name, per_s, WARM_UP_S)
                     loads = {
-                        "one at a time": arrival.one_by_one(settings, name, events),
-                        f"{per_s:g} per s": arrival.at_rate(settings, name, per_s, seconds),
+                        "one at a time": latency.one_by_one(settings, name, events),
+                        f"{per_s:g} per s": latency.at_rate(settings, name, per_s, seconds),
                     }
                 finally:
                     process.stop()
@@ -145,26 +156,26 @@ def latency(events: int, per_s: float, seconds: float, rounds: int, poll_interva
         _print(measure, load=load, side=side, p50_ms=cuts[49] * 1e3, p99_ms=cuts[98] * 1e3)
 
 
-@main.command()
+@main.command("start")
 @click.option("--rounds", default=5, show_default=True, help="How often each side starts.")
-def start(rounds: int) -> None:
+def measure_start(rounds: int) -> None:
     """Start the dedup sink, until its first events are applied, and a bare Spark session that counts them, in turns."""
     with _stack() as settings:
         topics.create(settings, connectors.topic_specs(settings))
-        drain.produce(settings, STARTED_WITH_EVENTS, report=click.echo)
-        sides: dict[str, Callable[[], starting.Started]] = {
-            "sink": lambda: starting.of_sink(settings, "dedup"),
-            "bare": lambda: starting.of_spark(settings),
+        backlog.produce(settings, STARTED_WITH_EVENTS, report=click.echo)
+        sides: dict[str, Callable[[], start.Started]] = {
+            "sink": lambda: start.of_sink(settings, "dedup"),
+            "bare": lambda: start.of_spark(settings),
         }
-        found = _in_turns(sides, rounds, "start", before=lambda: drain.empty(settings))
-    _ratios(found, *starting.Started._fields)
+        found = _in_turns(sides, rounds, "start", before=lambda: backlog.empty(settings))
+    _ratios(found, *start.Started._fields)
 
 
-@main.command()
+@main.command("backlog")
 @click.option("--events", type=click.IntRange(1_000_000), default=1_000_000, show_default=True)
 @click.option("--rounds", default=3, show_default=True, help="How often each side drains the backlog.")
 @click.option("--busy-cores", default=0, show_default=True, help="Keep so many cores busy meanwhile.")
-def backlog(events: int, rounds: int, busy_cores: int) -> None:
+def drain_backlog(events: int, rounds: int, busy_cores: int) -> None:
     """Drain a backlog with the dedup sink, with a consumer written by hand, and with COPY and SQL alone (the limit).
 
     The sides take turns. Rates and processor time are those of the second half of a drain. Ratios compare the drains of
@@ -172,16 +183,16 @@ def backlog(events: int, rounds: int, busy_cores: int) -> None:
     """
     with _stack() as settings, tempfile.TemporaryDirectory() as folder:
         topics.create(settings, connectors.topic_specs(settings))
-        drain.produce(settings, events, report=click.echo)
+        backlog.produce(settings, events, report=click.echo)
         files = list(by_hand.write_files(settings, Path(folder), BATCH_EVENTS))
         meter = Meter(events, Stack(settings).part("postgres"))
         sides: dict[str, Callable[[], Drain]] = {
-            "spark": lambda: drain.drain_with(sink(settings, "dedup"), drain.applied(settings, "dedup"), meter),
-            "by hand": lambda: drain.drain_here(meter, by_hand.drain(settings, "dedup", BATCH_EVENTS)),
-            "limit": lambda: drain.drain_here(meter, by_hand.drain_files(settings, "dedup", files)),
+            "spark": lambda: backlog.drain_with(sink(settings, "dedup"), backlog.applied(settings, "dedup"), meter),
+            "by hand": lambda: backlog.drain_here(meter, by_hand.drain(settings, "dedup", BATCH_EVENTS)),
+            "limit": lambda: backlog.drain_here(meter, by_hand.drain_files(settings, "dedup", files)),
         }
-        with drain.busy(busy_cores):
-            found = _in_turns(sides, rounds, "drain", before=lambda: drain.empty(settings))
+        with backlog.busy(busy_cores):
+            found = _in_turns(sides, rounds, "drain", before=lambda: backlog.empty(settings))
     _ratios(found, "per_s", "cpu_s_per_million")
 
 
@@ -195,20 +206,20 @@ def drain_peers(events: int, rows: int, rounds: int) -> None:
     """
     with _stack() as settings:
         topics.create(settings, connectors.topic_specs(settings))
-        drain.produce(settings, events, report=click.echo)
+        backlog.produce(settings, events, report=click.echo)
         database = Stack(settings).part("postgres")
-        ours, book, connector, row = (Meter(number, database) for number in (events, events, events, rows))
+        ours, book, sink_connector, row = (Meter(number, database) for number in (events, events, events, rows))
         sides: dict[str, Callable[[], Drain]] = {
-            "spark": lambda: drain.drain_with(sink(settings, "dedup"), drain.applied(settings, "dedup"), ours),
-            "by the book": lambda: drain.drain_with(
+            "spark": lambda: backlog.drain_with(sink(settings, "dedup"), backlog.applied(settings, "dedup"), ours),
+            "by the book": lambda: backlog.drain_with(
                 peers.ByTheBook(settings), peers.applied(settings, by_the_book.NAME), book
             ),
-            "JDBC connector": lambda: jdbc.drain(settings, connector),
-            "row by row": lambda: drain.drain_here(row, row_by_row.drain(settings, rows)),
+            "JDBC connector": lambda: jdbc.drain(settings, sink_connector),
+            "row by row": lambda: backlog.drain_here(row, row_by_row.drain(settings, rows)),
         }
 
         def empty() -> None:
-            drain.empty(settings)
+            backlog.empty(settings)
             peers.empty(settings)
 
         found = _in_turns(sides, rounds, "drain", before=empty)
@@ -222,21 +233,21 @@ def drain_on_cluster(events: int, workers: int) -> None:
     """Drain a backlog in the driver's own threads (0 workers), and then on 1 to N workers with a core each."""
     with _stack(topic_partitions=max(workers, 1)) as settings:
         topics.create(settings, connectors.topic_specs(settings))
-        drain.produce(settings, events, report=click.echo)
+        backlog.produce(settings, events, report=click.echo)
         for number in range(workers + 1):
             found = cluster.drain(settings, number, events, report=click.echo)
             times = {"staged_s": found.staged_s_per_million, "applied_s": found.applied_s_per_million}
             _print("cluster", workers=number, **found.drain._asdict(), **times)
 
 
-@main.command()
+@main.command("strategies")
 @click.option("--batches", default=10, show_default=True, help=f"Of {BATCH_EVENTS} events each.")
-def strategies(batches: int) -> None:
+def apply_strategies(batches: int) -> None:
     """Apply the same batches with each strategy in turn; report the rates relative to `naive`."""
     with _stack(["postgres"]) as settings:
-        rates = apply.rates(settings, batches, BATCH_EVENTS)
+        rates = strategies.rates(settings, batches, BATCH_EVENTS)
     for name, rate in sorted(rates.items(), key=lambda entry: -entry[1]):
-        ratio = round(rate / rates[apply.NAIVE.name], 2)
+        ratio = round(rate / rates[strategies.NAIVE.name], 2)
         click.echo(json.dumps({"measure": "strategy", "name": name, "per_s": round(rate), "ratio_to_naive": ratio}))
 
 
@@ -246,7 +257,7 @@ def strategies(batches: int) -> None:
 def growth(batches: int, days: int) -> None:
     """Compare the rate of `dedup` in the first and in the last tenth of a growing history."""
     with _stack(["postgres"]) as settings:
-        found = apply.growth(settings, batches, BATCH_EVENTS, days)
+        found = strategies.growth(settings, batches, BATCH_EVENTS, days)
     tenth = max(1, batches // 10)
     first, last = statistics.harmonic_mean(found[:tenth]), statistics.harmonic_mean(found[-tenth:])
     rates = {"first_per_s": round(first), "last_per_s": round(last), "ratio": round(last / first, 2)}

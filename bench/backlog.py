@@ -55,6 +55,12 @@ def produce(settings: Settings, events: int, report: Callable[[str], None]) -> M
     return versions
 
 
+def require_running(process: Process) -> None:
+    """Raises Failure, with the end of its log, if a process has ended."""
+    if not process.is_running():
+        raise Failure(f"{process.name} has ended:\n{process.tail()}", code="process-ended")
+
+
 def drain_with(
     process: Process,
     count: AbstractContextManager[Callable[[], int]],
@@ -68,8 +74,7 @@ def drain_with(
         with count as applied_now:
 
             def drained() -> bool:
-                if not process.is_running():
-                    raise Failure(f"{process.name} has ended:\n{process.tail()}", code="process-ended")
+                require_running(process)
                 events = applied_now()
                 meter.applied(events)
                 return events >= meter.events

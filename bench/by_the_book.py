@@ -1,11 +1,13 @@
 """A sink as the guides show it: Spark with its defaults, `from_json`, the JDBC writer in `foreachBatch`, and SQL.
 
-A program of its own: BOOTSTRAP TOPIC CHECKPOINT DSN…, the DSN as NAME=VALUE of libpq. It runs until it is killed. It
-deduplicates by event id; it has no fence, no positions, and a record that is no event stops it or becomes a null.
+A program of its own: BOOTSTRAP TOPIC CHECKPOINT DSN…, the DSN as NAME=VALUE of libpq, the password in PGPASSWORD. It
+runs until it is killed. It deduplicates by event id; it has no fence, no positions, and a record that is no event stops
+it or becomes a null.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import closing
 
@@ -57,7 +59,8 @@ def main(bootstrap: str, topic: str, checkpoint: str, *dsn: str) -> None:
     events = records.select(event_id, event).select("event_id", "event.*")
 
     url = "jdbc:postgresql://{host}:{port}/{dbname}".format(**parameters)
-    access = {name: parameters[name] for name in ("user", "password")} | {"driver": "org.postgresql.Driver"}
+    login = {"user": parameters["user"], "password": os.environ["PGPASSWORD"]}
+    access = {**login, "driver": "org.postgresql.Driver"}
     with closing(psycopg2.connect(make_dsn(**parameters))) as connection:
         with connection, connection.cursor() as cursor:
             cursor.execute(TABLE)

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import psutil
 from psycopg2.extras import execute_values
 
-from bench import backlog
-from bench import relay as relaying
+from bench import backlog, relay
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import DOTENV, Settings, SinkRole, SourceRole
@@ -52,9 +51,9 @@ def fill(settings: Settings, events: int, report: Callable[[str], None]) -> None
 def relay_more(settings: Settings, events: int) -> None:
     """Relay more events, which stay in the outbox, and which the sink has applied."""
     connector.apply(settings)
-    end = relaying.offsets(settings) + events
-    relaying.write(settings, events)
-    wait_for("the relay", lambda: relaying.offsets(settings) >= end, timeout_s=relaying.RELAY_TIMEOUT_S)
+    end = relay.offsets(settings) + events
+    relay.write(settings, events)
+    wait_for("the relay", lambda: relay.offsets(settings) >= end, timeout_s=relay.RELAY_TIMEOUT_S)
     with closing(connect(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(TOTALS)
         _store_totals(settings, cursor.fetchall())

@@ -31,11 +31,11 @@ class ByTheBook(Process):
 
     def argv(self) -> Sequence[str | Path]:
         settings = self._settings
-        dsn = [f"{name}={value}" for name, value in settings.dsn(SinkRole.OWNER).items()]
+        dsn = [f"{name}={value}" for name, value in settings.dsn(SinkRole.OWNER).items() if name != "password"]
         return [sys.executable, by_the_book.__file__, settings.kafka_bootstrap, settings.topic, self._checkpoint, *dsn]
 
     def env(self) -> Mapping[str, str]:
-        return {"JAVA_HOME": java_home()}
+        return {"JAVA_HOME": java_home(), "PGPASSWORD": str(self._settings.dsn(SinkRole.OWNER)["password"])}
 
     def prepare(self) -> None:
         shutil.rmtree(self._checkpoint, ignore_errors=True)

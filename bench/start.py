@@ -53,7 +53,12 @@ def of_sink(settings: Settings, strategy: str) -> Started:
     process.spawn()
     try:
         with backlog.applied(settings, strategy) as count:
-            wait_for("the first events", count, timeout_s=START_TIMEOUT_S, poll_s=backlog.POLL_S)
+
+            def has_begun() -> bool:
+                backlog.require_running(process)
+                return count() > 0
+
+            wait_for("the first events", has_begun, timeout_s=START_TIMEOUT_S, poll_s=backlog.POLL_S)
             return Started(*watch.read(process))
     finally:
         process.stop()
