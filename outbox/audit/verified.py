@@ -67,7 +67,7 @@ class Verified(msgspec.Struct, frozen=True):
 
     def require_usual(self, states: Iterable[SinkState], versions: Mapping[str, int] | None) -> None:
         """Raise Doubt if a sink or the source is not at or after this point."""
-        for state in filter(_is_declared, states):
+        for state in _declared(states):
             for partition, offset in self.next_offsets.items():
                 if state.positions.get(partition, 0) < offset:
                     raise Doubt(f"sink {state.name} is before offset {offset} of partition {partition}")
@@ -90,7 +90,7 @@ def advance(
     ``pruned`` is the number of events on the topic that the outbox no longer has, as the report counts them;
     ``read_at_ms`` is when the source was read.
     """
-    declared = list(filter(_is_declared, states))
+    declared = _declared(states)
     next_offsets = {
         partition: min([offset, *(state.positions.get(partition, 0) for state in declared)])
         for partition, offset in log.next_offsets.items()
@@ -147,8 +147,8 @@ def store(settings: Settings, verified: Verified) -> None:
     new.rename(file)
 
 
-def _is_declared(state: SinkState) -> bool:
-    return state.is_declared
+def _declared(states: Iterable[SinkState]) -> list[SinkState]:
+    return [state for state in states if state.is_declared]
 
 
 def _file(settings: Settings) -> Path:

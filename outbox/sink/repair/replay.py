@@ -37,7 +37,7 @@ SELECT identity, key, headers, value, event IS NOT NULL, event_id, partition, "o
    AND (reason = %(reason)s OR %(reason)s IS NULL)
  ORDER BY partition, "offset"
 """
-# Locked one after the other as they are fetched; a letter that is no longer open is not found.
+# Locks each letter when it is fetched. A letter that was closed meanwhile is left out.
 CLAIM = f"{OPEN} FOR UPDATE"
 # Inside Postgres, where numbers keep all their digits.
 STAGE_EVENTS = """
@@ -207,7 +207,7 @@ def _days(connection: extensions.connection, decoder: RecordDecoder, chunk: Sequ
 def _open(
     connection: extensions.connection, chunk: Sequence[Chosen], query: str, reason: str | None = None
 ) -> Iterator[Opened]:
-    with connection.cursor("open_letters") as cursor:  # on the server: a letter may be as big as a record
+    with connection.cursor("open_letters") as cursor:  # a cursor on the server, because a letter may be large
         cursor.itersize = FETCHED
         cursor.execute(query, {**_names(chunk), "reason": reason})
         yield from map(Opened._make, cursor)

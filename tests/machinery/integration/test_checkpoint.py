@@ -87,7 +87,7 @@ def test_before_the_first_commit_a_broken_beginning_is_deleted_with_its_batch(
     (folder / "sources/0/0").write_text(content)
     found = checkpoint(spark, folder)
     assert found.repair() == ["sources/0/0", "offsets/0"]
-    assert not found.exists(), "the query begins where it is told to"
+    assert not found.exists(), "the query did not start afresh"
 
 
 def test_before_the_first_commit_all_files_may_be_truncated(spark: SparkSession, folder: Path) -> None:
