@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +14,8 @@ from psycopg2 import extensions
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
 from outbox.sink import spec
-from outbox.sink.batch import Staged, Traced
+from outbox.sink.batch import Staged
+from outbox.sink.postgres.staging import staged_by
 from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import RecordDecoder
@@ -50,10 +49,7 @@ def job_with(projections: Path = PROJECTIONS, decoder: RecordDecoder = DECODER) 
 def stage(copier: Copier, attempt: int, batches: Iterable[pa.RecordBatch]) -> Staged:
     """What one task has staged."""
     [summary] = copier(attempt, batches)
-    [task] = summary.to_pylist()
-    days = [date.fromisoformat(day) for day in json.loads(task["days"])]
-    traced = [Traced(*one) for one in json.loads(task["traced"])]
-    return Staged([task["attempt"]], task["rows"], task["dead"], days, traced)
+    return staged_by(summary.to_pylist())
 
 
 def projections_in(folder: Path, sql: str, name: str = PROJECTION) -> Path:

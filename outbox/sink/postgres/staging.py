@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import date
+from typing import Any
 
 import psycopg2
 import pyarrow as pa
@@ -199,6 +200,17 @@ class Copier:
                 for one in decoded.dead
             ]
             copy_table(cursor, sql.Identifier("staging", self.dead), binary.table(letters, DEAD), DEAD)
+
+
+def staged_by(tasks: Sequence[Mapping[str, Any]]) -> Staged:
+    """What tasks have staged, by their summaries."""
+    return Staged(
+        attempts=[task["attempt"] for task in tasks],
+        rows=sum(task["rows"] for task in tasks),
+        dead=sum(task["dead"] for task in tasks),
+        days=sorted({date.fromisoformat(day) for task in tasks for day in json.loads(task["days"])}),
+        traced=[Traced(*one) for task in tasks for one in json.loads(task["traced"])],
+    )
 
 
 def row_types(decoder: RecordDecoder) -> dict[str, binary.Type]:

@@ -7,18 +7,16 @@ its own, which has them already. What is large is decoded on executors, which st
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import date
 
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka.follower import Follower
-from outbox.sink.batch import Batch, Staged, Traced
-from outbox.sink.postgres.staging import SUMMARY
+from outbox.sink.batch import Batch, Staged
+from outbox.sink.postgres.staging import SUMMARY, staged_by
 from outbox.sink.records import KAFKA_COLUMNS, as_table
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Staging
@@ -61,13 +59,7 @@ class Reader:
         copier = staging.copier(self._settings.dsn(SinkRole.WRITER))
         records = frame.select(*KAFKA_COLUMNS)
         tasks = records.mapInArrow(lambda batches: copier(_attempt(), batches), SUMMARY).collect()
-        return Staged(
-            attempts=[task.attempt for task in tasks],
-            rows=sum(task.rows for task in tasks),
-            dead=sum(task.dead for task in tasks),
-            days=sorted({date.fromisoformat(day) for task in tasks for day in json.loads(task.days)}),
-            traced=[Traced(*one) for task in tasks for one in json.loads(task.traced)],
-        )
+        return staged_by([task.asDict() for task in tasks])
 
 
 def _attempt() -> int:
