@@ -87,10 +87,11 @@ GRANT USAGE, CREATE ON SCHEMA staging TO {writer};
 STRATEGIES = """
 -- Strategy `dedup`: the ids a sink has applied, in partitions by the time inside the UUIDv7: one per day or, for old
 -- ids, per month. Inserts stay in a small, warm index however long the history grows; retention drops whole partitions.
+-- The id comes first, because it decides most comparisons in the index and the name of the sink hardly any.
 CREATE TABLE processed_events (
     sink     text NOT NULL,
     event_id uuid NOT NULL,
-    PRIMARY KEY (sink, event_id)
+    PRIMARY KEY (event_id, sink)
 ) PARTITION BY RANGE (event_id);
 
 -- Strategy `upsert`: the highest version of each key that was applied.
