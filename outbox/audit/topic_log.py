@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import pyarrow as pa
 
 from outbox.audit.buckets import SALT_BYTES, Buckets
 from outbox.audit.processes import read_parts
@@ -14,7 +13,7 @@ from outbox.audit.topic_part import Delivered, Malformed, PartReader, Refused, T
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.kafka import records, topics
-from outbox.sink.records import RecordDecoder
+from outbox.sink.records import RecordDecoder, Records
 
 
 @dataclass(slots=True)
@@ -91,9 +90,9 @@ class TopicLog:
         dropped_until = None if self.is_whole else records.dropped_until(settings)
         self.dropped_until_ms = 0 if dropped_until is None else int(dropped_until.timestamp() * 1000)
 
-    def add(self, table: pa.Table) -> None:
-        """Add the next records of their partitions, as columns of Spark's Kafka source."""
-        self._add(self._reader.part(table))
+    def add(self, read: Records) -> None:
+        """Add the next records of their partitions."""
+        self._add(self._reader.part(read))
 
     def _add(self, part: TopicPart) -> None:
         self.records += part.records

@@ -16,7 +16,7 @@ from outbox.base.settings import Settings
 from outbox.kafka import records
 from outbox.kafka.records import Within
 from outbox.sink.batch import DeadRecord
-from outbox.sink.records import RecordDecoder, as_table
+from outbox.sink.records import RecordDecoder, Records
 
 PART_MAX_BYTES = 16 * 2**20  # of packed rows; more only if one answer of the brokers has more
 
@@ -102,7 +102,7 @@ class PartReader:
         """
         part, rest = _Part(self), dict(within)
         for messages in records.batches(settings, settings.topic, within):
-            part.add(as_table(messages))
+            part.add(Records.of(messages))
             for message in messages:
                 partition = message.partition() or 0
                 rest[partition] = ((message.offset() or 0) + 1, rest[partition][1])
@@ -110,10 +110,10 @@ class PartReader:
                 return part.result(rest)
         return part.result()
 
-    def part(self, table: pa.Table) -> TopicPart:
-        """Records, as columns of Spark's Kafka source."""
+    def part(self, read: Records) -> TopicPart:
+        """Records that were read already."""
         part = _Part(self)
-        part.add(table)
+        part.add(read)
         return part.result()
 
 
@@ -128,9 +128,9 @@ class _Part:
     def bytes(self) -> int:
         return self._delivered.bytes + self._refused.bytes
 
-    def add(self, table: pa.Table) -> None:
-        self._records += table.num_rows
-        decoded = self._decoder.decode(table)
+    def add(self, read: Records) -> None:
+        self._records += len(read)
+        decoded = self._decoder.decode(read)
         for event_id, event in _events(decoded.rows, self._decoder):
             self._delivered.add(_bytes(event_id), event)
         for one in decoded.dead:

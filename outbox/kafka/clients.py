@@ -18,6 +18,8 @@ from outbox.base.wait import timeout_scale
 IsolationLevel = Literal["read_committed", "read_uncommitted"]
 REQUEST_TIMEOUT_S = 10.0
 POLL_S = 0.1
+AHEAD_MAX_KIB = 8 << 10  # what a consumer fetches ahead; so much and more, if records are large, is in memory
+FETCH_BACKOFF_MS = 10  # when so much is fetched ahead; the default is a second
 # Retrying cannot help: the configuration is wrong.
 HOPELESS = {KafkaError._AUTHENTICATION, KafkaError._SSL}
 MISSING = object()
@@ -73,14 +75,23 @@ def consumer_config(settings: Settings, isolation_level: IsolationLevel) -> dict
         "isolation.level": isolation_level,
         "enable.auto.commit": False,
         "fetch.wait.max.ms": 20,
+        "queued.max.messages.kbytes": AHEAD_MAX_KIB,
+        "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
         "log_level": 0,  # errors are raised; closing during a login would also print one
     }
 
 
 @contextmanager
-def consumer(settings: Settings, isolation_level: IsolationLevel = "read_committed") -> Iterator[Consumer]:
-    """A consumer that belongs to no group and commits nothing. Kafka's errors inside the block become Failure."""
-    made = Consumer({**consumer_config(settings, isolation_level), "auto.offset.reset": "earliest"})
+def consumer(
+    settings: Settings,
+    isolation_level: IsolationLevel = "read_committed",
+    reset: Literal["earliest", "error"] = "earliest",
+) -> Iterator[Consumer]:
+    """A consumer that belongs to no group and commits nothing. Kafka's errors inside the block become Failure.
+
+    ``reset`` says what becomes of an offset that the topic has dropped: the first that it has, or an error.
+    """
+    made = Consumer({**consumer_config(settings, isolation_level), "auto.offset.reset": reset})
     try:
         with kafka_errors(settings):
             yield made

@@ -10,17 +10,14 @@ from contextlib import contextmanager
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.kafka.clients import consumer_config, kafka_errors, unavailable
-from outbox.kafka.records import require_progress
+from outbox.kafka.records import lost, require_progress
 
 POLL_S = 0.001  # a range that ends with a transaction's marker is known to be read after the next poll
-AHEAD_MAX_KIB = 8 << 10
 # Records held for later; then a partition that is read to its end pauses after one more. Behind so many, the next range
 # is no short one.
 AHEAD_MAX_RECORDS = 100
-FETCH_BACKOFF_MS = 10  # when so much is fetched ahead
 FETCH_WAIT_MS = 500  # a broker answers at once when there is something
 
 
@@ -47,8 +44,6 @@ class Follower:
                 {
                     **consumer_config(settings, "read_committed"),
                     "auto.offset.reset": "error",
-                    "queued.max.messages.kbytes": AHEAD_MAX_KIB,
-                    "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
                     "fetch.wait.max.ms": FETCH_WAIT_MS,
                 }
             )
@@ -120,11 +115,7 @@ class Follower:
         if error is None:
             return message
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            raise Failure(
-                f"topic {self._topic} no longer has what was to be read: {error.str()}",
-                "`outbox check` shows what is missing",
-                code="events-lost",
-            )
+            raise lost(self._topic, error)
         raise unavailable(self._settings, error)
 
     def _positions(self, partitions: Collection[int]) -> dict[int, int]:

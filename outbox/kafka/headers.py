@@ -1,8 +1,7 @@
 """The headers of a Kafka record, whatever their bytes.
 
 Kafka defines the name of a header as UTF-8, but brokers do not check it. If a name is something else, confluent-kafka
-returns none of the record's headers, and Java clients (such as Spark's) replace the bad bytes by U+FFFD. For all our
-readers such a record has no headers: whoever reads it, it is the same record.
+returns none of the record's headers: for all our readers such a record has none.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from confluent_kafka import Message
 
 Header = tuple[str, bytes | None]
 
-REPLACEMENT = "\ufffd"
 # confluent-kafka returns a list with gaps and raises an error at once. A call in C notices that always; one in Python
 # may not, once the interpreter has optimised it for being called often, and the process dies at the first gap.
 HEADERS = methodcaller("headers")
@@ -28,9 +26,5 @@ def headers_of(message: Message) -> Sequence[Header]:
     except (SystemError, UnicodeDecodeError):  # the one is how Python reports such a call, caused by the other
         message.set_headers([])  # it has kept the list with gaps
         return []
-    return readable(found)
-
-
-def readable(headers: Sequence[Header]) -> Sequence[Header]:
-    """Headers as any client has them; none if the name of one was no UTF-8."""
-    return [] if any(REPLACEMENT in name for name, _ in headers) else headers
+    headers: Sequence[Header] = found
+    return headers

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from confluent_kafka import KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
@@ -29,15 +29,18 @@ def read(settings: Settings, name: str, within: Within) -> Iterator[Message]:
         yield from batch
 
 
-def batches(settings: Settings, name: str, within: Within) -> Iterator[Sequence[Message]]:
-    """The same, as many at once as the client has. None is empty."""
+def batches(settings: Settings, name: str, within: Within, *, require_all: bool = False) -> Iterator[Sequence[Message]]:
+    """The same, as many at once as the client has. None is empty.
+
+    With ``require_all``, raises Failure `events-lost` if the topic no longer has one of these offsets.
+    """
     end = {partition: last for partition, (first, last) in within.items() if first < last}
-    with consumer(settings) as client:
+    with consumer(settings, reset="error" if require_all else "earliest") as client:
         client.assign([TopicPartition(name, partition, within[partition][0]) for partition in end])
         at, progress_at = {partition: within[partition][0] for partition in end}, time.monotonic()
         while end:
             messages = client.consume(num_messages=FETCH_RECORDS, timeout=POLL_S)
-            found = [message for message in messages if _is_within(message, within, end)]
+            found = [message for message in messages if _is_within(name, message, within, end)]
             if found:
                 yield found
             # The end may be a marker or an aborted record, which no consumer returns: use the consumer's position.
@@ -77,13 +80,22 @@ def require_progress(name: str, progress_at: float) -> None:
         )
 
 
-def _is_within(message: Message, within: Within, end: Mapping[int, int]) -> bool:
-    """Whether a record is between the first offset and the end of a partition that is not read yet. Raises
+def lost(name: str, error: KafkaError) -> Failure:
+    """The failure of a reader that wants every record of a range, and the topic has dropped some."""
+    return Failure(
+        f"topic {name} no longer has what was to be read: {error.str()}",
+        "`outbox check` shows what is missing",
+        code="events-lost",
+    )
+
+
+def _is_within(name: str, message: Message, within: Within, end: Mapping[int, int]) -> bool:
+    """Whether a record is between the first offset and the end of a partition that is not read yet. Raises Failure or
     KafkaException if the client reports an error in its place.
     """
     error = message.error()
     if error is not None:
-        raise KafkaException(error)
+        raise lost(name, error) if error.code() == KafkaError._AUTO_OFFSET_RESET else KafkaException(error)
     partition, offset = message.partition() or 0, message.offset() or 0
     return partition in end and within[partition][0] <= offset < end[partition]
 

@@ -50,6 +50,17 @@ class Staged(NamedTuple):
     days: Collection[date]
     traced: Sequence[Traced]
 
+    @classmethod
+    def together(cls, tasks: Sequence[Staged]) -> Staged:
+        """What these have staged together."""
+        return cls(
+            attempts=[attempt for task in tasks for attempt in task.attempts],
+            rows=sum(task.rows for task in tasks),
+            dead=sum(task.dead for task in tasks),
+            days={day for task in tasks for day in task.days},
+            traced=[one for task in tasks for one in task.traced],
+        )
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -1,16 +1,16 @@
 """The one validator: a Kafka record in, an event or the reason why it is none out.
 
-The stream, the replay of dead letters, `outbox check` and the tests all ask here. It is pure Python on Arrow tables, so
-it runs wherever the records are.
+The stream, the replay of dead letters, `outbox check` and the tests all ask here. It is pure Python, records in and
+Arrow tables out, so it runs wherever the records are.
 """
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,8 +39,6 @@ DAY_MS = 24 * 60 * 60 * 1000
 FUTURE_MAX_MS = DAY_MS
 AT_ONCE = 1_000  # records that are decoded by columns; a bad one costs its neighbours some time
 HEADER_REASONS = {"eventType": "unknown event type", "schemaVersion": "unknown schema version"}
-KAFKA_COLUMNS = ("key", "value", "headers", "partition", "offset", "timestamp")
-HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
 
 class Record(NamedTuple):
@@ -53,6 +51,48 @@ class Record(NamedTuple):
     headers: Sequence[Header]
     value: bytes | None
     recorded_ms: int
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records of one topic as they were read: what is in `Record` column by column, and the place of each."""
+
+    keys: Sequence[bytes | None]
+    headers: Sequence[Sequence[Header]]
+    values: Sequence[bytes | None]
+    recorded_ms: Sequence[int]
+    partitions: Sequence[int]
+    offsets: Sequence[int]
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> Records:
+        """The records of a client."""
+
+        def each(method: Callable[[Message], Any]) -> list[Any]:
+            return list(map(method, messages))
+
+        return cls(
+            keys=each(Message.key),
+            headers=each(kafka_headers.headers_of),
+            values=each(Message.value),
+            recorded_ms=[at_ms for _, at_ms in each(Message.timestamp)],
+            partitions=each(Message.partition),
+            offsets=each(Message.offset),
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __iter__(self) -> Iterator[tuple[Record, int, int]]:
+        """Each record with its partition and offset."""
+        records = map(Record, self.keys, self.headers, self.values, self.recorded_ms)
+        return zip(records, self.partitions, self.offsets, strict=True)
+
+    def parts(self, size: int) -> Iterator[Records]:
+        """The same in parts of so many at most."""
+        columns = tuple(vars(self).values())
+        for begin in range(0, len(self), size):
+            yield Records(*(column[begin : begin + size] for column in columns))
 
 
 class Event(NamedTuple):
@@ -95,13 +135,13 @@ class RecordDecoder(ABC):
             row[column.name] = msgspec.Raw(value.encode()) if column.type == "jsonb" and value is not None else value
         return msgspec.json.encode(row).decode()
 
-    def decode(self, table: pa.Table | pa.RecordBatch) -> Decoded:
-        """The events and the other records of a table with the columns of Spark's Kafka source (with headers)."""
+    def decode(self, records: Records) -> Decoded:
+        """The events among records, and the others."""
         events: list[Event] = []
         places: list[tuple[int, int]] = []
         dead: list[DeadRecord] = []
         traced: list[Traced] = []
-        for record, partition, offset in _records(table):
+        for record, partition, offset in records:
             found = self.record(record)
             if isinstance(found, Event):
                 events.append(found)
@@ -114,6 +154,14 @@ class RecordDecoder(ABC):
             if trace_id is not None:
                 traced.append(Traced(trace_id, event_id, partition, offset, isinstance(found, Rejection)))
         return Decoded(self.rows(events, places), dead, traced)
+
+    def decode_parts(self, parts: Iterable[Records]) -> Decoded:
+        """The same of records that come in parts."""
+        decoded = [self.decode(records) for records in parts]
+        rows = pa.concat_tables([self.rows([], []), *(part.rows for part in decoded)])
+        return Decoded(
+            rows, [one for part in decoded for one in part.dead], [one for part in decoded for one in part.traced]
+        )
 
     def rows(self, events: Sequence[Event], places: Sequence[tuple[int, int]]) -> pa.Table:
         """The batch's rows of events that were read at these places (partition, offset)."""
@@ -169,45 +217,47 @@ class EventDecoder(RecordDecoder):
             return Rejection("key mismatch", f"the record's key is not its {self.key}")
         return Event(str(event_id), values)
 
-    def decode(self, table: pa.Table | pa.RecordBatch) -> Decoded:
+    def decode(self, records: Records) -> Decoded:
         """As every decoder. Where all records are events they are decoded by columns, which takes half the time."""
-        parts = [
-            self._all_events(records) or super(EventDecoder, self).decode(records)
-            for batch in (table.to_batches() if isinstance(table, pa.Table) else [table])
-            for records in (batch.slice(begin, AT_ONCE) for begin in range(0, batch.num_rows, AT_ONCE))
-        ]
-        rows = pa.concat_tables([self.rows([], []), *(part.rows for part in parts)])
-        return Decoded(
-            rows, [one for part in parts for one in part.dead], [one for part in parts for one in part.traced]
-        )
+        if len(records) > AT_ONCE:
+            return self.decode_parts(records.parts(AT_ONCE))
+        return self._all_events(records) or super().decode(records)
 
-    def _all_events(self, records: pa.RecordBatch) -> Decoded | None:
+    def _all_events(self, records: Records) -> Decoded | None:
         """The events of these records; None if one of them is no event, or needs a second look."""
-        values = [value for value, rejection in map(parse_json, records["value"].to_pylist()) if rejection is None]
-        if len(values) < records.num_rows or any(map(self._schema.value_violation, values)):
+        values = [value for value, rejection in map(parse_json, records.values) if rejection is None]
+        if not values or len(values) < len(records) or any(map(self._schema.value_violation, values)):
             return None
         try:
-            headers = _headers(records["headers"])
-            ids = pa.array((one.get("id") for one in headers), pa.string())
-            if not self._are_ids(ids, records["timestamp"]) or any(map(self._schema.header_violation, headers)):
+            headers = [
+                {name: None if content is None else content.decode() for name, content in one}
+                for one in records.headers
+            ]
+            ids = pa.array([one.get("id") for one in headers], pa.string())
+            if not self._are_ids(ids, records.recorded_ms) or any(map(self._schema.header_violation, headers)):
                 return None
             arrays = {
                 one.name: convert_all(one.type, [value.get(one.name) for value in values]) for one in self.columns
             }
-            if not records["key"].cast(pa.string()).equals(arrays[self.key].cast(pa.string())):
+            keys = pa.array(records.keys, pa.binary()).cast(pa.string())
+            if not keys.equals(arrays[self.key].cast(pa.string())):
                 return None
         except ValueError:
             return None
-        places = {"event_id": ids, "partition": records["partition"], "offset": records["offset"]}
+        places = {
+            "event_id": ids,
+            "partition": pa.array(records.partitions, pa.int32()),
+            "offset": pa.array(records.offsets, pa.int64()),
+        }
         return Decoded(pa.table({**places, **arrays}), [], _traced(headers, list(places.values())))
 
-    def _are_ids(self, ids: pa.Array, recorded: pa.Array) -> bool:
+    def _are_ids(self, ids: pa.Array, recorded_ms: Sequence[int]) -> bool:
         """Whether these can be the ids of events recorded then. Of times it looks at the first and the last only."""
         if ids.null_count or not pc.all(pc.match_substring_regex(ids, UUIDS_V7)).as_py():
             return False
-        made, at = pc.min_max(ids).as_py(), pc.min_max(_milliseconds(recorded)).as_py()
+        made = pc.min_max(ids).as_py()
         first_made, last_made = (made_at_ms(made[end]) for end in ("min", "max"))
-        return bool(last_made - at["min"] <= FUTURE_MAX_MS and at["max"] - first_made <= self._age_max_ms)
+        return bool(last_made - min(recorded_ms) <= FUTURE_MAX_MS and max(recorded_ms) - first_made <= self._age_max_ms)
 
     def _id_rejection(self, event_id: str | None, recorded_ms: int) -> Rejection | None:
         if event_id is None:
@@ -228,26 +278,6 @@ class EventDecoder(RecordDecoder):
             return Rejection(HEADER_REASONS.get(violation.name, "schema violation"), violation.detail)
         violation = self._schema.value_violation(value)
         return None if violation is None else Rejection("schema violation", violation.detail)
-
-
-def as_table(messages: Sequence[Message]) -> pa.Table:
-    """Records of a client as the columns of Spark's Kafka source."""
-    return pa.table(
-        {
-            "key": pa.array([message.key() for message in messages], pa.binary()),
-            "value": pa.array([message.value() for message in messages], pa.binary()),
-            "headers": pa.array(
-                [
-                    [{"key": name, "value": content} for name, content in kafka_headers.headers_of(message)]
-                    for message in messages
-                ],
-                pa.list_(HEADER),
-            ),
-            "partition": pa.array([message.partition() for message in messages], pa.int32()),
-            "offset": pa.array([message.offset() for message in messages], pa.int64()),
-            "timestamp": pa.array([message.timestamp()[1] for message in messages], pa.timestamp("ms", tz="UTC")),
-        }
-    )
 
 
 def _require_usable(schema: EventSchema, key: str, version: str | None, quantity: str | None) -> None:
@@ -325,15 +355,6 @@ def _text(content: bytes | None) -> str | None:
     return None if content is None else content.decode(errors="replace")
 
 
-def _headers(lists: pa.ListArray) -> list[dict[str, str | None]]:
-    """The headers of each record. Raises ValueError if a name or a value is no UTF-8."""
-    flat = lists.flatten()
-    if pc.any(pc.match_substring(flat.field(0), kafka_headers.REPLACEMENT)).as_py():
-        raise ValueError("the name of a header is no UTF-8")
-    pairs = zip(flat.field(0).to_pylist(), flat.field(1).cast(pa.string()).to_pylist(), strict=True)
-    return [dict(islice(pairs, count)) for count in lists.value_lengths().fill_null(0).to_pylist()]
-
-
 def _sampled_trace(headers: Mapping[str, str | None]) -> str | None:
     """The trace of a record whose sender records it, if any."""
     text = headers.get("traceparent")
@@ -345,33 +366,3 @@ def _traced(headers: Sequence[Mapping[str, str | None]], places: Sequence[pa.Arr
         return []
     rows = zip(map(_sampled_trace, headers), *(place.to_pylist() for place in places), strict=True)
     return [Traced(trace_id, *place) for trace_id, *place in rows if trace_id is not None]
-
-
-def _milliseconds(timestamps: pa.Array) -> pa.Array:
-    return timestamps.cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())
-
-
-def _records(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[Record, int, int]]:
-    """Each record with its partition and offset. Headers are flattened once: a list of dicts each would be slow."""
-    batches = table.to_batches() if isinstance(table, pa.Table) else [table]
-    for batch in batches:
-        columns = {name: batch.column(batch.schema.get_field_index(name)) for name in KAFKA_COLUMNS}
-        headers = columns["headers"]
-        flat = headers.flatten()
-        names, contents = flat.field(0).to_pylist(), flat.field(1).to_pylist()
-        lengths = headers.value_lengths().fill_null(0).to_pylist()
-        recorded = _milliseconds(columns["timestamp"]).to_pylist()
-        begin = 0
-        for key, value, count, partition, offset, recorded_ms in zip(
-            columns["key"].to_pylist(),
-            columns["value"].to_pylist(),
-            lengths,
-            columns["partition"].to_pylist(),
-            columns["offset"].to_pylist(),
-            recorded,
-            strict=True,
-        ):
-            end = begin + count
-            own = kafka_headers.readable(list(zip(names[begin:end], contents[begin:end], strict=True)))
-            begin = end
-            yield Record(key, own, value, recorded_ms), partition, offset

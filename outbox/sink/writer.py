@@ -6,24 +6,24 @@ Nothing here knows Spark, so that tests and benchmarks drive it as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-import pyarrow as pa
 from psycopg2 import extensions
 
 from outbox.base.database import database_errors
 from outbox.sink import fence, generations, positions
-from outbox.sink.batch import Batch
+from outbox.sink.batch import Batch, Staged
 from outbox.sink.generations import Beginning
+from outbox.sink.records import Records
 
 COUNT = """
 UPDATE sinks SET applied = applied + %(applied)s, duplicates = duplicates + %(duplicates)s WHERE name = %(sink)s
 """
 
 
-Copier = Callable[[int, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+Copier = Callable[[int, Iterable[Records]], Staged]
 
 
 class Counts(NamedTuple):

@@ -12,8 +12,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from outbox.audit.comparison import compare
 from outbox.audit.report import Report, SinkReport
 from outbox.audit.sinks import SinkState
@@ -21,9 +19,9 @@ from outbox.audit.source import Source, Written
 from outbox.audit.topic_log import TopicLog
 from outbox.audit.topic_part import TopicOffset
 from outbox.audit.verified import Verified
-from outbox.sink.records import EventDecoder, Record
+from outbox.sink.records import EventDecoder, Record, Records
 from outbox.writing.contract import EventSchema
-from tests.support.events import kafka_table
+from tests.support.events import as_read
 
 NOW_MS = 1_795_000_000_000
 MINUTE_MS = 60_000
@@ -101,7 +99,7 @@ class Chain:
 
     def read(self) -> None:
         """Add the records that are not in the log yet."""
-        self.log.add(_table(self._unread))
+        self.log.add(_records(self._unread))
         self._unread.clear()
 
     def prune(self, *events: Written) -> None:
@@ -124,7 +122,7 @@ class Chain:
         source = Source(iter(since), self.totals, self.versions, len(self.outbox) - len(since), self.now_ms)
         with closing(TopicLog(self.decoder, "x", self.offsets)) as log:
             log.add(
-                _table([one for one in self.records if one[1].offset >= point.next_offsets.get(one[1].partition, 0)])
+                _records([one for one in self.records if one[1].offset >= point.next_offsets.get(one[1].partition, 0)])
             )
             return self._compare(source, log, point)
 
@@ -132,13 +130,13 @@ class Chain:
         return compare(source, log, [self.sink], lambda _: None, topic="events", verified=verified)
 
 
-def _table(read: Sequence[tuple[Record, TopicOffset]]) -> pa.Table:
-    table = kafka_table(*(record for record, _ in read))
-    for name in ("partition", "offset"):
-        at = table.schema.get_field_index(name)
-        values = pa.array([getattr(place, name) for _, place in read], table.schema.field(at).type)
-        table = table.set_column(at, name, values)
-    return table
+def _records(read: Sequence[tuple[Record, TopicOffset]]) -> Records:
+    places = [place for _, place in read]
+    return replace(
+        as_read(*(record for record, _ in read)),
+        partitions=[place.partition for place in places],
+        offsets=[place.offset for place in places],
+    )
 
 
 def codes(report: Report) -> list[str]:

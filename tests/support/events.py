@@ -130,21 +130,15 @@ def traced(events: Sequence[Event], start: int = 0, dead: Sequence[DeadRecord] =
     return replace(batch(events, start, dead=dead), traced=good + bad)
 
 
-def kafka_table(*read: records.Record, partition: int = 3) -> pa.Table:
-    """Records as Spark hands them over, in Arrow's columns."""
-    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
-    return pa.table(
-        {
-            "key": pa.array([one.key for one in read], pa.binary()),
-            "value": pa.array([one.value for one in read], pa.binary()),
-            "partition": pa.array([partition] * len(read), pa.int32()),
-            "offset": pa.array(range(len(read)), pa.int64()),
-            "timestamp": pa.array([one.recorded_ms * 1000 for one in read], pa.timestamp("us", tz="UTC")),
-            "headers": pa.array(
-                [[{"key": name, "value": content} for name, content in one.headers] or None for one in read],
-                pa.list_(header),
-            ),
-        }
+def as_read(*read: records.Record, partition: int = 3) -> records.Records:
+    """Records as they are read, from the first offset on."""
+    return records.Records(
+        keys=[one.key for one in read],
+        headers=[one.headers for one in read],
+        values=[one.value for one in read],
+        recorded_ms=[one.recorded_ms for one in read],
+        partitions=[partition] * len(read),
+        offsets=range(len(read)),
     )
 
 

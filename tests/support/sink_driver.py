@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
 from psycopg2 import extensions
 
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
 from outbox.sink import spec
-from outbox.sink.batch import Staged
-from outbox.sink.postgres.staging import staged_by
 from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import RecordDecoder
 from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.strategy import Strategy
-from outbox.sink.writer import Copier
 from tests.support.events import DECODER, PROJECTIONS, STRATEGIES, TOPIC
 
 PROJECTION = next(file.stem for file in sorted(PROJECTIONS.glob("*.sql")) if "." not in file.stem)
@@ -44,12 +40,6 @@ def sink_on(
 def job_with(projections: Path = PROJECTIONS, decoder: RecordDecoder = DECODER) -> SinkJob:
     """The job of the events, with other projections."""
     return SinkJob(topic=TOPIC, decoder=decoder, projections=projections, target=PostgresTarget())
-
-
-def stage(copier: Copier, attempt: int, batches: Iterable[pa.RecordBatch]) -> Staged:
-    """What one task has staged."""
-    [summary] = copier(attempt, batches)
-    return staged_by(summary.to_pylist())
 
 
 def projections_in(folder: Path, sql: str, name: str = PROJECTION) -> Path:

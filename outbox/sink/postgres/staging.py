@@ -7,19 +7,16 @@ other attempts (failed, speculative, of a driver that lost its fence) are never 
 The tables belong to one epoch of the sink. They are truncated after each batch; the next driver drops those of earlier
 epochs. A task that hangs, on an executor that Spark has given up, would keep its lock on them. So the driver terminates
 its connection, which it finds by the name SINK/EPOCH. Another session that uses a table, such as pg_dump, is left
-alone: the driver waits a second for it, and empties or drops the table another time. What a task holds is one Arrow
-batch, which Spark bounds in records and bytes (`outbox.sink.spark.session`).
+alone: the driver waits a second for it, and empties or drops the table another time.
 """
 
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
 
 import psycopg2
 import pyarrow as pa
@@ -29,12 +26,11 @@ from psycopg2.extensions import make_dsn
 from outbox.sink import dead_letters, partitions
 from outbox.sink.batch import Decoded, Staged, Traced
 from outbox.sink.postgres import binary
-from outbox.sink.records import RecordDecoder
+from outbox.sink.records import RecordDecoder, Records
 
 COPY_BUFFER_BYTES = 1 << 20
 TRACED_MAX = 100  # per task
 LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1s'"
-SUMMARY = "attempt bigint, rows bigint, dead bigint, days string, traced string"  # one row per task, for Spark
 
 TABLES = """
 CREATE UNLOGGED TABLE staging.{rows} (
@@ -160,33 +156,23 @@ class Copier:
     dead: str
     with_days: bool
 
-    def __call__(self, attempt: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Copy the records of a task's attempt; yields one row, the summary."""
+    def __call__(self, attempt: int, read: Iterable[Records]) -> Staged:
+        """Copy the records of a task's attempt, part by part as they are read."""
         rows, dead, days, traced = 0, 0, set[date](), list[Traced]()
         with (
             closing(psycopg2.connect(make_dsn(None, **self.dsn))) as connection,
             connection,
             connection.cursor() as cursor,
         ):
-            for batch in batches:
-                decoded = self.decoder.decode(batch)
+            for records in read:
+                decoded = self.decoder.decode(records)
                 self._copy(cursor, attempt, decoded)
                 rows += decoded.rows.num_rows
                 dead += len(decoded.dead)
                 if self.with_days:
                     days.update(partitions.days(decoded.rows["event_id"]))
                 traced += decoded.traced[: TRACED_MAX - len(traced)]
-        yield pa.RecordBatch.from_pylist(
-            [
-                {
-                    "attempt": attempt,
-                    "rows": rows,
-                    "dead": dead,
-                    "days": json.dumps(sorted(day.isoformat() for day in days)),
-                    "traced": json.dumps(traced),
-                }
-            ]
-        )
+        return Staged([attempt], rows, dead, days, traced)
 
     def _copy(self, cursor: extensions.cursor, attempt: int, decoded: Decoded) -> None:
         if decoded.rows.num_rows:
@@ -200,17 +186,6 @@ class Copier:
                 for one in decoded.dead
             ]
             copy_table(cursor, sql.Identifier("staging", self.dead), binary.table(letters, DEAD), DEAD)
-
-
-def staged_by(tasks: Sequence[Mapping[str, Any]]) -> Staged:
-    """What tasks have staged, by their summaries."""
-    return Staged(
-        attempts=[task["attempt"] for task in tasks],
-        rows=sum(task["rows"] for task in tasks),
-        dead=sum(task["dead"] for task in tasks),
-        days=sorted({date.fromisoformat(day) for task in tasks for day in json.loads(task["days"])}),
-        traced=[Traced(*one) for task in tasks for one in json.loads(task["traced"])],
-    )
 
 
 def row_types(decoder: RecordDecoder) -> dict[str, binary.Type]:

@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 
 ARCHIVES = (".jar", ".zip")
-TASKS = "outbox.sink.postgres.staging"  # what they run; imported here, so that no worker has to
+TASKS = "outbox.sink.spark.reader"  # what they run; imported here, so that no worker has to
 
 
 def main() -> None:

@@ -32,13 +32,8 @@ JVM_GONE = (Py4JError, ConnectionError)  # what a call raises when there is no J
 SUBMITTED = "PYSPARK_GATEWAY_PORT"  # set for a process that spark-submit has started
 LOCAL_MASTER = "local[2]"
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
-FETCH_MAX_WAIT_MS = 1
-ARROW_BATCH_MAX_BYTES = 8 << 20
 # A batch is thrown away as a whole once it is applied: a large young generation, and it is never copied.
 GARBAGE_COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
-# Each poll is followed by look-ups of offsets, so that few polls make a large batch faster; within what memory holds.
-MAX_POLL_RECORDS, MAX_PARTITION_FETCH_BYTES = 2_000, 4 << 20
-
 
 # For every master.
 CONFIG = {
@@ -46,9 +41,6 @@ CONFIG = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.python.daemon.module": "outbox.sink.spark.daemon",
-    # What a Python worker of an executor holds at once.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_MAX_BYTES),
     # Compiling each plan takes longer than running it on a few rows.
     "spark.sql.codegen.wholeStage": "false",
     # The default manager forks processes for each log file. This one renames too: safe when the process dies; when the
@@ -145,18 +137,16 @@ def stop(spark: SparkSession) -> None:
 
 
 def records(spark: SparkSession, settings: Settings, topic: str, starting_offsets: str) -> DataFrame:
-    """The committed records of a topic, as a stream. ``starting_offsets`` counts where there is no checkpoint only."""
+    """The committed records of a topic, as a stream whose offsets are wanted (`outbox.sink.spark.reader` reads them).
+
+    ``starting_offsets`` counts where there is no checkpoint only.
+    """
     options = {
         **spark_options(settings),
         "subscribe": topic,
         "startingOffsets": starting_offsets,
-        "includeHeaders": "true",
         "kafka.isolation.level": "read_committed",
         "failOnDataLoss": "true",
         "maxOffsetsPerTrigger": str(settings.sink_max_offsets_per_trigger),
-        "kafka.max.poll.records": str(MAX_POLL_RECORDS),
-        "kafka.max.partition.fetch.bytes": str(MAX_PARTITION_FETCH_BYTES),
-        # A batch often ends with a transaction's marker, which only a fetch that waits at the log's end steps over.
-        "kafka.fetch.max.wait.ms": str(FETCH_MAX_WAIT_MS),
     }
     return spark.readStream.format("kafka").options(**options).load()

@@ -290,20 +290,21 @@ class Stream:
         # What the topic has dropped since the rewind cannot be read again.
         return begin | {key: max(offset, first.get(key, 0)) for key, offset in self._rewound.offsets.items()}
 
-    def _handle(self, frame: DataFrame, batch_id: int) -> None:
+    def _handle(self, _: DataFrame, batch_id: int) -> None:
         """Apply one batch. Whatever it raises ends the query with the batch uncommitted."""
         try:
-            self._apply(frame, batch_id)
+            self._apply(batch_id)
         except Exception as error:
             if not self._stopping:
                 self._failure = self._failure or error
             raise
 
-    def _apply(self, frame: DataFrame, batch_id: int) -> None:
+    def _apply(self, batch_id: int) -> None:
         began = time.monotonic()
         end = self._checkpoint.end(batch_id)
         start = dict.fromkeys(end, 0) | self._start(batch_id)
-        batch = self._reader.read(frame, {partition: start[partition] for partition in end}, end)
+        context = self._spark.sparkContext
+        batch = self._reader.read(context, {partition: start[partition] for partition in end}, end)
         read = time.monotonic()
         with self._applying:
             if self._stopping:

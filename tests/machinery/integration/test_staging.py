@@ -9,7 +9,6 @@ from dataclasses import replace
 from random import Random
 
 import psycopg2
-import pyarrow as pa
 import pytest
 from psycopg2.extensions import make_dsn
 from structlog.testing import capture_logs
@@ -18,10 +17,11 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink.batch import Batch
+from outbox.sink.records import Records
 from outbox.sink.writer import Copier, Counts, SinkWriter
-from tests.support.events import TRACE, Event, batch, kafka_table, nth_key, rows, sums, uuid7
+from tests.support.events import TRACE, Event, as_read, batch, nth_key, rows, sums, uuid7
 from tests.support.record_corpus import HEADERS, record
-from tests.support.sink_driver import Database, open_sink, stage
+from tests.support.sink_driver import Database, open_sink
 
 RANDOM = Random(5)  # noqa: S311
 TIMEOUT_S = 30
@@ -37,14 +37,14 @@ def copier(settings: Settings, sink: SinkWriter) -> Copier:
     return sink.staging.copier(settings.dsn(SinkRole.WRITER))
 
 
-def read(some: Sequence[Event]) -> Iterator[pa.RecordBatch]:
+def read(some: Sequence[Event]) -> Sequence[Records]:
     """The events as a task reads them."""
-    yield from kafka_table(*(one.record for one in some), partition=0).to_batches()
+    return [as_read(*(one.record for one in some), partition=0)]
 
 
 def staged(settings: Settings, sink: SinkWriter, some: Sequence[Event], attempt: int = 1, start: int = 0) -> Batch:
     """A batch that one task has staged."""
-    return replace(batch(some, start), rows=rows([]), staged=stage(copier(settings, sink), attempt, read(some)))
+    return replace(batch(some, start), rows=rows([]), staged=copier(settings, sink)(attempt, read(some)))
 
 
 @contextmanager
@@ -53,14 +53,14 @@ def hanging_task(settings: Settings, sink: SinkWriter, database: Database) -> It
     fail."""
     goes_on, failed = threading.Event(), list[Exception]()
 
-    def batches() -> Iterator[pa.RecordBatch]:
+    def parts() -> Iterator[Records]:
         yield from read(events(2))
         goes_on.wait(TIMEOUT_S)
         yield from read(events(2))
 
     def run() -> None:
         try:
-            list(copier(settings, sink)(9, batches()))
+            copier(settings, sink)(9, parts())
         except psycopg2.Error as error:
             failed.append(error)
 
@@ -80,8 +80,8 @@ def hanging_task(settings: Settings, sink: SinkWriter, database: Database) -> It
 def test_only_what_successful_tasks_have_staged_is_applied(databases: Settings, database: Database) -> None:
     some, other = events(6), events(4)
     with open_sink(databases) as sink:
-        list(copier(databases, sink)(1, read(some)))  # its executor was lost before it could tell
-        list(copier(databases, sink)(3, read(other)))  # as it was speculative, another was faster
+        copier(databases, sink)(1, read(some))  # its executor was lost before it could tell
+        copier(databases, sink)(3, read(other))  # as it was speculative, another was faster
         assert sink.apply(staged(databases, sink, some, attempt=2)) == Counts(rows=6, applied=6)
         assert database.query('SELECT count(*) FROM staging."dedup/1/rows"') == [(0,)]
         assert sink.apply(staged(databases, sink, other, start=6)) == Counts(rows=4, applied=4)
@@ -113,7 +113,7 @@ def test_a_task_of_an_earlier_driver_neither_holds_up_the_next_one_nor_writes_fo
             with open_sink(databases) as next_sink:
                 assert next_sink.apply(staged(databases, next_sink, some)).applied == 6
                 with pytest.raises(psycopg2.errors.UndefinedTable):
-                    list(late(1, read(events(3))))
+                    late(1, read(events(3)))
                 next_sink.close()
     assert database.totals() == sums(some)
     assert database.staging_tables() == []
@@ -154,9 +154,9 @@ def test_a_session_that_reads_the_tables_as_pg_dump_does_holds_up_nothing(
 
 def test_a_traced_record_that_is_no_event_is_set_aside(databases: Settings) -> None:
     traced = HEADERS | {"traceparent": f"00-{TRACE}-0123456789abcdef-01"}
-    records = kafka_table(record(b"bad", traced), partition=0)
+    records = as_read(record(b"bad", traced), partition=0)
     with open_sink(databases) as sink, capture_logs() as lines:
-        done = stage(copier(databases, sink), 1, records.to_batches())
+        done = copier(databases, sink)(1, [records])
         sink.apply(replace(batch([], 0, 1), staged=done, traced=done.traced))
         sink.close()
     assert [(line["offset"], line["outcome"]) for line in lines] == [(0, "set aside")]

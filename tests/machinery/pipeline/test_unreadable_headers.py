@@ -14,7 +14,7 @@ from outbox.kafka import records, topics
 from outbox.kafka.headers import headers_of
 from outbox.maintenance import evidence
 from outbox.relay import arrivals
-from outbox.sink.records import as_table
+from outbox.sink.records import Records
 from tests.support import raw_producer
 from tests.support.events import DECODER, sums, uuid7
 from tests.support.record_corpus import GOOD, HEADERS, KEY
@@ -49,7 +49,7 @@ def test_it_is_no_event_for_any_reader(message: Message, topic: Settings) -> Non
     with pytest.raises(KeyError):
         arrivals.id_of(message)
     assert evidence._event_id(message) is None
-    (dead,) = DECODER.decode(as_table([message])).dead
+    (dead,) = DECODER.decode(Records.of([message])).dead
     assert (dead.event_id, dead.rejection.reason) == (None, "missing id")
     with closing(TopicLog(DECODER)) as log:
         log.read_on(topic, lambda _: None)

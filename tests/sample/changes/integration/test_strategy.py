@@ -43,9 +43,9 @@ from tests.sample.changes.change_log import (
     open_sink,
     under_another_lsn,
 )
-from tests.support.events import NOW_MS, kafka_table, nth_key
+from tests.support.events import NOW_MS, as_read, nth_key
 from tests.support.queries import query
-from tests.support.sink_driver import Database, stage
+from tests.support.sink_driver import Database
 
 # Of the write-ahead log (access/xlog_internal.h): a record at the start of a page stands behind the page's header.
 WAL_PAGE_BYTES, WAL_SEGMENT_BYTES = 8 << 10, 16 << 20
@@ -67,7 +67,7 @@ def test_a_large_batch_is_staged(databases: Settings, database: Database) -> Non
     with open_sink(databases) as sink:
         assert sink.staging is not None
         task = sink.staging.copier(databases.dsn(SinkRole.WRITER))
-        done = stage(task, 1, kafka_table(*read, partition=0).to_batches())
+        done = task(1, [as_read(*read, partition=0)])
         assert sink.apply(replace(batch(ledger.log), rows=batch([]).rows, staged=done)).applied == len(read)
         sink.close()
     assert database.totals() == ledger.balances()
