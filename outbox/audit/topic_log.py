@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-
 from outbox.audit.buckets import SALT_BYTES, Buckets
 from outbox.audit.processes import read_parts
 from outbox.audit.topic_part import Delivered, Malformed, PartReader, Refused, TopicPart

@@ -199,6 +199,11 @@ class Settings(BaseSettings):
             if value is not None
         }
 
+    def without_secrets(self, *others: str) -> Settings:
+        """The same without passwords and tokens, for a process that needs no others than these."""
+        secrets = {name for name, value in self if isinstance(value, SecretStr)} - {*others}
+        return self.model_copy(update=dict.fromkeys(secrets, SecretStr("")))
+
     @property
     def stack_env_file(self) -> Path:
         """Where the embedded stack keeps the ports it chose and the passwords it generated (mode 600)."""

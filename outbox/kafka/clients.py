@@ -18,7 +18,10 @@ from outbox.base.wait import timeout_scale
 IsolationLevel = Literal["read_committed", "read_uncommitted"]
 REQUEST_TIMEOUT_S = 10.0
 POLL_S = 0.1
-AHEAD_MAX_KIB = 8 << 10  # what a consumer fetches ahead; so much and more, if records are large, is in memory
+# What a consumer fetches ahead: of each partition until it has so many, and in all. More is fetched in vain when the
+# reader wants a range only.
+AHEAD_RECORDS = 2_000
+AHEAD_MAX_KIB = 8 << 10
 FETCH_BACKOFF_MS = 10  # when so much is fetched ahead; the default is a second
 # Retrying cannot help: the configuration is wrong.
 HOPELESS = {KafkaError._AUTHENTICATION, KafkaError._SSL}
@@ -75,6 +78,7 @@ def consumer_config(settings: Settings, isolation_level: IsolationLevel) -> dict
         "isolation.level": isolation_level,
         "enable.auto.commit": False,
         "fetch.wait.max.ms": 20,
+        "queued.min.messages": AHEAD_RECORDS,
         "queued.max.messages.kbytes": AHEAD_MAX_KIB,
         "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
         "log_level": 0,  # errors are raised; closing during a login would also print one

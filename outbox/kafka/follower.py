@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from outbox.base.settings import Settings
-from outbox.kafka.clients import consumer_config, kafka_errors, unavailable
+from outbox.kafka.clients import consumer_config, kafka_errors, request_timeout_s, unavailable
 from outbox.kafka.records import lost, require_progress
 
 POLL_S = 0.001  # a range that ends with a transaction's marker is known to be read after the next poll
 # Records held for later; then a partition that is read to its end pauses after one more. Behind so many, the next range
 # is no short one.
 AHEAD_MAX_RECORDS = 100
-FETCH_WAIT_MS = 500  # a broker answers at once when there is something
+FETCH_WAIT_MS = 50  # for something new; a read that begins elsewhere waits that long for the fetch before it
 
 
 class Closed(Exception):
@@ -32,6 +32,7 @@ class Follower:
     """
 
     def __init__(self, settings: Settings, topic: str) -> None:
+        """Raises Failure if Kafka is unavailable."""
         self._settings = settings
         self._topic = topic
         self._is_closed = False
@@ -47,6 +48,8 @@ class Follower:
                     "fetch.wait.max.ms": FETCH_WAIT_MS,
                 }
             )
+            # It then knows where the partitions are. Found out by the first read, that may take most of a second.
+            self._client.list_topics(topic, request_timeout_s())
 
     def read(self, start: Mapping[int, int], end: Mapping[int, int]) -> Iterator[Message]:
         """The committed records between these offsets; those of a partition in order.

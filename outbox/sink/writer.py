@@ -82,6 +82,9 @@ class SinkWriter(ABC):
         Either way the writer is of no more use: let the sink be started again.
         """
 
+    def clear(self) -> None:  # noqa: B027 - most stage nothing
+        """Remove what was staged of batches that are applied. No task may be staging meanwhile."""
+
     def close(self) -> None:  # noqa: B027 - most have nothing to remove
         """Remove what the writer keeps in the database for itself. The connection is the caller's."""
 

@@ -9,20 +9,24 @@ import os
 import signal
 import sys
 import threading
+from itertools import count
 from types import TracebackType
 from typing import Any
+
+from pyspark import SparkContext
 
 from outbox.base.errors import Failure
 from outbox.base.wait import wait_for
 from outbox.cli import main
 from outbox.sink.batch import Batch
 from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.spark import stream
+from outbox.sink.spark import reader, stream
 from outbox.sink.spark.checkpoint import Checkpoint
 from outbox.sink.writer import Counts
 
 TIMEOUT_S = 60
-REFUSED = "the apply is refused"
+REFUSED = "refused by the fault"
+PART_RECORDS = 150  # more than a driver reads itself
 
 
 def commit_unseen() -> None:
@@ -52,6 +56,51 @@ def failure_during_stop() -> None:
     patch(PostgresWriter, apply=apply)
 
 
+def death_between_parts() -> None:
+    """The process is killed when the sink `naive` has applied one part of a batch, and is about to apply the next."""
+    patch(reader, PART_MAX_RECORDS=PART_RECORDS)
+    apply, parts = PostgresWriter.apply, count(1)
+
+    def apply_one(self: PostgresWriter, batch: Batch) -> Counts:
+        if self.name == "naive" and next(parts) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return apply(self, batch)
+
+    patch(PostgresWriter, apply=apply_one)
+
+
+def unread_part() -> None:
+    """The second part of a batch cannot be read, and the first one's apply takes longer than that."""
+    patch(reader, PART_MAX_RECORDS=PART_RECORDS)
+    read, apply, parts, refused = reader.Reader.read, PostgresWriter.apply, count(1), threading.Event()
+
+    def read_one(self: reader.Reader, context: SparkContext, part: reader.Part) -> Batch:
+        if next(parts) == 2:
+            refused.set()
+            raise Failure(REFUSED)
+        return read(self, context, part)
+
+    def apply_late(self: PostgresWriter, batch: Batch) -> Counts:
+        refused.wait(TIMEOUT_S)
+        return apply(self, batch)
+
+    patch(reader.Reader, read=read_one)
+    patch(PostgresWriter, apply=apply_late)
+
+
+def stop_in_first_part() -> None:
+    """The process is asked to stop when it applies the first part of a batch."""
+    patch(reader, PART_MAX_RECORDS=PART_RECORDS)
+    apply, parts = PostgresWriter.apply, count(1)
+
+    def apply_one(self: PostgresWriter, batch: Batch) -> Counts:
+        if next(parts) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return apply(self, batch)
+
+    patch(PostgresWriter, apply=apply_one)
+
+
 class GivenToStop:
     """A lock: after an error the thread continues when the stop has had the lock."""
 
@@ -74,6 +123,5 @@ def patch(owner: object, **attributes: object) -> None:
 
 
 if __name__ == "__main__":
-    fault = {one.__name__: one for one in (commit_unseen, failure_during_stop)}[sys.argv.pop(1)]
-    fault()
+    globals()[sys.argv.pop(1)]()
     main()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
@@ -19,15 +21,31 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink import fence
 from outbox.stack.command import Command
-from tests.support import suite
+from tests.support import faulty_sink, suite
 from tests.support.cli_runner import outbox
 from tests.support.events import Event, nth_key, uuid7
+from tests.support.paths import ROOT
 from tests.support.sink_driver import Database, sink_on
 from tests.support.warm_jvm import WarmJvm, WarmSink
 
 SHAPE = suite.shape()
 RANDOM = Random(11)  # noqa: S311
 TIMEOUT_S = 120
+
+
+class FaultySink(WarmSink):
+    """Sinks with a fault of `tests.support.faulty_sink`."""
+
+    def __init__(self, fault: str, settings: Settings, *names: str) -> None:
+        super().__init__(f"sink-{settings.topic}", settings, sink_arguments(*names))
+        self._fault = fault
+
+    def argv(self) -> Sequence[str | Path]:
+        return [sys.executable, "-m", faulty_sink.__name__, self._fault, *self._arguments]
+
+    def env(self) -> Mapping[str, str]:
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        return {**super().env(), "PYTHONPATH": path}
 
 
 class Publisher:
@@ -142,6 +160,17 @@ def running_warm(settings: Settings, *names: str) -> Iterator[Command]:
             yield sink
         finally:
             sink.stop()
+
+
+@contextmanager
+def running_faulty(fault: str, settings: Settings, *names: str) -> Iterator[FaultySink]:
+    """Sinks with a fault of `tests.support.faulty_sink`, in the JVM that the runs share; asked to stop at the end."""
+    sink = FaultySink(fault, settings, *names)
+    sink.spawn()
+    try:
+        yield sink
+    finally:
+        sink.stop()
 
 
 @contextmanager

@@ -35,6 +35,7 @@ class PostgresWriter(SinkWriter):
         super().__init__(connection, spec.name)
         self._applier = PostgresApplier(spec)
         self._ensured = set[date]()
+        self._is_staged = False  # whether the staging tables hold anything of ours
         remembers_ids = self._applier.strategy.remembers_ids
         self._staging = self.staging = Staging(spec.name, self._epoch, spec.job.decoder, with_days=remembers_ids)
         with self._errors("does not let the sink start"):
@@ -53,10 +54,14 @@ class PostgresWriter(SinkWriter):
                 counts = self._apply(cursor, batch)
                 outcomes = traces.outcomes(cursor, batch.traced)
         traces.log_outcomes(self.name, outcomes)
-        if batch.staged:
+        self._is_staged |= batch.staged is not None
+        return counts
+
+    def clear(self) -> None:
+        if self._is_staged:
             with self._errors("has applied the batch, but does not let its staging tables be emptied"):
                 self._clean_up(self._staging.clear)
-        return counts
+            self._is_staged = False
 
     def close(self) -> None:
         if not self._connection.closed:

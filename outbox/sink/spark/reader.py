@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from pyspark import SparkContext, TaskContext
 
@@ -24,7 +25,9 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Copier, Staging
 
 DRIVER_MAX_RECORDS = 100  # so that a batch of the largest records, of 1 MiB each, fits into the driver's memory
+PART_MAX_RECORDS = 100_000  # a part is staged while the one before it is applied
 TASK_MIN_RECORDS = 10_000  # fewer are read faster than another task connects to Kafka and to the database
+Part = tuple[Mapping[int, int], Mapping[int, int]]  # by partition its first offset, and the one after its last
 
 
 class Reader:
@@ -39,20 +42,24 @@ class Reader:
         self._is_closed = False
         self._follower = Follower(settings, spec.job.topic)
 
-    def read(self, context: SparkContext, start: Mapping[int, int], end: Mapping[int, int]) -> Batch:
-        """The records between these offsets, decoded.
+    def parts(self, start: Mapping[int, int], end: Mapping[int, int]) -> Sequence[Part]:
+        """The batch between these offsets in parts, each a batch of its own; at least one."""
+        whole = (start, end)
+        return [whole] if self._staging is None else divided(whole, max(1, -(-_count(whole) // PART_MAX_RECORDS)))
+
+    def read(self, context: SparkContext, part: Part) -> Batch:
+        """The records of a part, decoded.
 
         Raises Failure if the driver cannot read them, Spark's errors if executors cannot, Closed.
         """
-        job = self._spec.job
+        job, (start, end) = self._spec.job, part
         batch = Batch(job.topic, self._topic_id, start, end, job.decoder.rows([], []))
-        within = {partition: (start[partition], end[partition]) for partition in sorted(end)}
-        if _count(within) <= DRIVER_MAX_RECORDS:
+        if _count(part) <= DRIVER_MAX_RECORDS:
             decoded = job.decoder.decode(Records.of(list(self._follower.read(start, end))))
         elif self._staging is None:
-            decoded = job.decoder.decode_parts(self._parts(within))
+            decoded = job.decoder.decode_parts(self._read_here(part))
         else:
-            staged = self._stage(context, within, self._staging)
+            staged = self._stage(context, part, self._staging)
             return replace(batch, staged=staged, traced=staged.traced)
         return replace(batch, **decoded._asdict())
 
@@ -61,25 +68,31 @@ class Reader:
         self._is_closed = True
         self._follower.close()
 
-    def _parts(self, within: Within) -> Iterator[Records]:
-        for messages in batches(self._settings, self._spec.job.topic, within, require_all=True):
+    def _read_here(self, part: Part) -> Iterator[Records]:
+        for messages in batches(self._settings, self._spec.job.topic, _within(part), require_all=True):
             if self._is_closed:
                 raise Closed
             yield Records.of(messages)
 
-    def _stage(self, context: SparkContext, within: Within, staging: Staging) -> Staged:
-        shares = divided(within, context.defaultParallelism)
-        task = StagingTask(self._settings, self._spec.job.topic, staging.copier(self._settings.dsn(SinkRole.WRITER)))
+    def _stage(self, context: SparkContext, part: Part, staging: Staging) -> Staged:
+        tasks = min(context.defaultParallelism, -(-_count(part) // TASK_MIN_RECORDS))
+        shares = [_within(share) for share in divided(part, tasks)]
+        task = StagingTask.of(self._settings, self._spec.job.topic, staging)
         return Staged.together(context.parallelize(shares, len(shares)).mapPartitions(task).collect())
 
 
 @dataclass(frozen=True)
 class StagingTask:
-    """What an executor runs: it reads its share of a batch and stages it."""
+    """What an executor runs: it reads its share of a part and stages it."""
 
     settings: Settings
     topic: str
     copier: Copier
+
+    @classmethod
+    def of(cls, settings: Settings, topic: str, staging: Staging) -> StagingTask:
+        """The task of a sink. Executors receive the passwords that they need, and no other."""
+        return cls(settings.without_secrets("kafka_password"), topic, staging.copier(settings.dsn(SinkRole.WRITER)))
 
     def __call__(self, shares: Iterable[Within]) -> Iterator[Staged]:
         context = TaskContext.get()
@@ -90,22 +103,21 @@ class StagingTask:
             yield self.copier(context.taskAttemptId(), read)
 
 
-def divided(within: Within, most: int) -> Sequence[Within]:
-    """Ranges of offsets in shares of the same size: at most so many, and none of a few records only."""
-    total = _count(within)
-    size = max(TASK_MIN_RECORDS, -(-total // most))
-    shares: list[dict[int, tuple[int, int]]] = [{} for _ in range(0, total, size)]
-    passed = 0
-    for partition, (first, last) in within.items():
-        at = first
-        while at < last:
-            share, taken = divmod(passed, size)
-            until = min(last, at + size - taken)
-            shares[share][partition] = (at, until)
-            passed += until - at
-            at = until
-    return shares
+def divided(whole: Part, count: int) -> Sequence[Part]:
+    """Ranges of offsets in so many parts, one after the other, each with the same share of every partition."""
+    start, end = whole
+    cuts = [
+        {partition: start[partition] + (end[partition] - start[partition]) * number // count for partition in end}
+        for number in range(count + 1)
+    ]
+    return list(pairwise(cuts))
 
 
-def _count(within: Within) -> int:
-    return sum(last - first for first, last in within.values())
+def _count(part: Part) -> int:
+    start, end = part
+    return sum(end[partition] - start[partition] for partition in end)
+
+
+def _within(part: Part) -> Within:
+    start, end = part
+    return {partition: (start[partition], end[partition]) for partition in end}

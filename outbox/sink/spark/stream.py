@@ -18,6 +18,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
@@ -32,12 +33,13 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.sink import positions
+from outbox.sink.batch import Batch
 from outbox.sink.generations import Beginning
 from outbox.sink.metrics import Metrics, served
 from outbox.sink.spark import local_checkpoint
 from outbox.sink.spark import session as spark_session
 from outbox.sink.spark.checkpoint import Checkpoint, Offsets
-from outbox.sink.spark.reader import Reader
+from outbox.sink.spark.reader import Part, Reader
 from outbox.sink.spark.session import JVM_GONE
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import SinkWriter
@@ -300,33 +302,56 @@ class Stream:
             raise
 
     def _apply(self, batch_id: int) -> None:
-        began = time.monotonic()
+        """Part by part, each in a transaction of its own; the next one is read meanwhile."""
         end = self._checkpoint.end(batch_id)
         start = dict.fromkeys(end, 0) | self._start(batch_id)
-        context = self._spark.sparkContext
-        batch = self._reader.read(context, {partition: start[partition] for partition in end}, end)
-        read = time.monotonic()
-        with self._applying:
+        first, *others = self._reader.parts({partition: start[partition] for partition in end}, end)
+        batch, read_s = self._read(first)
+        # This thread reads: what it runs in Spark ends with the query.
+        with self._applying, self._failing_at_once(), ThreadPoolExecutor(1, "apply") as applier:
             if self._stopping:
                 raise Stopping  # returning would let Spark commit what was not applied
-            try:
-                counts = self._writer.apply(batch)
-            except Exception as error:
-                self._failure = self._failure or error  # with the lock held: a stop that follows must see it
-                raise
+            for part in others:
+                applied = applier.submit(self._apply_part, batch_id, batch, read_s)
+                try:
+                    batch, read_s = self._read(part)
+                finally:
+                    applied.result()
+            self._apply_part(batch_id, batch, read_s)
+            self._writer.clear()
             self._last_batch = (batch_id, end)
-            self._reached = end
-        read_s, apply_s = read - began, time.monotonic() - read
-        self._metrics.applied(self._spec.name, counts, end, read_s, apply_s)
+
+    def _read(self, part: Part) -> tuple[Batch, float]:
+        """A part, and the seconds that it took."""
+        began = time.monotonic()
+        return self._reader.read(self._spark.sparkContext, part), time.monotonic() - began
+
+    def _apply_part(self, batch_id: int, batch: Batch, read_s: float) -> None:
+        began = time.monotonic()
+        counts = self._writer.apply(batch)
+        apply_s = time.monotonic() - began
+        self._reached = dict(batch.end)
+        self._metrics.applied(self._spec.name, counts, self._reached, read_s, apply_s)
         # Without the lag, which Kafka would have to be asked for: the metrics do that.
         self._log.info(
             "applied",
             batch=batch_id,
             **counts._asdict(),
-            next_offsets=end,
+            next_offsets=self._reached,
             read_ms=round(read_s * 1000),
             apply_ms=round(apply_s * 1000),
         )
+
+    @contextmanager
+    def _failing_at_once(self) -> Iterator[None]:
+        """Keep what the block raises, unless it is Stopping: a stop that waits for the block must see it."""
+        try:
+            yield
+        except Stopping:
+            raise
+        except Exception as error:
+            self._failure = self._failure or error
+            raise
 
     def _start(self, batch_id: int) -> Offsets:
         if self._last_batch is not None and self._last_batch[0] == batch_id - 1:

@@ -83,6 +83,7 @@ def test_only_what_successful_tasks_have_staged_is_applied(databases: Settings, 
         copier(databases, sink)(1, read(some))  # its executor was lost before it could tell
         copier(databases, sink)(3, read(other))  # as it was speculative, another was faster
         assert sink.apply(staged(databases, sink, some, attempt=2)) == Counts(rows=6, applied=6)
+        sink.clear()
         assert database.query('SELECT count(*) FROM staging."dedup/1/rows"') == [(0,)]
         assert sink.apply(staged(databases, sink, other, start=6)) == Counts(rows=4, applied=4)
         sink.close()
@@ -95,7 +96,9 @@ def test_a_task_that_hangs_holds_up_neither_the_next_batch_nor_the_end(databases
     with open_sink(databases) as sink:
         with hanging_task(databases, sink, database):
             assert sink.apply(staged(databases, sink, some[:3])).applied == 3
+            sink.clear()
             assert sink.apply(staged(databases, sink, some[3:], start=3)).applied == 3
+            sink.clear()
         with hanging_task(databases, sink, database):
             sink.close()
     assert database.totals() == sums(some)
@@ -139,7 +142,9 @@ def test_a_session_that_reads_the_tables_as_pg_dump_does_holds_up_nothing(
         with open_sink(databases) as sink:
             cursor.execute("""LOCK TABLE staging."dedup/1/rows" IN ACCESS SHARE MODE""")
             assert sink.apply(staged(databases, sink, some[:3])).applied == 3
+            sink.clear()
             assert sink.apply(staged(databases, sink, some[3:6], attempt=2, start=3)).applied == 3
+            sink.clear()
             sink.close()
         with open_sink(databases) as sink:
             assert {*database.staging_tables()} == {

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +10,6 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from tests.support import faulty_sink
 from tests.support.events import sums
-from tests.support.paths import ROOT
 from tests.support.sink_driver import Database, open_sink
 from tests.support.sink_process import (
     TIMEOUT_S,
@@ -24,36 +18,12 @@ from tests.support.sink_process import (
     checkpoint,
     logged,
     reported_failure,
+    running_faulty,
     running_warm,
     sink_arguments,
     wait_applied,
 )
-from tests.support.warm_jvm import WarmJvm, WarmSink
-
-
-class FaultySink(WarmSink):
-    """Sinks with a fault of `tests.support.faulty_sink`."""
-
-    def __init__(self, fault: str, settings: Settings, *names: str) -> None:
-        super().__init__(f"sink-{settings.topic}", settings, sink_arguments(*names))
-        self._fault = fault
-
-    def argv(self) -> Sequence[str | Path]:
-        return [sys.executable, "-m", faulty_sink.__name__, self._fault, *self._arguments]
-
-    def env(self) -> Mapping[str, str]:
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        return {**super().env(), "PYTHONPATH": path}
-
-
-@contextmanager
-def running_faulty(fault: str, settings: Settings, *names: str) -> Iterator[FaultySink]:
-    sink = FaultySink(fault, settings, *names)
-    sink.spawn()
-    try:
-        yield sink
-    finally:
-        sink.stop()
+from tests.support.warm_jvm import WarmJvm
 
 
 @pytest.fixture

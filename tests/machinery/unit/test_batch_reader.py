@@ -1,0 +1,45 @@
+"""How a batch is divided among transactions and tasks, and what tasks are given."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from outbox.base.settings import load
+from outbox.sink.postgres.staging import Staging
+from outbox.sink.spark.reader import Part, StagingTask, divided
+from tests.support.events import DECODER
+
+RANGES = st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 2**62), st.integers(0, 10**6)), max_size=5)
+
+
+def length(part: Part) -> int:
+    start, end = part
+    return sum(end[partition] - start[partition] for partition in end)
+
+
+@given(RANGES, st.integers(1, 30))
+def test_parts_follow_each_other_and_are_of_one_size(ranges: dict[int, tuple[int, int]], count: int) -> None:
+    start = {partition: first for partition, (first, _) in ranges.items()}
+    end = {partition: first + more for partition, (first, more) in ranges.items()}
+    parts = divided((start, end), count)
+    assert len(parts) == count
+    assert (parts[0][0], parts[-1][1]) == (start, end)
+    assert all(one[1] == following[0] for one, following in pairwise(parts))
+    lengths = [length(part) for part in parts]
+    assert max(lengths) - min(lengths) <= len(ranges)
+
+
+def test_a_task_knows_the_passwords_that_it_needs_alone(tmp_path: Path) -> None:
+    settings = load(tmp_path, environment=False)
+    names = [name for name, value in settings if isinstance(value, SecretStr)]
+    known = settings.model_copy(update={name: SecretStr(f"secret of {name}") for name in names})
+    task = StagingTask.of(known, known.topic, Staging("dedup", 1, DECODER, with_days=True))
+    sent = pickle.dumps(task)
+    told = {name for name in names if f"secret of {name}".encode() in sent}
+    assert told == {"kafka_password", "sink_db_writer_password"}
