@@ -6,15 +6,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import timeout_scale
 from outbox.kafka import topics
-from outbox.kafka.clients import POLL_S, consumer
+from outbox.kafka.clients import consumer
 
-FETCH_RECORDS = 1_000  # more at once are no faster, and may not fit into memory
+# More at once are no faster, and may not fit into memory.
+BATCH_RECORDS = 1_000
+BATCH_BYTES = 8 << 20
+STEP_RECORDS = 100  # of the largest records, of 1 MiB each, so many fit into memory too
+POLL_S = 0.01  # a range that ends with a transaction's marker is known to be read after the next poll
 SILENCE_TIMEOUT_S = 30.0
 Within = Mapping[int, tuple[int, int]]  # by partition, the first offset and the last one, which is excluded
 
@@ -39,8 +43,7 @@ def batches(settings: Settings, name: str, within: Within, *, require_all: bool 
         client.assign([TopicPartition(name, partition, within[partition][0]) for partition in end])
         at, progress_at = {partition: within[partition][0] for partition in end}, time.monotonic()
         while end:
-            messages = client.consume(num_messages=FETCH_RECORDS, timeout=POLL_S)
-            found = [message for message in messages if _is_within(name, message, within, end)]
+            found = [message for message in _consume(client) if _is_within(name, message, within, end)]
             if found:
                 yield found
             # The end may be a marker or an aborted record, which no consumer returns: use the consumer's position.
@@ -78,6 +81,18 @@ def require_progress(name: str, progress_at: float) -> None:
         raise Failure(
             f"topic {name} sent no record for {limit_s:.0f} s", "`outbox doctor` looks at Kafka", code="topic-silent"
         )
+
+
+def _consume(client: Consumer) -> Sequence[Message]:
+    """What the client has, in bounds."""
+    found, size = list[Message](), 0
+    while len(found) < BATCH_RECORDS and size < BATCH_BYTES:
+        step = client.consume(STEP_RECORDS, POLL_S)
+        found += step
+        size += sum(map(len, step))
+        if len(step) < STEP_RECORDS:
+            break
+    return found
 
 
 def lost(name: str, error: KafkaError) -> Failure:

@@ -122,7 +122,7 @@ def test_a_part_that_does_not_fit_into_memory_comes_in_pieces(
     filled: Settings, whole: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topic_part, "PART_MAX_BYTES", 0)
-    monkeypatch.setattr("outbox.kafka.records.FETCH_RECORDS", 10)
+    monkeypatch.setattr("outbox.kafka.records.BATCH_RECORDS", 10)
     monkeypatch.setattr("outbox.audit.buckets.PACKED_ROWS", 1)
     pieces: list[str] = []
     assert contents(filled, pieces.append) == whole

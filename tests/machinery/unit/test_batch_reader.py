@@ -1,4 +1,4 @@
-"""How a batch is divided among transactions and tasks, and what tasks are given."""
+"""How a batch is divided among transactions and tasks, and what tasks are given and hold."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import pickle
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+from confluent_kafka import Consumer, Message
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from outbox.base.settings import load
+from outbox.kafka.records import BATCH_RECORDS, STEP_RECORDS, _consume
 from outbox.sink.postgres.staging import Staging
 from outbox.sink.spark.reader import Part, StagingTask, divided
 from tests.support.events import DECODER
@@ -43,3 +46,19 @@ def test_a_task_knows_the_passwords_that_it_needs_alone(tmp_path: Path) -> None:
     sent = pickle.dumps(task)
     told = {name for name in names if f"secret of {name}".encode() in sent}
     assert told == {"kafka_password", "sink_db_writer_password"}
+
+
+class Endless(Consumer):
+    """A consumer that always has as many records as it is asked for, all of one size."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__({"group.id": "none"})
+        self._message = Message(value=bytes(size))
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:  # noqa: ARG002
+        return [self._message] * num_messages
+
+
+@pytest.mark.parametrize(("size", "expected"), [(100, BATCH_RECORDS), (100_000, STEP_RECORDS), (1 << 20, STEP_RECORDS)])
+def test_large_records_are_held_in_small_numbers(size: int, expected: int) -> None:
+    assert len(_consume(Endless(size))) == expected
