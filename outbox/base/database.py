@@ -13,7 +13,13 @@ from outbox.base.settings import PREFIX, Role, Settings, password_setting, role_
 
 CONNECT_TIMEOUT_S = 5
 # Detect a vanished host within half a minute, not after hours.
-KEEPALIVES = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+WAITS = {
+    "connect_timeout": CONNECT_TIMEOUT_S,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
 
 
 def connect(settings: Settings, role: Role) -> connection:
@@ -23,9 +29,7 @@ def connect(settings: Settings, role: Role) -> connection:
     """
     parameters = settings.dsn(role)
     try:
-        return psycopg2.connect(
-            make_dsn(None, **parameters, **KEEPALIVES, connect_timeout=CONNECT_TIMEOUT_S, application_name="outbox")
-        )
+        return psycopg2.connect(make_dsn(None, **parameters, **WAITS, application_name="outbox"))
     except psycopg2.OperationalError as error:
         name = settings.role_name(role)
         where = f"database {parameters['dbname']} at {parameters['host']}:{parameters['port']} as {name}"

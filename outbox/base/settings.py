@@ -199,9 +199,9 @@ class Settings(BaseSettings):
             if value is not None
         }
 
-    def without_secrets(self, *others: str) -> Settings:
-        """The same without passwords and tokens, for a process that needs no others than these."""
-        secrets = {name for name, value in self if isinstance(value, SecretStr)} - {*others}
+    def without_secrets(self, *keep: str) -> Settings:
+        """The same without passwords and tokens but these, for a process that needs no others."""
+        secrets = {name for name, value in self if isinstance(value, SecretStr)} - {*keep}
         return self.model_copy(update=dict.fromkeys(secrets, SecretStr("")))
 
     @property

@@ -18,9 +18,9 @@ from outbox.base.wait import timeout_scale
 IsolationLevel = Literal["read_committed", "read_uncommitted"]
 REQUEST_TIMEOUT_S = 10.0
 POLL_S = 0.1
-# What a consumer fetches ahead: of each partition until it has so many, and in all. More is fetched in vain when the
-# reader wants a range only.
-AHEAD_RECORDS = 2_000
+# A consumer fetches ahead until it has so many records, or values of so many KiB. It does not count keys and headers,
+# so let it be few records: a fetch brings 1 MiB of each partition anyway.
+AHEAD_RECORDS = 100
 AHEAD_MAX_KIB = 8 << 10
 FETCH_BACKOFF_MS = 10  # when so much is fetched ahead; the default is a second
 # Retrying cannot help: the configuration is wrong.
@@ -87,15 +87,13 @@ def consumer_config(settings: Settings, isolation_level: IsolationLevel) -> dict
 
 @contextmanager
 def consumer(
-    settings: Settings,
-    isolation_level: IsolationLevel = "read_committed",
-    reset: Literal["earliest", "error"] = "earliest",
+    settings: Settings, isolation_level: IsolationLevel = "read_committed", **others: str | bool
 ) -> Iterator[Consumer]:
-    """A consumer that belongs to no group and commits nothing. Kafka's errors inside the block become Failure.
-
-    ``reset`` says what becomes of an offset that the topic has dropped: the first that it has, or an error.
+    """A consumer that belongs to no group and commits nothing; ``others`` are librdkafka's settings, with underscores
+    for points. Kafka's errors inside the block become Failure.
     """
-    made = Consumer({**consumer_config(settings, isolation_level), "auto.offset.reset": reset})
+    named = {name.replace("_", "."): value for name, value in others.items()}
+    made = Consumer({**consumer_config(settings, isolation_level), "auto.offset.reset": "earliest", **named})
     try:
         with kafka_errors(settings):
             yield made

@@ -6,13 +6,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from outbox.base.settings import Settings
 from outbox.kafka.clients import consumer_config, kafka_errors, request_timeout_s, unavailable
-from outbox.kafka.records import lost, require_progress
+from outbox.kafka.records import is_end, lost, require_progress
 
 POLL_S = 0.001  # a range that ends with a transaction's marker is known to be read after the next poll
 # Records held for later; then a partition that is read to its end pauses after one more. Behind so many, the next range
@@ -40,16 +40,19 @@ class Follower:
         self._next: dict[int, int] = {}  # what was read up to, by partition; empty unless it was read to its end
         self._ahead: list[Message] = []  # received, and behind what was asked for
         self._paused: set[int] = set()  # partitions that fetch nothing until the next read
-        with kafka_errors(settings):
+        with kafka_errors(settings), ExitStack() as opened:
             self._client = Consumer(
                 {
                     **consumer_config(settings, "read_committed"),
                     "auto.offset.reset": "error",
                     "fetch.wait.max.ms": FETCH_WAIT_MS,
+                    "enable.partition.eof": True,
                 }
             )
             # It then knows where the partitions are. Found out by the first read, that may take most of a second.
+            opened.callback(self._client.close)
             self._client.list_topics(topic, request_timeout_s())
+            opened.pop_all()
 
     def read(self, start: Mapping[int, int], end: Mapping[int, int]) -> Iterator[Message]:
         """The committed records between these offsets; those of a partition in order.
@@ -66,10 +69,17 @@ class Follower:
         while left := [partition for partition in end if at[partition] < end[partition]]:
             message = received.popleft() if received else self._poll()
             if message is None:
-                # The end may be a marker or an aborted record, which no consumer returns: use the consumer's position.
+                # The end may be a marker, which no consumer returns but passes.
                 reached = {number: offset for number, offset in self._positions(left).items() if offset > at[number]}
                 at |= reached
                 has_progress = bool(reached)
+            elif is_end(message):
+                # Or an aborted record whose marker is not to be read yet.
+                partition, offset = message.partition() or 0, message.offset() or 0
+                has_progress = offset > at[partition]
+                at[partition] = max(at[partition], offset)
+                if offset > end[partition]:
+                    ahead.append(message)
             else:
                 partition, offset = message.partition() or 0, message.offset() or 0
                 has_progress = partition in left
@@ -114,7 +124,7 @@ class Follower:
     def _poll(self) -> Message | None:
         with self._open() as client:
             message = client.poll(POLL_S)
-        error = None if message is None else message.error()
+        error = None if message is None or is_end(message) else message.error()
         if error is None:
             return message
         if error.code() == KafkaError._AUTO_OFFSET_RESET:

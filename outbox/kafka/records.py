@@ -6,18 +6,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import timeout_scale
 from outbox.kafka import topics
 from outbox.kafka.clients import consumer
+from outbox.kafka.headers import headers_of
 
 # More at once are no faster, and may not fit into memory.
 BATCH_RECORDS = 1_000
-BATCH_BYTES = 8 << 20
-STEP_RECORDS = 100  # of the largest records, of 1 MiB each, so many fit into memory too
+BATCH_BYTES = 4 << 20
 POLL_S = 0.01  # a range that ends with a transaction's marker is known to be read after the next poll
 SILENCE_TIMEOUT_S = 30.0
 Within = Mapping[int, tuple[int, int]]  # by partition, the first offset and the last one, which is excluded
@@ -34,21 +34,26 @@ def read(settings: Settings, name: str, within: Within) -> Iterator[Message]:
 
 
 def batches(settings: Settings, name: str, within: Within, *, require_all: bool = False) -> Iterator[Sequence[Message]]:
-    """The same, as many at once as the client has. None is empty.
+    """The same, as many at once as the client has, within bounds of number and bytes. None is empty.
 
     With ``require_all``, raises Failure `events-lost` if the topic no longer has one of these offsets.
     """
     end = {partition: last for partition, (first, last) in within.items() if first < last}
-    with consumer(settings, reset="error" if require_all else "earliest") as client:
+    reset = "error" if require_all else "earliest"
+    with consumer(settings, auto_offset_reset=reset, enable_partition_eof=True) as client:
         client.assign([TopicPartition(name, partition, within[partition][0]) for partition in end])
         at, progress_at = {partition: within[partition][0] for partition in end}, time.monotonic()
         while end:
-            found = [message for message in _consume(client) if _is_within(name, message, within, end)]
-            if found:
-                yield found
-            # The end may be a marker or an aborted record, which no consumer returns: use the consumer's position.
-            places = client.position([TopicPartition(name, partition) for partition in end])
-            reached = {place.partition: place.offset for place in places if place.offset > at[place.partition]}
+            first = client.poll(POLL_S)
+            messages = [] if first is None else [first, *client.consume(BATCH_RECORDS - 1, 0)]
+            found = [message for message in messages if _is_within(name, message, within, end)]
+            yield from _bounded(found)
+            # The end may be a marker, which no consumer returns but passes; or an aborted record whose marker is not to
+            # be read yet, and then the client says only that it has come to the end.
+            passed = client.position([TopicPartition(name, partition) for partition in end])
+            places = [(place.partition, place.offset) for place in passed]
+            places += [(message.partition() or 0, message.offset() or 0) for message in messages if is_end(message)]
+            reached = {number: offset for number, offset in places if number in end and offset > at[number]}
             if reached:
                 progress_at = time.monotonic()
             else:
@@ -83,16 +88,27 @@ def require_progress(name: str, progress_at: float) -> None:
         )
 
 
-def _consume(client: Consumer) -> Sequence[Message]:
-    """What the client has, in bounds."""
-    found, size = list[Message](), 0
-    while len(found) < BATCH_RECORDS and size < BATCH_BYTES:
-        step = client.consume(STEP_RECORDS, POLL_S)
-        found += step
-        size += sum(map(len, step))
-        if len(step) < STEP_RECORDS:
-            break
-    return found
+def _bounded(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    part, size = list[Message](), 0
+    for message in messages:
+        part.append(message)
+        size += _size(message)
+        if size > BATCH_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _size(message: Message) -> int:
+    headers = sum(len(name) + len(content or b"") for name, content in headers_of(message))
+    return len(message) + len(message.key() or b"") + headers
+
+
+def is_end(message: Message) -> bool:
+    """Whether it is no record but says that the client has come to the end of what is committed, at its offset."""
+    error = message.error()
+    return error is not None and error.code() == KafkaError._PARTITION_EOF
 
 
 def lost(name: str, error: KafkaError) -> Failure:
@@ -109,6 +125,8 @@ def _is_within(name: str, message: Message, within: Within, end: Mapping[int, in
     KafkaException if the client reports an error in its place.
     """
     error = message.error()
+    if is_end(message):
+        return False
     if error is not None:
         raise lost(name, error) if error.code() == KafkaError._AUTO_OFFSET_RESET else KafkaException(error)
     partition, offset = message.partition() or 0, message.offset() or 0

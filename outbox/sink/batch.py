@@ -1,4 +1,4 @@
-"""What one micro-batch brings to a sink."""
+"""What one micro-batch brings to a sink, or one part of a large micro-batch: for a writer that is a batch too."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 | `outbox_sink_rows_total` | valid events read: applied, duplicate or refused |
 | `outbox_sink_duplicates_total` | events that the strategy knew and skipped |
 | `outbox_sink_dead_letters_total` | records set aside, invalid or refused; a repetition counts again |
-| `outbox_sink_batch_duration_seconds` | by `stage`: `read` is Spark's reading and decoding, `apply` the transaction |
+| `outbox_sink_batch_duration_seconds` | by `stage`: `read` (with decoding) or `apply`; of a large batch by part |
 | `outbox_sink_last_progress_timestamp_seconds` | Unix time of the last applied batch; before it, of the start |
 | `outbox_sink_lag_events` | upper bound of events not applied: markers and aborted records count too |
 | `outbox_sink_partition_lag_events` | the same by `partition` |

@@ -9,15 +9,21 @@ import os
 import signal
 import sys
 import threading
+from contextlib import closing
 from itertools import count
 from types import TracebackType
 from typing import Any
 
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from pyspark import SparkContext
 
+from outbox.base.database import connect
 from outbox.base.errors import Failure
+from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
 from outbox.cli import main
+from outbox.kafka.clients import client_config
 from outbox.sink.batch import Batch
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spark import reader, stream
@@ -101,12 +107,56 @@ def stop_in_first_part() -> None:
     patch(PostgresWriter, apply=apply_one)
 
 
+def dropped_records() -> None:
+    """The topic drops its first records between the plan of a batch and the read."""
+    read = reader.Reader.read
+
+    def read_late(self: reader.Reader, context: SparkContext, part: reader.Part) -> Batch:
+        admin = AdminClient(client_config(self._settings))
+        places = [TopicPartition(self._spec.job.topic, partition, 1) for partition, end in part.end.items() if end]
+        for request in admin.delete_records(places).values():
+            request.result(TIMEOUT_S)
+        return read(self, context, part)
+
+    patch(reader.Reader, read=read_late)
+
+
+def no_staging_table() -> None:
+    """The staging tables are gone when executors want to write to them."""
+    read = reader.Reader.read
+
+    def read_late(self: reader.Reader, context: SparkContext, part: reader.Part) -> Batch:
+        with closing(connect(self._settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute('DROP TABLE staging."dedup/1/rows"')
+        return read(self, context, part)
+
+    patch(reader.Reader, read=read_late)
+
+
+def endless_apply() -> None:
+    """The process is asked to stop while an apply does not end."""
+
+    def apply(self: PostgresWriter, batch: Batch) -> Counts:
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(3 * stream.APPLY_TIMEOUT_S)
+        raise Failure(REFUSED)
+
+    patch(stream, APPLY_TIMEOUT_S=2.0)
+    patch(PostgresWriter, apply=apply)
+
+
 class GivenToStop:
     """A lock: after an error the thread continues when the stop has had the lock."""
 
     def __init__(self, of: stream.Stream) -> None:
         self._lock = threading.Lock()
         self._of = of
+
+    def acquire(self, timeout: float) -> bool:
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        self._lock.release()
 
     def __enter__(self) -> None:
         self._lock.acquire()

@@ -23,6 +23,7 @@ import pyarrow as pa
 from psycopg2 import extensions, sql
 from psycopg2.extensions import make_dsn
 
+from outbox.base.database import WAITS
 from outbox.sink import dead_letters, partitions
 from outbox.sink.batch import Decoded, Staged, Traced
 from outbox.sink.postgres import binary
@@ -133,7 +134,7 @@ class Staging:
 
     def copier(self, dsn: Mapping[str, str | int]) -> Copier:
         """The function that tasks run."""
-        named = {**dsn, "application_name": f"{self._sink}/{self._epoch}"}
+        named = {**dsn, **WAITS, "application_name": f"{self._sink}/{self._epoch}"}
         return Copier(named, self._decoder, self._rows, self._dead, self._with_days)
 
     def take_rows(self, cursor: extensions.cursor, staged: Staged) -> None:

@@ -10,31 +10,65 @@ its own, which has them already. What is large is read and decoded on executors,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pyspark import SparkContext, TaskContext
 
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka.follower import Closed, Follower
 from outbox.kafka.records import Within, batches
 from outbox.sink.batch import Batch, Staged
 from outbox.sink.records import Records
+from outbox.sink.spark.session import JVM_GONE
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Copier, Staging
 
 DRIVER_MAX_RECORDS = 100  # so that a batch of the largest records, of 1 MiB each, fits into the driver's memory
 PART_MAX_RECORDS = 100_000  # a part is staged while the one before it is applied
 TASK_MIN_RECORDS = 10_000  # fewer are read faster than another task connects to Kafka and to the database
-Part = tuple[Mapping[int, int], Mapping[int, int]]  # by partition its first offset, and the one after its last
+PYTHON_ERROR = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A range of offsets: by partition the first one, and the one after the last."""
+
+    start: Mapping[int, int]
+    end: Mapping[int, int]
+
+    @property
+    def count(self) -> int:
+        """How many offsets it has; markers and aborted records take some."""
+        return sum(self.end[partition] - self.start[partition] for partition in self.end)
+
+    @property
+    def within(self) -> Within:
+        """The same as `outbox.kafka.records` wants it."""
+        return {partition: (self.start[partition], self.end[partition]) for partition in self.end}
+
+    def divided(self, count: int) -> Sequence[Part]:
+        """So many parts, one after the other, each with the same share of every partition."""
+        cuts = [
+            {
+                partition: self.start[partition] + (self.end[partition] - self.start[partition]) * number // count
+                for partition in self.end
+            }
+            for number in range(count + 1)
+        ]
+        return [Part(start, end) for start, end in pairwise(cuts)]
 
 
 class Reader:
     """Reads the batches of one sink."""
 
     def __init__(self, settings: Settings, spec: SinkSpec, topic_id: str, staging: Staging | None) -> None:
-        """Without ``staging`` the driver decodes large batches too."""
+        """Without ``staging`` the driver decodes large batches too. Raises Failure if Kafka is unavailable."""
         self._settings = settings
         self._spec = spec
         self._topic_id = topic_id
@@ -42,20 +76,21 @@ class Reader:
         self._is_closed = False
         self._follower = Follower(settings, spec.job.topic)
 
-    def parts(self, start: Mapping[int, int], end: Mapping[int, int]) -> Sequence[Part]:
-        """The batch between these offsets in parts, each a batch of its own; at least one."""
-        whole = (start, end)
-        return [whole] if self._staging is None else divided(whole, max(1, -(-_count(whole) // PART_MAX_RECORDS)))
+    def parts(self, batch: Part) -> Sequence[Part]:
+        """The parts of a batch, each to be applied as a batch of its own; at least one."""
+        if self._staging is None:
+            return [batch]
+        return batch.divided(max(1, math.ceil(batch.count / PART_MAX_RECORDS)))
 
     def read(self, context: SparkContext, part: Part) -> Batch:
         """The records of a part, decoded.
 
-        Raises Failure if the driver cannot read them, Spark's errors if executors cannot, Closed.
+        Raises Failure if the driver or a task cannot read or stage them, or if Spark cannot run the tasks; Closed.
         """
-        job, (start, end) = self._spec.job, part
-        batch = Batch(job.topic, self._topic_id, start, end, job.decoder.rows([], []))
-        if _count(part) <= DRIVER_MAX_RECORDS:
-            decoded = job.decoder.decode(Records.of(list(self._follower.read(start, end))))
+        job = self._spec.job
+        batch = Batch(job.topic, self._topic_id, part.start, part.end, job.decoder.rows([], []))
+        if part.count <= DRIVER_MAX_RECORDS:
+            decoded = job.decoder.decode(Records.of(list(self._follower.read(part.start, part.end))))
         elif self._staging is None:
             decoded = job.decoder.decode_parts(self._read_here(part))
         else:
@@ -69,16 +104,20 @@ class Reader:
         self._follower.close()
 
     def _read_here(self, part: Part) -> Iterator[Records]:
-        for messages in batches(self._settings, self._spec.job.topic, _within(part), require_all=True):
+        for messages in batches(self._settings, self._spec.job.topic, part.within, require_all=True):
             if self._is_closed:
                 raise Closed
             yield Records.of(messages)
 
     def _stage(self, context: SparkContext, part: Part, staging: Staging) -> Staged:
-        tasks = min(context.defaultParallelism, -(-_count(part) // TASK_MIN_RECORDS))
-        shares = [_within(share) for share in divided(part, tasks)]
+        shares = part.divided(min(context.defaultParallelism, math.ceil(part.count / TASK_MIN_RECORDS)))
         task = StagingTask.of(self._settings, self._spec.job.topic, staging)
-        return Staged.together(context.parallelize(shares, len(shares)).mapPartitions(task).collect())
+        with _spark_errors(self._spec.name):
+            found = context.parallelize(shares, len(shares)).map(task).collect()
+        for one in found:
+            if isinstance(one, Failure):
+                raise one
+        return Staged.together([one for one in found if isinstance(one, Staged)])
 
 
 @dataclass(frozen=True)
@@ -94,30 +133,30 @@ class StagingTask:
         """The task of a sink. Executors receive the passwords that they need, and no other."""
         return cls(settings.without_secrets("kafka_password"), topic, staging.copier(settings.dsn(SinkRole.WRITER)))
 
-    def __call__(self, shares: Iterable[Within]) -> Iterator[Staged]:
+    def __call__(self, share: Part) -> Staged | Failure:
+        """What it has staged, or why it cannot read: Spark would pass on the text of an error only."""
         context = TaskContext.get()
         assert context is not None, "executors only"  # noqa: S101
-        for within in shares:
-            read = map(Records.of, batches(self.settings, self.topic, within, require_all=True))
+        read = map(Records.of, batches(self.settings, self.topic, share.within, require_all=True))
+        try:
             # The id of the task's attempt is unique within a Spark session.
-            yield self.copier(context.taskAttemptId(), read)
+            return self.copier(context.taskAttemptId(), read)
+        except Failure as failure:
+            return failure
 
 
-def divided(whole: Part, count: int) -> Sequence[Part]:
-    """Ranges of offsets in so many parts, one after the other, each with the same share of every partition."""
-    start, end = whole
-    cuts = [
-        {partition: start[partition] + (end[partition] - start[partition]) * number // count for partition in end}
-        for number in range(count + 1)
-    ]
-    return list(pairwise(cuts))
-
-
-def _count(part: Part) -> int:
-    start, end = part
-    return sum(end[partition] - start[partition] for partition in end)
-
-
-def _within(part: Part) -> Within:
-    start, end = part
-    return {partition: (start[partition], end[partition]) for partition in end}
+@contextmanager
+def _spark_errors(sink: str) -> Iterator[None]:
+    """What stops Spark's tasks becomes Failure, with the error of a task if there is one."""
+    try:
+        yield
+    except JVM_GONE as error:  # Java's errors are among them
+        try:
+            text = str(error)
+        except JVM_GONE:
+            text = "its JVM is gone"
+        causes = PYTHON_ERROR.findall(text)
+        cause = causes[-1] if causes else text.strip().partition("\n")[0]
+        raise Failure(
+            f"sink {sink}: Spark cannot read and stage a batch: {cause}", "start the sink again", code="spark-failed"
+        ) from error

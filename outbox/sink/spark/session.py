@@ -32,7 +32,7 @@ JVM_GONE = (Py4JError, ConnectionError)  # what a call raises when there is no J
 SUBMITTED = "PYSPARK_GATEWAY_PORT"  # set for a process that spark-submit has started
 LOCAL_MASTER = "local[2]"
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
-# A batch is thrown away as a whole once it is applied: a large young generation, and it is never copied.
+# What a batch makes in the JVM is garbage once it is applied: with a large young generation it is never copied.
 GARBAGE_COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
 
 # For every master.

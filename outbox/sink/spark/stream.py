@@ -30,7 +30,7 @@ from outbox.base import log
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
-from outbox.base.wait import wait_for
+from outbox.base.wait import timeout_scale, wait_for
 from outbox.kafka import topics
 from outbox.sink import positions
 from outbox.sink.batch import Batch
@@ -45,6 +45,7 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import SinkWriter
 
 POLL_S = 0.2
+APPLY_TIMEOUT_S = 60.0  # of a stop, for what is left of a batch
 COMMIT_TIMEOUT_S = 30
 
 
@@ -205,11 +206,19 @@ class Stream:
     def stop(self) -> None:
         """Stop between two batches: one that is being applied is finished, and Spark records it as committed.
 
-        The sink fails if Spark does not record it in time. Nothing is raised, so that the caller stops the others too.
+        The sink fails if that takes too long. Nothing is raised, so that the caller stops the others too.
         """
-        with self._applying:  # held by the apply
-            self._stopping = True
+        is_between = self._applying.acquire(timeout=APPLY_TIMEOUT_S * timeout_scale())
+        self._stopping = True
+        if is_between:
+            self._applying.release()
         with self._failing():
+            if not is_between:
+                self._failure = self._failure or Failure(
+                    f"sink {self._spec.name} has not applied its batch within {APPLY_TIMEOUT_S:.0f} s of the stop",
+                    "start the sink again: nothing is lost",
+                    code="stop-timeout",
+                )
             self._resources.close()
             if self._query is not None:
                 self._stop_query(self._query)
@@ -305,7 +314,7 @@ class Stream:
         """Part by part, each in a transaction of its own; the next one is read meanwhile."""
         end = self._checkpoint.end(batch_id)
         start = dict.fromkeys(end, 0) | self._start(batch_id)
-        first, *others = self._reader.parts({partition: start[partition] for partition in end}, end)
+        first, *others = self._reader.parts(Part({partition: start[partition] for partition in end}, end))
         batch, read_s = self._read(first)
         # This thread reads: what it runs in Spark ends with the query.
         with self._applying, self._failing_at_once(), ThreadPoolExecutor(1, "apply") as applier:
@@ -328,7 +337,8 @@ class Stream:
 
     def _apply_part(self, batch_id: int, batch: Batch, read_s: float) -> None:
         began = time.monotonic()
-        counts = self._writer.apply(batch)
+        with self._failing_at_once():
+            counts = self._writer.apply(batch)
         apply_s = time.monotonic() - began
         self._reached = dict(batch.end)
         self._metrics.applied(self._spec.name, counts, self._reached, read_s, apply_s)

@@ -1,6 +1,8 @@
-"""A large batch is applied in parts, each in a transaction of its own: what dies or fails between two of them."""
+"""A large batch, which executors read and stage and which is applied in parts: what dies or fails in between."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 
@@ -68,3 +70,26 @@ def test_a_stop_during_the_first_part_waits_for_the_others(
     again = catch_up(topic)
     assert again.returncode == 0, again.stderr
     assert applied_and_duplicates(database) == (len(some), 0)  # Spark has recorded the batch as committed
+
+
+@pytest.mark.usefixtures("some")
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (faulty_sink.dropped_records, "no longer has what was to be read"),
+        (faulty_sink.no_staging_table, 'relation "staging.dedup/1/rows" does not exist'),
+    ],
+)
+def test_what_executors_cannot_do_is_one_clear_line(topic: Settings, fault: Callable[[], None], said: str) -> None:
+    with running_faulty(fault.__name__, topic, "dedup") as sink:
+        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
+        ended = sink.tail(3)
+    assert said in ended.splitlines()[-1]
+    assert "Traceback" not in ended
+
+
+@pytest.mark.usefixtures("some")
+def test_a_stop_waits_for_an_apply_for_a_while_only(topic: Settings) -> None:
+    with running_faulty(faulty_sink.endless_apply.__name__, topic, "dedup") as sink:
+        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
+        assert "has not applied its batch within 2 s of the stop" in sink.tail(3)

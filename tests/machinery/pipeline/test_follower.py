@@ -149,9 +149,14 @@ def test_what_the_topic_has_dropped_is_no_empty_range(
     admin = AdminClient(client_config(topic))
     for request in admin.delete_records([place]).values():
         request.result(TIMEOUT_S)
-    with pytest.raises(Failure) as failure:
-        read(follower, {0: 0}, {0: 4})
-    assert failure.value.code == "events-lost"
+    for reads in (
+        lambda: read(follower, {0: 0}, {0: 4}),
+        lambda: list(records.batches(topic, topic.topic, {0: (0, 4)}, require_all=True)),
+    ):
+        with pytest.raises(Failure) as failure:
+            reads()
+        assert failure.value.code == "events-lost"
+    assert [one.offset() for one in records.read(topic, topic.topic, {0: (0, 4)})] == [2]
     assert read(follower, {0: 2}, {0: 4}) == ["c"]
     within = {0: (0, 4)}
     assert [one.value() for one in records.read(topic, topic.topic, within)] == [b"c"], "what there is"
@@ -205,3 +210,32 @@ def test_closing_it_ends_a_read_that_waits(topic: Settings) -> None:
     follower.close()
     thread.join(TIMEOUT_S)
     assert ended.is_set()
+
+
+@pytest.mark.usefixtures("short_silence")
+@pytest.mark.parametrize("reader", ["follower", "range"])
+def test_a_range_may_end_with_an_aborted_record_whose_marker_is_not_to_be_read_yet(
+    topic: Settings, transactions: Producer, follower: Follower, reader: str
+) -> None:
+    """Another producer's transaction is open: what lies behind its first record is not to be read."""
+    other = Producer({**client_config(topic), "transactional.id": f"test-{uuid.uuid4()}"})
+    other.init_transactions(TIMEOUT_S)
+    write(transactions, topic, "a")  # offset 0, marker 1
+    transactions.begin_transaction()
+    transactions.produce(topic.topic, "never", partition=0)  # 2
+    transactions.flush(TIMEOUT_S)
+    other.begin_transaction()
+    other.produce(topic.topic, "b", partition=0)  # 3
+    other.flush(TIMEOUT_S)
+    transactions.abort_transaction(TIMEOUT_S)  # 4
+    assert end_of(topic)[0] == 3
+
+    def found(start: int, end: int) -> list[str]:
+        if reader == "follower":
+            return read(follower, {0: start}, {0: end})
+        return [(one.value() or b"").decode() for one in records.read(topic, topic.topic, {0: (start, end)})]
+
+    assert found(0, 2) == ["a"]
+    assert found(2, 3) == []
+    other.commit_transaction(TIMEOUT_S)  # 5
+    assert found(3, 6) == ["b"]

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from contextlib import closing
 from dataclasses import replace
+from multiprocessing.queues import Queue
+from pathlib import Path
 from random import Random
 
+import pytest
 from confluent_kafka import Producer
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
+from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
-from outbox.sink import fence
-from tests.support.events import DAY_MS, NOW_MS, uuid7
+from outbox.sink import dead_letters, fence
+from outbox.sink.postgres import binary
+from outbox.sink.postgres.staging import DEAD
+from outbox.sink.records import Records
+from tests.support.events import DAY_MS, DECODER, NOW_MS, uuid7
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up, catch_up_alone, logged, running_warm
 
@@ -24,14 +32,18 @@ TIMEOUT_S = 180
 INVALID_RECORDS, INVALID_BYTES = 13_000, 50_000
 
 
-def produce(settings: Settings, count: int, value: bytes) -> None:
-    """Records that are no events, each with an id of its own."""
+LARGE_RECORDS, LARGE_BYTES = 400, 900_000
+MEMORY_MAX_MIB = 512  # without the bounds it would be some 2,700
+
+
+def produce(settings: Settings, count: int, value: bytes, **more: bytes) -> None:
+    """Records that are no events, each with an id of its own, and with more headers."""
     producer = Producer({**client_config(settings), "queue.buffering.max.kbytes": 1 << 20, "linger.ms": 20})
     for number in range(count):
-        headers: dict[str, str | bytes | None] = {"id": uuid7(RANDOM), "eventType": "x", "schemaVersion": "1"}
+        headers: dict[str, str | bytes | None] = {"id": uuid7(RANDOM), "eventType": "x", "schemaVersion": "1", **more}
         producer.produce(settings.topic, key=str(number), value=value, headers=headers)
         producer.poll(0)
-        if number % 1000 == 0:
+        if number % 100 == 0:
             producer.flush(60)
     assert producer.flush(120) == 0
 
@@ -48,6 +60,40 @@ def test_a_batch_of_garbage_larger_than_the_heap_is_set_aside(topic: Settings) -
     assert (letters, int(str(size)) > INVALID_RECORDS * INVALID_BYTES) == (INVALID_RECORDS, True)
     assert Database(topic).applied() == 10
     assert Database(topic).staging_tables() == [], "nothing stays behind"
+
+
+def most_mib() -> float:
+    """The most memory that this process has had (getrusage begins with its parent's)."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def peak_mib(settings: Settings, found: Queue[tuple[int, float]]) -> None:
+    """How many records of the topic a task stages, and by how much its memory grows."""
+    before_mib, count = most_mib(), 0
+    for messages in records.batches(settings, settings.topic, topics.watermarks(settings, settings.topic)):
+        dead = DECODER.decode(Records.of(messages)).dead
+        letters = [(1, dead_letters.identity(one.record, one.event_id), *dead_letters.columns(one)) for one in dead]
+        binary.encode(binary.table(letters, DEAD), DEAD)
+        count += len(letters)
+    found.put((count, most_mib() - before_mib))
+
+
+@pytest.mark.parametrize(
+    ("value", "headers"), [(b"x" * LARGE_BYTES, {}), (b"x", {"large": b"x" * LARGE_BYTES})], ids=["value", "header"]
+)
+def test_a_task_holds_few_of_the_largest_records_at_once(
+    topic: Settings, value: bytes, headers: dict[str, bytes]
+) -> None:
+    produce(topic, LARGE_RECORDS, value, **headers)
+    context = multiprocessing.get_context("spawn")
+    found: Queue[tuple[int, float]] = context.Queue()
+    process = context.Process(target=peak_mib, args=(topic, found), daemon=True)
+    process.start()
+    count, grown_mib = found.get(timeout=TIMEOUT_S)
+    process.join()
+    assert count == LARGE_RECORDS
+    assert grown_mib < MEMORY_MAX_MIB
 
 
 def test_ids_of_fifty_years_in_one_batch_are_applied_or_set_aside(topic: Settings) -> None:
