@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +24,10 @@ from outbox.base.wait import wait_for
 from outbox.jvm import archive
 
 MARK = "OUTBOX_PROCESS"
-EMPTY_READS = 10
+# On a busy machine a process may have to wait between its new command line and its new environment. Ours replace their
+# programs while they start; who is older and has no environment will have none.
+EMPTY_READS = 100
+START_S = 120.0
 EXEC_TIMEOUT_S = 5.0  # the new program may have to come from a busy disk
 KEPT = {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL", archive.VARIABLE, project.VARIABLE}
 
@@ -220,7 +224,7 @@ def environment(process: psutil.Process) -> Mapping[str, str]:
     def environ() -> tuple[Mapping[str, str]] | None:  # a tuple, because an empty environment is false
         nonlocal empty
         found = process.environ()
-        if found or not process.exe():  # only the kernel runs without a program
+        if found or not process.exe() or time.time() - process.create_time() > START_S:  # the kernel's have no program
             return (found,)
         # It may have replaced its program between two looks, and again: one that has none has none each time.
         empty += bool(process.cmdline())
