@@ -76,7 +76,7 @@ class Follower:
             elif is_end(message):
                 # Or an aborted record whose marker is not to be read yet.
                 partition, offset = message.partition() or 0, message.offset() or 0
-                has_progress = offset > at[partition]
+                has_progress = partition in left and offset > at[partition]
                 at[partition] = max(at[partition], offset)
                 if offset > end[partition]:
                     ahead.append(message)
