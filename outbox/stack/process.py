@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,10 +23,7 @@ from outbox.base.wait import wait_for
 from outbox.jvm import archive
 
 MARK = "OUTBOX_PROCESS"
-# On a busy machine a process may have to wait between its new command line and its new environment. Ours replace their
-# programs while they start; who is older and has no environment will have none.
-EMPTY_READS = 100
-START_S = 120.0
+EMPTY_READS = 10
 EXEC_TIMEOUT_S = 5.0  # the new program may have to come from a busy disk
 KEPT = {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL", archive.VARIABLE, project.VARIABLE}
 
@@ -224,7 +220,7 @@ def environment(process: psutil.Process) -> Mapping[str, str]:
     def environ() -> tuple[Mapping[str, str]] | None:  # a tuple, because an empty environment is false
         nonlocal empty
         found = process.environ()
-        if found or not process.exe() or time.time() - process.create_time() > START_S:  # the kernel's have no program
+        if found or not process.exe():  # only the kernel runs without a program
             return (found,)
         # It may have replaced its program between two looks, and again: one that has none has none each time.
         empty += bool(process.cmdline())
