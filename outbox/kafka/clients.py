@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -87,13 +88,14 @@ def consumer_config(settings: Settings, isolation_level: IsolationLevel) -> dict
 
 @contextmanager
 def consumer(
-    settings: Settings, isolation_level: IsolationLevel = "read_committed", **others: str | bool
+    settings: Settings,
+    isolation_level: IsolationLevel = "read_committed",
+    others: Mapping[str, str | bool] = MappingProxyType({}),
 ) -> Iterator[Consumer]:
-    """A consumer that belongs to no group and commits nothing; ``others`` are librdkafka's settings, with underscores
-    for points. Kafka's errors inside the block become Failure.
+    """A consumer that belongs to no group and commits nothing; ``others`` are further settings of librdkafka. Kafka's
+    errors inside the block become Failure.
     """
-    named = {name.replace("_", "."): value for name, value in others.items()}
-    made = Consumer({**consumer_config(settings, isolation_level), "auto.offset.reset": "earliest", **named})
+    made = Consumer({**consumer_config(settings, isolation_level), "auto.offset.reset": "earliest", **others})
     try:
         with kafka_errors(settings):
             yield made

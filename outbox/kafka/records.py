@@ -39,8 +39,8 @@ def batches(settings: Settings, name: str, within: Within, *, require_all: bool 
     With ``require_all``, raises Failure `events-lost` if the topic no longer has one of these offsets.
     """
     end = {partition: last for partition, (first, last) in within.items() if first < last}
-    reset = "error" if require_all else "earliest"
-    with consumer(settings, auto_offset_reset=reset, enable_partition_eof=True) as client:
+    others = {"auto.offset.reset": "error" if require_all else "earliest", "enable.partition.eof": True}
+    with consumer(settings, others=others) as client:
         client.assign([TopicPartition(name, partition, within[partition][0]) for partition in end])
         at, progress_at = {partition: within[partition][0] for partition in end}, time.monotonic()
         while end:

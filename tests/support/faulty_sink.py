@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from itertools import count
 from types import TracebackType
@@ -20,7 +21,7 @@ from pyspark import SparkContext
 
 from outbox.base.database import connect
 from outbox.base.errors import Failure
-from outbox.base.settings import SinkRole
+from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.cli import main
 from outbox.kafka.clients import client_config
@@ -64,15 +65,12 @@ def failure_during_stop() -> None:
 
 def death_between_parts() -> None:
     """The process is killed when the sink `naive` has applied one part of a batch, and is about to apply the next."""
-    patch(reader, PART_MAX_RECORDS=PART_RECORDS)
-    apply, parts = PostgresWriter.apply, count(1)
+    signal_at_part(signal.SIGKILL, "naive", 2)
 
-    def apply_one(self: PostgresWriter, batch: Batch) -> Counts:
-        if self.name == "naive" and next(parts) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return apply(self, batch)
 
-    patch(PostgresWriter, apply=apply_one)
+def stop_in_first_part() -> None:
+    """The process is asked to stop when it applies the first part of a batch."""
+    signal_at_part(signal.SIGTERM, "dedup", 1)
 
 
 def unread_part() -> None:
@@ -94,43 +92,26 @@ def unread_part() -> None:
     patch(PostgresWriter, apply=apply_late)
 
 
-def stop_in_first_part() -> None:
-    """The process is asked to stop when it applies the first part of a batch."""
-    patch(reader, PART_MAX_RECORDS=PART_RECORDS)
-    apply, parts = PostgresWriter.apply, count(1)
-
-    def apply_one(self: PostgresWriter, batch: Batch) -> Counts:
-        if next(parts) == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return apply(self, batch)
-
-    patch(PostgresWriter, apply=apply_one)
-
-
 def dropped_records() -> None:
     """The topic drops its first records between the plan of a batch and the read."""
-    read = reader.Reader.read
 
-    def read_late(self: reader.Reader, context: SparkContext, part: reader.Part) -> Batch:
-        admin = AdminClient(client_config(self._settings))
-        places = [TopicPartition(self._spec.job.topic, partition, 1) for partition, end in part.end.items() if end]
+    def drop(settings: Settings, part: reader.Part) -> None:
+        admin = AdminClient(client_config(settings))
+        places = [TopicPartition(settings.topic, partition, 1) for partition, end in part.end.items() if end]
         for request in admin.delete_records(places).values():
             request.result(TIMEOUT_S)
-        return read(self, context, part)
 
-    patch(reader.Reader, read=read_late)
+    before_read(drop)
 
 
 def no_staging_table() -> None:
     """The staging tables are gone when executors want to write to them."""
-    read = reader.Reader.read
 
-    def read_late(self: reader.Reader, context: SparkContext, part: reader.Part) -> Batch:
-        with closing(connect(self._settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+    def drop(settings: Settings, _: reader.Part) -> None:
+        with closing(connect(settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
             cursor.execute('DROP TABLE staging."dedup/1/rows"')
-        return read(self, context, part)
 
-    patch(reader.Reader, read=read_late)
+    before_read(drop)
 
 
 def endless_apply() -> None:
@@ -165,6 +146,30 @@ class GivenToStop:
         self._lock.release()
         if error is not None:
             wait_for("the stop", lambda: self._of._stopping, timeout_s=TIMEOUT_S)
+
+
+def signal_at_part(which: signal.Signals, sink: str, number: int) -> None:
+    """The process gets a signal when a sink is about to apply this part of its first batch."""
+    patch(reader, PART_MAX_RECORDS=PART_RECORDS)
+    apply, parts = PostgresWriter.apply, count(1)
+
+    def apply_one(self: PostgresWriter, batch: Batch) -> Counts:
+        if self.name == sink and next(parts) == number:
+            os.kill(os.getpid(), which)
+        return apply(self, batch)
+
+    patch(PostgresWriter, apply=apply_one)
+
+
+def before_read(happens: Callable[[Settings, reader.Part], None]) -> None:
+    """Something happens before each part is read."""
+    read = reader.Reader.read
+
+    def read_late(self: reader.Reader, context: SparkContext, part: reader.Part) -> Batch:
+        happens(self._settings, part)
+        return read(self, context, part)
+
+    patch(reader.Reader, read=read_late)
 
 
 def patch(owner: object, **attributes: object) -> None:

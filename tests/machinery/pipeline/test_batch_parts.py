@@ -30,17 +30,28 @@ def applied_and_duplicates(database: Database) -> tuple[object, ...]:
     return counts
 
 
+def run_faulty(fault: Callable[[], None], topic: Settings, *names: str) -> str:
+    """Run sinks with a fault until they end; returns the end of their log."""
+    with running_faulty(fault.__name__, topic, *names) as sinks:
+        wait_for("the process to end", lambda: not sinks.is_running(), timeout_s=TIMEOUT_S)
+        return sinks.tail(3)
+
+
+def finish(topic: Settings, *names: str) -> None:
+    """Let sinks without a fault apply the rest."""
+    done = catch_up(topic, *names)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_batch_that_dies_between_two_parts_is_applied_once(
     topic: Settings, some: list[Event], database: Database
 ) -> None:
     naive = Database(topic, "naive")
-    with running_faulty(faulty_sink.death_between_parts.__name__, topic, "naive", "dedup") as sinks:
-        wait_for("the process to die", lambda: not sinks.is_running(), timeout_s=TIMEOUT_S)
-    first, _ = applied_and_duplicates(naive)
-    assert 0 < int(str(first)) < len(some)
-    again = catch_up(topic, "naive", "dedup")
-    assert again.returncode == 0, again.stderr
-    assert applied_and_duplicates(naive) == (len(some) + int(str(first)), 0)  # so it was applied twice
+    run_faulty(faulty_sink.death_between_parts, topic, "naive", "dedup")
+    first = naive.applied()
+    assert 0 < first < len(some)
+    finish(topic, "naive", "dedup")
+    assert applied_and_duplicates(naive) == (len(some) + first, 0)  # so it was applied twice
     assert database.totals() == sums(some)
     assert database.staging_tables() == []
 
@@ -48,13 +59,11 @@ def test_a_batch_that_dies_between_two_parts_is_applied_once(
 def test_a_part_that_cannot_be_read_leaves_the_part_before_it_applied(
     topic: Settings, some: list[Event], database: Database
 ) -> None:
-    with running_faulty(faulty_sink.unread_part.__name__, topic, "dedup") as sink:
-        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
-        assert sink.tail(1) == f"outbox: {faulty_sink.REFUSED}"
+    ended = run_faulty(faulty_sink.unread_part, topic, "dedup")
+    assert ended.splitlines()[-1] == f"outbox: {faulty_sink.REFUSED}"
     first = database.applied()
     assert 0 < first < len(some)
-    again = catch_up(topic)
-    assert again.returncode == 0, again.stderr
+    finish(topic)
     assert applied_and_duplicates(database) == (len(some), first)
     assert database.totals() == sums(some)
     assert database.staging_tables() == []
@@ -63,12 +72,10 @@ def test_a_part_that_cannot_be_read_leaves_the_part_before_it_applied(
 def test_a_stop_during_the_first_part_waits_for_the_others(
     topic: Settings, some: list[Event], database: Database
 ) -> None:
-    with running_faulty(faulty_sink.stop_in_first_part.__name__, topic, "dedup") as sink:
-        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
+    run_faulty(faulty_sink.stop_in_first_part, topic, "dedup")
     assert database.applied() == len(some)
     assert database.staging_tables() == []
-    again = catch_up(topic)
-    assert again.returncode == 0, again.stderr
+    finish(topic)
     assert applied_and_duplicates(database) == (len(some), 0)  # Spark has recorded the batch as committed
 
 
@@ -81,15 +88,12 @@ def test_a_stop_during_the_first_part_waits_for_the_others(
     ],
 )
 def test_what_executors_cannot_do_is_one_clear_line(topic: Settings, fault: Callable[[], None], said: str) -> None:
-    with running_faulty(fault.__name__, topic, "dedup") as sink:
-        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
-        ended = sink.tail(3)
+    ended = run_faulty(fault, topic, "dedup")
     assert said in ended.splitlines()[-1]
     assert "Traceback" not in ended
 
 
 @pytest.mark.usefixtures("some")
 def test_a_stop_waits_for_an_apply_for_a_while_only(topic: Settings) -> None:
-    with running_faulty(faulty_sink.endless_apply.__name__, topic, "dedup") as sink:
-        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
-        assert "has not applied its batch within 2 s of the stop" in sink.tail(3)
+    ended = run_faulty(faulty_sink.endless_apply, topic, "dedup")
+    assert "has not applied its batch within 2 s of the stop" in ended
