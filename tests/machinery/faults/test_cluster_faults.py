@@ -40,7 +40,7 @@ pytestmark = pytest.mark.cluster
 
 WORKERS = ("spark-worker-1", "spark-worker-2")
 TIMEOUT_S = 300  # twelve JVMs on two cores
-MANY = 2_000  # events: executors stage them
+MANY = 20_000  # events: a batch of two tasks
 SECRET = "spark.authenticate.secret"
 TASKS = "SELECT client_port FROM pg_stat_activity WHERE application_name ~ '^dedup/[0-9]+$'"
 
@@ -73,18 +73,25 @@ def in_a_task(worker: Process, database: Database) -> bool:
 
 
 @contextmanager
-def frozen_in_a_task(worker: Process, settings: Settings, events: Callable[[], None]) -> Iterator[None]:
-    """The worker stands still in the middle of a task until the end of the block. ``events`` brings it there."""
+def frozen_in_a_task(workers: Sequence[Process], settings: Settings, events: Callable[[], None]) -> Iterator[Process]:
+    """One of the workers stands still in the middle of a task until the end of the block. ``events`` brings it there.
+
+    Which one runs a task is Spark's choice.
+    """
     database = Database(settings)
     with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
         [name] = [name for name in database.staging_tables() if name.endswith("/rows")]
         cursor.execute(f'LOCK TABLE staging."{name}" IN SHARE MODE')  # whoever stages waits
         events()
-        wait_for(f"a task on {worker.name}", lambda: in_a_task(worker, database), timeout_s=TIMEOUT_S)
+        worker = wait_for(
+            "a task on a worker",
+            lambda: next((one for one in workers if in_a_task(one, database)), None),
+            timeout_s=TIMEOUT_S,
+        )
         worker.pause()
     try:
         assert in_a_task(worker, database)
-        yield
+        yield worker
     finally:
         worker.resume()
 
@@ -92,7 +99,7 @@ def frozen_in_a_task(worker: Process, settings: Settings, events: Callable[[], N
 def test_a_killed_worker_and_a_killed_master_lose_nothing(
     clustered: Settings, cluster: Stack, publisher: Publisher, database: Database
 ) -> None:
-    first, second, master = (cluster.part(name) for name in (*WORKERS, "spark-master"))
+    workers, master = [cluster.part(name) for name in WORKERS], cluster.part("spark-master")
     some = publisher.events(4 * MANY)
     with running(clustered) as sink:
 
@@ -101,10 +108,11 @@ def test_a_killed_worker_and_a_killed_master_lose_nothing(
 
         publish(0)
         wait_applied(sink, database, MANY, TIMEOUT_S)
-        assert_secret_is_private(clustered, [*sink.processes(), *first.processes(), *second.processes()])
+        processes = [each for part in (sink, *workers) for each in part.processes()]
+        assert_secret_is_private(clustered, processes)
 
-        with frozen_in_a_task(first, clustered, lambda: publish(MANY)):
-            first.kill()
+        with frozen_in_a_task(workers, clustered, lambda: publish(MANY)) as killed:
+            killed.kill()
         wait_applied(sink, database, 2 * MANY, TIMEOUT_S)
 
         master.kill()
@@ -112,8 +120,9 @@ def test_a_killed_worker_and_a_killed_master_lose_nothing(
         wait_applied(sink, database, 3 * MANY, TIMEOUT_S)
 
         # The master that starts again finds the sink, and gives it executors in place of those it had.
-        cluster.up(only=[master.name, first.name])
-        second.kill()
+        cluster.up(only=[master.name, killed.name])
+        [other] = [worker for worker in workers if worker is not killed]
+        other.kill()
         publish(3 * MANY)
         wait_applied(sink, database, 4 * MANY, TIMEOUT_S)
 
@@ -126,12 +135,12 @@ def test_a_killed_driver_whose_executor_goes_on_later_loses_nothing(
     clustered: Settings, cluster: Stack, publisher: Publisher, database: Database
 ) -> None:
     cluster.up(only=WORKERS)
-    worker = cluster.part(WORKERS[0])
+    workers = [cluster.part(name) for name in WORKERS]
     some = publisher.events(2 * MANY)
     publisher.send(some[:MANY])
     with running(clustered) as sink:
         wait_applied(sink, database, MANY, TIMEOUT_S)
-        with frozen_in_a_task(worker, clustered, lambda: publisher.send(some[MANY:])):
+        with frozen_in_a_task(workers, clustered, lambda: publisher.send(some[MANY:])) as worker:
             sink.kill()
             assert '"applied"' in Submitted(clustered).run(), "by the other worker"
             assert database.totals() == sums(some)
