@@ -23,7 +23,7 @@ from outbox.base.wait import wait_for
 from outbox.jvm import archive
 
 MARK = "OUTBOX_PROCESS"
-EMPTY_READS = 10
+EMPTY_READS = 100
 EXEC_TIMEOUT_S = 5.0  # the new program may have to come from a busy disk
 KEPT = {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL", archive.VARIABLE, project.VARIABLE}
 
@@ -214,13 +214,13 @@ class Process(Controller):
 
 
 def environment(process: psutil.Process) -> Mapping[str, str]:
-    """Its environment. While a process replaces its program it has none, and no command line: look again."""
+    """Its environment. While a process replaces its program it has none, for longer on a busy machine: look again."""
     empty = 0
 
     def environ() -> tuple[Mapping[str, str]] | None:  # a tuple, because an empty environment is false
         nonlocal empty
         found = process.environ()
-        if found or not process.exe():  # only the kernel runs without a program
+        if found or not process.exe() or _is_erased(process):  # only the kernel runs without a program
             return (found,)
         # It may have replaced its program between two looks, and again: one that has none has none each time.
         empty += bool(process.cmdline())
@@ -230,6 +230,14 @@ def environment(process: psutil.Process) -> Mapping[str, str]:
     with suppress(TimeoutError):
         return wait_for(what, environ, timeout_s=EXEC_TIMEOUT_S, poll_s=0.001)[0]
     return {}
+
+
+def _is_erased(process: psutil.Process) -> bool:
+    """Whether a process has erased its environment, as Postgres' do to have room for what `ps` shows of them."""
+    with suppress(OSError):
+        content = Path(psutil.PROCFS_PATH, str(process.pid), "environ").read_bytes()
+        return bool(content) and not content.strip(b"\0")
+    return False
 
 
 def _lives(process: psutil.Process) -> bool:

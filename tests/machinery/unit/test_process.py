@@ -14,11 +14,17 @@ import psutil
 import pytest
 
 from outbox.base.wait import wait_for
-from outbox.stack.process import MARK, Process
+from outbox.stack.process import EMPTY_READS, MARK, Process, environment
 from tests.support.failures import raises
 
 SERVE = "import time, pathlib; pathlib.Path('ready').touch(); time.sleep(600)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERVE}"
+ERASE = """
+with open("/proc/self/stat", "rb") as stat, open("/proc/self/mem", "r+b", buffering=0) as memory:
+    begin, end = map(int, stat.read().split()[-3:-1])
+    memory.seek(begin)
+    memory.write(bytes(end - begin))
+"""
 PARENT = f"import subprocess, sys; [subprocess.Popen([sys.executable, '-c', {DEAF!r}]) for _ in range(2)]; {SERVE}"
 
 
@@ -109,6 +115,22 @@ def test_one_that_replaces_its_program_over_and_over_is_seen_running_all_the_tim
     process = script(f"import os; os.environ['AGAIN'] = {again!r}; os.execvp('sh', ['sh', '-c', os.environ['AGAIN']])")
     process.start()
     assert all(process.is_running() for _ in range(200))
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="erases its environment as Linux lets it")
+def test_one_that_has_erased_its_environment_as_those_of_postgres_have_is_looked_at_once(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", f"{ERASE}\n{SERVE}"], cwd=tmp_path) as erased:
+        wait_for("the environment to be erased", (tmp_path / "ready").exists, timeout_s=10)
+
+        def look_s() -> float:
+            began_at = time.monotonic()
+            assert environment(psutil.Process(erased.pid)) == {}
+            return time.monotonic() - began_at
+
+        try:
+            assert min(look_s() for _ in range(5)) < EMPTY_READS / 1000
+        finally:
+            erased.kill()
 
 
 def test_names_and_homes_are_told_apart(script: Make, tmp_path: Path) -> None:
