@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from statistics import mean
 from typing import NamedTuple
 
 from bench import backlog
@@ -13,11 +12,9 @@ from outbox.base.settings import Settings
 from outbox.stack.command import sink
 from outbox.stack.stack import Stack
 
-BATCH_EVENTS = 100_000
-
 
 class Clustered(NamedTuple):
-    """A drain, and the times of its batches, without the first one."""
+    """A drain, and the times of its parts, without the first one. A part is staged while another one is applied."""
 
     drain: Drain
     staged_s_per_million: float  # read, decoded and staged, by all workers at once
@@ -31,7 +28,6 @@ def drain(settings: Settings, workers: int, events: int, report: Callable[[str],
     settings = stack.settings.model_copy(
         update={
             "log_format": "json",
-            "sink_max_offsets_per_trigger": BATCH_EVENTS,
             "spark_master": stack.settings.spark_master if workers else None,
         }
     )
@@ -42,8 +38,12 @@ def drain(settings: Settings, workers: int, events: int, report: Callable[[str],
     meter = Meter(events, stack.part("postgres"))
     found = backlog.drain_with(process, backlog.applied(settings, "dedup"), meter, executors)
     lines = [json.loads(line) for line in process.log_file.read_text().splitlines() if line.startswith("{")]
-    batches = [line for line in lines if line.get("event") == "applied"][1:]
-    million = 1e6 / BATCH_EVENTS / 1e3
-    return Clustered(
-        found, mean(one["read_ms"] for one in batches) * million, mean(one["apply_ms"] for one in batches) * million
-    )
+    parts = [line for line in lines if line.get("event") == "applied"][1:]
+
+    def total(name: str) -> int:
+        return sum(int(part[name]) for part in parts)
+
+    def s_per_million(name: str) -> float:
+        return total(name) / total("rows") * 1e3
+
+    return Clustered(found, s_per_million("read_ms"), s_per_million("apply_ms"))

@@ -23,7 +23,8 @@ a lock on a file beside the table separates processes.
 
 The table refuses no event: what a projection would refuse is a row like any other.
 
-The driver holds a batch in memory. OUTBOX_SINK_MAX_OFFSETS_PER_TRIGGER bounds its records, and nothing its bytes.
+The driver holds two parts of a batch in memory, one that is merged and one that is read. Their number of records is
+bounded (`outbox.sink.spark.reader`), their bytes are not.
 """
 
 from __future__ import annotations

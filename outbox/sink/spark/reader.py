@@ -79,8 +79,6 @@ class Reader:
 
     def parts(self, batch: Part) -> Sequence[Part]:
         """The parts of a batch, each to be applied as a batch of its own; at least one."""
-        if self._staging is None:
-            return [batch]
         return batch.divided(max(1, math.ceil(batch.count / PART_MAX_RECORDS)))
 
     def read(self, context: SparkContext, part: Part) -> Batch:
