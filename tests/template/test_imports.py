@@ -196,4 +196,4 @@ def test_dead_letters_are_replayed_without_spark() -> None:
         "spec.jobs(settings.load(environment=False))"
     )
     assert "sinks" in found
-    assert not found & {"pyspark", "py4j", "pandas"}
+    assert not found & {"pyspark", "py4j"}
