@@ -89,7 +89,8 @@ def _converted(type_: SqlType, values: Sequence[Any]) -> pa.Array:
 
 def _moments(type_: SqlType, values: Sequence[Any]) -> pa.Array:
     moments = pa.array(values, pa.string()).cast(ARROW_TYPES[type_])
-    pc.min_max(moments).as_py()  # raises if one of them is beyond Python's calendar
+    # Raises if one of them is beyond Python's calendar; without a zone, which the host may not know.
+    pc.min_max(moments.cast(pa.timestamp("us"))).as_py()
     return moments
 
 
