@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import psycopg2
 from psycopg2.extensions import connection, make_dsn
@@ -36,6 +38,16 @@ def connect(settings: Settings, role: Role) -> connection:
         lines = [line for line in str(error).strip().splitlines() if not line.startswith("\t")]  # libpq's own advice
         reason, remedy, code = _refusal(settings, role, lines)
         raise Failure(f"{where}: {reason}", remedy, code=code) from error
+
+
+def hang_up(connection: connection) -> None:
+    """Break a connection, also while another thread waits for an answer: that thread gets an error at once.
+
+    psycopg2's `close` would wait for the answer too.
+    """
+    if not connection.closed:
+        with suppress(OSError), closing(socket.socket(fileno=os.dup(connection.fileno()))) as one:
+            one.shutdown(socket.SHUT_RDWR)
 
 
 def _refusal(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[str, str, str]:

@@ -89,7 +89,7 @@ def _converted(type_: SqlType, values: Sequence[Any]) -> pa.Array:
 
 def _moments(type_: SqlType, values: Sequence[Any]) -> pa.Array:
     moments = pa.array(values, pa.string()).cast(ARROW_TYPES[type_])
-    # Raises if one of them is beyond Python's calendar; without a zone, which the host may not know.
+    # Raises if one of them is beyond Python's calendar. To name their zone, the host would need a database of zones.
     pc.min_max(moments.cast(pa.timestamp("us"))).as_py()
     return moments
 

@@ -18,6 +18,7 @@ class Command(Process):
     """``outbox ARGUMENTS`` with exactly these settings: neither a ``.env`` nor somebody's shell leads it elsewhere."""
 
     start_timeout_s = 90.0
+    stop_timeout_s = 90.0  # a sink finishes its batch, for which it has a minute
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.cli import main
 from outbox.kafka.clients import client_config
+from outbox.kafka.follower import Closed
 from outbox.sink.batch import Batch
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spark import reader, stream
@@ -66,6 +67,11 @@ def failure_during_stop() -> None:
 def death_between_parts() -> None:
     """The process is killed when the sink `naive` has applied one part of a batch, and is about to apply the next."""
     signal_at_part(signal.SIGKILL, "naive", 2)
+
+
+def death_between_parts_of_lakehouse() -> None:
+    """The same with the sink `lakehouse`."""
+    signal_at_part(signal.SIGKILL, "lakehouse", 2)
 
 
 def stop_in_first_part() -> None:
@@ -115,14 +121,34 @@ def no_staging_table() -> None:
 
 
 def endless_apply() -> None:
-    """The process is asked to stop while an apply does not end."""
+    """The process is asked to stop while the database does not end an apply."""
 
     def apply(self: PostgresWriter, batch: Batch) -> Counts:
         os.kill(os.getpid(), signal.SIGTERM)
-        threading.Event().wait(3 * stream.APPLY_TIMEOUT_S)
+        with self._connection, self._connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep_for('1 hour')")
+        raise AssertionError("it sleeps longer than anybody waits")
+
+    patch(stream, APPLY_TIMEOUT_S=2.0)
+    patch(PostgresWriter, apply=apply)
+
+
+def failure_beside_endless_read() -> None:
+    """The first part of a batch is refused while the second one is read, which ends with the process only."""
+    patch(reader, PART_MAX_RECORDS=PART_RECORDS)
+    read, parts = reader.Reader.read, count(1)
+
+    def read_one(self: reader.Reader, context: SparkContext, part: reader.Part) -> Batch:
+        if next(parts) == 1:
+            return read(self, context, part)
+        wait_for("the end", lambda: self._is_closed, timeout_s=TIMEOUT_S)
+        raise Closed
+
+    def apply(self: PostgresWriter, batch: Batch) -> Counts:
         raise Failure(REFUSED)
 
     patch(stream, APPLY_TIMEOUT_S=2.0)
+    patch(reader.Reader, read=read_one)
     patch(PostgresWriter, apply=apply)
 
 
@@ -151,14 +177,14 @@ class GivenToStop:
 def signal_at_part(which: signal.Signals, sink: str, number: int) -> None:
     """The process gets a signal when a sink is about to apply this part of its first batch."""
     patch(reader, PART_MAX_RECORDS=PART_RECORDS)
-    apply, parts = PostgresWriter.apply, count(1)
+    apply, parts = stream.Stream._apply_part, count(1)
 
-    def apply_one(self: PostgresWriter, batch: Batch) -> Counts:
-        if self.name == sink and next(parts) == number:
+    def apply_one(self: stream.Stream, batch_id: int, batch: Batch, read_s: float) -> None:
+        if self._spec.name == sink and next(parts) == number:
             os.kill(os.getpid(), which)
-        return apply(self, batch)
+        apply(self, batch_id, batch, read_s)
 
-    patch(PostgresWriter, apply=apply_one)
+    patch(stream.Stream, _apply_part=apply_one)
 
 
 def before_read(happens: Callable[[Settings, reader.Part], None]) -> None:

@@ -16,13 +16,13 @@ from confluent_kafka import Producer
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.base.wait import wait_for
+from outbox.base.wait import timeout_scale, wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink import fence
 from outbox.stack.command import Command
 from tests.support import faulty_sink, suite
-from tests.support.cli_runner import outbox
+from tests.support.cli_runner import environment, outbox
 from tests.support.events import Event, nth_key, uuid7
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database, sink_on
@@ -115,6 +115,19 @@ def catch_up(settings: Settings, *names: str) -> subprocess.CompletedProcess[str
 def catch_up_alone(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
     """The same with a JVM that belongs to the process."""
     return outbox(*sink_arguments(*names), "--until-caught-up", home=settings.home, **settings.as_env())
+
+
+def catch_up_faulty_alone(fault: str, settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
+    """The same with a fault of `tests.support.faulty_sink`."""
+    return subprocess.run(
+        [sys.executable, "-m", faulty_sink.__name__, fault, *sink_arguments(*names), "--until-caught-up"],
+        cwd=ROOT,
+        env=environment(settings.home, **settings.as_env()),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S * timeout_scale(),
+        check=False,
+    )
 
 
 def sink_arguments(*names: str) -> list[str]:

@@ -30,7 +30,7 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Copier, Staging
 
 DRIVER_MAX_RECORDS = 100  # so that a batch of the largest records, of 1 MiB each, fits into the driver's memory
-PART_MAX_RECORDS = 100_000  # a part is staged while the one before it is applied
+PART_MAX_RECORDS = 100_000  # a part is read, and staged by executors, while the one before it is applied
 TASK_MIN_RECORDS = 10_000  # fewer are read faster than another task connects to Kafka and to the database
 # The error at the end of a Python worker's traceback, within what Spark says of a failed task.
 PYTHON_ERROR = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")

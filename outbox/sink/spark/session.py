@@ -32,7 +32,7 @@ JVM_GONE = (Py4JError, ConnectionError)  # what a call raises when there is no J
 SUBMITTED = "PYSPARK_GATEWAY_PORT"  # set for a process that spark-submit has started
 LOCAL_MASTER = "local[2]"
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
-# Few records pass through the JVM: those of a lakehouse. So one thread collects its garbage. The second compiler would
+# Only a lakehouse's records pass through the JVM, so one thread is enough for its garbage. The second compiler would
 # take a core for the first minutes: it waits for ten times as many calls as by default (JDK 17, compiler_globals.hpp).
 JVM_OPTIONS = (
     "-XX:+UseSerialGC -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "

@@ -23,11 +23,12 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from psycopg2 import extensions
+from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from outbox.base import log
-from outbox.base.database import connect
+from outbox.base.database import connect, hang_up
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import timeout_scale, wait_for
@@ -95,6 +96,8 @@ def run(
             _watch(streams, wake, fail_fast)
         finally:
             for stream in streams:
+                stream.begin_no_batch()  # while others are stopped
+            for stream in streams:
                 stream.stop()
         for stream in streams:
             stream.raise_failure()
@@ -143,7 +146,8 @@ def _watch(streams: Sequence[Stream], wake: queue.SimpleQueue[None], fail_fast: 
 class Stream:
     """One sink's streaming query. A failure of its start, a batch or its stop is reported, and kept to be raised."""
 
-    _reader: Reader  # from the start on, as the next two
+    _reader: Reader  # from the start on, as the next three
+    _applier: ThreadPoolExecutor
     _checkpoint: Checkpoint
     _rewound: Beginning
 
@@ -203,22 +207,28 @@ class Stream:
         self._report()
         return self._failure is not None
 
+    def begin_no_batch(self) -> None:
+        """Let no other batch be applied. One that is being applied goes on."""
+        self._stopping = True
+
     def stop(self) -> None:
         """Stop between two batches: one that is being applied is finished, and Spark records it as committed.
 
-        The sink fails if that takes too long. Nothing is raised, so that the caller stops the others too.
+        The sink fails if that takes too long, and the apply is ended. Nothing is raised, so that the caller stops the
+        others too.
         """
-        is_between = self._applying.acquire(timeout=APPLY_TIMEOUT_S * timeout_scale())
-        self._stopping = True
-        if is_between:
+        self.begin_no_batch()
+        if self._applying.acquire(timeout=APPLY_TIMEOUT_S * timeout_scale()):
             self._applying.release()
+        else:
+            self._failure = self._failure or Failure(
+                f"sink {self._spec.name} has not applied its batch within {APPLY_TIMEOUT_S:.0f} s of the stop",
+                "start the sink again: nothing is lost",
+                code="stop-timeout",
+            )
+            hang_up(self._connection)
+            self._report()
         with self._failing():
-            if not is_between:
-                self._failure = self._failure or Failure(
-                    f"sink {self._spec.name} has not applied its batch within {APPLY_TIMEOUT_S:.0f} s of the stop",
-                    "start the sink again: nothing is lost",
-                    code="stop-timeout",
-                )
             self._resources.close()
             if self._query is not None:
                 self._stop_query(self._query)
@@ -256,6 +266,9 @@ class Stream:
     def _open(self) -> None:
         self._reader = Reader(self._settings, self._spec, self._topic_id, self._writer.staging)
         self._resources.enter_context(closing(self._reader))
+        # One thread for all batches, because PySpark keeps a thread of the JVM for each that has called it.
+        self._applier = ThreadPoolExecutor(1, f"apply {self._spec.name}")
+        self._resources.callback(self._applier.shutdown, wait=False)
         self._rewound = self._writer.beginning(self.topic)
         uri = local_checkpoint.uri(self._settings, self._spec.name, self._rewound.generation)
         self._checkpoint = Checkpoint(self._spark, uri, self._spec.name, self.topic)
@@ -316,12 +329,13 @@ class Stream:
         start = dict.fromkeys(end, 0) | self._start(batch_id)
         first, *others = self._reader.parts(Part({partition: start[partition] for partition in end}, end))
         batch, read_s = self._read(first)
-        # This thread reads: what it runs in Spark ends with the query.
-        with self._applying, self._failing_at_once(), ThreadPoolExecutor(1, "apply") as applier:
+        with self._applying, self._failing_at_once():
             if self._stopping:
                 raise Stopping  # returning would let Spark commit what was not applied
             for part in others:
-                applied = applier.submit(self._apply_part, batch_id, batch, read_s)
+                # What it runs in Spark belongs to the query, and ends with it.
+                apply = inheritable_thread_target(self._apply_part)
+                applied = self._applier.submit(apply, batch_id, batch, read_s)
                 try:
                     batch, read_s = self._read(part)
                 finally:
@@ -337,7 +351,8 @@ class Stream:
 
     def _apply_part(self, batch_id: int, batch: Batch, read_s: float) -> None:
         began = time.monotonic()
-        counts = self._writer.apply(batch)
+        with self._failing_at_once():
+            counts = self._writer.apply(batch)
         apply_s = time.monotonic() - began
         self._reached = dict(batch.end)
         self._metrics.applied(self._spec.name, counts, self._reached, read_s, apply_s)
@@ -353,7 +368,7 @@ class Stream:
 
     @contextmanager
     def _failing_at_once(self) -> Iterator[None]:
-        """Keep what the block raises, unless it is Stopping: a stop that waits for the block must see it."""
+        """Keep what the block raises, unless it is Stopping: whoever watches or stops the query must see it now."""
         try:
             yield
         except Stopping:

@@ -6,6 +6,7 @@ import fcntl
 import importlib.util
 import json
 import shutil
+import signal
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -42,10 +43,11 @@ from tests.support.cli_runner import outbox
 from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
 from tests.support.events import NOW_MS, TOPIC, TOPIC_ID, TRACE, Event, batch, nth_key, sums, traced, uuid7
 from tests.support.failures import raises
+from tests.support.faulty_sink import PART_RECORDS
 from tests.support.paths import ROOT
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database
-from tests.support.sink_process import Publisher, catch_up_alone, logged, running
+from tests.support.sink_process import Publisher, catch_up_alone, catch_up_faulty_alone, logged, running
 
 pytestmark = leaves_sockets
 NAME = "lakehouse"
@@ -424,4 +426,20 @@ def test_killed_between_the_tables_commit_and_its_positions(topic: Settings) -> 
     report = check.check(topic)
     assert report.settled
     assert report.findings == []
+    shutil.rmtree(folder(topic).parent)
+
+
+def test_killed_between_two_parts_of_a_batch(topic: Settings) -> None:
+    publisher = Publisher(topic)
+    some = publisher.events(3 * PART_RECORDS)
+    publisher.send(some)
+    killed = catch_up_faulty_alone("death_between_parts_of_lakehouse", topic, NAME)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    first = len(ids(topic))
+    assert 0 < first < len(some)
+    done = catch_up_alone(topic, NAME)
+    assert done.returncode == 0, done.stderr
+    [again] = logged(done, "applied")
+    assert (again["applied"], again["duplicates"]) == (len(some) - first, first)
+    assert ids(topic) == sorted(event.event_id for event in some)
     shutil.rmtree(folder(topic).parent)
