@@ -14,8 +14,9 @@ from typing import Literal
 
 from psycopg2 import extensions, sql
 
-from outbox.audit.source import columns, snapshot
+from outbox.audit.source import snapshot
 from outbox.audit.topic_part import TopicOffset
+from outbox.base.database import columns
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import spec
 from outbox.sink.repair import rebuild

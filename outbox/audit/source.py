@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from psycopg2 import extensions, sql
 
-from outbox.base.database import connect, database_errors
+from outbox.base.database import columns, connect, database_errors
 from outbox.base.settings import Role, Settings, SourceRole
 from outbox.sink.records import RecordDecoder
 from outbox.writing.contract import BIGINT_MAX, BIGINT_MIN
@@ -28,7 +28,6 @@ SELECT id, aggregateid, {version}, {quantity}, (extract(epoch FROM occurred_at) 
 """
 BEFORE = "SELECT count(*), (extract(epoch FROM now()) * 1000)::bigint FROM outbox WHERE occurred_at < {since}"
 SINCE = "to_timestamp({} / 1000.0) AT TIME ZONE 'UTC'"
-COLUMNS = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
 
 
 class Written(NamedTuple):
@@ -78,13 +77,6 @@ def snapshot(settings: Settings, role: Role) -> Iterator[extensions.connection]:
 def read_errors(connection: extensions.connection, settings: Settings, role: Role) -> AbstractContextManager[None]:
     """Convert psycopg2 errors inside the block to Failure: the database of a role cannot be read."""
     return database_errors(connection, f"reading {settings.dsn(role)['dbname']}", "refused a query", AGAIN)
-
-
-def columns(connection: extensions.connection, relation: str) -> set[str]:
-    """The columns of a table or view; none if it does not exist."""
-    with connection.cursor() as cursor:
-        cursor.execute(COLUMNS, [f"public.{relation}"])
-        return {name for (name,) in cursor}
 
 
 def rows(connection: extensions.connection, query: str | sql.Composable) -> Iterator[tuple[Any, ...]]:

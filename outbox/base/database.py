@@ -23,6 +23,8 @@ WAITS = {
     "tcp_user_timeout": 30_000,
 }
 
+COLUMNS = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
+
 
 def connect(settings: Settings, role: Role) -> connection:
     """A psycopg2 connection as a role, to the database that the role belongs to.
@@ -48,6 +50,13 @@ def hang_up(connection: connection) -> None:
     if not connection.closed:
         with suppress(OSError), closing(socket.socket(fileno=os.dup(connection.fileno()))) as one:
             one.shutdown(socket.SHUT_RDWR)
+
+
+def columns(connection: connection, relation: str) -> set[str]:
+    """The columns of a table or view of the project; none if it does not exist."""
+    with connection.cursor() as cursor:
+        cursor.execute(COLUMNS, [f"public.{relation}"])
+        return {name for (name,) in cursor}
 
 
 def _refusal(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[str, str, str]:

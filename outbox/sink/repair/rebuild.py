@@ -21,7 +21,7 @@ import psycopg2
 from psycopg2 import extensions, sql
 from psycopg2.extras import execute_values
 
-from outbox.base.database import connect, database_errors
+from outbox.base.database import columns, connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka.topics import Topic
@@ -38,11 +38,8 @@ NO_TOTALS = "totals are not compared: the sink database has no view sink_totals 
 REBUILD_KEY = "hashtextextended('outbox rebuild of sink ' || %(sink)s, 0)"
 # Never deleted and never renamed: it records which checkpoints were used, so that each copy gets an unused one.
 KEPT = "checkpoint_generations"
-# The view is optional, and so are its columns.
-TOTALS_COLUMNS = """
-SELECT attname FROM pg_attribute
- WHERE attrelid = to_regclass('public.sink_totals') AND attnum > 0 AND NOT attisdropped
-"""
+# Views of the project. They are optional, and so are their columns.
+SOURCE_TOTALS, SINK_TOTALS = "source_totals", "sink_totals"
 TABLES = """
 SELECT relname FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
  WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
@@ -126,7 +123,8 @@ def from_source(
     A key that the source does not have gets a base version too, if the view ``sink_totals`` says up to which version
     the sink has applied it. Otherwise it has none: the sink treats repeated events of it as its strategy does.
 
-    Raises Failure if the job has no SQL for it or its events no version, or if a database refuses.
+    Raises Failure if the job has no SQL for it, if its events or the source's totals have no version, or if a database
+    refuses.
     """
     job, sink = spec.job, spec.name
     files = projection.rebuilds(job.projections)
@@ -145,7 +143,7 @@ def from_source(
             cursor.execute("CREATE TEMPORARY TABLE source (total jsonb NOT NULL) ON COMMIT DROP")
             execute_values(cursor, "INSERT INTO source VALUES %s", _totals(settings), page_size=FETCH_ROWS)
             cursor.execute(SET_BASES, {"sink": sink})
-            if _totals_have(cursor, "sink", "key", "version"):
+            if {"sink", "key", "version"} <= columns(connection, SINK_TOTALS):
                 cursor.execute(SET_BASES_OF_OTHERS, {"sink": sink})
             cursor.execute(CLOSE_BASED, {"sink": sink, "version": job.decoder.version})
             differences: dict[str, Decimal] = {}
@@ -223,7 +221,7 @@ def differences(connection: extensions.connection, sink: str) -> dict[str, Decim
     None if the sink database does not offer totals.
     """
     with connection, connection.cursor() as cursor:
-        if not _totals_have(cursor, "sink", "key", "total"):
+        if not {"sink", "key", "total"} <= columns(connection, SINK_TOTALS):
             return None
         cursor.execute(DIFFERENCES, {"sink": sink, "copy": copy_of(sink)})
         return {str(key): difference for key, difference in cursor}
@@ -260,16 +258,16 @@ def _totals(settings: Settings) -> Iterator[tuple[str]]:
     """The source's totals as JSON, all of one snapshot."""
     with closing(connect(settings, SourceRole.AUDITOR)) as connection:
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
+        if not {"key", "version"} <= columns(connection, SOURCE_TOTALS):
+            raise Failure(
+                f"the source has no view {SOURCE_TOTALS} with columns key and version",
+                "add it in a migration: docs/adopting.md",
+                code="rebuild-unsupported",
+            )
         with connection.cursor("totals") as cursor:  # on the server: they may be more than memory holds
             cursor.itersize = FETCH_ROWS
             cursor.execute("SELECT to_jsonb(one)::text FROM source_totals AS one")
             yield from cursor
-
-
-def _totals_have(cursor: extensions.cursor, *columns: str) -> bool:
-    """Whether the sink database has the view ``sink_totals`` with these columns."""
-    cursor.execute(TOTALS_COLUMNS)
-    return {*columns} <= {name for (name,) in cursor}
 
 
 def _skip(cursor: extensions.cursor, sink: str, topic: Topic, first: Offsets) -> dict[int, tuple[int, int]]:

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outbox.base.database import connect
-from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka.topics import Topic
 from outbox.sink import fence
@@ -83,9 +83,8 @@ def with_projections(folder: Path) -> SinkSpec:
     return SinkSpec(replace(SPECS["dedup"].job, projections=folder), STRATEGIES["dedup"])
 
 
-def execute(settings: Settings, sql: str) -> None:
-    """As the owner."""
-    with closing(connect(settings, SinkRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+def execute(settings: Settings, sql: str, role: Role = SinkRole.OWNER) -> None:
+    with closing(connect(settings, role)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(sql)
 
 
@@ -124,6 +123,12 @@ def run(databases: Settings, request: pytest.FixtureRequest) -> Iterator[Run]:
 VIEWS_WITHOUT_VERSION = (
     "DROP VIEW sink_totals",
     "DROP VIEW sink_totals; CREATE VIEW sink_totals AS SELECT sink, item_id::text AS key, stock AS total FROM stock",
+)
+
+SOURCES_WITHOUT_VERSION = (
+    "DROP VIEW source_totals",
+    "DROP VIEW source_totals; CREATE VIEW source_totals AS SELECT id::text AS key, stock AS total FROM items;"
+    "GRANT SELECT ON source_totals TO stock_source_auditor",
 )
 
 
@@ -297,6 +302,14 @@ class TestFromSource:
             assert database.query("SELECT key, version FROM base_versions") == [(nth_key(1), 3)]
             assert sink.apply(batch([*mine, *gone], start=3)) == Counts(rows=5, duplicates=5)
         assert stock(database) == {**sums(mine), nth_key(2): 0}
+
+    @pytest.mark.parametrize("view", SOURCES_WITHOUT_VERSION)
+    def test_a_source_whose_totals_have_no_version_is_refused(self, databases: Settings, view: str) -> None:
+        execute(databases, view, SourceRole.OWNER)
+        before = everything(databases)
+        with raises("rebuild-unsupported", "source_totals"):
+            from_source(databases)
+        assert everything(databases) == before
 
     def test_a_job_that_does_not_say_how_is_refused(self, databases: Settings, tmp_path: Path) -> None:
         with raises("rebuild-unsupported", "sink dedup"):
