@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import chain
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
@@ -46,13 +48,13 @@ def batches(settings: Settings, name: str, within: Within, *, require_all: bool 
         while end:
             first = client.poll(POLL_S)
             messages = [] if first is None else [first, *client.consume(BATCH_RECORDS - 1, 0)]
-            found = [message for message in messages if _is_within(name, message, within, end)]
-            yield from _bounded(found)
+            ends = _ends(name, messages)
+            yield from _bounded(_selected(messages, within, end))
             # The end may be a marker, which no consumer returns but passes; or an aborted record whose marker is not to
             # be read yet, and then the client says only that it has come to the end.
             passed = client.position([TopicPartition(name, partition) for partition in end])
             places = [(place.partition, place.offset) for place in passed]
-            places += [(message.partition() or 0, message.offset() or 0) for message in messages if is_end(message)]
+            places += [(message.partition() or 0, message.offset() or 0) for message in ends]
             reached = {number: offset for number, offset in places if number in end and offset > at[number]}
             if reached:
                 progress_at = time.monotonic()
@@ -88,11 +90,39 @@ def require_progress(name: str, progress_at: float) -> None:
         )
 
 
+def _ends(name: str, messages: Iterable[Message]) -> Sequence[Message]:
+    """What the client has sent in place of records: where it came to an end. Raises Failure or KafkaException if it is
+    an error.
+    """
+    others = [(message, error) for message in messages if (error := message.error()) is not None]
+    for message, error in others:
+        if not is_end(message):
+            raise lost(name, error) if error.code() == KafkaError._AUTO_OFFSET_RESET else KafkaException(error)
+    return [message for message, _ in others]
+
+
+def _selected(messages: Sequence[Message], within: Within, end: Mapping[int, int]) -> Sequence[Message]:
+    """The records between the first offset and the end of a partition that is not read yet."""
+    # By columns, and so without a call in Python for each record, as below.
+    places: Iterable[tuple[Message, Any, Any]] = zip(
+        messages, map(Message.partition, messages), map(Message.offset, messages), strict=True
+    )
+    return [
+        message
+        for message, partition, offset in places
+        if partition in end and within[partition][0] <= offset < end[partition] and message.error() is None
+    ]
+
+
 def _bounded(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    if _size(messages) <= BATCH_BYTES:
+        if messages:
+            yield messages
+        return
     part, size = list[Message](), 0
     for message in messages:
         part.append(message)
-        size += _size(message)
+        size += _size([message])
         if size > BATCH_BYTES:
             yield part
             part, size = [], 0
@@ -100,9 +130,11 @@ def _bounded(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
         yield part
 
 
-def _size(message: Message) -> int:
-    headers = sum(len(name) + len(content or b"") for name, content in headers_of(message))
-    return len(message) + len(message.key() or b"") + headers
+def _size(messages: Sequence[Message]) -> int:
+    """Of values, keys and headers together, in bytes; a character of a header's name counts as one."""
+    headers = chain.from_iterable(map(headers_of, messages))
+    others = filter(None, chain(map(Message.key, messages), chain.from_iterable(headers)))
+    return sum(map(len, messages)) + sum(map(len, others))
 
 
 def is_end(message: Message) -> bool:
@@ -118,19 +150,6 @@ def lost(name: str, error: KafkaError) -> Failure:
         "`outbox check` shows what is missing",
         code="events-lost",
     )
-
-
-def _is_within(name: str, message: Message, within: Within, end: Mapping[int, int]) -> bool:
-    """Whether a record is between the first offset and the end of a partition that is not read yet. Raises Failure or
-    KafkaException if the client reports an error in its place.
-    """
-    error = message.error()
-    if is_end(message):
-        return False
-    if error is not None:
-        raise lost(name, error) if error.code() == KafkaError._AUTO_OFFSET_RESET else KafkaException(error)
-    partition, offset = message.partition() or 0, message.offset() or 0
-    return partition in end and within[partition][0] <= offset < end[partition]
 
 
 def _timestamp(message: Message) -> datetime:

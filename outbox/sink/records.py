@@ -225,16 +225,16 @@ class EventDecoder(RecordDecoder):
 
     def _all_events(self, records: Records) -> Decoded | None:
         """The events of these records; None if one of them is no event, or needs a second look."""
-        values = [value for value, rejection in map(parse_json, records.values) if rejection is None]
-        if not values or len(values) < len(records) or any(map(self._schema.value_violation, values)):
-            return None
         try:
+            values = _parse_all(records.values)
+            if not values or not self._schema.are_values(values):
+                return None
             headers = [
                 {name: None if content is None else content.decode() for name, content in one}
                 for one in records.headers
             ]
             ids = pa.array([one.get("id") for one in headers], pa.string())
-            if not self._are_ids(ids, records.recorded_ms) or any(map(self._schema.header_violation, headers)):
+            if not self._are_ids(ids, records.recorded_ms) or not self._schema.are_headers(headers):
                 return None
             arrays = {
                 one.name: convert_all(one.type, [value.get(one.name) for value in values]) for one in self.columns
@@ -242,7 +242,7 @@ class EventDecoder(RecordDecoder):
             keys = pa.array(records.keys, pa.binary()).cast(pa.string())
             if not keys.equals(arrays[self.key].cast(pa.string())):
                 return None
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         places = {
             "event_id": ids,
@@ -317,9 +317,24 @@ def parse_json(value: bytes | None) -> tuple[Any, Rejection | None]:
         decoded = _JSON.decode(value)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         return None, Rejection("not JSON" if _is_utf8(value) else "not UTF-8", shortened(str(error)))
-    if value.count(b"[") + value.count(b"{") > NESTING_MAX and _is_deep(decoded):
+    if _may_be_deep(value) and _is_deep(decoded):
         return None, Rejection("not JSON", f"nested deeper than {NESTING_MAX} levels")
     return decoded, None
+
+
+def _parse_all(values: Sequence[bytes | None]) -> list[Any]:
+    """The values of records as JSON. Raises ValueError or RecursionError if one of them is none, or needs a second
+    look.
+    """
+    contents = [value for value in values if value is not None]
+    if len(contents) < len(values) or any(map(_may_be_deep, contents)):
+        raise ValueError
+    return list(map(_JSON.decode, contents))
+
+
+def _may_be_deep(value: bytes) -> bool:
+    """Whether JSON has enough brackets to be nested too deep; each level takes two bytes."""
+    return len(value) > 2 * NESTING_MAX and value.count(b"[") + value.count(b"{") > NESTING_MAX
 
 
 def _is_utf8(value: bytes) -> bool:

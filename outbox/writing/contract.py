@@ -7,7 +7,7 @@ One library validates everywhere, so a keyword such as ``pattern`` means the sam
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -82,6 +82,14 @@ class EventSchema:
         """The named properties as columns, in their order. Objects, arrays and mixed types become ``jsonb``."""
         required = self.document.get("required", ())
         return tuple(self._column(name, rule, name in required) for name, rule in self.document["properties"].items())
+
+    def are_values(self, values: Iterable[object]) -> bool:
+        """Whether all of these are valid values of records, decoded from JSON."""
+        return all(map(self._value.is_valid, values))
+
+    def are_headers(self, headers: Iterable[Mapping[str, str | None]]) -> bool:
+        """Whether all of these are valid headers of records."""
+        return all(map(self._headers.is_valid, headers))
 
     def value_violation(self, value: object) -> Violation | None:
         """The first violation of a record's value, decoded from JSON; None if it is valid."""
