@@ -22,7 +22,10 @@ DEAD_HOST_S = 30
 LOCK_TIMEOUT_S = 60
 GRACE_S = 3  # a driver that has just ended may hold its lock for another moment
 
+# Temporary tables have no statistics, so Postgres overestimates what is done with them, and would compile it: that takes
+# longer than to run it.
 SESSION = f"""
+SET jit = off;
 SET tcp_keepalives_idle = {DEAD_HOST_S // 2};
 SET tcp_keepalives_interval = 5;
 SET tcp_keepalives_count = 3;
