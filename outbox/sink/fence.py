@@ -22,8 +22,8 @@ DEAD_HOST_S = 30
 LOCK_TIMEOUT_S = 60
 GRACE_S = 3  # a driver that has just ended may hold its lock for another moment
 
-# Temporary tables have no statistics, so Postgres overestimates what is done with them, and would compile it: that takes
-# longer than to run it.
+# Temporary tables have no statistics, so Postgres overestimates statements, and would compile one for longer than it
+# takes to run.
 SESSION = f"""
 SET jit = off;
 SET tcp_keepalives_idle = {DEAD_HOST_S // 2};
