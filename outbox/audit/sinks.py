@@ -16,7 +16,7 @@ from psycopg2 import extensions, sql
 
 from outbox.audit.source import snapshot
 from outbox.audit.topic_part import TopicOffset
-from outbox.base.database import columns
+from outbox.base.database import column_names
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import spec
 from outbox.sink.repair import rebuild
@@ -179,7 +179,7 @@ def _totals(
     """Whether the domain offers totals; by sink and key the totals, and the versions that were applied."""
     totals: dict[str, dict[str, Decimal]] = defaultdict(dict)
     versions: dict[str, dict[str, int]] = defaultdict(dict)
-    known = columns(connection, VIEW)
+    known = column_names(connection, VIEW)
     if not known >= {"sink", "key", "total"}:
         return False, totals, versions
     version = sql.SQL("version" if "version" in known else "NULL")

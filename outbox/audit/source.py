@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from psycopg2 import extensions, sql
 
-from outbox.base.database import columns, connect, database_errors
+from outbox.base.database import column_names, connect, database_errors
 from outbox.base.settings import Role, Settings, SourceRole
 from outbox.sink.records import RecordDecoder
 from outbox.writing.contract import BIGINT_MAX, BIGINT_MIN
@@ -119,7 +119,7 @@ def _number(text: str | None) -> Decimal | None:
 
 
 def _totals(connection: extensions.connection) -> tuple[dict[str, Decimal] | None, dict[str, int] | None]:
-    known = columns(connection, VIEW)
+    known = column_names(connection, VIEW)
     wanted = [name for name in ("total", "version") if name in known]
     if "key" not in known or not wanted:
         return None, None

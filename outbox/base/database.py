@@ -23,7 +23,7 @@ WAITS = {
     "tcp_user_timeout": 30_000,
 }
 
-COLUMNS = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
+COLUMN_NAMES = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
 
 
 def connect(settings: Settings, role: Role) -> connection:
@@ -52,10 +52,10 @@ def hang_up(connection: connection) -> None:
             one.shutdown(socket.SHUT_RDWR)
 
 
-def columns(connection: connection, relation: str) -> set[str]:
-    """The columns of a table or view of the project; none if it does not exist."""
+def column_names(connection: connection, relation: str) -> set[str]:
+    """The columns of a table or view in schema public; none if it does not exist."""
     with connection.cursor() as cursor:
-        cursor.execute(COLUMNS, [f"public.{relation}"])
+        cursor.execute(COLUMN_NAMES, [f"public.{relation}"])
         return {name for (name,) in cursor}
 
 

@@ -48,13 +48,14 @@ def batches(settings: Settings, name: str, within: Within, *, require_all: bool 
         while end:
             first = client.poll(POLL_S)
             messages = [] if first is None else [first, *client.consume(BATCH_RECORDS - 1, 0)]
-            ends = _ends(name, messages)
-            yield from _bounded(_selected(messages, within, end))
+            stops = _stops(name, messages)
+            found = [message for message in messages if message.error() is None] if stops else messages
+            yield from _bounded(_selected(found, within, end))
             # The end may be a marker, which no consumer returns but passes; or an aborted record whose marker is not to
             # be read yet, and then the client says only that it has come to the end.
             passed = client.position([TopicPartition(name, partition) for partition in end])
             places = [(place.partition, place.offset) for place in passed]
-            places += [(message.partition() or 0, message.offset() or 0) for message in ends]
+            places += [(message.partition() or 0, message.offset() or 0) for message in stops]
             reached = {number: offset for number, offset in places if number in end and offset > at[number]}
             if reached:
                 progress_at = time.monotonic()
@@ -90,7 +91,7 @@ def require_progress(name: str, progress_at: float) -> None:
         )
 
 
-def _ends(name: str, messages: Iterable[Message]) -> Sequence[Message]:
+def _stops(name: str, messages: Iterable[Message]) -> Sequence[Message]:
     """What the client has sent in place of records: where it came to an end. Raises Failure or KafkaException if it is
     an error.
     """
@@ -103,21 +104,20 @@ def _ends(name: str, messages: Iterable[Message]) -> Sequence[Message]:
 
 def _selected(messages: Sequence[Message], within: Within, end: Mapping[int, int]) -> Sequence[Message]:
     """The records between the first offset and the end of a partition that is not read yet."""
-    # By columns, and so without a call in Python for each record, as below.
+    # By columns, as in `_size`: without a call in Python for each record.
     places: Iterable[tuple[Message, Any, Any]] = zip(
         messages, map(Message.partition, messages), map(Message.offset, messages), strict=True
     )
     return [
         message
         for message, partition, offset in places
-        if partition in end and within[partition][0] <= offset < end[partition] and message.error() is None
+        if partition in end and within[partition][0] <= offset < end[partition]
     ]
 
 
 def _bounded(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    if _size(messages) <= BATCH_BYTES:
-        if messages:
-            yield messages
+    if messages and _size(messages) <= BATCH_BYTES:
+        yield messages
         return
     part, size = list[Message](), 0
     for message in messages:
@@ -131,7 +131,7 @@ def _bounded(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
 
 
 def _size(messages: Sequence[Message]) -> int:
-    """Of values, keys and headers together, in bytes; a character of a header's name counts as one."""
+    """About how many bytes values, keys and headers have together."""
     headers = chain.from_iterable(map(headers_of, messages))
     others = filter(None, chain(map(Message.key, messages), chain.from_iterable(headers)))
     return sum(map(len, messages)) + sum(map(len, others))

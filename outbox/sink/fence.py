@@ -22,10 +22,7 @@ DEAD_HOST_S = 30
 LOCK_TIMEOUT_S = 60
 GRACE_S = 3  # a driver that has just ended may hold its lock for another moment
 
-# Temporary tables have no statistics, so Postgres overestimates statements, and would compile one for longer than it
-# takes to run.
 SESSION = f"""
-SET jit = off;
 SET tcp_keepalives_idle = {DEAD_HOST_S // 2};
 SET tcp_keepalives_interval = 5;
 SET tcp_keepalives_count = 3;

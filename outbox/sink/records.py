@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from itertools import compress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -38,6 +39,7 @@ NESTING_MAX = 200  # the validator fails beyond 255; how much Python itself take
 DAY_MS = 24 * 60 * 60 * 1000
 FUTURE_MAX_MS = DAY_MS
 AT_ONCE = 1_000  # records that are decoded by columns; a bad one costs its neighbours some time
+NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)
 HEADER_REASONS = {"eventType": "unknown event type", "schemaVersion": "unknown schema version"}
 
 
@@ -225,10 +227,10 @@ class EventDecoder(RecordDecoder):
 
     def _all_events(self, records: Records) -> Decoded | None:
         """The events of these records; None if one of them is no event, or needs a second look."""
+        values = _parse_all(records.values)
+        if not values or not self._schema.are_values(values):
+            return None
         try:
-            values = _parse_all(records.values)
-            if not values or not self._schema.are_values(values):
-                return None
             headers = [
                 {name: None if content is None else content.decode() for name, content in one}
                 for one in records.headers
@@ -242,7 +244,7 @@ class EventDecoder(RecordDecoder):
             keys = pa.array(records.keys, pa.binary()).cast(pa.string())
             if not keys.equals(arrays[self.key].cast(pa.string())):
                 return None
-        except (ValueError, RecursionError):
+        except ValueError:
             return None
         places = {
             "event_id": ids,
@@ -315,21 +317,22 @@ def parse_json(value: bytes | None) -> tuple[Any, Rejection | None]:
         return None, Rejection("no value", "the value is null: a tombstone is no event")
     try:
         decoded = _JSON.decode(value)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except NOT_JSON as error:
         return None, Rejection("not JSON" if _is_utf8(value) else "not UTF-8", shortened(str(error)))
     if _may_be_deep(value) and _is_deep(decoded):
         return None, Rejection("not JSON", f"nested deeper than {NESTING_MAX} levels")
     return decoded, None
 
 
-def _parse_all(values: Sequence[bytes | None]) -> list[Any]:
-    """The values of records as JSON. Raises ValueError or RecursionError if one of them is none, or needs a second
-    look.
-    """
+def _parse_all(values: Sequence[bytes | None]) -> list[Any] | None:
+    """The values of records as JSON; None if one is null, is not JSON, or is nested too deep."""
     contents = [value for value in values if value is not None]
-    if len(contents) < len(values) or any(map(_may_be_deep, contents)):
-        raise ValueError
-    return list(map(_JSON.decode, contents))
+    try:
+        decoded = list(map(_JSON.decode, contents))
+    except NOT_JSON:
+        return None
+    is_any_deep = any(map(_is_deep, compress(decoded, map(_may_be_deep, contents))))
+    return None if is_any_deep or len(contents) < len(values) else decoded
 
 
 def _may_be_deep(value: bytes) -> bool:

@@ -22,7 +22,9 @@ from outbox.sink.projection import Projection, load
 from outbox.sink.records import RecordDecoder
 from outbox.sink.spec import SinkSpec
 
+# The tables have no statistics, so Postgres overestimates statements, and would compile one for longer than it runs.
 TABLES = """
+SET jit = off;
 CREATE TEMPORARY TABLE batch (
     event_id uuid NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL, {columns}
 ) ON COMMIT DELETE ROWS;

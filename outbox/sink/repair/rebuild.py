@@ -21,7 +21,7 @@ import psycopg2
 from psycopg2 import extensions, sql
 from psycopg2.extras import execute_values
 
-from outbox.base.database import columns, connect, database_errors
+from outbox.base.database import column_names, connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka.topics import Topic
@@ -143,7 +143,7 @@ def from_source(
             cursor.execute("CREATE TEMPORARY TABLE source (total jsonb NOT NULL) ON COMMIT DROP")
             execute_values(cursor, "INSERT INTO source VALUES %s", _totals(settings), page_size=FETCH_ROWS)
             cursor.execute(SET_BASES, {"sink": sink})
-            if {"sink", "key", "version"} <= columns(connection, SINK_TOTALS):
+            if {"sink", "key", "version"} <= column_names(connection, SINK_TOTALS):
                 cursor.execute(SET_BASES_OF_OTHERS, {"sink": sink})
             cursor.execute(CLOSE_BASED, {"sink": sink, "version": job.decoder.version})
             differences: dict[str, Decimal] = {}
@@ -221,7 +221,7 @@ def differences(connection: extensions.connection, sink: str) -> dict[str, Decim
     None if the sink database does not offer totals.
     """
     with connection, connection.cursor() as cursor:
-        if not {"sink", "key", "total"} <= columns(connection, SINK_TOTALS):
+        if not {"sink", "key", "total"} <= column_names(connection, SINK_TOTALS):
             return None
         cursor.execute(DIFFERENCES, {"sink": sink, "copy": copy_of(sink)})
         return {str(key): difference for key, difference in cursor}
@@ -258,7 +258,7 @@ def _totals(settings: Settings) -> Iterator[tuple[str]]:
     """The source's totals as JSON, all of one snapshot."""
     with closing(connect(settings, SourceRole.AUDITOR)) as connection:
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
-        if not {"key", "version"} <= columns(connection, SOURCE_TOTALS):
+        if not {"key", "version"} <= column_names(connection, SOURCE_TOTALS):
             raise Failure(
                 f"the source has no view {SOURCE_TOTALS} with columns key and version",
                 "add it in a migration: docs/adopting.md",

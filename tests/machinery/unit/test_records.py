@@ -187,7 +187,7 @@ class TestRecords:
             return one_by_one(self, one)
 
         monkeypatch.setattr(type(DECODER), "record", noted)
-        good = as_read(*[record()] * 2 * AT_ONCE)
+        good = as_read(*[record()] * AT_ONCE, *[record(VALUES["wide"][0])] * AT_ONCE)
         assert DECODER.decode(good).rows.num_rows == 2 * AT_ONCE
         assert not looked_at
         decoded = DECODER.decode(as_read(*[record()] * 2 * AT_ONCE, record(b"bad")))
