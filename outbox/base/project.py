@@ -18,7 +18,12 @@ from outbox.base.errors import Failure
 
 VARIABLE = "OUTBOX_PROJECT"  # names the project's folder, for an installed `outbox` or a second project
 FILE = "pyproject.toml"
-FOLDERS: tuple[str, ...] = ("connect", "migrations")
+FOLDERS: tuple[str, ...] = ("connect", "events", "migrations")
+# Keys of earlier versions, and what to write instead.
+RENAMED = {
+    "topic": "topic-prefix; a topic of another name is `topic` in connect/events/AGGREGATE/aggregate.toml",
+    "strategies": "sinks: the names of the sinks that `outbox sink` runs",
+}
 
 
 @dataclass(frozen=True)
@@ -30,22 +35,30 @@ class Project:
     """The service's database; also the prefix of its roles, as in ``source_owner``."""
     sink_database: str = "sink"
     """The sinks' database; also the prefix of its roles."""
-    topic: str = "events"
+    topic_prefix: str = "outbox"
+    """The topic of an aggregate type is called ``<topic-prefix>.<aggregate type>``, unless it has a name of its own."""
     connector: str = "outbox"
     """The Debezium connector and its replication slot. Projects that share a Postgres server need different names."""
     service: str = "service.app:create_app"
     """The function that makes the WSGI application, as ``module:function``; without arguments."""
-    sinks: str = "sinks"
+    sinks: tuple[str, ...] = ()
+    """The sinks that ``outbox sink`` runs unless it is given names."""
+    sinks_package: str = "sinks"
     """The package whose subpackages declare the sink jobs, each in a module ``job``."""
-    strategies: tuple[str, ...] = ("dedup",)
-    """What ``outbox sink`` runs unless it is given strategies."""
+    validate_events: bool = True
+    """Whether `append` checks payloads against their schemas."""
     folders: dict[str, Path] = field(default_factory=dict)
-    """Folders that are elsewhere than in the root: ``connect`` or ``migrations``."""
+    """Folders that are elsewhere than by default: ``connect``, ``events`` or ``migrations``."""
 
     @property
     def connect(self) -> Path:
         """The files of connectors, worker and broker."""
         return self.folders.get("connect", self.root / "connect")
+
+    @property
+    def events(self) -> Path:
+        """The declared events (`outbox.events.catalog`)."""
+        return self.folders.get("events", self.connect / "events")
 
     @property
     def migrations(self) -> Path:
@@ -87,20 +100,24 @@ def load(root: Path) -> Project:
     known = {name for name in Project.__dataclass_fields__ if name not in ("root", "folders")}
     unknown = sorted(values.keys() - known)
     if unknown:
-        raise Failure(
-            f"{root / FILE}: [tool.outbox] does not know {', '.join(unknown)}",
-            f"known are {', '.join(sorted(name.replace('_', '-') for name in known))}, connect, migrations",
-            code="project-wrong",
+        hints = [f"{name} is now {RENAMED[name]} (docs/updating.md)" for name in unknown if name in RENAMED]
+        raise _wrong(
+            root,
+            f"does not know {', '.join(unknown)}",
+            "; ".join(hints)
+            or f"known are {', '.join(sorted(name.replace('_', '-') for name in {*known, *FOLDERS}))}",
         )
-    strategies = values.pop("strategies", Project.strategies)
-    is_list = isinstance(strategies, (list, tuple)) and all(isinstance(name, str) for name in strategies)
-    if not (is_list and strategies):
-        raise Failure(
-            f"{root / FILE}: strategies in [tool.outbox] is {strategies!r} and must be a list of names",
-            'correct it, for example to strategies = ["dedup"]',
-            code="project-wrong",
-        )
-    return Project(root=root, folders=folders, strategies=tuple(strategies), **values)
+    for name, value in values.items():
+        wanted = {"sinks": list, "validate_events": bool}.get(name, str)
+        if not isinstance(value, wanted) or (wanted is list and not all(isinstance(one, str) for one in value)):
+            kind = {list: 'a list of names, for example ["balances"]', bool: "true or false"}.get(wanted, "a text")
+            raise _wrong(root, f"has {name.replace('_', '-')} = {value!r}", f"it must be {kind}")
+    sinks = values.pop("sinks", Project.sinks)
+    return Project(root=root, folders=folders, sinks=tuple(sinks), **values)
+
+
+def _wrong(root: Path, problem: str, remedy: str) -> Failure:
+    return Failure(f"{root / FILE}: [tool.outbox] {problem}", remedy, code="project-wrong")
 
 
 def make_importable() -> None:

@@ -106,9 +106,9 @@ class Settings(BaseSettings):
     kafka_username: str | None = Field(None, validate_default=True)
     kafka_password: SecretStr = SecretStr("")
     kafka_cafile: Path | None = Field(None, description="CA file (PEM) of the brokers")
-    topic: str = _named("topic", description="the topic of the events")
-    topic_partitions: int = Field(4, ge=1)
-    topic_retention_hours: int = Field(168, ge=1, description="how long the topic keeps events")
+    topic_prefix: str = _named("topic_prefix", description="how the topics of the events begin")
+    topic_partitions: int = Field(4, ge=1, description="of a topic whose aggregate.toml names no other number")
+    topic_retention_hours: int = Field(168, ge=1, description="how long the topics keep events")
     topic_replication: int = Field(1, ge=1, description="replication factor of the topics that we create")
 
     prune_keep_hours: int = Field(24, ge=0, description="how long `outbox prune` leaves relayed events in the outbox")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from outbox.events.schema import Rejection
+
 if TYPE_CHECKING:
-    from outbox.sink.records import Record, Rejection
+    from outbox.sink.records import Record
+
+Rows = Mapping[str, pa.Table]  # by the name of the event, rows with its columns
 
 
 class DeadRecord(NamedTuple):
@@ -34,21 +38,41 @@ class Traced(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Records, decoded: the rows of the events, the records that are none, and which of both are traced."""
+    """Records, decoded: the rows of the events, the records that are no events, and which of both are traced.
+    ``skipped`` counts the events that the sink has not asked for.
+    """
 
-    rows: pa.Table
+    rows: Rows
     dead: Sequence[DeadRecord]
     traced: Sequence[Traced]
+    skipped: int = 0
+
+    @classmethod
+    def together(cls, parts: Sequence[Decoded]) -> Decoded:
+        """What these have together."""
+        tables: dict[str, list[pa.Table]] = {}
+        for part in parts:
+            for name, table in part.rows.items():
+                tables.setdefault(name, []).append(table)
+        return cls(
+            rows={name: pa.concat_tables(found) for name, found in tables.items()},
+            dead=[one for part in parts for one in part.dead],
+            traced=[one for part in parts for one in part.traced],
+            skipped=sum(part.skipped for part in parts),
+        )
 
 
 class Staged(NamedTuple):
-    """What successful tasks have staged: their attempts, how many rows and dead records, the days of the ids."""
+    """What successful tasks have staged: their attempts, how many rows and dead records, the days of the ids; and how
+    many events they have skipped.
+    """
 
     attempts: Sequence[int]
     rows: int
     dead: int
     days: Collection[date]
     traced: Sequence[Traced]
+    skipped: int = 0
 
     @classmethod
     def together(cls, tasks: Sequence[Staged]) -> Staged:
@@ -59,6 +83,7 @@ class Staged(NamedTuple):
             dead=sum(task.dead for task in tasks),
             days={day for task in tasks for day in task.days},
             traced=[one for task in tasks for one in task.traced],
+            skipped=sum(task.skipped for task in tasks),
         )
 
 
@@ -67,22 +92,33 @@ class Batch:
     """The events of one range of offsets of a topic.
 
     ``start`` and ``end`` are by partition the first offset and the one after the last. They come from the reader, not
-    from the rows: transaction markers and aborted records take offsets too. ``rows`` has the columns of the job's
-    decoder, in any order; ``dead`` are the records that are no events; ``traced`` are the records, of either kind,
-    whose outcome is logged. A batch that is ``staged`` has its rows and dead records in the sink's staging tables
-    instead.
+    from the rows: transaction markers and aborted records take offsets too. ``rows`` has the columns of each event, in
+    any order; ``dead`` are the records that are no events; ``traced`` are the records, of either kind, whose outcome is
+    logged; ``skipped`` counts the events that the sink has not asked for. A batch that is ``staged`` has its rows and
+    dead records in the sink's staging tables instead.
     """
 
     topic: str
     topic_id: str
     start: Mapping[int, int]
     end: Mapping[int, int]
-    rows: pa.Table
+    rows: Rows = field(default_factory=dict)
     dead: Sequence[DeadRecord] = ()
     traced: Sequence[Traced] = ()
+    skipped: int = 0
     staged: Staged | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether it covers no offsets at all, so that applying it would change nothing, not even a position."""
         return all(self.start.get(partition, 0) == end for partition, end in self.end.items())
+
+    @property
+    def count(self) -> int:
+        """How many events it has, staged or not."""
+        return self.staged.rows if self.staged else sum(table.num_rows for table in self.rows.values())
+
+
+def event_ids(rows: Rows) -> pa.ChunkedArray:
+    """The ids of all rows."""
+    return pa.chunked_array([chunk for table in rows.values() for chunk in table["event_id"].chunks], pa.string())

@@ -1,4 +1,4 @@
-"""The one validator: a Kafka record in, an event or the reason why it is none out.
+"""The one validator: it takes a Kafka record and returns an event, or the reason why the record is no event.
 
 The stream, the replay of dead letters, `outbox check` and the tests all ask here. It is pure Python, records in and
 Arrow tables out, so it runs wherever the records are.
@@ -10,37 +10,31 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from itertools import compress
 from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Message
 
 from outbox.base import trace
-from outbox.base.errors import Failure
+from outbox.events.catalog import Aggregate, Wanted
+from outbox.events.schema import Column, EventSchema, Rejection, shortened
+from outbox.events.upcasting import UPCAST_FAILED, Upcaster
+from outbox.events.values import NOT_JSON, convert, decode, is_deep, may_be_deep, parse_json
 from outbox.kafka import headers as kafka_headers
 from outbox.sink.batch import DeadRecord, Decoded, Traced
-from outbox.sink.values import ARROW_TYPES, convert, convert_all
-from outbox.writing.contract import Column, EventSchema, SqlType, shortened
+from outbox.sink.values import ARROW_TYPES, convert_all
 
 Header = kafka_headers.Header
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 UUID_V7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 UUIDS_V7 = rf"\A{UUID_V7.pattern}\z"  # for Arrow
-PLACE = {"event_id", "partition", "offset"}  # columns of every batch
-KEY_TYPES: set[SqlType] = {"uuid", "text", "bigint"}  # of which a record's key is the text
-EXPONENT_MAX = 100  # no column holds a larger number, and writing out 1e999999 takes a while
-NUMBER_MAX_CHARACTERS = 1000  # Postgres has room for 16,383 digits behind the point
-NESTING_MAX = 200  # the validator fails beyond 255; how much Python itself takes depends on its version
 DAY_MS = 24 * 60 * 60 * 1000
 FUTURE_MAX_MS = DAY_MS
 AT_ONCE = 1_000  # records that are decoded by columns; a bad one costs its neighbours some time
-NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)
-HEADER_REASONS = {"eventType": "unknown event type", "schemaVersion": "unknown schema version"}
+UNKNOWN_TYPE, UNKNOWN_VERSION = "unknown event type", "unknown schema version"
 
 
 class Record(NamedTuple):
@@ -90,6 +84,10 @@ class Records:
         records = map(Record, self.keys, self.headers, self.values, self.recorded_ms)
         return zip(records, self.partitions, self.offsets, strict=True)
 
+    def at(self, numbers: Sequence[int]) -> Records:
+        """Those of them with these numbers, counted from 0."""
+        return Records(*([column[number] for number in numbers] for column in vars(self).values()))
+
     def parts(self, size: int) -> Iterator[Records]:
         """The same in parts of so many at most."""
         columns = tuple(vars(self).values())
@@ -98,56 +96,48 @@ class Records:
 
 
 class Event(NamedTuple):
-    """A valid event: its id, and the values of the decoder's columns in their order."""
+    """A valid event: its id, the values of its columns in their order, and its name as the decoder calls it."""
 
     event_id: str
     values: tuple[Any, ...]
-
-
-class Rejection(NamedTuple):
-    """Why a record is no event: the kind of fault, from a short list to filter by, and a detail for people."""
-
-    reason: str
-    detail: str
+    name: str
 
 
 class RecordDecoder(ABC):
-    """Decodes the records of one topic. ``columns`` are those of the batch, beside event id, partition and offset;
-    ``key`` is the column that the record's key repeats; ``version``, if there is one, numbers the events of a key.
+    """Decodes the records of one topic.
+
+    ``types``: by the name of an event its columns, beside event id, partition and offset; ``key`` is the column that the
+    record's key repeats; ``version``, if there is one, numbers the events of a key.
     """
 
-    columns: Sequence[Column]
+    types: Mapping[str, Sequence[Column]]
     key: str
     version: str | None = None
-    quantity: str | None = None
 
     @abstractmethod
-    def record(self, record: Record) -> Event | Rejection:
-        """The event of a record, or why it is none."""
+    def record(self, record: Record) -> Event | Rejection | None:
+        """The event of a record, or why it is none; None for an event that was not asked for."""
 
     def event_id(self, record: Record) -> str | None:
         """The id by which a dead letter of the record is known; None if it has no UUID."""
         event_id = _text(dict(record.headers).get("id"))
         return event_id if event_id is not None and UUID.fullmatch(event_id) else None
 
-    def as_json(self, event: Event, partition: int, offset: int) -> str:
-        """The event as a JSON object of the batch's columns. Numbers keep all their digits."""
-        row: dict[str, Any] = {"event_id": event.event_id, "partition": partition, "offset": offset}
-        for column, value in zip(self.columns, event.values, strict=True):
-            row[column.name] = msgspec.Raw(value.encode()) if column.type == "jsonb" and value is not None else value
-        return msgspec.json.encode(row).decode()
-
     def decode(self, records: Records) -> Decoded:
         """The events among records, and the others."""
-        events: list[Event] = []
-        places: list[tuple[int, int]] = []
+        events: dict[str, list[Event]] = {}
+        places: dict[str, list[tuple[int, int]]] = {}
         dead: list[DeadRecord] = []
         traced: list[Traced] = []
+        skipped = 0
         for record, partition, offset in records:
             found = self.record(record)
+            if found is None:
+                skipped += 1
+                continue
             if isinstance(found, Event):
-                events.append(found)
-                places.append((partition, offset))
+                events.setdefault(found.name, []).append(found)
+                places.setdefault(found.name, []).append((partition, offset))
                 event_id: str | None = found.event_id
             else:
                 event_id = self.event_id(record)
@@ -155,92 +145,152 @@ class RecordDecoder(ABC):
             trace_id = _sampled_trace({name: _text(content) for name, content in record.headers})
             if trace_id is not None:
                 traced.append(Traced(trace_id, event_id, partition, offset, isinstance(found, Rejection)))
-        return Decoded(self.rows(events, places), dead, traced)
+        return Decoded({name: self.rows(name, of, places[name]) for name, of in events.items()}, dead, traced, skipped)
 
     def decode_parts(self, parts: Iterable[Records]) -> Decoded:
         """The same of records that come in parts."""
-        decoded = [self.decode(records) for records in parts]
-        rows = pa.concat_tables([self.rows([], []), *(part.rows for part in decoded)])
-        return Decoded(
-            rows, [one for part in decoded for one in part.dead], [one for part in decoded for one in part.traced]
-        )
+        return Decoded.together([self.decode(records) for records in parts])
 
-    def rows(self, events: Sequence[Event], places: Sequence[tuple[int, int]]) -> pa.Table:
-        """The batch's rows of events that were read at these places (partition, offset)."""
+    def rows(self, name: str, events: Sequence[Event], places: Sequence[tuple[int, int]]) -> pa.Table:
+        """The rows of events of one name that were read at these places (partition, offset)."""
         arrays = {
             "event_id": pa.array([event.event_id for event in events], pa.string()),
             "partition": pa.array([partition for partition, _ in places], pa.int32()),
             "offset": pa.array([offset for _, offset in places], pa.int64()),
         }
-        values = zip(*(event.values for event in events), strict=True) if events else ([] for _ in self.columns)
-        for column, of_column in zip(self.columns, values, strict=True):
+        columns = self.types[name]
+        values = zip(*(event.values for event in events), strict=True) if events else ([] for _ in columns)
+        for column, of_column in zip(columns, values, strict=True):
             arrays[column.name] = pa.array(of_column, ARROW_TYPES[column.type])
         return pa.table(arrays)
 
 
+class Version(NamedTuple):
+    """One version of an event that is asked for: the schema of its payloads, and what makes rows of them."""
+
+    name: str
+    schema: EventSchema
+    upcaster: Upcaster | None
+    columns: Sequence[Column]  # of the rows
+
+
 class EventDecoder(RecordDecoder):
-    """Decodes events of the outbox by their JSON Schema.
+    """Decodes the events on one topic, by their declarations.
 
     An id must be a UUIDv7 that is not more than a day ahead of its record, nor more than ``age_max_days`` behind it:
     ids decide which partitions of processed_events a sink needs.
     """
 
-    def __init__(
-        self,
-        schema: EventSchema,
-        key: str,
-        version: str | None = None,
-        quantity: str | None = None,
-        age_max_days: int = 3660,
-    ) -> None:
-        """``key``, ``version`` and ``quantity`` are names of properties. Raises Failure if one cannot be that."""
-        self.columns = schema.columns
-        _require_usable(schema, key, version, quantity)
-        self.key, self.version, self.quantity = key, version, quantity
-        self._schema = schema
-        self._key_place = [column.name for column in schema.columns].index(key)
+    def __init__(self, aggregates: Sequence[Aggregate], wanted: Sequence[Wanted], age_max_days: int = 3660) -> None:
+        """``aggregates`` are all on the topic; events of theirs that are not ``wanted`` are skipped."""
+        self.types = {one.name: one.schema.columns for one in wanted}
+        self.key, self.version = aggregates[0].key, aggregates[0].version
+        self.topic = aggregates[0].topic
         self._age_max_ms = age_max_days * DAY_MS
+        self._versions = {
+            (schema.type, str(version)): Version(one.name, schema, upcaster, one.schema.columns)
+            for one in wanted
+            for version, (schema, upcaster) in one.accepts.items()
+        }
+        declared = {(schema.type, str(schema.version)) for aggregate in aggregates for schema in aggregate.schemas}
+        self._skipped = declared - self._versions.keys()
+        # A version from the future of an event of which nothing is wanted.
+        self._skipped_types = {type_ for type_, _ in declared} - {type_ for type_, _ in self._versions}
 
-    def record(self, record: Record) -> Event | Rejection:
-        """The event of a record, or why it is none."""
+    def record(self, record: Record) -> Event | Rejection | None:
+        """The event of a record, or why it is none; None for an event that was not asked for."""
+        headers = {name: _text(content) for name, content in record.headers}
+        type_, version = headers.get("eventType"), headers.get("schemaVersion")
+        if (type_, version) in self._skipped or type_ in self._skipped_types:
+            return None
         value, rejection = parse_json(record.value)
         if rejection is not None:
             return rejection
-        headers = {name: _text(content) for name, content in record.headers}
         event_id = headers.get("id")
-        rejection = self._id_rejection(event_id, record.recorded_ms) or self._contract_rejection(headers, value)
-        if rejection is not None:
+        known = self._versions.get((str(type_), str(version)))
+        rejection = self._id_rejection(event_id, record.recorded_ms) or self._undeclared(type_, version)
+        if rejection is not None or known is None:
             return rejection
-        try:
-            values = tuple(convert(column.type, value.get(column.name)) for column in self.columns)
-        except ValueError as error:
-            return Rejection("schema violation", shortened(str(error)))
-        if record.key != str(values[self._key_place]).encode():
-            return Rejection("key mismatch", f"the record's key is not its {self.key}")
-        return Event(str(event_id), values)
+        return self._event(known, str(event_id), record.key or b"", value)
+
+    def restore(self, name: str, version: int, event_id: str, payload: Mapping[str, Any]) -> Event | Rejection:
+        """An event of which the payload is known that it had when it was valid, in a version declared by now.
+
+        Raises KeyError if this version is not asked for any more.
+        """
+        known = next(
+            one for one in self._versions.values() if one.name == name and one.schema.version == version
+        )
+        return self._event(known, event_id, None, payload)
 
     def decode(self, records: Records) -> Decoded:
-        """As every decoder. Where all records are events they are decoded by columns, which takes half the time."""
+        """As every decoder. Where all records of an event are valid they are decoded by columns, in half the time."""
         if len(records) > AT_ONCE:
             return self.decode_parts(records.parts(AT_ONCE))
-        return self._all_events(records) or super().decode(records)
-
-    def _all_events(self, records: Records) -> Decoded | None:
-        """The events of these records; None if one of them is no event, or needs a second look."""
-        values = _parse_all(records.values)
-        if not values or not self._schema.are_values(values):
-            return None
         try:
             headers = [
                 {name: None if content is None else content.decode() for name, content in one}
                 for one in records.headers
             ]
+        except UnicodeDecodeError:
+            return super().decode(records)
+        groups: dict[tuple[str | None, str | None], list[int]] = {}
+        for place, one in enumerate(headers):
+            groups.setdefault((one.get("eventType"), one.get("schemaVersion")), []).append(place)
+        found = []
+        for kind, places in groups.items():
+            if kind in self._skipped or kind[0] in self._skipped_types:
+                found.append(Decoded({}, [], [], len(places)))
+                continue
+            is_all = len(groups) == 1
+            of_kind = records if is_all else records.at(places)
+            known = self._versions.get((str(kind[0]), str(kind[1])))
+            of_headers = headers if is_all else [headers[place] for place in places]
+            decoded = None if known is None else self._all_events(known, of_kind, of_headers)
+            found.append(decoded or super().decode(of_kind))
+        return found[0] if len(found) == 1 else Decoded.together(found)
+
+    def _event(self, known: Version, event_id: str, key: bytes | None, payload: Any) -> Event | Rejection:
+        violation = known.schema.violation(payload)
+        if violation is not None:
+            return Rejection("schema violation", violation.detail)
+        upcast = self._upcast(known, payload)
+        if isinstance(upcast, Rejection):
+            return upcast
+        try:
+            values = tuple(convert(column.type, upcast.get(column.name)) for column in known.columns)
+        except ValueError as error:
+            return Rejection("schema violation", shortened(str(error)))
+        own_key = next(value for value, column in zip(values, known.columns, strict=True) if column.name == self.key)
+        if key is not None and key != str(own_key).encode():
+            return Rejection("key mismatch", f"the record's key is not its {self.key}")
+        return Event(event_id, values, known.name)
+
+    def _upcast(self, known: Version, payload: Any) -> Any | Rejection:
+        if known.upcaster is None:
+            return payload
+        upcast = known.upcaster.upcast(payload)
+        for name in filter(None, (self.key, self.version)):
+            if not isinstance(upcast, Rejection) and upcast[name] != payload[name]:
+                return Rejection(UPCAST_FAILED, f"it changes the {name}, which decides the order of the events")
+        return upcast
+
+    def _all_events(
+        self, known: Version, records: Records, headers: Sequence[Mapping[str, str | None]]
+    ) -> Decoded | None:
+        """The events of these records; None if one of them is no event, or needs a second look."""
+        values = _parse_all(records.values)
+        if not values or not known.schema.are_valid(values):
+            return None
+        try:
             ids = pa.array([one.get("id") for one in headers], pa.string())
-            if not self._are_ids(ids, records.recorded_ms) or not self._schema.are_headers(headers):
+            if not self._are_ids(ids, records.recorded_ms):
                 return None
-            arrays = {
-                one.name: convert_all(one.type, [value.get(one.name) for value in values]) for one in self.columns
-            }
+            if known.upcaster is not None:
+                values = [self._upcast(known, value) for value in values]
+                if any(isinstance(value, Rejection) for value in values):
+                    return None
+            arrays = {one.name: convert_all(one.type, [value.get(one.name) for value in values]) for one in known.columns}
             keys = pa.array(records.keys, pa.binary()).cast(pa.string())
             if not keys.equals(arrays[self.key].cast(pa.string())):
                 return None
@@ -251,7 +301,7 @@ class EventDecoder(RecordDecoder):
             "partition": pa.array(records.partitions, pa.int32()),
             "offset": pa.array(records.offsets, pa.int64()),
         }
-        return Decoded(pa.table({**places, **arrays}), [], _traced(headers, list(places.values())))
+        return Decoded({known.name: pa.table({**places, **arrays})}, [], _traced(headers, list(places.values())))
 
     def _are_ids(self, ids: pa.Array, recorded_ms: Sequence[int]) -> bool:
         """Whether these can be the ids of events recorded then. Of times it looks at the first and the last only."""
@@ -274,36 +324,12 @@ class EventDecoder(RecordDecoder):
             return Rejection("id too old", f"header id: {event_id} is more than {days} days behind its record")
         return None
 
-    def _contract_rejection(self, headers: dict[str, str | None], value: Any) -> Rejection | None:
-        violation = self._schema.header_violation(headers)
-        if violation is not None:
-            return Rejection(HEADER_REASONS.get(violation.name, "schema violation"), violation.detail)
-        violation = self._schema.value_violation(value)
-        return None if violation is None else Rejection("schema violation", violation.detail)
-
-
-def _require_usable(schema: EventSchema, key: str, version: str | None, quantity: str | None) -> None:
-    columns = {column.name: column for column in schema.columns}
-    wanted: list[tuple[str, str | None, set[SqlType]]] = [
-        ("key", key, KEY_TYPES),
-        ("version", version, {"bigint"}),
-        ("quantity", quantity, {"bigint", "numeric"}),
-    ]
-    for use, name, types in wanted:
-        if name is not None and (name not in columns or columns[name].is_nullable or columns[name].type not in types):
-            raise Failure(
-                f"event schema {schema.name}: {name} cannot be the {use} of its events",
-                f"the {use} is a required property that is never null and becomes {' or '.join(sorted(types))}; an "
-                "integer becomes bigint if minimum and maximum keep it within 64 bits",
-                code="event-declaration-unusable",
-            )
-    reserved = sorted(PLACE & columns.keys())
-    if reserved:
-        raise Failure(
-            f"event schema {schema.name}: {', '.join(reserved)} is a column of every batch",
-            "give the property another name",
-            code="event-declaration-unusable",
-        )
+    def _undeclared(self, type_: str | None, version: str | None) -> Rejection | None:
+        if (type_, version) in self._versions:
+            return None
+        if any(type_ == known for known, _ in self._versions):
+            return Rejection(UNKNOWN_VERSION, f"header schemaVersion: {shortened(repr(version))} of {type_} is not declared")
+        return Rejection(UNKNOWN_TYPE, f"header eventType: {shortened(repr(type_))} is not declared on {self.topic}")
 
 
 def made_at_ms(event_id: str) -> int:
@@ -311,62 +337,15 @@ def made_at_ms(event_id: str) -> int:
     return int(event_id[:8] + event_id[9:13], 16)
 
 
-def parse_json(value: bytes | None) -> tuple[Any, Rejection | None]:
-    """A record's value as JSON, or why it is none. Numbers with a point or an exponent are exact decimals."""
-    if value is None:
-        return None, Rejection("no value", "the value is null: a tombstone is no event")
-    try:
-        decoded = _JSON.decode(value)
-    except NOT_JSON as error:
-        return None, Rejection("not JSON" if _is_utf8(value) else "not UTF-8", shortened(str(error)))
-    if _may_be_deep(value) and _is_deep(decoded):
-        return None, Rejection("not JSON", f"nested deeper than {NESTING_MAX} levels")
-    return decoded, None
-
-
 def _parse_all(values: Sequence[bytes | None]) -> list[Any] | None:
     """The values of records as JSON; None if one is null, is not JSON, or is nested too deep."""
     contents = [value for value in values if value is not None]
     try:
-        decoded = list(map(_JSON.decode, contents))
+        decoded = list(map(decode, contents))
     except NOT_JSON:
         return None
-    is_any_deep = any(map(_is_deep, compress(decoded, map(_may_be_deep, contents))))
+    is_any_deep = any(map(is_deep, compress(decoded, map(may_be_deep, contents))))
     return None if is_any_deep or len(contents) < len(values) else decoded
-
-
-def _may_be_deep(value: bytes) -> bool:
-    """Whether JSON has enough brackets to be nested too deep; each level takes two bytes."""
-    return len(value) > 2 * NESTING_MAX and value.count(b"[") + value.count(b"{") > NESTING_MAX
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _is_deep(decoded: Any) -> bool:
-    nested = [decoded] if isinstance(decoded, dict | list) else []
-    for _ in range(NESTING_MAX):
-        children = (child for value in nested for child in (value.values() if isinstance(value, dict) else value))
-        nested = [child for child in children if isinstance(child, dict | list)]
-    return bool(nested)
-
-
-def _number(text: str) -> Decimal:
-    try:
-        number = Decimal(text)
-    except InvalidOperation:  # its exponent has too many digits
-        number = None
-    if number is None or abs(number.adjusted()) > EXPONENT_MAX or len(text) > NUMBER_MAX_CHARACTERS:
-        raise ValueError(f"the number {shortened(text)} is out of range")
-    return number
-
-
-_JSON = msgspec.json.Decoder(float_hook=_number)
 
 
 def _text(content: bytes | None) -> str | None:

@@ -1,8 +1,8 @@
 """What a project declares for its sinks, and which sinks there are.
 
 Each subpackage of the project's package ``sinks`` with a module ``job`` declares jobs: a function ``jobs(settings)``
-that returns them. A job has one topic, one event and any number of projections; each strategy of the job makes one
-sink. A subpackage that is deleted is gone, and nothing else has to change.
+that returns them. A job is a sink: it has a name, the events that it wants, a strategy, and any number of projections. A
+subpackage that is deleted is gone, and nothing else has to change.
 """
 
 from __future__ import annotations
@@ -10,67 +10,91 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
+from outbox.events import catalog
 from outbox.sink import strategy
-from outbox.sink.records import RecordDecoder
-from outbox.sink.strategy import BUILT_IN, Strategy
+from outbox.sink.layout import Layout
+from outbox.sink.records import EventDecoder, RecordDecoder
+from outbox.sink.strategy import Strategy
 
 if TYPE_CHECKING:
     from outbox.sink.target import Target
 
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")  # the names of its staging tables must fit into 63 characters
+
 
 @dataclass(frozen=True)
 class SinkJob:
-    """One topic, how its records are decoded, and how events are applied.
+    """A sink, as a project declares it.
 
-    ``projections`` is a folder of SQL files (`outbox.sink.projection`). ``strategies`` are folders of strategies; a
-    strategy that needs a version is left out if the events have none. ``target`` is where the events are applied.
+    ``events`` are names from the catalog (`outbox.events.catalog`): ``account`` for all events of an aggregate type,
+    ``account.opened`` for one, ``account.opened.v1`` for one version. ``strategy`` is the name of a built-in strategy,
+    or a file. ``projections`` is a folder of SQL files (`outbox.sink.projection`). ``target`` is where the events are
+    applied. Records that are no events of the catalog, such as raw CDC, have ``decoders`` by topic instead; then
     ``carries`` says what `outbox check` compares: each event, or the state that a key has reached.
     """
 
-    topic: str
-    decoder: RecordDecoder
+    name: str
     projections: Path
     target: Target
-    strategies: Sequence[Path] = (BUILT_IN,)
+    events: Sequence[str] = ()
+    strategy: str | Path = "dedup"
+    decoders: Mapping[str, RecordDecoder] = field(default_factory=dict)
     carries: Literal["events", "states"] = "events"
 
-    def sinks(self) -> list[SinkSpec]:
-        """Its sinks, one per strategy."""
-        found = {name: one for folder in self.strategies for name, one in strategy.load(folder).items()}
-        has_version = self.decoder.version is not None
-        return [SinkSpec(self, one) for one in found.values() if has_version or one.needs != "version"]
+    def by(self, strategy: str | Path) -> SinkJob:
+        """The same job beside this one, by another strategy; it is called ``<name>-<strategy>``."""
+        return replace(self, name=f"{self.name}-{Path(strategy).stem}", strategy=strategy)
 
 
-class SinkSpec(NamedTuple):
-    """A sink that can be run: a job by a strategy. It has the strategy's name."""
+@dataclass(frozen=True)
+class SinkSpec:
+    """A sink that can be run: a job with its strategy, and the decoder of each topic that it reads."""
 
+    name: str
     job: SinkJob
     strategy: Strategy
+    decoders: Mapping[str, RecordDecoder]
 
     @property
-    def name(self) -> str:
-        """The sink's name."""
-        return self.strategy.name
+    def topics(self) -> list[str]:
+        """The topics that it reads."""
+        return sorted(self.decoders)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How its events lie in its tables."""
+        return Layout({name: columns for topic in self.topics for name, columns in self.decoders[topic].types.items()})
+
+    def topic_of(self, event: str) -> str:
+        """The topic of one of its events."""
+        return next(topic for topic, decoder in self.decoders.items() if event in decoder.types)
+
+    @property
+    def has_version(self) -> bool:
+        """Whether all its events are numbered by key."""
+        return all(decoder.version is not None for decoder in self.decoders.values())
 
 
 def jobs(settings: Settings) -> list[SinkJob]:
     """The jobs of this project, in the order of their packages' names. It does not load Spark."""
-    name = project.current().sinks
+    name = project.current().sinks_package
     try:
         package = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
         raise Failure(
-            f"there is no package {name}", "correct `sinks` in [tool.outbox]", code="sinks-package-missing"
+            f"there is no package {name}", "correct `sinks-package` in [tool.outbox]", code="sinks-package-missing"
         ) from None
     found: list[SinkJob] = []
     for entry in pkgutil.iter_modules(package.__path__, f"{name}."):
@@ -80,13 +104,44 @@ def jobs(settings: Settings) -> list[SinkJob]:
 
 
 def sinks(settings: Settings) -> dict[str, SinkSpec]:
-    """Every sink of this project, by name. Raises Failure if two jobs have a strategy of the same name."""
+    """Every sink of this project, by name.
+
+    Raises Failure if two jobs have one name, or if a job cannot be run as it is declared.
+    """
     found: dict[str, SinkSpec] = {}
-    for one in (sink for job in jobs(settings) for sink in job.sinks()):
-        if one.name in found:
-            raise Failure(f"two jobs have a strategy called {one.name}", "rename one", code="strategy-ambiguous")
-        found[one.name] = one
+    for job in jobs(settings):
+        if job.name in found:
+            raise Failure(f"two jobs are called {job.name}", "rename one", code="sink-ambiguous")
+        found[job.name] = resolve(settings, job)
     return found
+
+
+def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
+    """The sink of a job. Raises Failure if its name, events or strategy cannot be used."""
+    if not NAME.fullmatch(job.name):
+        raise _unusable(job, "its name is not a word", "a-z, 0-9, _ and -, at most 40, a letter first")
+    if bool(job.events) is bool(job.decoders):
+        raise _unusable(job, "it takes no events", 'name them: events=["account.opened"]')
+    found = strategy.find(job.strategy)
+    spec = SinkSpec(job.name, job, found, job.decoders or event_decoders(settings, job.events))
+    if found.needs == "version" and not spec.has_version:
+        raise _unusable(
+            job,
+            f"strategy {found.name} needs events that are numbered by key",
+            "name the version in connect/events/AGGREGATE/aggregate.toml, or choose another strategy",
+        )
+    return spec
+
+
+def event_decoders(settings: Settings, names: Sequence[str]) -> dict[str, EventDecoder]:
+    """By topic, the decoder of the events of these names. Raises Failure for an unknown name."""
+    known = catalog.of(settings)
+    wanted = known.wanted(names)
+    return {
+        topic: EventDecoder(aggregates, mine, settings.sink_id_age_max_days)
+        for topic, aggregates in known.topics.items()
+        if (mine := [one for one in wanted if one.schema.aggregate in {aggregate.name for aggregate in aggregates}])
+    }
 
 
 def choose(settings: Settings, names: Sequence[str]) -> list[SinkSpec]:
@@ -95,15 +150,19 @@ def choose(settings: Settings, names: Sequence[str]) -> list[SinkSpec]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise Failure(
-            f"no strategy is called {', '.join(unknown)}", f"there are {', '.join(known)}", code="strategy-unknown"
+            f"no sink is called {', '.join(unknown)}", f"there are {', '.join(known) or 'none'}", code="sink-unknown"
         )
     return [known[name] for name in dict.fromkeys(names)]
 
 
-def topic_of(settings: Settings, name: str) -> str:
-    """The topic that a sink reads. A sink whose strategy is gone is taken for a reader of the events."""
-    known = sinks(settings)
-    return known[name].job.topic if name in known else settings.topic
+def chosen(settings: Settings, name: str) -> SinkSpec:
+    """The sink of a name. Raises Failure for an unknown name."""
+    (found,) = choose(settings, [name])
+    return found
+
+
+def _unusable(job: SinkJob, problem: str, remedy: str) -> Failure:
+    return Failure(f"sink {job.name}: {problem}", remedy, code="sink-unusable")
 
 
 def _path(package: str) -> list[str]:

@@ -8,8 +8,9 @@ A strategy may have two sections. ``-- [select]`` is all of that; ``-- [remember
 ``new_events``, for a strategy that must not remember them. Without sections all of the file selects. What a strategy
 without ``-- [remember]`` knows of a rejected event stays: the event's dead letter says that it is not applied.
 
-``%(sink)s`` is the sink's name, ``%(topic)s`` and ``%(topic_id)s`` are the topic's; a literal percent sign is written
-twice. ``{key}`` and ``{version}`` are the columns of the job's key and version.
+A batch has events of one topic, and maybe of several types: what a strategy may rely on is ``event_id``, ``partition``,
+``offset``, and the columns ``{key}`` and ``{version}`` of the key and the version. ``%(sink)s`` is the sink's name,
+``%(topic)s`` and ``%(topic_id)s`` are the topic's; a literal percent sign is written twice.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LINE = re.compile(r"^--[ \t]*(\w+)[ \t]*:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Strategy:
-    """One strategy file. A sink is named after its strategy."""
+    """One strategy file."""
 
     name: str
     idea: str
@@ -72,6 +73,22 @@ def load(folder: Path) -> dict[str, Strategy]:
     Raises Failure for a file without its header, and for one whose header or sections have a typing mistake.
     """
     return {file.stem: _read(file) for file in sorted(folder.glob("*.sql"))}
+
+
+def find(strategy: str | Path) -> Strategy:
+    """The built-in strategy of a name, or the strategy in a file. Raises Failure if there is none, and as `load`."""
+    if isinstance(strategy, Path):
+        if not strategy.is_file():
+            raise Failure(f"there is no strategy {strategy}", "correct the job's strategy", code="strategy-unknown")
+        return _read(strategy)
+    known = load(BUILT_IN)
+    if strategy not in known:
+        raise Failure(
+            f"no strategy is called {strategy}",
+            f"there are {', '.join(known)}; one of yours is a file: strategy=HERE / 'mine.sql'",
+            code="strategy-unknown",
+        )
+    return known[strategy]
 
 
 def _read(file: Path) -> Strategy:

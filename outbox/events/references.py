@@ -1,0 +1,144 @@
+"""`$ref` from one schema file to another, resolved when the files are read: each schema becomes one document.
+
+A reference is a relative path, a JSON Pointer, or both: ``../common.schema.json#/$defs/uuid``. Paths stay inside the folder
+of events. The document of a file is its own; what it refers to in others is put under ``$defs``, by the file's path.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from outbox.base.errors import Failure
+
+# Their content is data, not a schema.
+DATA = {"const", "enum", "default", "examples"}
+MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}  # by names of the author
+# Subschemas that apply to the same value; a circle of these has no end.
+IN_PLACE = ("not", "if", "then", "else")
+IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
+
+Json = Any
+
+
+def bundle(file: Path, folder: Path) -> dict[str, Json]:
+    """The schema of a file as one document that refers to nothing outside of it.
+
+    Raises Failure if a file is missing or is no JSON object, if a reference leads nowhere or leaves ``folder``, or if
+    references form a circle that applies to one value.
+    """
+    folder = folder.resolve()
+    return _Bundle(file.resolve(), folder).document
+
+
+def resolve(document: Mapping[str, Json], rule: Json) -> Mapping[str, Json]:
+    """The rule with what it refers to within the document. Circles are refused when a file is read."""
+    found: dict[str, Json] = {}
+    while isinstance(rule, dict):
+        found = {**rule, **found}
+        if not str(rule.get("$ref", "")).startswith("#/"):
+            break
+        rule = pointed_at(document, rule["$ref"])
+    return found
+
+
+def pointed_at(document: Json, pointer: str) -> Json:
+    """What a JSON Pointer (``#/…``, RFC 6901) leads to. Raises KeyError if that is nothing."""
+    target = document
+    for part in pointer.removeprefix("#").removeprefix("/").split("/") if pointer not in ("", "#") else ():
+        name = part.replace("~1", "/").replace("~0", "~")
+        target = target[int(name)] if isinstance(target, list) and name.isdigit() else target[name]
+    return target
+
+
+class _Bundle:
+    def __init__(self, file: Path, folder: Path) -> None:
+        self._file, self._folder = file, folder
+        self._added: set[Path] = set()
+        self._ending: set[int] = set()  # nodes from which no circle begins
+        self.document = read(file)
+        self.document.pop("$id", None)  # would be the base of references; here that is the file's path
+        self._rewrite(self.document, file, "#")
+        for node in _nodes(self.document):
+            self._require_end(node)
+
+    def _rewrite(self, top: dict[str, Json], file: Path, root: str) -> None:
+        """Let references in a schema of a file lead to places in the document; ``root`` is where the file is in it."""
+        for node in list(_nodes(top)):
+            if isinstance(node.get("$ref"), str):
+                node["$ref"] = self._place(node["$ref"], file, root)
+
+    def _place(self, reference: str, file: Path, root: str) -> str:
+        path, _, pointer = reference.partition("#")
+        target = (file.parent / path).resolve() if path else file
+        if ":" in path or not target.is_relative_to(self._folder):
+            raise self._failure(f"{reference} is not a file in {self._folder.name}")
+        if pointer and not pointer.startswith("/"):
+            raise self._failure(f"{reference} is not a path and a JSON Pointer (#/…)")
+        if target == file:
+            return root + pointer
+        if target == self._file:
+            return f"#{pointer}"
+        name = target.relative_to(self._folder).as_posix()
+        place = "#/$defs/" + name.replace("~", "~0").replace("/", "~1")
+        if target not in self._added:
+            self._added.add(target)
+            content = read(target)
+            content.pop("$id", None)
+            content.pop("$schema", None)
+            self.document.setdefault("$defs", {})[name] = content
+            self._rewrite(content, target, place)
+        return place + pointer
+
+    def _require_end(self, node: Json, above: frozenset[int] = frozenset()) -> None:
+        """Follow what applies to the same value. Raises Failure for a circle."""
+        if not isinstance(node, dict) or id(node) in self._ending:
+            return
+        if id(node) in above:
+            raise self._failure("its references form a circle")
+        for child in self._in_place(node):
+            self._require_end(child, above | {id(node)})
+        self._ending.add(id(node))
+
+    def _in_place(self, node: dict[str, Json]) -> Iterator[Json]:
+        if isinstance(node.get("$ref"), str):
+            try:
+                yield pointed_at(self.document, node["$ref"])
+            except (KeyError, IndexError, TypeError):
+                raise self._failure(f"nothing is at {node['$ref']}") from None
+        yield from (node[name] for name in IN_PLACE if name in node)
+        for name in IN_PLACE_LISTS:
+            found = node.get(name)
+            yield from found if isinstance(found, list) else ()
+
+    def _failure(self, problem: str) -> Failure:
+        return Failure(f"event schema {self._file}: {problem}", "correct the file", code="schema-unusable")
+
+
+def read(file: Path) -> dict[str, Json]:
+    """The JSON object in a file. Raises Failure if it is missing or is none."""
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise Failure(f"event schema {file}: {error}", "correct the file", code="schema-unusable") from None
+    if not isinstance(content, dict):
+        raise Failure(f"event schema {file}: it is no JSON object", "correct the file", code="schema-unusable")
+    return content
+
+
+def _nodes(node: Json) -> Iterator[dict[str, Json]]:
+    """A schema and all schemas in it."""
+    if not isinstance(node, dict):
+        return
+    yield node
+    for name, child in node.items():
+        if name in DATA:
+            continue
+        if name in MAPS and isinstance(child, dict):
+            for named in child.values():
+                yield from _nodes(named)
+        else:
+            for one in child if isinstance(child, list) else [child]:
+                yield from _nodes(one)

@@ -1,0 +1,190 @@
+"""The JSON Schema (draft 2020-12) of a payload, as the service writes it and the sinks read it.
+
+One library validates everywhere, so a keyword such as ``pattern`` means the same to `append`, the sinks and
+`outbox check`. Properties that the schema does not name are allowed and ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jsonschema_rs
+
+from outbox.base.errors import Failure
+from outbox.events.references import bundle, resolve
+
+SqlType = Literal["uuid", "timestamptz", "bigint", "numeric", "boolean", "text", "jsonb"]
+
+BIGINT_MIN, BIGINT_MAX = -(2**63), 2**63 - 1
+DETAIL_MAX_CHARACTERS = 200
+
+
+class Column(NamedTuple):
+    """A property of the event as a column of Postgres."""
+
+    name: str
+    type: SqlType
+    is_nullable: bool
+
+
+class Violation(NamedTuple):
+    """What breaks the schema: the first property at fault, and why."""
+
+    name: str
+    detail: str
+
+
+class Rejection(NamedTuple):
+    """Why a record is no event: the kind of fault, from a short list to filter by, and a detail for people."""
+
+    reason: str
+    detail: str
+
+
+class PayloadSchema:
+    """A JSON Schema of an object, the columns that its properties become, and its validator."""
+
+    def __init__(self, name: str, document: dict[str, Any]) -> None:
+        """``document`` refers to nothing outside of it. Raises Failure if it is no JSON Schema of an object."""
+        self.name = name
+        self.document = document
+        try:
+            self._compile()
+        except (ValueError, jsonschema_rs.ValidationError) as error:
+            raise self._unusable(str(error)) from None
+        if not self._properties():
+            raise self._unusable("it has no properties")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For executors. The compiled validator stays behind and is made again."""
+        return {name: value for name, value in vars(self).items() if name != "_validator"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._compile()
+
+    def _compile(self) -> None:
+        self._validator = jsonschema_rs.Draft202012Validator(self.document, validate_formats=True)
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """The named properties as columns, in their order. Objects, arrays and mixed types become ``jsonb``."""
+        required = self._required()
+        return tuple(self._column(name, rule, name in required) for name, rule in self._properties().items())
+
+    def are_valid(self, payloads: Iterable[object]) -> bool:
+        """Whether all of these payloads, decoded from JSON, are valid."""
+        return all(map(self._validator.is_valid, payloads))
+
+    def violation(self, payload: object) -> Violation | None:
+        """The first violation of a payload, decoded from JSON; None if it is valid."""
+        return None if self._validator.is_valid(payload) else _first(self._validator, payload)
+
+    def require_valid(self, payload: object) -> None:
+        """Raises Failure naming the first property of a payload that breaks the contract."""
+        violation = self.violation(payload)
+        if violation is not None:
+            raise Failure(f"{self.name}: {violation.detail}", code="event-invalid")
+
+    def _parts(self) -> list[Mapping[str, Any]]:
+        """The schema and what it includes by ``$ref`` or ``allOf``: all of it describes the payload itself."""
+        parts, waiting = [], [dict(resolve(self.document, self.document))]
+        while waiting:
+            part = waiting.pop(0)
+            parts.append(part)
+            waiting += [dict(resolve(self.document, one)) for one in part.get("allOf", ())]
+        return parts
+
+    def _properties(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for part in self._parts():
+            for name, rule in (part.get("properties") or {}).items():
+                found.setdefault(name, rule)
+        return found
+
+    def _required(self) -> set[str]:
+        return {name for part in self._parts() for name in part.get("required", ())}
+
+    def _column(self, name: str, rule: Any, is_required: bool) -> Column:
+        rule = resolve(self.document, rule)
+        types = _types(rule)
+        is_nullable = not is_required or "null" in types or not types
+        return Column(name, _sql_type(rule, types - {"null"}), is_nullable)
+
+    def _unusable(self, problem: str) -> Failure:
+        return Failure(f"event schema {self.name}: {problem}", "correct the file", code="schema-unusable")
+
+
+class EventSchema(PayloadSchema):
+    """The declaration of one version of one event type."""
+
+    def __init__(self, aggregate: str, type_: str, version: int, document: dict[str, Any]) -> None:
+        """See `PayloadSchema`."""
+        self.aggregate, self.type, self.version = aggregate, type_, version
+        super().__init__(f"{aggregate}.{type_}.v{version}", document)
+
+    @property
+    def event(self) -> str:
+        """The event's name without its version, such as ``account.opened``."""
+        return f"{self.aggregate}.{self.type}"
+
+    @property
+    def is_deprecated(self) -> bool:
+        """Whether it may no longer be written. Sinks still read it."""
+        return bool(self.document.get("deprecated"))
+
+    @property
+    def examples(self) -> list[Any]:
+        """The example payloads of its file."""
+        return list(self.document.get("examples", ()))
+
+
+def load(file: Path) -> PayloadSchema:
+    """The JSON Schema in a file that declares no event of ours, such as Debezium's envelope.
+
+    Raises Failure if the file is missing, or is no JSON Schema of an object.
+    """
+    return PayloadSchema(file.name, bundle(file, file.parent))
+
+
+def shortened(text: str) -> str:
+    """A detail for people, however long the value was. Characters that do not print are escaped.
+
+    So it fits into a ``text`` of Postgres, which cannot hold NUL, and has no escape sequences for a terminal.
+    """
+    shown = "".join(map(_printable, text[: DETAIL_MAX_CHARACTERS + 1]))
+    return shown if len(shown) <= DETAIL_MAX_CHARACTERS else f"{shown[:DETAIL_MAX_CHARACTERS]}…"
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def _first(validator: jsonschema_rs.Draft202012Validator, instance: object) -> Violation:
+    error = next(iter(validator.iter_errors(instance)))
+    path = [str(part) for part in error.instance_path] or [getattr(error.kind, "property", "")]
+    return Violation(path[0], shortened(f"$.{'.'.join(path)}: {error.message}"))
+
+
+def _types(rule: Mapping[str, Any]) -> set[str]:
+    if "type" in rule:
+        return {rule["type"]} if isinstance(rule["type"], str) else set(rule["type"])
+    values = rule.get("enum", [rule["const"]] if "const" in rule else [])
+    return {"null" if value is None else "string" if isinstance(value, str) else "mixed" for value in values}
+
+
+def _sql_type(rule: Mapping[str, Any], types: set[str]) -> SqlType:
+    if types == {"string"}:
+        formats: dict[str, SqlType] = {"uuid": "uuid", "date-time": "timestamptz"}
+        return formats.get(rule.get("format", ""), "text")
+    if types == {"boolean"}:
+        return "boolean"
+    if types == {"integer"}:
+        fits = rule.get("minimum", -(2**64)) >= BIGINT_MIN and rule.get("maximum", 2**64) <= BIGINT_MAX
+        return "bigint" if fits else "numeric"
+    if types and types <= {"integer", "number"}:
+        return "numeric"
+    return "jsonb"

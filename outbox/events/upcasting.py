@@ -1,0 +1,81 @@
+"""Upcasters: pure functions that bring a payload of an older version to the next declared one.
+
+They are in a file `upcast.py` beside the schemas of an aggregate, each named after the event type and the version that it
+takes, and return the payload of the next declared version:
+
+    def opened_v1(payload: dict[str, Any]) -> dict[str, Any]:
+        return {**payload, "owner": None}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outbox.base.errors import Failure
+from outbox.events.schema import EventSchema, Rejection, shortened
+
+FILE = "upcast.py"
+UPCAST_FAILED = "upcast failed"
+
+Function = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass
+class Upcaster:
+    """Brings payloads of one version to that of ``target``, by functions of a file. Executors receive it by pickling:
+    the file's text travels, so no executor needs the file.
+    """
+
+    file: str
+    source: str
+    names: Sequence[str]
+    target: EventSchema
+    _functions: list[Function] = field(default_factory=list, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_functions": []}
+
+    def upcast(self, payload: Any) -> Any | Rejection:
+        """The payload of the target's version; or a rejection if a function fails, or returns what is not valid."""
+        if not self._functions:
+            known = _functions(self.file, self.source)
+            self._functions = [known[name] for name in self.names]
+        name = ""
+        try:
+            for name, function in zip(self.names, self._functions, strict=True):  # noqa: B007 - names the failure
+                payload = function(dict(payload))
+        except Exception as error:  # noqa: BLE001 - a mistake in it sets the event aside
+            return Rejection(UPCAST_FAILED, shortened(f"{name}: {type(error).__name__}: {error}"))
+        violation = self.target.violation(payload)
+        return payload if violation is None else Rejection(UPCAST_FAILED, shortened(f"{name}: {violation.detail}"))
+
+
+def name_of(type_: str, version: int) -> str:
+    """The name of the function that takes a version of an event type."""
+    return f"{re.sub(r'[^0-9A-Za-z_]', '_', type_)}_v{version}"
+
+
+def names_in(file: Path) -> set[str]:
+    """The functions of a file; none if there is no file. Raises Failure if it cannot be run."""
+    return set(_functions(str(file), file.read_text())) if file.is_file() else set()
+
+
+def chain(file: Path, versions: Sequence[EventSchema]) -> Upcaster | None:
+    """The upcaster from the first of these versions, in order, to the last; None if a function is missing."""
+    names = [name_of(one.type, one.version) for one in versions[:-1]]
+    if not names or not names_in(file).issuperset(names):
+        return None
+    return Upcaster(str(file), file.read_text(), names, versions[-1])
+
+
+def _functions(file: str, source: str) -> dict[str, Function]:
+    space: dict[str, Any] = {"__name__": "upcast", "__file__": file}
+    try:
+        exec(compile(source, file, "exec"), space)  # noqa: S102 - the project's own file
+    except Exception as error:
+        raise Failure(f"{file}: {type(error).__name__}: {error}", "correct the file", code="upcaster-unusable") from None
+    return {name: found for name, found in space.items() if callable(found)}

@@ -1,0 +1,120 @@
+"""How the events of a sink lie in its temporary tables: ``batch``, ``new_events``, and the staging tables.
+
+The tables have the columns of all event types of the sink. Columns of one name and one SQL type are one column; where
+types differ, the column's name is followed by its type, as in ``amount:numeric``. A sink of several event types has one
+more column, ``event_type``, with the event's name. A column that an event type lacks is NULL.
+
+For each event type there is a view over ``new_events`` with just that type's columns, under their own names:
+``account_opened`` for the event ``account.opened``, ``account_opened_v1`` if that version is asked for alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from psycopg2 import sql
+
+from outbox.base.errors import Failure
+from outbox.events.schema import Column
+from outbox.sink.batch import Rows
+from outbox.sink.records import Event
+from outbox.sink.values import ARROW_TYPES
+
+EVENT_TYPE = "event_type"
+PLACE = ("event_id", "partition", "offset")
+
+
+class Layout:
+    """The columns of a sink's tables, beside event id, partition and offset, and where each event's columns are."""
+
+    def __init__(self, types: Mapping[str, Sequence[Column]]) -> None:
+        """``types``: by the name of an event its columns. Raises Failure if two events would have one view."""
+        self.types = dict(types)
+        sql_types: dict[str, set[str]] = defaultdict(set)
+        for columns in types.values():
+            for column in columns:
+                sql_types[column.name].add(column.type)
+        self._places = {
+            event: {
+                column.name: column.name if len(sql_types[column.name]) == 1 else f"{column.name}:{column.type}"
+                for column in columns
+            }
+            for event, columns in types.items()
+        }
+        self.columns = self._columns()
+        self.views = {view_name(event): event for event in types}
+        if len(self.views) < len(types):
+            raise Failure(
+                f"two of the events {', '.join(types)} have views of one name",
+                "rename an event, or let another sink take it",
+                code="event-view-ambiguous",
+            )
+
+    @property
+    def has_types(self) -> bool:
+        """Whether rows say which event they are: there are several."""
+        return len(self.types) > 1
+
+    def place(self, event: str, column: str) -> str:
+        """The column of the tables in which an event has one of its columns."""
+        return self._places[event][column]
+
+    def view(self, event: str) -> sql.Composed:
+        """The definition of an event's view: its own columns under their own names."""
+        columns = [
+            sql.SQL("{} AS {}").format(sql.Identifier(place), sql.Identifier(name))
+            for name, place in {**{name: name for name in PLACE}, **self._places[event]}.items()
+        ]
+        query = sql.SQL("SELECT {} FROM new_events").format(sql.SQL(", ").join(columns))
+        if not self.has_types:
+            return sql.Composed([query])
+        return sql.Composed([query, sql.SQL(" WHERE event_type = {}").format(sql.Literal(event))])
+
+    def rows(self, event: str, table: pa.Table) -> pa.Table:
+        """Rows of an event with the columns of the tables."""
+        places = self._places[event]
+        renamed = table.rename_columns([places.get(name, name) for name in table.column_names])
+        if not self.has_types:
+            return renamed
+        return renamed.append_column(EVENT_TYPE, pa.array([event] * table.num_rows, pa.string()))
+
+    def table(self, rows: Rows) -> pa.Table:
+        """All rows as one table; NULL where an event lacks a column."""
+        types = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
+        types |= {column.name: ARROW_TYPES[column.type] for column in self.columns}
+        schema = pa.schema([pa.field(name, type_) for name, type_ in types.items()])
+        tables = [self.rows(event, table) for event, table in rows.items()]
+        return pa.concat_tables([schema.empty_table(), *tables], promote_options="default").select(schema.names)
+
+    def as_json(self, event: Event, partition: int, offset: int) -> str:
+        """An event as a JSON object of the tables' columns. Numbers keep all their digits."""
+        row: dict[str, Any] = {"event_id": event.event_id, "partition": partition, "offset": offset}
+        if self.has_types:
+            row[EVENT_TYPE] = event.name
+        for column, value in zip(self.types[event.name], event.values, strict=True):
+            is_json = column.type == "jsonb" and value is not None
+            row[self.place(event.name, column.name)] = msgspec.Raw(value.encode()) if is_json else value
+        return msgspec.json.encode(row).decode()
+
+    def _columns(self) -> tuple[Column, ...]:
+        found: dict[str, list[Column]] = defaultdict(list)
+        for event, columns in self.types.items():
+            for column in columns:
+                found[self._places[event][column.name]].append(column)
+        return (
+            *((Column(EVENT_TYPE, "text", is_nullable=False),) if self.has_types else ()),
+            *(
+                Column(name, of[0].type, len(of) < len(self.types) or any(one.is_nullable for one in of))
+                for name, of in found.items()
+            ),
+        )
+
+
+def view_name(event: str) -> str:
+    """The name of an event's view."""
+    return re.sub(r"[^0-9a-z_]", "_", event.lower())
