@@ -310,7 +310,7 @@ def _sink(
                 "events-dropped",
                 f"sink {name} has not applied offsets {next_offset} to {first - 1} of partition {partition}, and the "
                 "topic has dropped them",
-                f"`outbox check` shows what is missing, `outbox rebuild --sink {name} --from source` restores it",
+                f"`outbox check` shows what is missing, `outbox rebuild {name} --from source` restores it",
             )
         else:
             lag += last - next_offset
@@ -328,10 +328,10 @@ def _driver(settings: Settings, name: str, lag: int) -> Diagnosis:
     if driver is not None:
         return _ok("sink-running", f"sink {name} is running, {lag} offsets behind")
     if name.endswith(rebuild.SUFFIX):
-        remedy = f"`outbox rebuild --sink {name.removesuffix(rebuild.SUFFIX)} --from topic`, or --drop-copy"
+        remedy = f"`outbox rebuild {name.removesuffix(rebuild.SUFFIX)} --from topic`, or --drop-copy"
         return _problem("rebuild-unfinished", f"{name} is a copy that was never swapped in", remedy)
     message = f"sink {name} is not running; it is {lag} offsets behind"
-    return _problem("sink-not-running", message, f"`outbox sink --strategy {name}`")
+    return _problem("sink-not-running", message, f"`outbox sink {name}`")
 
 
 def _checkpoint(name: str, stored: Offsets, committed: Offsets) -> Iterator[Diagnosis]:
@@ -341,7 +341,7 @@ def _checkpoint(name: str, stored: Offsets, committed: Offsets) -> Iterator[Diag
             "checkpoint-ahead",
             f"the checkpoint of sink {name} is at offset {offset} of partition {partition}, its database at "
             f"{stored.get(partition, 0)}: the database is older",
-            f"`outbox rewind --sink {name} --to-positions`",
+            f"`outbox rewind {name} --to-positions`",
         )
     if not ahead:
         yield _ok("checkpoint", f"the checkpoint of sink {name} is not ahead of its database")

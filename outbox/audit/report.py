@@ -159,7 +159,7 @@ class Report:
         for sink in self.sinks:
             if sink.name == name:
                 return sink
-        raise Failure(f"sink {name} has never run", f"`outbox sink --strategy {name}` runs it", code="sink-never-ran")
+        raise Failure(f"sink {name} has never run", f"`outbox sink {name}` runs it", code="sink-never-ran")
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON. Its keys are stable; numbers may have a fraction."""

@@ -95,7 +95,7 @@ def load(root: Path) -> Project:
     table = _table(root)
     if table is None:
         raise Failure(f"{root / FILE} has no table [tool.outbox]", f"correct {VARIABLE}", code="project-missing")
-    values = {key.replace("-", "_"): value for key, value in table.items()}
+    values: dict[str, Any] = {key.replace("-", "_"): value for key, value in table.items()}
     folders = {name: (root / values.pop(name)).resolve() for name in FOLDERS if name in values}
     known = {name for name in Project.__dataclass_fields__ if name not in ("root", "folders")}
     unknown = sorted(values.keys() - known)
@@ -109,11 +109,11 @@ def load(root: Path) -> Project:
         )
     for name, value in values.items():
         wanted = {"sinks": list, "validate_events": bool}.get(name, str)
-        if not isinstance(value, wanted) or (wanted is list and not all(isinstance(one, str) for one in value)):
+        if not isinstance(value, wanted) or (isinstance(value, list) and not all(isinstance(one, str) for one in value)):
             kind = {list: 'a list of names, for example ["balances"]', bool: "true or false"}.get(wanted, "a text")
             raise _wrong(root, f"has {name.replace('_', '-')} = {value!r}", f"it must be {kind}")
-    sinks = values.pop("sinks", Project.sinks)
-    return Project(root=root, folders=folders, sinks=tuple(sinks), **values)
+    values["sinks"] = tuple(values.get("sinks", ()))
+    return Project(root=root, folders=folders, **values)
 
 
 def _wrong(root: Path, problem: str, remedy: str) -> Failure:

@@ -61,7 +61,7 @@ def dead_letters() -> None:
 @filters
 @click.option(
     "--status",
-    type=click.Choice(["open", "replayed", "discarded", "all"]),
+    type=click.Choice(["open", "replayed", "discarded", "skipped", "all"]),
     default="open",
     show_default=True,
     help="With this status.",
@@ -142,6 +142,7 @@ def replay(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bo
     lines = [
         f"sink {sink}: {would} {one.applied + one.duplicates} ({one.applied} applied, {one.duplicates} were applied "
         f"already), {one.rejected} rejected again"
+        + (f", {one.skipped} closed because the sink does not ask for them" if one.skipped else "")
         for sink, one in done.items()
     ]
     if not as_json:
@@ -158,12 +159,13 @@ def replay(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bo
 @dead_letters.command()
 @filters
 @everything
+@click.option("--because", required=True, help="Why: kept with them, and shown by `outbox check`.")
 @dry
 @as_json_option
-def discard(is_all: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
-    """Give them up: their events are never applied, even if they are repeated."""
+def discard(is_all: bool, because: str, dry_run: bool, as_json: bool, **chosen: Any) -> None:
+    """Give them up: their events are never applied, even if they are repeated. `outbox check` reports them no more."""
     with _to_repair(configuration.load(), chosen, is_all) as (connection, letters):
-        done = repair.discard(connection, letters, dry_run=dry_run)
+        done = repair.discard(connection, letters, because=because, dry_run=dry_run)
     if as_json:
         sinks = {sink: {"discarded": count} for sink, count in done.items()}
         click.echo(json.dumps({"dry_run": dry_run, "sinks": sinks}))

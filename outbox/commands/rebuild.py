@@ -13,6 +13,7 @@ from outbox.base import log
 from outbox.base import settings as configuration
 from outbox.base.settings import Settings
 from outbox.kafka import topics
+from outbox.kafka.topics import Topic
 from outbox.sink import spec
 from outbox.sink.repair import rebuild as rebuilding
 from outbox.sink.spec import SinkSpec
@@ -22,7 +23,7 @@ UNCHANGED = "nothing was changed (--dry-run)"
 
 
 @click.command()
-@click.option("--sink", required=True, metavar="NAME", help="The sink; it has the name of its strategy.")
+@click.argument("sink", metavar="NAME")
 @click.option(
     "--from",
     "source",
@@ -47,7 +48,7 @@ def rebuild(
     settings = configuration.load()
     if source == "source" and (restart or drop_copy):
         raise click.UsageError("--restart and --drop-copy are for --from topic")
-    (declared,) = spec.choose(settings, [sink])
+    declared = spec.chosen(settings, sink)
     declared.job.target.require_rebuildable(declared)
     if source == "source":
         _from_source(settings, declared, dry_run, yes)
@@ -60,17 +61,16 @@ def rebuild(
 
 
 def _from_source(settings: Settings, declared: SinkSpec, dry_run: bool, yes: bool) -> None:
-    sink, topic = declared.strategy.name, topics.describe(settings, declared.job.topic)
-    first = topics.first_offsets(settings, topic.name)
+    sink, (described, first) = declared.name, _look_up(settings, declared)
     if dry_run or not yes:
-        would = rebuilding.from_source(settings, declared, topic, first, dry_run=True)
+        would = rebuilding.from_source(settings, declared, described, first, dry_run=True)
         _print_differences(would.differences)
         _print_skipped(would.skipped)
         if dry_run:
             click.echo(UNCHANGED)
             return
         click.confirm(f"Set sink {sink} to the source's totals?", abort=True)
-    taken = rebuilding.from_source(settings, declared, topic, first)
+    taken = rebuilding.from_source(settings, declared, described, first)
     if yes:
         _print_differences(taken.differences)
         _print_skipped(taken.skipped)
@@ -81,28 +81,34 @@ def _from_topic(settings: Settings, declared: SinkSpec, restart: bool, dry_run: 
     from outbox.sink.spark import stream
 
     log.configure(settings)
-    sink = declared.strategy.name
-    copy = replace(declared.strategy, name=rebuilding.copy_of(sink))
+    sink = declared.name
+    copy = replace(declared, name=rebuilding.copy_of(sink))
     with rebuilding.reserved(settings, sink) as connection:
         if restart:
             rebuilding.drop_copy(connection, sink)
-        topic = topics.describe(settings, declared.job.topic)
-        if rebuilding.begin(connection, sink, topic, topics.first_offsets(settings, topic.name)):
+        described, first = _look_up(settings, declared)
+        if rebuilding.begin(connection, sink, described, first):
             click.echo("resuming an interrupted rebuild; --restart starts again")
         # The live sink has the metrics port.
         quiet = settings.model_copy(update={"sink_metrics_port": 0})
-        stream.run(quiet, [SinkSpec(declared.job, copy)], until_caught_up=True)
+        stream.run(quiet, [copy], until_caught_up=True)
         _print_differences(rebuilding.differences(connection, sink))
         if dry_run:
             click.echo(f"{UNCHANGED}; the copy stays: the next run resumes it, --drop-copy deletes it")
             return
         if not yes:
             click.confirm(f"Replace sink {sink} by the copy?", abort=True)
-        generation = rebuilding.swap(connection, sink, topic, topics.first_offsets(settings, topic.name))
+        generation = rebuilding.swap(connection, sink, *_look_up(settings, declared))
     click.echo(
         f"sink {sink} is replaced: a running driver stops at its next batch, the next one uses checkpoint generation "
         f"{generation}; older generations and those of {copy.name} can be deleted"
     )
+
+
+def _look_up(settings: Settings, declared: SinkSpec) -> tuple[list[Topic], dict[str, dict[int, int]]]:
+    """The sink's topics, and their first offsets."""
+    described = [topics.describe(settings, topic) for topic in declared.topics]
+    return described, {topic.name: topics.first_offsets(settings, topic.name) for topic in described}
 
 
 def _print_differences(differences: Mapping[str, Decimal] | None) -> None:
@@ -116,6 +122,6 @@ def _print_differences(differences: Mapping[str, Decimal] | None) -> None:
         click.echo(f"  {key}  {difference:+}")
 
 
-def _print_skipped(skipped: Mapping[int, tuple[int, int]]) -> None:
-    for partition, (first, last) in sorted(skipped.items()):
-        click.echo(f"partition {partition}: offsets {first} to {last} are skipped: the topic has dropped them")
+def _print_skipped(skipped: Mapping[tuple[str, int], tuple[int, int]]) -> None:
+    for (topic, partition), (first, last) in sorted(skipped.items()):
+        click.echo(f"partition {topic}/{partition}: offsets {first} to {last} are skipped: the topic has dropped them")

@@ -14,7 +14,7 @@ from outbox.sink.repair import rewind as rewinding
 
 
 @click.command()
-@click.option("--sink", required=True, metavar="NAME", help="The sink; it has the name of its strategy.")
+@click.argument("sink", metavar="NAME")
 @click.option(
     "--to-positions", is_flag=True, help="To the positions in its database, if its checkpoint is ahead of them."
 )
@@ -29,7 +29,7 @@ from outbox.sink.repair import rewind as rewinding
     "--to-offset",
     "to_offsets",
     multiple=True,
-    metavar="PARTITION:OFFSET",
+    metavar="[TOPIC/]PARTITION:OFFSET",
     help="To this offset; repeat it for several partitions.",
 )
 @click.option("--skip-dropped", is_flag=True, help="Give up events that the topic dropped before they were applied.")
@@ -63,12 +63,12 @@ def rewind(
         moves = rewinding.to_positions(settings, sink)
     if skip_dropped:
         moves = rewinding.skip_dropped(settings, sink, moves)
-    for partition, move in moves.items():
+    for place, move in moves.items():
         gives_up = move.begin > move.position
         what = (
             f"giving up {move.position} to {move.begin - 1}" if gives_up else f"replaying {move.position - move.begin}"
         )
-        click.echo(f"partition {partition}: from offset {move.begin}, {what}")
+        click.echo(f"partition {place}: from offset {move.begin}, {what}")
     again = sum(max(0, move.position - move.begin) for move in moves.values())
     if not again and not to_positions and not skip_dropped:
         raise Failure(f"sink {sink} would replay nothing", "choose an earlier offset", code="nothing-to-replay")
@@ -81,8 +81,8 @@ def rewind(
     click.echo(f"sink {sink} begins there at its next start, with checkpoint {generation}; older ones can be deleted")
 
 
-def _place(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+):(\d+)", text)
+def _place(text: str) -> tuple[tuple[str | None, int], int]:
+    found = re.fullmatch(r"(?:(.+)/)?(\d+):(\d+)", text)
     if found is None:
-        raise click.BadParameter(f"{text} is not PARTITION:OFFSET", param_hint="--to-offset")
-    return int(found[1]), int(found[2])
+        raise click.BadParameter(f"{text} is not [TOPIC/]PARTITION:OFFSET", param_hint="--to-offset")
+    return (found[1], int(found[2])), int(found[3])

@@ -6,41 +6,48 @@ import click
 
 from outbox.base import log, project
 from outbox.base import settings as configuration
-from outbox.sink import spec
+from outbox.base.errors import Failure
+from outbox.sink import spec, strategy
+from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Strategy
 
 
 class SinkCommand(click.Command):
-    """A command whose help compares the strategies."""
+    """A command whose help lists the sinks, and compares the strategies."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         known = spec.sinks(configuration.load(environment=False))  # so that a wrong setting does not hide the help
+        with formatter.section("Sinks"):
+            formatter.write_dl([(name, _sink(one)) for name, one in known.items()])
+        strategies = {one.strategy.name: one.strategy for one in known.values()} | strategy.load(strategy.BUILT_IN)
         with formatter.section("Strategies"):
-            formatter.write_dl([(name, _described(one.strategy)) for name, one in known.items()])
+            formatter.write_dl([(name, _strategy(one)) for name, one in strategies.items()])
 
 
-def _described(one: Strategy) -> str:
+def _sink(one: SinkSpec) -> str:
+    return f"{', '.join(one.job.events or one.topics)}, by strategy {one.strategy.name}"
+
+
+def _strategy(one: Strategy) -> str:
     return f"{one.idea}. Survives {one.survives}. Costs {one.costs}. Choose it {one.choose}."
 
 
 @click.command(cls=SinkCommand)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option(
-    "--strategy",
-    "names",
-    multiple=True,
-    show_default="those of [tool.outbox]",
-    metavar="NAME",
-    help="How duplicates are recognised. Several strategies make as many sinks, side by side.",
-)
-@click.option(
-    "--until-caught-up", is_flag=True, help="End when everything that the topic has committed now is applied."
+    "--until-caught-up", is_flag=True, help="End when everything that the topics have committed now is applied."
 )
 @click.option("--fail-fast", is_flag=True, help="Stop all sinks when one fails; without it the others continue.")
 def sink(names: tuple[str, ...], until_caught_up: bool, fail_fast: bool) -> None:
-    """Apply the topic's events to the sink database, until stopped by SIGTERM or Ctrl-C."""
+    """Run the sinks of these names, or those of [tool.outbox], until SIGTERM or Ctrl-C.
+
+    Each applies the events that it asks for to its target, side by side with the others.
+    """
     from outbox.sink.spark import stream
 
     settings = configuration.load()
     log.configure(settings)
-    specs = spec.choose(settings, names or project.current().strategies)
-    stream.run(settings, specs, until_caught_up=until_caught_up, fail_fast=fail_fast)
+    wanted = names or project.current().sinks
+    if not wanted:
+        raise Failure("no sink is named", 'name one, or set sinks = ["…"] in [tool.outbox]', code="sink-unnamed")
+    stream.run(settings, spec.choose(settings, wanted), until_caught_up=until_caught_up, fail_fast=fail_fast)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,9 @@ from outbox.events.schema import EventSchema, SqlType
 from outbox.events.upcasting import Upcaster
 
 AGGREGATE_FILE = "aggregate.toml"
-SCHEMA_FILE = re.compile(r"(?P<type>[A-Za-z0-9_][A-Za-z0-9_.-]*)\.v(?P<version>[1-9][0-9]{0,3})\.schema\.json")
+TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+VERSION = re.compile(r"[1-9][0-9]{0,3}")
+SCHEMA_FILE = re.compile(rf"(?P<type>{TYPE.pattern})\.v(?P<version>{VERSION.pattern})\.schema\.json")
 SCHEMAS = "*.schema.json"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")  # as Kafka has it
@@ -68,6 +70,13 @@ class Wanted:
     name: str
     schema: EventSchema
     accepts: Mapping[int, tuple[EventSchema, Upcaster | None]]
+    by_aggregate: bool = False
+    """Whether it was asked for by the aggregate type, together with all others of it."""
+
+    @property
+    def by_version(self) -> bool:
+        """Whether one version was asked for alone."""
+        return self.name == self.schema.name
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,7 @@ class Catalog:
             for type_, versions in aggregate.events.items():
                 event = f"{aggregate.name}.{type_}"
                 if name in (aggregate.name, event):
-                    yield self._newest(event, versions)
+                    yield replace(self._newest(event, versions), by_aggregate=name == aggregate.name)
                 for version, schema in versions.items():
                     if name == f"{event}.v{version}":
                         yield Wanted(name, schema, {version: (schema, None)})
@@ -185,16 +194,18 @@ def load(folder: Path, topic_prefix: str, partitions: int = 4) -> Catalog:
 
 def _aggregate(entry: Path, folder: Path, topic_prefix: str, partitions: int) -> Aggregate:
     if not NAME.fullmatch(entry.name) or entry.name == MARKERS:
-        raise _unusable(entry, f"{entry.name} cannot be an aggregate type", "letters, digits, _ and -, not a digit first")
+        raise _unusable(
+            entry, f"{entry.name} cannot be an aggregate type", "letters, digits, _ and -, not a digit first"
+        )
     options = _options(entry / AGGREGATE_FILE)
     topic = options.pop("topic", f"{topic_prefix}.{entry.name}")
     if not TOPIC.fullmatch(topic):
         raise _unusable(entry / AGGREGATE_FILE, f"{topic} cannot be a topic", "letters, digits, '.', _ and -")
-    made = Aggregate(
-        entry.name, topic, **{"partitions": partitions, **options}, events=_events(entry, folder)
-    )
+    made = Aggregate(entry.name, topic, **{"partitions": partitions, **options}, events=_events(entry, folder))
     if not made.events:
-        raise _unusable(entry, "it declares no event", "name its files TYPE.vN.schema.json, such as opened.v1.schema.json")
+        raise _unusable(
+            entry, "it declares no event", "name its files TYPE.vN.schema.json, such as opened.v1.schema.json"
+        )
     for schema in made.schemas:
         _require_usable(schema, made)
     return made
@@ -210,7 +221,9 @@ def _events(entry: Path, folder: Path) -> dict[str, dict[int, EventSchema]]:
         type_, version = named["type"], int(named["version"])
         twin = spelled.setdefault((type_.lower(), version), file.name)
         if twin != file.name:
-            raise _unusable(file, f"{twin} declares the same event", "remove one of the two", code="event-declared-twice")
+            raise _unusable(
+                file, f"{twin} declares the same event", "remove one of the two", code="event-declared-twice"
+            )
         schema = EventSchema(entry.name, type_, version, bundle(file, folder))
         found.setdefault(type_, {})[version] = schema
     return {type_: dict(sorted(versions.items())) for type_, versions in found.items()}
@@ -274,7 +287,11 @@ def _require_one_order(topic: str, aggregates: Sequence[Aggregate]) -> None:
                     code="event-declared-twice",
                 )
     types = {
-        column.type for one in aggregates for schema in one.schemas for column in schema.columns if column.name == one.key
+        column.type
+        for one in aggregates
+        for schema in one.schemas
+        for column in schema.columns
+        if column.name == one.key
     }
     if len(types) > 1:
         raise Failure(

@@ -91,11 +91,12 @@ class PayloadSchema:
 
     def _parts(self) -> list[Mapping[str, Any]]:
         """The schema and what it includes by ``$ref`` or ``allOf``: all of it describes the payload itself."""
-        parts, waiting = [], [dict(resolve(self.document, self.document))]
+        parts: list[Mapping[str, Any]] = []
+        waiting = [resolve(self.document, self.document)]
         while waiting:
             part = waiting.pop(0)
             parts.append(part)
-            waiting += [dict(resolve(self.document, one)) for one in part.get("allOf", ())]
+            waiting += [resolve(self.document, one) for one in part.get("allOf", ())]
         return parts
 
     def _properties(self) -> dict[str, Any]:

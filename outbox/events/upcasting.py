@@ -77,5 +77,7 @@ def _functions(file: str, source: str) -> dict[str, Function]:
     try:
         exec(compile(source, file, "exec"), space)  # noqa: S102 - the project's own file
     except Exception as error:
-        raise Failure(f"{file}: {type(error).__name__}: {error}", "correct the file", code="upcaster-unusable") from None
+        raise Failure(
+            f"{file}: {type(error).__name__}: {error}", "correct the file", code="upcaster-unusable"
+        ) from None
     return {name: found for name, found in space.items() if callable(found)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,13 +40,13 @@ class Traced(NamedTuple):
 
 class Decoded(NamedTuple):
     """Records, decoded: the rows of the events, the records that are no events, and which of both are traced.
-    ``skipped`` counts the events that the sink has not asked for.
+    ``skipped`` counts the events that the sink has not asked for, by name.
     """
 
     rows: Rows
     dead: Sequence[DeadRecord]
     traced: Sequence[Traced]
-    skipped: int = 0
+    skipped: Mapping[str, int] = {}
 
     @classmethod
     def together(cls, parts: Sequence[Decoded]) -> Decoded:
@@ -58,7 +59,7 @@ class Decoded(NamedTuple):
             rows={name: pa.concat_tables(found) for name, found in tables.items()},
             dead=[one for part in parts for one in part.dead],
             traced=[one for part in parts for one in part.traced],
-            skipped=sum(part.skipped for part in parts),
+            skipped=_sum(part.skipped for part in parts),
         )
 
 
@@ -72,7 +73,7 @@ class Staged(NamedTuple):
     dead: int
     days: Collection[date]
     traced: Sequence[Traced]
-    skipped: int = 0
+    skipped: Mapping[str, int] = {}
 
     @classmethod
     def together(cls, tasks: Sequence[Staged]) -> Staged:
@@ -83,7 +84,7 @@ class Staged(NamedTuple):
             dead=sum(task.dead for task in tasks),
             days={day for task in tasks for day in task.days},
             traced=[one for task in tasks for one in task.traced],
-            skipped=sum(task.skipped for task in tasks),
+            skipped=_sum(task.skipped for task in tasks),
         )
 
 
@@ -94,8 +95,8 @@ class Batch:
     ``start`` and ``end`` are by partition the first offset and the one after the last. They come from the reader, not
     from the rows: transaction markers and aborted records take offsets too. ``rows`` has the columns of each event, in
     any order; ``dead`` are the records that are no events; ``traced`` are the records, of either kind, whose outcome is
-    logged; ``skipped`` counts the events that the sink has not asked for. A batch that is ``staged`` has its rows and
-    dead records in the sink's staging tables instead.
+    logged; ``skipped`` counts the events that the sink has not asked for, by name. A batch that is ``staged`` has its
+    rows and dead records in the sink's staging tables instead.
     """
 
     topic: str
@@ -105,13 +106,23 @@ class Batch:
     rows: Rows = field(default_factory=dict)
     dead: Sequence[DeadRecord] = ()
     traced: Sequence[Traced] = ()
-    skipped: int = 0
+    skipped: Mapping[str, int] = field(default_factory=dict)
     staged: Staged | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether it covers no offsets at all, so that applying it would change nothing, not even a position."""
         return all(self.start.get(partition, 0) == end for partition, end in self.end.items())
+
+    @property
+    def skipped_events(self) -> Mapping[str, int]:
+        """The events that the sink has not asked for: by name, how many."""
+        return self.staged.skipped if self.staged else self.skipped
+
+    @property
+    def skipped_count(self) -> int:
+        """How many events the sink has not asked for."""
+        return sum(self.skipped_events.values())
 
     @property
     def count(self) -> int:
@@ -122,3 +133,10 @@ class Batch:
 def event_ids(rows: Rows) -> pa.ChunkedArray:
     """The ids of all rows."""
     return pa.chunked_array([chunk for table in rows.values() for chunk in table["event_id"].chunks], pa.string())
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)

@@ -16,8 +16,9 @@ from typing import Any
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
 
+from outbox.events.schema import Rejection
 from outbox.sink.batch import DeadRecord
-from outbox.sink.records import Header, Record, Rejection
+from outbox.sink.records import Header, Record
 
 LAST_MS = 253_402_300_799_000  # the last second of the year 9999: a foreign producer may claim any time
 OLDER_THAN_HORIZON = "older than the deduplication horizon"
@@ -28,19 +29,23 @@ INSERT INTO dead_letters
        (sink, identity, topic_id, topic, partition, "offset", key, headers, value, recorded_at, event_id,
         reason, detail)
 VALUES %s
-ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
+ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now(),
+       status = CASE dead_letters.status WHEN 'skipped' THEN 'open' ELSE dead_letters.status END
 """
 # Rejected events are valid, so their columns are kept in place of their bytes. An existing letter is open: an earlier
 # record of the event was invalid, and may have had another key; or this is a replay. An event that is parked is known
 # by that: what else is wrong with it may change until its turn comes.
 INSERT_REJECTED = """
-INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", key, event, event_id, reason, detail)
+INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", key, event, event_type, schema_version,
+                          event_id, reason, detail)
 SELECT DISTINCT ON (batch.event_id) %(sink)s, batch.event_id::text, %(topic)s, %(topic_id)s, partition, "offset",
-       convert_to(batch.{key}::text, 'UTF8'), to_jsonb(batch), batch.event_id, rejections.reason, rejections.detail
+       convert_to(batch.{key}::text, 'UTF8'), to_jsonb(batch), {event_type}, {schema_version}, batch.event_id,
+       rejections.reason, rejections.detail
   FROM batch JOIN rejections ON rejections.event_id = batch.event_id
  ORDER BY batch.event_id, rejections.reason <> 'parked', partition, "offset"
 ON CONFLICT (sink, identity) DO UPDATE
-   SET key = excluded.key, event = excluded.event, reason = excluded.reason, detail = excluded.detail,
+   SET key = excluded.key, event = excluded.event, event_type = excluded.event_type,
+       schema_version = excluded.schema_version, reason = excluded.reason, detail = excluded.detail, status = 'open',
        last_seen_at = now()
 """
 # An open letter of an invalid record does not keep a valid record of the same event from being applied.
@@ -48,7 +53,7 @@ DROP_RESOLVED = """
 WITH known AS (
     DELETE FROM batch USING dead_letters AS letter
      WHERE letter.sink = %(sink)s AND letter.identity = batch.event_id::text
-       AND (letter.status <> 'open' OR letter.event IS NOT NULL)
+       AND (letter.status IN ('replayed', 'discarded') OR letter.status = 'open' AND letter.event IS NOT NULL)
     RETURNING letter.identity
 )
 UPDATE dead_letters SET last_seen_at = now()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from psycopg2 import extensions
@@ -10,33 +11,41 @@ from psycopg2.extras import execute_values
 from outbox.sink.positions import Offsets
 
 INSERT = 'INSERT INTO checkpoint_generations (sink, generation, topic, partition, "offset") VALUES %s'
-BEGINNING = """
-SELECT partition, "offset" FROM checkpoint_generations WHERE sink = %s AND topic = %s AND generation = %s
-"""
+BEGINNING = 'SELECT topic, partition, "offset" FROM checkpoint_generations WHERE sink = %s AND generation = %s'
+
+TopicOffsets = Mapping[str, Offsets]  # by topic
 
 
 class Beginning(NamedTuple):
-    """Where the checkpoint of a generation begins, by partition; empty unless a rewind started the generation."""
+    """Where the checkpoint of a generation begins, by topic; empty unless something has set where it begins."""
 
     generation: int
-    offsets: dict[int, int]
+    offsets: dict[str, dict[int, int]]
 
 
-def start_next(cursor: extensions.cursor, sink: str, topic: str, offsets: Offsets) -> int:
+def start_next(cursor: extensions.cursor, sink: str, offsets: TopicOffsets) -> int:
     """Let the sink's next checkpoint begin there, in the caller's transaction with the lock held; return its number.
 
-    A running driver keeps the checkpoint that it has, so it has to be stopped or superseded.
+    ``offsets`` has every topic of the sink. A running driver keeps the checkpoint that it has, so it has to be stopped
+    or superseded.
     """
     cursor.execute("UPDATE sinks SET generation = generation + 1 WHERE name = %s RETURNING generation", (sink,))
     (generation,) = cursor.fetchone() or (0,)
-    rows = [(sink, generation, topic, partition, offset) for partition, offset in sorted(offsets.items())]
+    rows = [
+        (sink, generation, topic, partition, offset)
+        for topic, of_topic in sorted(offsets.items())
+        for partition, offset in sorted(of_topic.items())
+    ]
     execute_values(cursor, INSERT, rows)
     return int(generation)
 
 
-def beginning(cursor: extensions.cursor, sink: str, topic: str) -> Beginning:
-    """The sink's generation, and where a rewind has set its beginning."""
+def beginning(cursor: extensions.cursor, sink: str) -> Beginning:
+    """The sink's generation, and where its checkpoint begins."""
     cursor.execute("SELECT generation FROM sinks WHERE name = %s", (sink,))
     (generation,) = cursor.fetchone() or (0,)
-    cursor.execute(BEGINNING, (sink, topic, generation))
-    return Beginning(int(generation), dict(cursor.fetchall()))
+    cursor.execute(BEGINNING, (sink, generation))
+    found: dict[str, dict[int, int]] = {}
+    for topic, partition, offset in cursor:
+        found.setdefault(topic, {})[partition] = offset
+    return Beginning(int(generation), found)

@@ -5,7 +5,7 @@ types differ, the column's name is followed by its type, as in ``amount:numeric`
 more column, ``event_type``, with the event's name. A column that an event type lacks is NULL.
 
 For each event type there is a view over ``new_events`` with just that type's columns, under their own names:
-``account_opened`` for the event ``account.opened``, ``account_opened_v1`` if that version is asked for alone.
+``new_account_opened`` for the event ``account.opened``, ``new_account_opened_v1`` if that version is asked for alone.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from outbox.sink.records import Event
 from outbox.sink.values import ARROW_TYPES
 
 EVENT_TYPE = "event_type"
+NAME_MAX_BYTES = 63  # of an identifier of Postgres; a longer one is cut off
 PLACE = ("event_id", "partition", "offset")
 
 
@@ -48,9 +49,10 @@ class Layout:
         }
         self.columns = self._columns()
         self.views = {view_name(event): event for event in types}
-        if len(self.views) < len(types):
+        too_long = [view for view in self.views if len(view) > NAME_MAX_BYTES]
+        if len(self.views) < len(types) or too_long:
             raise Failure(
-                f"two of the events {', '.join(types)} have views of one name",
+                f"the views of the events {', '.join(types)} need different names of at most {NAME_MAX_BYTES} letters",
                 "rename an event, or let another sink take it",
                 code="event-view-ambiguous",
             )
@@ -117,4 +119,4 @@ class Layout:
 
 def view_name(event: str) -> str:
     """The name of an event's view."""
-    return re.sub(r"[^0-9a-z_]", "_", event.lower())
+    return f"new_{re.sub(r'[^0-9a-z_]', '_', event.lower())}"

@@ -28,6 +28,7 @@ from prometheus_client.registry import Collector
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
+from outbox.sink.generations import TopicOffsets
 from outbox.sink.lag import Lag, LagLookup
 from outbox.sink.positions import Offsets
 from outbox.sink.writer import Counts
@@ -44,9 +45,9 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._next_offsets: dict[str, dict[str, Offsets]] = defaultdict(dict)  # by topic and sink
-        self._topics: dict[str, str] = {}
         self._rows = self._counter("rows", "Valid events read: applied, duplicate or refused")
         self._duplicates = self._counter("duplicates", "Events that were known and skipped")
+        self._skipped = self._counter("skipped", "Events of types that the sink has not asked for")
         self._dead_letters = self._counter("dead_letters", "Records set aside, invalid or refused")
         self._duration = Histogram(
             "outbox_sink_batch_duration_seconds",
@@ -62,19 +63,19 @@ class Metrics:
             registry=self.registry,
         )
 
-    def started(self, sink: str, topic: str, next_offsets: Offsets) -> None:
-        """A sink is about to read a topic from these offsets. All its metrics exist from now on, as 0."""
-        self._topics[sink] = topic
-        for counter in (self._rows, self._duplicates, self._dead_letters):
+    def started(self, sink: str, next_offsets: TopicOffsets) -> None:
+        """A sink is about to read its topics from these offsets. All its metrics exist from now on, as 0."""
+        for counter in (self._rows, self._duplicates, self._skipped, self._dead_letters):
             counter.labels(sink)
         for stage in ("read", "apply"):
             self._duration.labels(sink, stage)
         self._reached(sink, next_offsets)
 
-    def applied(self, sink: str, counts: Counts, next_offsets: Offsets, read_s: float, apply_s: float) -> None:
+    def applied(self, sink: str, counts: Counts, next_offsets: TopicOffsets, read_s: float, apply_s: float) -> None:
         """A batch that ends before these offsets is committed in the database."""
         self._rows.labels(sink).inc(counts.rows)
         self._duplicates.labels(sink).inc(counts.duplicates)
+        self._skipped.labels(sink).inc(counts.skipped)
         self._dead_letters.labels(sink).inc(counts.dead + counts.rejected)
         self._duration.labels(sink, "read").observe(read_s)
         self._duration.labels(sink, "apply").observe(apply_s)
@@ -87,9 +88,10 @@ class Metrics:
     def _counter(self, name: str, documentation: str) -> Counter:
         return Counter(f"outbox_sink_{name}", documentation, ["sink"], registry=self.registry)
 
-    def _reached(self, sink: str, next_offsets: Offsets) -> None:
+    def _reached(self, sink: str, next_offsets: TopicOffsets) -> None:
         self._progress.labels(sink).set_to_current_time()
-        self._next_offsets[self._topics[sink]][sink] = next_offsets
+        for topic, of_topic in next_offsets.items():
+            self._next_offsets[topic][sink] = of_topic
 
 
 @contextmanager
@@ -128,18 +130,22 @@ class _LagCollector(Collector):
         self._next_offsets = next_offsets
 
     def collect(self) -> Iterator[Metric]:
-        answers = [ask(dict(self._next_offsets.get(topic, {}))) for topic, ask in self._ask.items()]
-        known = [answer for answer in answers if answer is not None]
+        answers = {topic: ask(dict(self._next_offsets.get(topic, {}))) for topic, ask in self._ask.items()}
+        known = {topic: answer for topic, answer in answers.items() if answer is not None}
         is_up = len(known) == len(answers)
         yield GaugeMetricFamily("outbox_sink_kafka_up", "Whether Kafka answered for this scrape", is_up)
-        events = _gauge("lag_events", "Events on the topic that are not applied, at most")
-        by_partition = _gauge("partition_lag_events", "The same by partition", "partition")
-        age = _gauge("lag_seconds", "Age of the oldest record on the topic that is not applied")
-        for sink, lag in (entry for answer in known for entry in answer.items()):
-            events.add_metric([sink], sum(lag.offsets.values()))
-            age.add_metric([sink], lag.age_s)
-            for partition, count in sorted(lag.offsets.items()):
-                by_partition.add_metric([sink, str(partition)], count)
+        events = _gauge("lag_events", "Events on its topics that are not applied, at most")
+        by_partition = _gauge("partition_lag_events", "The same by topic and partition", "topic", "partition")
+        age = _gauge("lag_seconds", "Age of the oldest record on its topics that is not applied")
+        lags: dict[str, list[Lag]] = defaultdict(list)
+        for topic, answer in known.items():
+            for sink, lag in answer.items():
+                lags[sink].append(lag)
+                for partition, count in sorted(lag.offsets.items()):
+                    by_partition.add_metric([sink, topic, str(partition)], count)
+        for sink, of_topics in lags.items():
+            events.add_metric([sink], sum(count for lag in of_topics for count in lag.offsets.values()))
+            age.add_metric([sink], max(lag.age_s for lag in of_topics))
         yield from (events, by_partition, age)
 
 

@@ -47,6 +47,15 @@ def read(cursor: extensions.cursor, sink: str, topic: str, topic_id: str) -> dic
     return stored
 
 
+def read_all(cursor: extensions.cursor, sink: str) -> dict[str, dict[int, int]]:
+    """By topic, the next offset of each partition that the sink has ever read."""
+    cursor.execute("SELECT topic, partition, next_offset FROM positions WHERE sink = %s", (sink,))
+    found: dict[str, dict[int, int]] = {}
+    for topic, partition, next_offset in cursor:
+        found.setdefault(topic, {})[partition] = next_offset
+    return found
+
+
 def require_no_gap(sink: str, topic: str, stored: Offsets, start: Offsets) -> None:
     """Raises Failure naming the lost range if a partition would be read from beyond its position.
 
@@ -59,8 +68,8 @@ def require_no_gap(sink: str, topic: str, stored: Offsets, start: Offsets) -> No
                 f"sink {sink}: offsets {position} to {offset - 1} of topic {topic}, partition {partition}, were never "
                 "applied, and the reader is beyond them: the database is older than the checkpoint, or the topic has "
                 "dropped them",
-                f"if the topic still has them, `outbox rewind --sink {sink} --to-positions`; if not, "
-                f"`outbox rebuild --sink {sink} --from source`",
+                f"if the topic still has them, `outbox rewind {sink} --to-positions`; if not, "
+                f"`outbox rebuild {sink} --from source`",
                 code="events-lost",
             )
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ import pyarrow.compute as pc
 from confluent_kafka import Message
 
 from outbox.base import trace
+from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Wanted
 from outbox.events.schema import Column, EventSchema, Rejection, shortened
 from outbox.events.upcasting import UPCAST_FAILED, Upcaster
@@ -34,6 +37,7 @@ UUIDS_V7 = rf"\A{UUID_V7.pattern}\z"  # for Arrow
 DAY_MS = 24 * 60 * 60 * 1000
 FUTURE_MAX_MS = DAY_MS
 AT_ONCE = 1_000  # records that are decoded by columns; a bad one costs its neighbours some time
+NO_NAME = "?"  # of a skipped event whose type or version nobody can ever declare
 UNKNOWN_TYPE, UNKNOWN_VERSION = "unknown event type", "unknown schema version"
 
 
@@ -103,20 +107,41 @@ class Event(NamedTuple):
     name: str
 
 
+class Skipped(NamedTuple):
+    """An event that was not asked for, by its name; ``*.TYPE`` for one of an undeclared type."""
+
+    name: str
+
+
 class RecordDecoder(ABC):
     """Decodes the records of one topic.
 
-    ``types``: by the name of an event its columns, beside event id, partition and offset; ``key`` is the column that the
-    record's key repeats; ``version``, if there is one, numbers the events of a key.
+    ``types``: by the name of an event its columns, beside event id, partition and offset; ``key`` is the column that
+    the record's key repeats; ``version``, if there is one, numbers the events of a key.
     """
 
     types: Mapping[str, Sequence[Column]]
+    schema_versions: Mapping[str, int] = MappingProxyType({})  # by name, the version that the columns are of
     key: str
     version: str | None = None
 
+    @property
+    def asked_for(self) -> set[str]:
+        """The names that a skipped event must not have."""
+        return set(self.types)
+
+    def columns(self, name: str, version: int | None) -> Sequence[Column] | None:
+        """The columns of a version of an event, newest or not; None if that version is not taken any more."""
+        return self.types.get(name) if version == self.schema_versions.get(name) else None
+
+    def restore(self, name: str, version: int | None, event_id: str, payload: Mapping[str, Any]) -> Event | Rejection:
+        """An event of which the payload is known, in a version that has ``columns``."""
+        del version
+        return Event(event_id, tuple(convert(one.type, payload.get(one.name)) for one in self.types[name]), name)
+
     @abstractmethod
-    def record(self, record: Record) -> Event | Rejection | None:
-        """The event of a record, or why it is none; None for an event that was not asked for."""
+    def record(self, record: Record) -> Event | Rejection | Skipped:
+        """The event of a record, or why it is none, or that it was not asked for."""
 
     def event_id(self, record: Record) -> str | None:
         """The id by which a dead letter of the record is known; None if it has no UUID."""
@@ -129,11 +154,11 @@ class RecordDecoder(ABC):
         places: dict[str, list[tuple[int, int]]] = {}
         dead: list[DeadRecord] = []
         traced: list[Traced] = []
-        skipped = 0
+        skipped: Counter[str] = Counter()
         for record, partition, offset in records:
             found = self.record(record)
-            if found is None:
-                skipped += 1
+            if isinstance(found, Skipped):
+                skipped[found.name] += 1
                 continue
             if isinstance(found, Event):
                 events.setdefault(found.name, []).append(found)
@@ -184,6 +209,7 @@ class EventDecoder(RecordDecoder):
     def __init__(self, aggregates: Sequence[Aggregate], wanted: Sequence[Wanted], age_max_days: int = 3660) -> None:
         """``aggregates`` are all on the topic; events of theirs that are not ``wanted`` are skipped."""
         self.types = {one.name: one.schema.columns for one in wanted}
+        self.schema_versions = {one.name: one.schema.version for one in wanted}
         self.key, self.version = aggregates[0].key, aggregates[0].version
         self.topic = aggregates[0].topic
         self._age_max_ms = age_max_days * DAY_MS
@@ -192,36 +218,51 @@ class EventDecoder(RecordDecoder):
             for one in wanted
             for version, (schema, upcaster) in one.accepts.items()
         }
-        declared = {(schema.type, str(schema.version)) for aggregate in aggregates for schema in aggregate.schemas}
-        self._skipped = declared - self._versions.keys()
-        # A version from the future of an event of which nothing is wanted.
-        self._skipped_types = {type_ for type_, _ in declared} - {type_ for type_, _ in self._versions}
+        self._takes_all = any(one.by_aggregate for one in wanted)
+        self._takes_every_version = {one.schema.type for one in wanted if not one.by_version}
+        schemas = [schema for aggregate in aggregates for schema in aggregate.schemas]
+        self._events = {schema.type: schema.event for schema in schemas}
 
-    def record(self, record: Record) -> Event | Rejection | None:
-        """The event of a record, or why it is none; None for an event that was not asked for."""
+    @property
+    def asked_for(self) -> set[str]:
+        """The names that a skipped event must not have: of events, of versions, and of what was not declared then."""
+        names = set(self.types)
+        for schema in (version.schema for version in self._versions.values()):
+            names |= {schema.event, schema.name, f"*.{schema.type}"}
+        return names
+
+    def record(self, record: Record) -> Event | Rejection | Skipped:
+        """The event of a record, or why it is none, or that it was not asked for."""
         headers = {name: _text(content) for name, content in record.headers}
         type_, version = headers.get("eventType"), headers.get("schemaVersion")
-        if (type_, version) in self._skipped or type_ in self._skipped_types:
-            return None
+        skipped = self._skipped(type_, version)
+        if skipped is not None:
+            return skipped
         value, rejection = parse_json(record.value)
         if rejection is not None:
             return rejection
         event_id = headers.get("id")
-        known = self._versions.get((str(type_), str(version)))
-        rejection = self._id_rejection(event_id, record.recorded_ms) or self._undeclared(type_, version)
-        if rejection is not None or known is None:
+        rejection = self._id_rejection(event_id, record.recorded_ms)
+        if rejection is not None:
             return rejection
+        known = self._versions.get((str(type_), str(version)))
+        if known is None:
+            return self._undeclared(type_, version)
         return self._event(known, str(event_id), record.key or b"", value)
 
-    def restore(self, name: str, version: int, event_id: str, payload: Mapping[str, Any]) -> Event | Rejection:
-        """An event of which the payload is known that it had when it was valid, in a version declared by now.
+    def columns(self, name: str, version: int | None) -> Sequence[Column] | None:
+        """The columns of a version of an event, newest or not; None if that version is not taken any more."""
+        known = self._version(name, version)
+        return None if known is None else known.schema.columns
 
-        Raises KeyError if this version is not asked for any more.
-        """
-        known = next(
-            one for one in self._versions.values() if one.name == name and one.schema.version == version
-        )
+    def restore(self, name: str, version: int | None, event_id: str, payload: Mapping[str, Any]) -> Event | Rejection:
+        """An event of which the payload is known, in a version that has ``columns``."""
+        known = self._version(name, version)
+        assert known is not None  # noqa: S101 - the caller has its columns
         return self._event(known, event_id, None, payload)
+
+    def _version(self, name: str, version: int | None) -> Version | None:
+        return next((one for one in self._versions.values() if (one.name, one.schema.version) == (name, version)), None)
 
     def decode(self, records: Records) -> Decoded:
         """As every decoder. Where all records of an event are valid they are decoded by columns, in half the time."""
@@ -239,8 +280,9 @@ class EventDecoder(RecordDecoder):
             groups.setdefault((one.get("eventType"), one.get("schemaVersion")), []).append(place)
         found = []
         for kind, places in groups.items():
-            if kind in self._skipped or kind[0] in self._skipped_types:
-                found.append(Decoded({}, [], [], len(places)))
+            skipped = self._skipped(*kind)
+            if skipped is not None:
+                found.append(Decoded({}, [], [], {skipped.name: len(places)}))
                 continue
             is_all = len(groups) == 1
             of_kind = records if is_all else records.at(places)
@@ -290,7 +332,9 @@ class EventDecoder(RecordDecoder):
                 values = [self._upcast(known, value) for value in values]
                 if any(isinstance(value, Rejection) for value in values):
                     return None
-            arrays = {one.name: convert_all(one.type, [value.get(one.name) for value in values]) for one in known.columns}
+            arrays = {
+                one.name: convert_all(one.type, [value.get(one.name) for value in values]) for one in known.columns
+            }
             keys = pa.array(records.keys, pa.binary()).cast(pa.string())
             if not keys.equals(arrays[self.key].cast(pa.string())):
                 return None
@@ -324,11 +368,23 @@ class EventDecoder(RecordDecoder):
             return Rejection("id too old", f"header id: {event_id} is more than {days} days behind its record")
         return None
 
-    def _undeclared(self, type_: str | None, version: str | None) -> Rejection | None:
-        if (type_, version) in self._versions:
+    def _skipped(self, type_: str | None, version: str | None) -> Skipped | None:
+        """What was not asked for. Of what was asked for, an undeclared type or version may be part some day."""
+        if type_ is None or (type_, str(version)) in self._versions:
             return None
-        if any(type_ == known for known, _ in self._versions):
-            return Rejection(UNKNOWN_VERSION, f"header schemaVersion: {shortened(repr(version))} of {type_} is not declared")
+        if type_ not in self._events:
+            name = f"*.{type_}" if catalog.TYPE.fullmatch(type_) else NO_NAME
+            return None if self._takes_all else Skipped(name)
+        if type_ in self._takes_every_version:
+            return None
+        if all(type_ != known for known, _ in self._versions):
+            return Skipped(self._events[type_])
+        return Skipped(f"{self._events[type_]}.v{version}" if catalog.VERSION.fullmatch(str(version)) else NO_NAME)
+
+    def _undeclared(self, type_: str | None, version: str | None) -> Rejection:
+        if type_ in self._events:
+            found = f"{shortened(repr(version))} of {type_}"
+            return Rejection(UNKNOWN_VERSION, f"header schemaVersion: {found} is not declared")
         return Rejection(UNKNOWN_TYPE, f"header eventType: {shortened(repr(type_))} is not declared on {self.topic}")
 
 

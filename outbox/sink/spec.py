@@ -1,8 +1,8 @@
 """What a project declares for its sinks, and which sinks there are.
 
 Each subpackage of the project's package ``sinks`` with a module ``job`` declares jobs: a function ``jobs(settings)``
-that returns them. A job is a sink: it has a name, the events that it wants, a strategy, and any number of projections. A
-subpackage that is deleted is gone, and nothing else has to change.
+that returns them. A job is a sink: it has a name, the events that it wants, a strategy, and any number of projections.
+A subpackage that is deleted is gone, and nothing else has to change.
 """
 
 from __future__ import annotations
@@ -74,6 +74,11 @@ class SinkSpec:
     def layout(self) -> Layout:
         """How its events lie in its tables."""
         return Layout({name: columns for topic in self.topics for name, columns in self.decoders[topic].types.items()})
+
+    @cached_property
+    def wanted(self) -> dict[str, set[str]]:
+        """By topic the names of its events, with every version that it takes: what it must not have skipped."""
+        return {topic: decoder.asked_for for topic, decoder in self.decoders.items()}
 
     def topic_of(self, event: str) -> str:
         """The topic of one of its events."""

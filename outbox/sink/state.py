@@ -12,8 +12,7 @@ from decimal import Decimal
 class TargetState(ABC):
     """What a target outside the sink database holds, in one version of it."""
 
-    topic: str | None = None  # None if nothing says how far it goes
-    positions: Mapping[int, int] = field(default_factory=dict)  # by partition, the next offset to apply
+    positions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # by topic and partition, the next offset
     totals: Mapping[str, Decimal] = field(default_factory=dict)  # by key
     versions: Mapping[str, int] = field(default_factory=dict)  # by key, the highest applied
     unread: str = ""  # why nothing of this is known, if it is not

@@ -1,7 +1,7 @@
 """All values of a property at once, as Arrow has them.
 
-It gives the same as `outbox.events.values.convert` one by one, several times faster, and takes only what needs no second
-look: for anything else, good or bad, it raises ValueError, and the caller converts one by one.
+It gives the same as `outbox.events.values.convert` one by one, several times faster, and takes only what needs no
+second look: for anything else, good or bad, it raises ValueError, and the caller converts one by one.
 """
 
 from __future__ import annotations

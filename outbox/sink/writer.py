@@ -8,18 +8,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from psycopg2 import extensions
 
 from outbox.base.database import database_errors
-from outbox.sink import fence, generations, positions
+from outbox.sink import fence, generations, positions, skipped
 from outbox.sink.batch import Batch, Staged
-from outbox.sink.generations import Beginning
+from outbox.sink.generations import Beginning, TopicOffsets
 from outbox.sink.records import Records
 
+if TYPE_CHECKING:
+    from outbox.sink.spec import SinkSpec
+
 COUNT = """
-UPDATE sinks SET applied = applied + %(applied)s, duplicates = duplicates + %(duplicates)s WHERE name = %(sink)s
+UPDATE sinks
+   SET applied = applied + %(applied)s, duplicates = duplicates + %(duplicates)s, skipped = skipped + %(skipped)s
+ WHERE name = %(sink)s
 """
 
 
@@ -27,20 +32,23 @@ Copier = Callable[[int, Iterable[Records]], Staged]
 
 
 class Counts(NamedTuple):
-    """What one batch was: rows = applied + duplicates + rejected; dead counts the records that were no events."""
+    """What one batch was: rows = applied + duplicates + rejected. ``dead`` counts the records that were no events,
+    ``skipped`` the events that the sink has not asked for.
+    """
 
     rows: int = 0
     applied: int = 0
     duplicates: int = 0
     rejected: int = 0
     dead: int = 0
+    skipped: int = 0
 
 
 class Staging(Protocol):
     """Where executors put a large batch, for the writer to apply."""
 
-    def copier(self, dsn: Mapping[str, str | int]) -> Copier:
-        """The function that tasks run; executors receive it by pickling."""
+    def copier(self, dsn: Mapping[str, str | int], topic: str) -> Copier:
+        """The function that tasks run on records of a topic; executors receive it by pickling."""
 
 
 class SinkWriter(ABC):
@@ -50,22 +58,34 @@ class SinkWriter(ABC):
 
     staging: Staging | None = None
 
-    def __init__(self, connection: extensions.connection, name: str) -> None:
-        """Acquire the fence. Raises Failure if the sink has a driver already."""
-        self.name = name
+    def __init__(self, connection: extensions.connection, spec: SinkSpec) -> None:
+        """Acquire the fence. Raises Failure if the sink has a driver already, or if it asks for events that it has
+        skipped until now.
+        """
+        self.name = spec.name
         self._connection = connection
         with self._errors("does not let the sink start"):
-            self._epoch = fence.acquire(connection, name)
+            self._epoch = fence.acquire(connection, spec.name)
+            with connection, connection.cursor() as cursor:
+                self._skipped = skipped.load(cursor, spec.name)
+        skipped.require_none(spec.name, self._skipped, spec.wanted)
 
     def positions(self, topic: str, topic_id: str) -> dict[int, int]:
         """By partition the next offset to read. Raises Failure if they belong to an earlier topic of that name."""
         with self._errors("does not return positions"), self._connection, self._connection.cursor() as cursor:
             return positions.read(cursor, self.name, topic, topic_id)
 
-    def beginning(self, topic: str) -> Beginning:
-        """Which checkpoint is the sink's, and where a rewind has set its beginning."""
+    def beginning(self) -> Beginning:
+        """Which checkpoint is the sink's, and where it begins if that was set."""
         with self._errors("does not return generations"), self._connection, self._connection.cursor() as cursor:
-            return generations.beginning(cursor, self.name, topic)
+            return generations.beginning(cursor, self.name)
+
+    def begin_generation(self, offsets: TopicOffsets) -> Beginning:
+        """Let another checkpoint begin at these offsets; they have every topic of the sink."""
+        with self._errors("does not take a generation"), self._connection, self._connection.cursor() as cursor:
+            self._enter(cursor)
+            generations.start_next(cursor, self.name, offsets)
+            return generations.beginning(cursor, self.name)
 
     def begin_at(self, topic: str, topic_id: str, start: dict[int, int]) -> None:
         """Declare where a sink without positions begins: what lies below is none of its business."""
@@ -91,11 +111,22 @@ class SinkWriter(ABC):
     def _errors(self, what: str) -> AbstractContextManager[None]:
         return database_errors(self._connection, f"sink {self.name}", what, "start the sink again")
 
+    def _pass(self, cursor: extensions.cursor, batch: Batch) -> None:
+        """Move the positions past a batch, and record what it has skipped, in the caller's transaction.
+
+        A name that is recorded in a transaction that is rolled back is recorded again by the next driver.
+        """
+        positions.write(cursor, self.name, batch.topic, batch.topic_id, batch.end)
+        recorded = self._skipped.setdefault(batch.topic, set())
+        new = skipped.new(recorded, batch.skipped_events)
+        skipped.record(cursor, self.name, batch.topic, new)
+        recorded.update(new)
+
     def _enter(self, cursor: extensions.cursor) -> None:
         fence.lock(cursor, self.name)
         fence.require_epoch(cursor, self.name, self._epoch)
 
 
-def count(cursor: extensions.cursor, sink: str, applied: int, duplicates: int) -> None:
+def count(cursor: extensions.cursor, sink: str, counts: Counts) -> None:
     """Add to a sink's counts of all time, in the caller's transaction."""
-    cursor.execute(COUNT, {"sink": sink, "applied": applied, "duplicates": duplicates})
+    cursor.execute(COUNT, {"sink": sink, **counts._asdict()})

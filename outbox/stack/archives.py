@@ -57,9 +57,9 @@ def _run(stack: Stack, report: Report) -> None:
     settings = stack.settings
     migrate(settings)
     relay.apply(settings)
-    name = next(name for name, sink in spec.sinks(settings).items() if sink.job.topic == settings.topic)
+    name = next(name for name, sink in spec.sinks(settings).items() if sink.job.events)
     report(f"sink {name}: runs until it has caught up")
-    sink = Command("sink", settings, ["sink", "--strategy", name, "--until-caught-up"])
+    sink = Command("sink", settings, ["sink", name, "--until-caught-up"])
     sink.spawn()
     wait_for("the sink and its JVM to end", lambda: not sink.processes(), timeout_s=SINK_TIMEOUT_S, poll_s=0.2)
     for name in ("connect", "kafka"):

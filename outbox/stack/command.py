@@ -55,11 +55,10 @@ def service(settings: Settings) -> Command:
     return Command("service", settings, ["serve"], ready)
 
 
-def sink(settings: Settings, *strategies: str) -> Command:
-    """The sinks of these strategies in one process, ready once each has ever begun to read the topic."""
+def sink(settings: Settings, *names: str) -> Command:
+    """Sinks in one process, ready once each has ever begun to read its topics."""
 
     def ready() -> bool:
-        return positions.reading(settings).issuperset(strategies)
+        return positions.reading(settings).issuperset(names)
 
-    options = [word for strategy in strategies for word in ("--strategy", strategy)]
-    return Command("-".join(["sink", *strategies]), settings, ["sink", *options], ready)
+    return Command("-".join(["sink", *names]), settings, ["sink", *names], ready)

@@ -1,27 +1,27 @@
-"""Ledger events in, balances out."""
+"""The balance of each account, from the events of balances."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from outbox.base import project
 from outbox.base.settings import Settings
 from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.records import EventDecoder
 from outbox.sink.spec import SinkJob
-from outbox.writing.contract import EventSchema
 
-PROJECTIONS = Path(__file__).with_name("projections")
-
-
-def decoder(settings: Settings) -> EventDecoder:
-    """How a ledger event is read: the one declaration that decoding, staging, parking, replay and `check` use."""
-    schema = EventSchema(project.current().connect / "events" / "ledger-event.v1.schema.json")
-    return EventDecoder(
-        schema, key="account_id", version="version", quantity="amount", age_max_days=settings.sink_id_age_max_days
-    )
+HERE = Path(__file__).parent
 
 
 def jobs(settings: Settings) -> list[SinkJob]:
-    """One job, with every built-in strategy."""
-    return [SinkJob(topic=settings.topic, decoder=decoder(settings), projections=PROJECTIONS, target=PostgresTarget())]
+    """The sink `balances`; beside it, to compare, the same by other strategies."""
+    del settings
+    return [balances(), *(balances().by(strategy) for strategy in ("merge", "offset-log", "offsets", "upsert"))]
+
+
+def balances() -> SinkJob:
+    """Balances by the default strategy."""
+    return SinkJob(
+        name="balances",
+        events=["balance"],
+        projections=HERE / "projections",
+        target=PostgresTarget(),
+    )

@@ -17,14 +17,14 @@ HERE = Path(__file__).parent
 
 
 def jobs(settings: Settings) -> list[SinkJob]:
-    """One job with one strategy of its own."""
+    """The sink `changes`."""
     return [
         SinkJob(
-            topic=connectors.load(settings, "changes").topic,
-            decoder=ChangeDecoder(),
+            name="changes",
+            decoders={connectors.load(settings, "changes").topic: ChangeDecoder()},
+            strategy=HERE / "strategies" / "changes.sql",
             projections=HERE / "projections",
             target=PostgresTarget(),
-            strategies=[HERE / "strategies"],
             carries="states",
         )
     ]

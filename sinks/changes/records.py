@@ -8,12 +8,16 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from outbox.base import project
-from outbox.sink.records import UUID, Event, Record, RecordDecoder, Rejection, parse_json
-from outbox.writing.contract import Column, EventSchema
+from outbox.events import schema
+from outbox.events.schema import Column, Rejection
+from outbox.events.values import parse_json
+from outbox.sink.records import UUID, Event, Record, RecordDecoder
 
+CHANGE = "account.change"  # the name of these events; no service has declared them
+SCHEMA = Path(__file__).with_name("account-change.schema.json")
 STATE = ("currency", "balance_minor", "version")
 OPERATIONS = {"r", "c", "u", "d"}
 
@@ -23,7 +27,8 @@ class ChangeDecoder(RecordDecoder):
 
     key = "account_id"
     version = "version"
-    columns = (
+    types = {
+        CHANGE: (
         Column("table_name", "text", is_nullable=False),
         Column("account_id", "uuid", is_nullable=False),  # the row's primary key
         Column("op", "text", is_nullable=False),  # r: of a snapshot; c, u, d: inserted, updated, deleted
@@ -32,16 +37,17 @@ class ChangeDecoder(RecordDecoder):
         Column("balance_minor", "bigint", is_nullable=True),  # minor units
         Column("version", "bigint", is_nullable=True),  # how many transfers have changed the account
     )
+    }
 
     def __init__(self) -> None:
-        self._schema = EventSchema(project.current().connect / "events" / "account-change.v1.schema.json")
+        self._schema = schema.load(SCHEMA)
 
     def record(self, record: Record) -> Event | Rejection:
         """The change of a record, or why it is none. The record's key must be that of its row."""
         change, rejection = parse_json(record.value)
         if rejection is not None:
             return rejection
-        violation = self._schema.value_violation(change)
+        violation = self._schema.violation(change)
         if violation is not None:
             return Rejection("schema violation", violation.detail)
         row = _row(change)
@@ -53,7 +59,7 @@ class ChangeDecoder(RecordDecoder):
         state = [None if op == "d" else row[name] for name in STATE]
         numbers = [None if number is None else int(number) for number in state[1:]]
         return Event(
-            _id(source["table"], row["id"], lsn, op), (source["table"], row["id"], op, lsn, state[0], *numbers)
+            _id(source["table"], row["id"], lsn, op), (source["table"], row["id"], op, lsn, state[0], *numbers), CHANGE
         )
 
     def event_id(self, record: Record) -> str | None:

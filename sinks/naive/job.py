@@ -1,20 +1,20 @@
-"""Ledger events in, balances out, without recognising duplicates. It shows what goes wrong then.
+"""Balances, without recognising duplicates. It shows what goes wrong then.
 
 Optional: to do without, delete this folder.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from outbox.base.settings import Settings
 from outbox.sink.spec import SinkJob
-from sinks.balances import job as balances
+from sinks.balances.job import balances
 
-STRATEGIES = Path(__file__).with_name("strategies")
+STRATEGY = Path(__file__).with_name("strategies") / "naive.sql"
 
 
 def jobs(settings: Settings) -> list[SinkJob]:
-    """The job `balances` with one strategy."""
-    return [replace(job, strategies=[STRATEGIES]) for job in balances.jobs(settings)]
+    """The sink `balances-naive`."""
+    del settings
+    return [balances().by(STRATEGY)]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from tests.support.paths import ROOT
 from tests.support.shape import Shape
 
 SHAPE = Shape(
-    schema_file=ROOT / "tests" / "machinery" / "domain" / "events" / "item-event.v1.schema.json",
     aggregatetype="item",
-    type_less="item.picked",
-    type_more="item.received",
+    type_less="picked",
+    type_more="received",
     reference="movement_id",
     key="item_id",
     quantity="quantity",

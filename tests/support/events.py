@@ -10,21 +10,21 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from random import Random
 
-import pyarrow as pa
-
 from outbox.base.settings import load
+from outbox.events.schema import Rejection
 from outbox.sink import records, spec
-from outbox.sink.batch import Batch, DeadRecord, Traced
+from outbox.sink.batch import Batch, DeadRecord, Rows, Traced
 from tests.support import suite
 
 SHAPE = suite.shape()
 ALL = spec.sinks(load(environment=False))
-JOB = ALL["dedup"].job
-SPECS = {name: one for name, one in ALL.items() if one.job.projections == JOB.projections}
+MAIN = next(one for one in ALL.values() if one.strategy.name == "dedup" and one.job.events == SHAPE.events)
+JOB = MAIN.job
+SPECS = {one.strategy.name: one for one in ALL.values() if one.job.projections == JOB.projections}
 STRATEGIES = {name: one.strategy for name, one in SPECS.items()}
 PROJECTIONS = JOB.projections
-DECODER = JOB.decoder
-TOPIC = JOB.topic
+[TOPIC] = MAIN.topics
+DECODER = MAIN.decoders[TOPIC]
 TOPIC_ID = "topic-1"
 NOW_MS = int(time.time() * 1000)
 DAY_MS = 24 * 60 * 60 * 1000
@@ -59,10 +59,16 @@ class Event:
         return SHAPE.type_more if self.quantity > 0 else SHAPE.type_less
 
     @property
+    def name(self) -> str:
+        """Its name in the catalog."""
+        return f"{SHAPE.aggregatetype}.{self.type}"
+
+    @property
     def decoded(self) -> records.Event:
         """The event as the decoder returns it."""
         values = {**self.payload(), "occurred_at": datetime.now(UTC)}
-        return records.Event(self.event_id, tuple(values[column.name] for column in DECODER.columns))
+        columns = DECODER.types[self.name]
+        return records.Event(self.event_id, tuple(values[column.name] for column in columns), self.name)
 
     @property
     def record(self) -> records.Record:
@@ -89,10 +95,15 @@ def other_unit(event: Event) -> Event:
     return replace(event, unit=SHAPE.units[1])
 
 
-def rows(events: Sequence[Event], first_offset: int = 0, partition: int = 0) -> pa.Table:
+def rows(events: Sequence[Event], first_offset: int = 0, partition: int = 0) -> Rows:
     """The events as rows of a batch, one after the other in one partition."""
-    places = [(partition, offset) for offset in range(first_offset, first_offset + len(events))]
-    return DECODER.rows([event.decoded for event in events], places)
+    found: dict[str, list[tuple[Event, tuple[int, int]]]] = {}
+    for offset, event in enumerate(events, first_offset):
+        found.setdefault(event.name, []).append((event, (partition, offset)))
+    return {
+        name: DECODER.rows(name, [event.decoded for event, _ in of], [place for _, place in of])
+        for name, of in found.items()
+    }
 
 
 def batch(
@@ -120,7 +131,7 @@ def dead_record(
 ) -> DeadRecord:
     """A record that is no event."""
     record = records.Record(key, [("h", b"\xff")], value, NOW_MS)
-    return DeadRecord(partition, offset, record, event_id, records.Rejection(reason, "a detail"))
+    return DeadRecord(partition, offset, record, event_id, Rejection(reason, "a detail"))
 
 
 def traced(events: Sequence[Event], start: int = 0, dead: Sequence[DeadRecord] = ()) -> Batch:

@@ -11,6 +11,7 @@ from typing import Any
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import spec
+from outbox.events.schema import Rejection
 from outbox.sink.batch import Batch, DeadRecord
 from outbox.sink.records import Event, Record
 from outbox.sink.writer import Counts
@@ -37,20 +38,21 @@ def as_records(settings: Settings) -> list[dict[str, Any]]:
 def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str = "dedup") -> Counts:
     """Apply records as the next batch of a sink: its own transaction on its own tables, without Kafka and Spark."""
     chosen = spec.sinks(settings)[sink]
-    decoder, topic = chosen.job.decoder, chosen.job.topic
+    [(topic, decoder)] = chosen.decoders.items()
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         writer = chosen.job.target.writer(settings, connection, chosen)
         start = writer.positions(topic, TOPIC_ID).get(0, 0)
-        events, places, dead = list[Event](), list[tuple[int, int]](), list[DeadRecord]()
+        events, places, dead = dict[str, list[Event]](), dict[str, list[tuple[int, int]]](), list[DeadRecord]()
         for offset, record in enumerate(map(_as_kafka_has_it, records), start):
             found = decoder.record(record)
             if isinstance(found, Event):
-                events.append(found)
-                places.append((0, offset))
-            else:
+                events.setdefault(found.name, []).append(found)
+                places.setdefault(found.name, []).append((0, offset))
+            elif isinstance(found, Rejection):
                 dead.append(DeadRecord(0, offset, record, decoder.event_id(record), found))
         end = start + len(records)
-        return writer.apply(Batch(topic, TOPIC_ID, {0: start}, {0: end}, decoder.rows(events, places), dead))
+        rows = {name: decoder.rows(name, of, places[name]) for name, of in events.items()}
+        return writer.apply(Batch(topic, TOPIC_ID, {0: start}, {0: end}, rows, dead))
 
 
 def _as_kafka_has_it(record: dict[str, Any]) -> Record:

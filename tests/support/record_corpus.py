@@ -7,8 +7,9 @@ import uuid
 from random import Random
 from typing import Any
 
+from outbox.events.schema import Rejection
 from outbox.sink.batch import DeadRecord
-from outbox.sink.records import Header, Record, Rejection
+from outbox.sink.records import Header, Record
 from tests.support import suite
 from tests.support.events import DAY_MS, NOW_MS, Event, uuid7
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 
@@ -11,7 +10,6 @@ from typing import Any
 class Shape:
     """The words of one project: names of properties, and values."""
 
-    schema_file: Path
     aggregatetype: str
     type_less: str  # of an event with a negative quantity
     type_more: str
@@ -21,6 +19,11 @@ class Shape:
     unit: str
     total_after: str
     units: tuple[str, str]
+
+    @property
+    def events(self) -> list[str]:
+        """What the sinks of these events ask for."""
+        return [self.aggregatetype]
 
     def payload(
         self,

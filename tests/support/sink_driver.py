@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from psycopg2 import extensions
@@ -13,12 +13,11 @@ from psycopg2 import extensions
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
 from outbox.sink import spec
-from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import RecordDecoder
-from outbox.sink.spec import SinkJob, SinkSpec
+from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Strategy
-from tests.support.events import DECODER, PROJECTIONS, STRATEGIES, TOPIC
+from tests.support.events import DECODER, JOB, PROJECTIONS, STRATEGIES, TOPIC
 
 PROJECTION = next(file.stem for file in sorted(PROJECTIONS.glob("*.sql")) if "." not in file.stem)
 
@@ -34,12 +33,15 @@ def sink_on(
     connection: extensions.connection, chosen: Strategy = STRATEGIES["dedup"], projections: Path = PROJECTIONS
 ) -> PostgresWriter:
     """The sink of a strategy on a connection. ``projections`` is the folder of its projections."""
-    return PostgresWriter(connection, SinkSpec(job_with(projections), chosen))
+    return PostgresWriter(connection, spec_with(chosen, projections))
 
 
-def job_with(projections: Path = PROJECTIONS, decoder: RecordDecoder = DECODER) -> SinkJob:
-    """The job of the events, with other projections."""
-    return SinkJob(topic=TOPIC, decoder=decoder, projections=projections, target=PostgresTarget())
+def spec_with(
+    chosen: Strategy = STRATEGIES["dedup"], projections: Path = PROJECTIONS, decoder: RecordDecoder = DECODER
+) -> SinkSpec:
+    """A sink of the events that is called like its strategy, with other projections or another decoder."""
+    job = replace(JOB, name=chosen.name, projections=projections)
+    return SinkSpec(chosen.name, job, chosen, {TOPIC: decoder})
 
 
 def projections_in(folder: Path, sql: str, name: str = PROJECTION) -> Path:
@@ -53,7 +55,7 @@ def projections_in(folder: Path, sql: str, name: str = PROJECTION) -> Path:
 
 def key_columns(settings: Settings) -> dict[str, str]:
     """By sink, the column that a record's key repeats."""
-    return {name: one.job.decoder.key for name, one in spec.sinks(settings).items()}
+    return {name: decoder.key for name, one in spec.sinks(settings).items() for decoder in one.decoders.values()}
 
 
 @dataclass

@@ -61,7 +61,7 @@ def read(settings: Settings, sink: str, totals_query: Path) -> DeltaState:
         if not DeltaTable.is_deltatable(uri):
             return DeltaState()
         delta = DeltaTable(uri)
-        topic, positions = _reached(delta)
+        positions = _reached(delta)
         totals: dict[str, Decimal] = defaultdict(Decimal)
         versions: dict[str, int] = defaultdict(int)
         for row in _query(delta, totals_query.read_text()).to_pylist():
@@ -70,16 +70,21 @@ def read(settings: Settings, sink: str, totals_query: Path) -> DeltaState:
     except DeltaError as error:
         reason = str(error).partition("\n")[0]
         raise Failure(f"sink {sink}: reading its table at {uri}: {reason}", code="table-unreadable") from error
-    return DeltaState(topic, positions, totals, versions, delta=delta)
+    return DeltaState(positions, totals, versions, delta=delta)
 
 
-def _reached(delta: DeltaTable) -> tuple[str | None, dict[int, int]]:
-    """The topic of the last commit that is a sink's, and how far it goes."""
+def _reached(delta: DeltaTable) -> dict[str, dict[int, int]]:
+    """How far the last commit goes that is a sink's, by topic and partition."""
     for commit in delta.history(COMMITS):
         if commit["version"] <= delta.version() and "userMetadata" in commit:
             said = json.loads(commit["userMetadata"])
-            return said["topic"], {int(partition): offset for partition, offset in said["next_offsets"].items()}
-    return None, {}
+            # Before a sink could have several topics, a commit named its one.
+            by_topic = said["positions"] if "positions" in said else {said["topic"]: said["next_offsets"]}
+            return {
+                topic: {int(partition): offset for partition, offset in of_topic.items()}
+                for topic, of_topic in by_topic.items()
+            }
+    return {}
 
 
 def _known(delta: DeltaTable, event_ids: Sequence[str]) -> set[str]:

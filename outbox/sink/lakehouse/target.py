@@ -49,7 +49,7 @@ class LakehouseTarget(Target):
     def require_rebuildable(self, spec: SinkSpec) -> None:
         raise Failure(
             f"sink {spec.name} is a table of events, and its totals are a query: there is nothing to recompute",
-            f"`outbox rewind --sink {spec.name} --to-earliest` reads what the topic still has",
+            f"`outbox rewind {spec.name} --to-earliest` reads what the topic still has",
             code="rebuild-unsupported",
         )
 

@@ -50,8 +50,8 @@ from outbox.base.errors import Failure
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.sink import dead_letters, fence, positions, traces
 from outbox.sink.applier import Applied
-from outbox.sink.batch import Batch, Traced
-from outbox.sink.positions import Offsets
+from outbox.sink.batch import Batch, Traced, event_ids
+from outbox.sink.generations import TopicOffsets
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.records import made_at_ms
 from outbox.sink.spec import SinkSpec
@@ -79,7 +79,8 @@ class LakehouseWriter(SinkWriter):
 
         Raises Failure if the sink has a driver already.
         """
-        super().__init__(connection, spec.name)
+        super().__init__(connection, spec)
+        self._layout = spec.layout
         self._merge, self._schema, self._uri = spec.strategy.select, schema, uri
         with self._errors("does not let the sink start"), connection, connection.cursor() as cursor:
             cursor.execute(TABLES)
@@ -99,12 +100,12 @@ class LakehouseWriter(SinkWriter):
         refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}"
         with self._errors(refused), fence.held(self._connection, self.name):
             end, resolved, dead = self._set_aside(batch)
-            rows = batch.rows
+            rows = self._layout.table(batch.rows)
             if resolved:
                 rows = rows.filter(pc.invert(pc.is_in(rows["event_id"], pa.array(resolved, pa.string()))))
             traced = pa.array([one.event_id for one in batch.traced], pa.string())
             missing = self._table.missing(rows["event_id"].filter(pc.is_in(rows["event_id"], traced)).to_pylist())
-            merged = self._table.merge(rows, {"topic": batch.topic, "topic_id": batch.topic_id, "next_offsets": end})
+            merged = self._table.merge(rows, {"positions": end})
             counts = self._conclude(batch, merged, dead)
         traces.log_outcomes(self.name, _outcomes(batch, missing))
         return counts
@@ -113,32 +114,33 @@ class LakehouseWriter(SinkWriter):
     def _table(self) -> Table:
         return Table(SparkSession.active(), self.name, self._merge, self._schema.read_text(), self._uri)
 
-    def _set_aside(self, batch: Batch) -> tuple[Offsets, Collection[str], int]:
+    def _set_aside(self, batch: Batch) -> tuple[TopicOffsets, Collection[str], int]:
         """How far the sink is after the batch; the events that dead letters resolve; how many records are dead."""
         with self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
             stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
             positions.require_no_gap(self.name, batch.topic, stored, batch.start)
             cursor.execute("TRUNCATE batch")
-            copy_ids(cursor, batch.rows)
+            copy_ids(cursor, event_ids(batch.rows))
             resolved = dead_letters.drop_resolved(cursor, self.name)
             dead = dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.dead)
             end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}
-            return {**stored, **end}, resolved, dead
+            return {**positions.read_all(cursor, self.name), batch.topic: {**stored, **end}}, resolved, dead
 
     def _conclude(self, batch: Batch, merged: int, dead: int) -> Counts:
-        duplicates = batch.rows.num_rows - merged
+        duplicates = batch.count - merged
+        counts = Counts(batch.count, applied=merged, duplicates=duplicates, dead=dead, skipped=batch.skipped_count)
         with self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
             dead_letters.mark_replayed(cursor, self.name)
-            count(cursor, self.name, applied=merged, duplicates=duplicates)
-            positions.write(cursor, self.name, batch.topic, batch.topic_id, batch.end)
-        return Counts(rows=batch.rows.num_rows, applied=merged, duplicates=duplicates, dead=dead)
+            count(cursor, self.name, counts)
+            self._pass(cursor, batch)
+        return counts
 
 
-def copy_ids(cursor: extensions.cursor, rows: pa.Table) -> None:
+def copy_ids(cursor: extensions.cursor, event_ids: pa.ChunkedArray) -> None:
     """Copy the ids of events into ``batch``."""
-    ids = "".join(f"{event_id}\n" for event_id in rows["event_id"].to_pylist())
+    ids = "".join(f"{event_id}\n" for event_id in event_ids.to_pylist())
     cursor.copy_expert("COPY batch (event_id) FROM STDIN", io.StringIO(ids))
 
 
@@ -273,7 +275,7 @@ class LakehouseApplier(PostgresApplier):
 
     def _as_rows(self, found: Sequence[Mapping[str, Any]]) -> pa.Table:
         columns = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
-        columns |= {column.name: ARROW_TYPES[column.type] for column in self._decoder.columns}
+        columns |= {column.name: ARROW_TYPES[column.type] for column in self._layout.columns}
         as_text = {name for name, type_ in columns.items() if type_ == pa.string()}
         return pa.table(
             {

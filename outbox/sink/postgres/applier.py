@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
 from psycopg2 import extensions, sql
 
 from outbox.base.errors import Failure
 from outbox.sink import dead_letters
 from outbox.sink.applier import PARKED, Applied
-from outbox.sink.postgres.staging import copy_table, row_types
+from outbox.sink.batch import Rows
+from outbox.sink.layout import EVENT_TYPE, Layout
+from outbox.sink.postgres.staging import copy_rows
 from outbox.sink.projection import Projection, load
 from outbox.sink.records import RecordDecoder
 from outbox.sink.spec import SinkSpec
@@ -38,7 +39,8 @@ STAGE = "INSERT INTO batch SELECT one.* FROM jsonb_populate_recordset(NULL::batc
 DROP_BASED = """
 WITH based AS (
     DELETE FROM batch USING base_versions AS base
-     WHERE base.sink = %(sink)s AND base.key = batch.{key}::text AND batch.{version} <= base.version
+     WHERE base.sink = %(sink)s AND base.topic = %(topic)s AND base.key = batch.{key}::text
+       AND batch.{version} <= base.version
     RETURNING batch.event_id
 )
 UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
@@ -73,7 +75,7 @@ SELECT DISTINCT new.event_id, %(parked)s, format('behind %%s', blocker.identity)
   FROM new_events AS new
   JOIN (SELECT DISTINCT ON (key) key, partition, "offset", identity
           FROM dead_letters
-         WHERE sink = %(sink)s AND status = 'open' AND event IS NULL
+         WHERE sink = %(sink)s AND topic = %(topic)s AND status = 'open' AND event IS NULL
            AND NOT EXISTS (SELECT FROM batch WHERE batch.event_id::text = identity)
          ORDER BY key, partition, "offset") AS blocker
     ON blocker.key = convert_to(new.{key}::text, 'UTF8')
@@ -86,7 +88,7 @@ SELECT DISTINCT new.event_id, %(parked)s, format('behind %%s', blocker.identity)
   JOIN (SELECT DISTINCT ON (key) key, version, identity
           FROM (SELECT key, (event ->> {version_name})::numeric AS version, identity
                   FROM dead_letters
-                 WHERE sink = %(sink)s AND status = 'open' AND event IS NOT NULL
+                 WHERE sink = %(sink)s AND topic = %(topic)s AND status = 'open' AND event IS NOT NULL
                    AND NOT EXISTS (SELECT FROM batch WHERE batch.event_id::text = identity)
                  UNION ALL
                 SELECT convert_to(batch.{key}::text, 'UTF8'), batch.{version}, batch.event_id::text
@@ -112,16 +114,16 @@ class PostgresApplier:
         """
         self.name = spec.name
         self.strategy = spec.strategy
-        self._decoder = spec.job.decoder
+        self._decoders, self._layout = spec.decoders, spec.layout
         self._projections: Sequence[Projection] = load(spec.job.projections, spec.strategy.takes)
         self._is_ordered = any(projection.is_ordered for projection in self._projections)
-        if self._is_ordered and self._decoder.version is None:
+        if self._is_ordered and not spec.has_version:
             raise Failure(
                 f"sink {self.name}: a projection in {spec.job.projections} is ordered, and its events have no version",
-                "name the version in the job's decoder, or remove the line `-- ordered`",
+                "name the version in connect/events/AGGREGATE/aggregate.toml, or remove the line `-- ordered`",
                 code="projection-needs-version",
             )
-        self._names = _names(spec.job.decoder)
+        self._names = {topic: _names(decoder, spec.layout) for topic, decoder in spec.decoders.items()}
 
     def prepare(self, cursor: extensions.cursor) -> None:
         """Make the temporary tables of the session."""
@@ -129,17 +131,20 @@ class PostgresApplier:
             sql.SQL("{} {}").format(
                 sql.Identifier(column.name), sql.SQL(column.type if column.is_nullable else f"{column.type} NOT NULL")
             )
-            for column in self._decoder.columns
+            for column in self._layout.columns
         )
         cursor.execute(sql.SQL(TABLES).format(columns=columns))
+        for view, event in self._layout.views.items():
+            create = sql.SQL("CREATE TEMPORARY VIEW {} AS ").format(sql.Identifier(view))
+            cursor.execute(create + self._layout.view(event))
 
     def end(self, cursor: extensions.cursor) -> None:
         """Drop the temporary tables, so that the session may be prepared for another sink."""
-        cursor.execute("DROP TABLE batch, new_events, rejections")
+        cursor.execute("DROP TABLE batch, new_events, rejections CASCADE")  # with the views
 
-    def copy(self, cursor: extensions.cursor, rows: pa.Table) -> None:
+    def copy(self, cursor: extensions.cursor, rows: Rows) -> None:
         """Copy rows into ``batch``, by the names of their columns."""
-        copy_table(cursor, sql.Identifier("batch"), rows, row_types(self._decoder))
+        copy_rows(cursor, sql.Identifier("batch"), rows, self._layout)
 
     def stage(self, cursor: extensions.cursor, events_json: str) -> None:
         """Insert events into ``batch`` that are JSON objects of its columns."""
@@ -168,7 +173,7 @@ class PostgresApplier:
 
     def _apply(self, cursor: extensions.cursor, parameters: Mapping[str, Any], admitted: str | None) -> Applied:
         """``admitted`` is the condition by which open letters make their events new; None if they never do."""
-        if self._decoder.version is not None:
+        if self._decoders[parameters["topic"]].version is not None:
             self._execute(cursor, DROP_BASED, parameters)
         if not _count(cursor, "SELECT count(*) FROM batch"):
             return Applied(0, 0)
@@ -209,7 +214,7 @@ class PostgresApplier:
         return cursor.rowcount
 
     def _execute(self, cursor: extensions.cursor, statement: str, parameters: Mapping[str, Any]) -> None:
-        for name, identifier in self._names.items():
+        for name, identifier in self._names[parameters["topic"]].items():
             statement = statement.replace(f"{{{name}}}", identifier)
         cursor.execute(statement, parameters)
 
@@ -220,9 +225,17 @@ def _count(cursor: extensions.cursor, query: str) -> int:
     return int(count)
 
 
-def _names(decoder: RecordDecoder) -> dict[str, str]:
-    """The columns that SQL may name without knowing the job: key and version."""
-    names = {"key": f'"{decoder.key}"', "key_name": f"'{decoder.key}'"}
+def _names(decoder: RecordDecoder, layout: Layout) -> dict[str, str]:
+    """What SQL may name without knowing the events of a topic: columns of key and version, and which event it is."""
+    event = next(iter(decoder.types))
+    versions = decoder.schema_versions
+    names = {"key": f'"{layout.place(event, decoder.key)}"', "event_type": f"'{event}'"}
+    names["schema_version"] = f"{versions.get(event, 'NULL')}::smallint"
+    if layout.has_types:
+        cases = " ".join(f"WHEN '{name}' THEN {version}" for name, version in versions.items())
+        names["event_type"] = f"batch.{EVENT_TYPE}"
+        names["schema_version"] = f"CASE batch.{EVENT_TYPE} {cases} END" if cases else "NULL::smallint"
     if decoder.version is not None:
-        names |= {"version": f'"{decoder.version}"', "version_name": f"'{decoder.version}'"}
+        version = layout.place(event, decoder.version)
+        names |= {"version": f'"{version}"', "version_name": f"'{version}'"}
     return names

@@ -17,12 +17,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from outbox.events.schema import SqlType
 from outbox.sink import values
-from outbox.writing.contract import SqlType
 
-Type = SqlType | Literal["integer", "bytea"]
+Type = SqlType | Literal["integer", "bytea", "label"]  # label: a text that is the same in all rows
 
-ARROW_TYPES = {**values.ARROW_TYPES, "integer": pa.int32(), "bytea": pa.binary()}
+ARROW_TYPES = {**values.ARROW_TYPES, "integer": pa.int32(), "bytea": pa.binary(), "label": pa.string()}
 
 HEADER, TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
 NULL = -1  # as a field's length
@@ -109,6 +109,11 @@ def _uuids(column: pa.Array) -> np.ndarray[Any, Any]:
     return np.frombuffer(binascii.unhexlify(digits), "V16")
 
 
+def _label(column: pa.Array) -> np.ndarray[Any, Any]:
+    content = str(column[0]).encode() if len(column) else b"-"
+    return np.full(len(column), np.frombuffer(content, f"V{len(content)}")[0])
+
+
 def _numeric(text: str) -> bytes:
     """How many digits of base 10,000, weight of the first, sign, decimal places, digits (`numeric_recv`, numeric.c)."""
     sign, decimals, exponent = Decimal(text).as_tuple()
@@ -131,6 +136,7 @@ FIXED: Mapping[Type, Callable[[pa.Array], np.ndarray[Any, Any]]] = {
     "bigint": _numbers(">i8"),
     "integer": _numbers(">i4"),
     "boolean": _numbers("u1"),
+    "label": _label,
 }
 VARYING: Mapping[Type, Callable[[Any], bytes]] = {
     "text": str.encode,

@@ -13,6 +13,7 @@ alone: the driver waits a second for it, and empties or drops the table another 
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from psycopg2.extensions import make_dsn
 
 from outbox.base.database import WAITS
 from outbox.sink import dead_letters, partitions
-from outbox.sink.batch import Decoded, Staged, Traced
+from outbox.sink.batch import Decoded, Rows, Staged, Traced, event_ids
+from outbox.sink.layout import EVENT_TYPE, Layout
 from outbox.sink.postgres import binary
 from outbox.sink.records import RecordDecoder, Records
 
@@ -80,32 +82,35 @@ SELECT DISTINCT ON (identity) %(sink)s, identity, %(topic_id)s, %(topic)s, parti
   FROM staging.{dead}
  WHERE attempt = ANY(%(attempts)s)
  ORDER BY identity, partition, "offset"
-ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
+ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now(),
+       status = CASE dead_letters.status WHEN 'skipped' THEN 'open' ELSE dead_letters.status END
 """
 
 
 class Staging:
     """The staging tables of a running sink."""
 
-    def __init__(self, sink: str, epoch: int, decoder: RecordDecoder, *, with_days: bool) -> None:
-        """``with_days`` also finds the days of the ids, which must be UUIDv7s."""
+    def __init__(
+        self, sink: str, epoch: int, decoders: Mapping[str, RecordDecoder], layout: Layout, *, with_days: bool
+    ) -> None:
+        """``decoders`` are by topic. ``with_days`` also finds the days of the ids, which must be UUIDv7s."""
         self._sink = sink
         self._with_days = with_days
         self._epoch = epoch
-        self._decoder = decoder
+        self._decoders, self._layout = decoders, layout
         self._rows, self._dead = f"{sink}/{epoch}/rows", f"{sink}/{epoch}/dead"
         self._up_to_epoch = {"prefix": f"{sink}/", "epoch": epoch}
         self._names = {
             "rows": sql.Identifier(self._rows),
             "dead": sql.Identifier(self._dead),
-            "columns": sql.SQL(", ").join(sql.Identifier(column.name) for column in decoder.columns),
+            "columns": sql.SQL(", ").join(sql.Identifier(column.name) for column in layout.columns),
         }
 
     def create(self, connection: extensions.connection) -> None:
         """Make the tables of this epoch. Call it behind the fence."""
         columns = sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
-            for column in self._decoder.columns
+            for column in self._layout.columns
         )
         with connection, connection.cursor() as cursor:
             cursor.execute(sql.SQL(TABLES).format(**{**self._names, "columns": columns}))
@@ -132,10 +137,10 @@ class Staging:
             cursor.execute(END_TASKS, self._up_to_epoch)
             cursor.execute(sql.SQL("TRUNCATE staging.{rows}, staging.{dead}").format(**self._names))
 
-    def copier(self, dsn: Mapping[str, str | int]) -> Copier:
-        """The function that tasks run."""
+    def copier(self, dsn: Mapping[str, str | int], topic: str) -> Copier:
+        """The function that tasks run on records of a topic."""
         named = {**dsn, **WAITS, "application_name": f"{self._sink}/{self._epoch}"}
-        return Copier(named, self._decoder, self._rows, self._dead, self._with_days)
+        return Copier(named, self._decoders[topic], self._layout, self._rows, self._dead, self._with_days)
 
     def take_rows(self, cursor: extensions.cursor, staged: Staged) -> None:
         """Insert the rows of the successful attempts into ``batch``, in the caller's transaction."""
@@ -153,13 +158,14 @@ class Copier:
 
     dsn: Mapping[str, str | int]
     decoder: RecordDecoder
+    layout: Layout
     rows: str
     dead: str
     with_days: bool
 
     def __call__(self, attempt: int, read: Iterable[Records]) -> Staged:
         """Copy the records of a task's attempt, part by part as they are read."""
-        rows, dead, days, traced = 0, 0, set[date](), list[Traced]()
+        rows, dead, days, traced, skipped = 0, 0, set[date](), list[Traced](), Counter[str]()
         with (
             closing(psycopg2.connect(make_dsn(None, **self.dsn))) as connection,
             connection,
@@ -168,19 +174,16 @@ class Copier:
             for records in read:
                 decoded = self.decoder.decode(records)
                 self._copy(cursor, attempt, decoded)
-                rows += decoded.rows.num_rows
+                rows += sum(table.num_rows for table in decoded.rows.values())
                 dead += len(decoded.dead)
                 if self.with_days:
-                    days.update(partitions.days(decoded.rows["event_id"]))
+                    days.update(partitions.days(event_ids(decoded.rows)))
                 traced += decoded.traced[: TRACED_MAX - len(traced)]
-        return Staged([attempt], rows, dead, days, traced)
+                skipped.update(decoded.skipped)
+        return Staged([attempt], rows, dead, days, traced, dict(skipped))
 
     def _copy(self, cursor: extensions.cursor, attempt: int, decoded: Decoded) -> None:
-        if decoded.rows.num_rows:
-            attempts = pa.array([attempt] * decoded.rows.num_rows, pa.int64())
-            types: dict[str, binary.Type] = {"attempt": "bigint", **row_types(self.decoder)}
-            rows = decoded.rows.append_column("attempt", attempts)
-            copy_table(cursor, sql.Identifier("staging", self.rows), rows, types)
+        copy_rows(cursor, sql.Identifier("staging", self.rows), decoded.rows, self.layout, attempt)
         if decoded.dead:
             letters = [
                 (attempt, dead_letters.identity(one.record, one.event_id), *dead_letters.columns(one))
@@ -189,15 +192,25 @@ class Copier:
             copy_table(cursor, sql.Identifier("staging", self.dead), binary.table(letters, DEAD), DEAD)
 
 
-def row_types(decoder: RecordDecoder) -> dict[str, binary.Type]:
-    """The types in Postgres of a batch's columns, by name."""
-    return {**PLACE, **{column.name: column.type for column in decoder.columns}}
+def copy_rows(
+    cursor: extensions.cursor, into: sql.Composable, rows: Rows, layout: Layout, attempt: int | None = None
+) -> None:
+    """COPY the rows of each event into a table of this layout; columns that an event lacks are NULL."""
+    types: dict[str, binary.Type] = {**PLACE, "attempt": "bigint"}
+    types |= {column.name: column.type for column in layout.columns} | {EVENT_TYPE: "label"}
+    for event, table in rows.items():
+        copied = layout.rows(event, table)
+        if attempt is not None:
+            copied = copied.append_column("attempt", pa.array([attempt] * table.num_rows, pa.int64()))
+        copy_table(cursor, into, copied, types)
 
 
 def copy_table(
     cursor: extensions.cursor, into: sql.Composable, rows: pa.Table, types: Mapping[str, binary.Type]
 ) -> None:
     """COPY rows into a table whose columns have these types, by their names."""
+    if not rows.num_rows:
+        return
     encoded = binary.encode(rows, types)
     columns = sql.SQL(", ").join(map(sql.Identifier, encoded.columns))
     statement = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT binary)").format(into, columns)

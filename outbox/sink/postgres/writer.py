@@ -18,7 +18,7 @@ from psycopg2 import extensions
 
 from outbox.base import log
 from outbox.sink import dead_letters, partitions, positions, traces
-from outbox.sink.batch import Batch
+from outbox.sink.batch import Batch, event_ids
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.staging import Staging
 from outbox.sink.spec import SinkSpec
@@ -32,12 +32,14 @@ class PostgresWriter(SinkWriter):
 
     def __init__(self, connection: extensions.connection, spec: SinkSpec) -> None:
         """Acquire the fence and prepare the session. Raises Failure if the sink has a driver already."""
-        super().__init__(connection, spec.name)
+        super().__init__(connection, spec)
         self._applier = PostgresApplier(spec)
         self._ensured = set[date]()
         self._is_staged = False  # whether the staging tables hold anything of ours
         remembers_ids = self._applier.strategy.remembers_ids
-        self._staging = self.staging = Staging(spec.name, self._epoch, spec.job.decoder, with_days=remembers_ids)
+        self._staging = self.staging = Staging(
+            spec.name, self._epoch, spec.decoders, spec.layout, with_days=remembers_ids
+        )
         with self._errors("does not let the sink start"):
             self._clean_up(self._staging.drop)
             self._staging.create(connection)
@@ -80,7 +82,7 @@ class PostgresWriter(SinkWriter):
     def _ensure_partitions(self, batch: Batch) -> None:
         """Before the transaction that applies: a partition costs locks, and other sinks may wait for it."""
         if self._applier.strategy.remembers_ids:
-            days = batch.staged.days if batch.staged else partitions.days(batch.rows["event_id"])
+            days = batch.staged.days if batch.staged else partitions.days(event_ids(batch.rows))
             missing = {*days} - self._ensured
             partitions.ensure(self._connection, missing)
             self._ensured |= missing  # a partition that is dropped later is below the horizon, where nothing is applied
@@ -91,7 +93,7 @@ class PostgresWriter(SinkWriter):
         positions.require_no_gap(self.name, batch.topic, stored, batch.start)
         # First, because an ordered projection looks here for what an event must wait for.
         dead = self._insert_dead(cursor, batch)
-        rows, applied, rejected = batch.staged.rows if batch.staged else batch.rows.num_rows, 0, 0
+        rows, applied, rejected = batch.count, 0, 0
         if rows:
             if batch.staged:
                 self._staging.take_rows(cursor, batch.staged)
@@ -100,9 +102,10 @@ class PostgresWriter(SinkWriter):
             dead_letters.drop_resolved(cursor, self.name)
             applied, rejected = self._applier.apply(cursor, batch.topic, batch.topic_id)
         duplicates = rows - applied - rejected
-        positions.write(cursor, self.name, batch.topic, batch.topic_id, batch.end)
-        count(cursor, self.name, applied=applied, duplicates=duplicates)
-        return Counts(rows=rows, applied=applied, duplicates=duplicates, rejected=rejected, dead=dead)
+        self._pass(cursor, batch)
+        counts = Counts(rows, applied, duplicates, rejected, dead, batch.skipped_count)
+        count(cursor, self.name, counts)
+        return counts
 
     def _insert_dead(self, cursor: extensions.cursor, batch: Batch) -> int:
         if batch.staged is None:

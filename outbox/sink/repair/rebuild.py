@@ -12,7 +12,7 @@ is unchanged, and the copy resumes where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from decimal import Decimal
 from typing import NamedTuple
@@ -24,22 +24,24 @@ from psycopg2.extras import execute_values
 from outbox.base.database import column_names, connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.events import catalog
+from outbox.events.catalog import Aggregate
 from outbox.kafka.topics import Topic
 from outbox.sink import fence, generations, positions, projection
-from outbox.sink.positions import Offsets
+from outbox.sink.generations import TopicOffsets
 from outbox.sink.spec import SinkSpec
 
 SUFFIX = ".rebuild"
 FETCH_ROWS = 10_000
 AGAIN = "run the command again"
-FROM_SOURCE = "`outbox rebuild --sink {} --from source`"
+FROM_SOURCE = "`outbox rebuild {} --from source`"
 NO_TOTALS = "totals are not compared: the sink database has no view sink_totals with columns sink, key and total"
 
 REBUILD_KEY = "hashtextextended('outbox rebuild of sink ' || %(sink)s, 0)"
 # Never deleted and never renamed: it records which checkpoints were used, so that each copy gets an unused one.
 KEPT = "checkpoint_generations"
-# Views of the project. They are optional, and so are their columns.
-SOURCE_TOTALS, SINK_TOTALS = "source_totals", "sink_totals"
+# A view of the project. It is optional, and so are its columns.
+SINK_TOTALS = "sink_totals"
 TABLES = """
 SELECT relname FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
  WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
@@ -66,24 +68,28 @@ UPDATE dead_letters AS letter SET status = 'discarded'
  WHERE letter.sink = %(copy)s AND letter.status = 'open'
    AND live.sink = %(sink)s AND live.identity = letter.identity AND live.status = 'discarded'
 """
+SOURCE = "CREATE TEMPORARY TABLE source (aggregate text NOT NULL, total jsonb NOT NULL) ON COMMIT DROP"
 SET_BASES = """
-INSERT INTO base_versions (sink, key, version)
-SELECT %(sink)s, total ->> 'key', (total ->> 'version')::bigint FROM source ORDER BY 2
-ON CONFLICT (sink, key) DO UPDATE SET version = greatest(base_versions.version, excluded.version)
+INSERT INTO base_versions (sink, topic, key, version)
+SELECT %(sink)s, %(topic)s, total ->> 'key', max((total ->> 'version')::bigint)
+  FROM source WHERE aggregate = ANY(%(aggregates)s) GROUP BY 3 ORDER BY 3
+ON CONFLICT (sink, topic, key) DO UPDATE SET version = greatest(base_versions.version, excluded.version)
 """
 # A key that the source does not have is worth nothing, and neither is any event of it so far.
 SET_BASES_OF_OTHERS = """
-INSERT INTO base_versions (sink, key, version)
-SELECT %(sink)s, key, version FROM sink_totals
- WHERE sink = %(sink)s AND version IS NOT NULL AND NOT EXISTS (SELECT FROM source WHERE total ->> 'key' = key)
- ORDER BY 2
-ON CONFLICT (sink, key) DO UPDATE SET version = greatest(base_versions.version, excluded.version)
+INSERT INTO base_versions (sink, topic, key, version)
+SELECT %(sink)s, %(topic)s, key, version FROM sink_totals
+ WHERE sink = %(sink)s AND version IS NOT NULL
+   AND NOT EXISTS (SELECT FROM source WHERE aggregate = ANY(%(aggregates)s) AND total ->> 'key' = key)
+ ORDER BY 3
+ON CONFLICT (sink, topic, key) DO UPDATE SET version = greatest(base_versions.version, excluded.version)
 """
 # Letters of invalid records have no version and stay open: a replay, or a valid record of the event, closes them.
 CLOSE_BASED = """
 UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
   FROM base_versions AS base
  WHERE base.sink = %(sink)s AND letter.sink = %(sink)s AND letter.status = 'open'
+   AND base.topic = %(topic)s AND letter.topic = %(topic)s
    AND letter.key = convert_to(base.key, 'UTF8') AND (letter.event ->> %(version)s)::numeric <= base.version
 """
 DIFFERENCES = """
@@ -99,12 +105,12 @@ UPDATE sinks SET applied = copy.applied, duplicates = copy.duplicates
 
 
 class RebuildResult(NamedTuple):
-    """What the source changed: by key how much more the sink holds now, where that is not zero; and by partition the
-    first and the last offset of events that the topic has dropped before the sink had applied them.
+    """What the source changed: by key how much more the sink holds now, where that is not zero; and by topic and
+    partition the first and the last offset of events that the topic has dropped before the sink had applied them.
     """
 
     differences: dict[str, Decimal]
-    skipped: dict[int, tuple[int, int]]
+    skipped: dict[tuple[str, int], tuple[int, int]]
 
 
 def copy_of(sink: str) -> str:
@@ -113,7 +119,7 @@ def copy_of(sink: str) -> str:
 
 
 def from_source(
-    settings: Settings, spec: SinkSpec, topic: Topic, first: Offsets, *, dry_run: bool = False
+    settings: Settings, spec: SinkSpec, topics: Sequence[Topic], first: TopicOffsets, *, dry_run: bool = False
 ) -> RebuildResult:
     """Set what a sink holds to what the source says, in one transaction. With ``dry_run`` it is rolled back.
 
@@ -126,31 +132,35 @@ def from_source(
     Raises Failure if the job has no SQL for it, if its events or the source's totals have no version, or if a database
     refuses.
     """
-    job, sink = spec.job, spec.name
-    files = projection.rebuilds(job.projections)
-    if not files or job.decoder.version is None:
-        lack = "its events have no version" if files else f"{job.projections} has no NAME.rebuild.sql"
-        raise Failure(
-            f"sink {sink} cannot be taken from the source: {lack}",
-            f"`outbox rewind --sink {sink} --to-earliest --skip-dropped` gives up what the topic has dropped",
-            code="rebuild-unsupported",
-        )
+    sink = spec.name
+    files = projection.rebuilds(spec.job.projections)
+    aggregates = _aggregates(settings, spec)
+    if not files or not spec.has_version:
+        lack = "its events have no version" if files else f"{spec.job.projections} has no NAME.rebuild.sql"
+        raise _unsupported(sink, lack)
     with closing(connect(settings, SinkRole.WRITER)) as connection, _errors(connection, sink):
         with connection, connection.cursor() as cursor:
             cursor.execute(fence.SESSION)
         with connection, connection.cursor() as cursor:
             fence.lock(cursor, sink)
-            cursor.execute("CREATE TEMPORARY TABLE source (total jsonb NOT NULL) ON COMMIT DROP")
-            execute_values(cursor, "INSERT INTO source VALUES %s", _totals(settings), page_size=FETCH_ROWS)
-            cursor.execute(SET_BASES, {"sink": sink})
-            if {"sink", "key", "version"} <= column_names(connection, SINK_TOTALS):
-                cursor.execute(SET_BASES_OF_OTHERS, {"sink": sink})
-            cursor.execute(CLOSE_BASED, {"sink": sink, "version": job.decoder.version})
+            cursor.execute(
+                "CREATE TEMPORARY TABLE source (aggregate text NOT NULL, total jsonb NOT NULL) ON COMMIT DROP"
+            )
+            rows = _totals(settings, aggregates)
+            execute_values(cursor, "INSERT INTO source VALUES %s", rows, page_size=FETCH_ROWS)
+            for topic, decoder in spec.decoders.items():
+                of_topic = [aggregate.name for aggregate in aggregates if aggregate.topic == topic]
+                names = {"sink": sink, "topic": topic, "aggregates": of_topic, "version": decoder.version}
+                cursor.execute(SET_BASES, names)
+                # The view does not say of which topic a key is.
+                if len(topics) == 1 and {"sink", "key", "version"} <= column_names(connection, SINK_TOTALS):
+                    cursor.execute(SET_BASES_OF_OTHERS, names)
+                cursor.execute(CLOSE_BASED, names)
             differences: dict[str, Decimal] = {}
             for file in files:
                 cursor.execute(file.read_text(), {"sink": sink})
                 differences |= {str(key): difference for key, difference in cursor}
-            skipped = _skip(cursor, sink, topic, first)
+            skipped = _skip(cursor, sink, topics, first)
             if dry_run:
                 connection.rollback()
             return RebuildResult(differences, skipped)
@@ -176,7 +186,7 @@ def reserved(settings: Settings, sink: str) -> Iterator[extensions.connection]:
         yield connection
 
 
-def begin(connection: extensions.connection, sink: str, topic: Topic, first: Offsets) -> bool:
+def begin(connection: extensions.connection, sink: str, topics: Sequence[Topic], first: TopicOffsets) -> bool:
     """Prepare the copy, unless there is one already, and return whether there is.
 
     It has taken over what was discarded, and its positions are declared to be 0, so that it will not begin behind
@@ -187,20 +197,26 @@ def begin(connection: extensions.connection, sink: str, topic: Topic, first: Off
     copy = copy_of(sink)
     with connection, connection.cursor() as cursor:
         fence.lock_new(cursor, copy)
-        _require_this_topic(cursor, sink, topic)
-        if positions.read(cursor, copy, topic.name, topic.id):
+        _require_these_topics(cursor, sink, topics)
+        if any(positions.read(cursor, copy, topic.name, topic.id) for topic in topics):
             return True
-        dropped = [f"partition {partition} begins at offset {offset}" for partition, offset in first.items() if offset]
+        dropped = [
+            f"{topic.name}, partition {partition} begins at offset {offset}"
+            for topic in topics
+            for partition, offset in first[topic.name].items()
+            if offset
+        ]
         if dropped:
             raise Failure(
-                f"topic {topic.name} does not have every event any more: {', '.join(dropped)}",
+                f"the topic does not have every event any more: {', '.join(dropped)}",
                 FROM_SOURCE.format(sink),
                 code="topic-incomplete",
             )
         cursor.execute(ADD_COPY, {"copy": copy})
-        start = dict.fromkeys(first, 0)
-        positions.write(cursor, copy, topic.name, topic.id, start)
-        generations.start_next(cursor, copy, topic.name, start)
+        start = {topic.name: dict.fromkeys(first[topic.name], 0) for topic in topics}
+        for topic in topics:
+            positions.write(cursor, copy, topic.name, topic.id, start[topic.name])
+        generations.start_next(cursor, copy, start)
         cursor.execute(COPY_DISCARDED, {"sink": sink, "copy": copy})
         return False
 
@@ -227,7 +243,7 @@ def differences(connection: extensions.connection, sink: str) -> dict[str, Decim
         return {str(key): difference for key, difference in cursor}
 
 
-def swap(connection: extensions.connection, sink: str, topic: Topic, first: Offsets) -> int:
+def swap(connection: extensions.connection, sink: str, topics: Sequence[Topic], first: TopicOffsets) -> int:
     """Let the copy take the sink's place, in one transaction, and return the generation of its next checkpoint.
 
     A running driver is superseded: it stops at its next batch, and the next driver begins where the copy has ended.
@@ -240,10 +256,11 @@ def swap(connection: extensions.connection, sink: str, topic: Topic, first: Offs
     with connection, connection.cursor() as cursor:
         for name in names.values():
             fence.lock(cursor, name)
-        reached = positions.read(cursor, names["copy"], topic.name, topic.id)
-        if not reached:
+        reached = {topic.name: positions.read(cursor, names["copy"], topic.name, topic.id) for topic in topics}
+        if not all(reached.values()):
             raise Failure(f"there is no copy of sink {sink}", AGAIN, code="copy-missing")
-        positions.require_no_gap(names["copy"], topic.name, reached, first)
+        for topic in topics:
+            positions.require_no_gap(names["copy"], topic.name, reached[topic.name], first[topic.name])
         cursor.execute(DISCARD, names)
         _delete(cursor, sink)
         for table in _tables(cursor):
@@ -251,55 +268,84 @@ def swap(connection: extensions.connection, sink: str, topic: Topic, first: Offs
         cursor.execute(TAKE_COUNTS, names)
         cursor.execute("DELETE FROM sinks WHERE name = %(copy)s", names)
         fence.supersede(cursor, sink)
-        return generations.start_next(cursor, sink, topic.name, reached)
+        return generations.start_next(cursor, sink, reached)
 
 
-def _totals(settings: Settings) -> Iterator[tuple[str]]:
-    """The source's totals as JSON, all of one snapshot."""
+def _aggregates(settings: Settings, spec: SinkSpec) -> list[Aggregate]:
+    """The aggregates of the sink's events. Raises Failure if one does not say where its state is in the source."""
+    known = catalog.of(settings)
+    names = {known_event.schema.aggregate for known_event in known.wanted(spec.job.events)}
+    found = [known.aggregates[name] for name in sorted(names)]
+    without = [aggregate.name for aggregate in found if aggregate.source is None]
+    if without or not found:
+        raise _unsupported(spec.name, f"no `source` in aggregate.toml of {', '.join(without) or 'its events'}")
+    return found
+
+
+def _unsupported(sink: str, lack: str) -> Failure:
+    return Failure(
+        f"sink {sink} cannot be taken from the source: {lack}",
+        f"`outbox rewind {sink} --to-earliest --skip-dropped` gives up what the topic has dropped",
+        code="rebuild-unsupported",
+    )
+
+
+def _totals(settings: Settings, aggregates: Sequence[Aggregate]) -> Iterator[tuple[str, str]]:
+    """By aggregate the state of each key as JSON, all of one snapshot."""
     with closing(connect(settings, SourceRole.AUDITOR)) as connection:
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
-        if not {"key", "version"} <= column_names(connection, SOURCE_TOTALS):
-            raise Failure(
-                f"the source has no view {SOURCE_TOTALS} with columns key and version",
-                "add it in a migration: docs/adopting.md",
-                code="rebuild-unsupported",
-            )
-        with connection.cursor("totals") as cursor:  # on the server: they may be more than memory holds
-            cursor.itersize = FETCH_ROWS
-            cursor.execute("SELECT to_jsonb(one)::text FROM source_totals AS one")
-            yield from cursor
+        for aggregate in aggregates:
+            view = str(aggregate.source)
+            if not {"key", "version"} <= column_names(connection, view):
+                raise Failure(
+                    f"the source has no view {view} with columns key and version",
+                    "add it in a migration: docs/adopting.md",
+                    code="rebuild-unsupported",
+                )
+            with connection.cursor("totals") as cursor:  # on the server: they may be more than memory holds
+                cursor.itersize = FETCH_ROWS
+                query = sql.SQL("SELECT to_jsonb(one)::text FROM {} AS one").format(sql.Identifier(view))
+                cursor.execute(query)
+                for (total,) in cursor:
+                    yield aggregate.name, total
 
 
-def _skip(cursor: extensions.cursor, sink: str, topic: Topic, first: Offsets) -> dict[int, tuple[int, int]]:
-    """Let the sink continue behind what the topic has dropped, and return that range.
+def _skip(
+    cursor: extensions.cursor, sink: str, topics: Sequence[Topic], first: TopicOffsets
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """Let the sink continue behind what its topics have dropped, and return these ranges.
 
     Its checkpoint begins again there, so a driver that still runs must not continue from elsewhere.
     """
-    stored = positions.read(cursor, sink, topic.name, topic.id)
-    begin = {partition: max(offset, stored.get(partition, 0)) for partition, offset in first.items()}
+    stored = {topic.name: positions.read(cursor, sink, topic.name, topic.id) for topic in topics}
+    begin = {
+        topic: {partition: max(offset, stored[topic].get(partition, 0)) for partition, offset in of_topic.items()}
+        for topic, of_topic in first.items()
+    }
     skipped = {
-        partition: (stored.get(partition, 0), offset - 1)
-        for partition, offset in begin.items()
-        if stored and offset > stored.get(partition, 0)
+        (topic, partition): (stored[topic].get(partition, 0), offset - 1)
+        for topic, of_topic in begin.items()
+        for partition, offset in of_topic.items()
+        if stored[topic] and offset > stored[topic].get(partition, 0)
     }
     if skipped:
-        positions.write(cursor, sink, topic.name, topic.id, begin)
+        for topic in topics:
+            positions.write(cursor, sink, topic.name, topic.id, begin[topic.name])
         fence.supersede(cursor, sink)
-        generations.start_next(cursor, sink, topic.name, begin)
+        generations.start_next(cursor, sink, begin)
     return skipped
 
 
-def _require_this_topic(cursor: extensions.cursor, sink: str, topic: Topic) -> None:
+def _require_these_topics(cursor: extensions.cursor, sink: str, topics: Sequence[Topic]) -> None:
     cursor.execute("SELECT FROM sinks WHERE name = %s", (sink,))
     if not cursor.rowcount:
-        raise Failure(
-            f"no sink called {sink} has run yet", f"`outbox sink --strategy {sink}` runs it", code="sink-unknown"
-        )
+        raise Failure(f"no sink called {sink} has run yet", f"`outbox sink {sink}` runs it", code="sink-unknown")
     cursor.execute("SELECT DISTINCT topic, topic_id FROM positions WHERE sink = %s", (sink,))
-    others = {name for name, of_topic in cursor if (name, of_topic) != (topic.name, topic.id)}
+    known = {topic.name: topic.id for topic in topics}
+    others = {name for name, of_topic in cursor if known.get(name, of_topic) != of_topic}
     if others:
         raise Failure(
-            f"sink {sink} holds events of another topic ({', '.join(sorted(others))}), recreated or replaced since",
+            f"sink {sink} holds events of a topic that was recreated since: {', '.join(sorted(others))}",
             FROM_SOURCE.format(sink),
             code="topic-recreated",
         )

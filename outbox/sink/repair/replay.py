@@ -17,12 +17,15 @@ from psycopg2 import extensions
 
 from outbox.base.database import database_errors
 from outbox.base.errors import Failure
-from outbox.sink import dead_letters, fence, partitions
+from outbox.events.schema import Rejection
+from outbox.sink import dead_letters, fence, partitions, skipped
 from outbox.sink.applier import Applier
-from outbox.sink.records import Event, Record, RecordDecoder, Rejection
+from outbox.sink.layout import Layout
+from outbox.sink.records import Event, RecordDecoder, Skipped
+from outbox.sink.repair.restore import Letter, event_of, is_current
 from outbox.sink.repair.selection import Chosen
 from outbox.sink.spec import SinkSpec
-from outbox.sink.writer import count
+from outbox.sink.writer import Counts, count
 
 CHUNK = 1000
 FETCHED = 50  # letters in memory with their bytes
@@ -30,7 +33,7 @@ STATEMENT_MAX_BYTES = 4 << 20  # of events as JSON; a single larger one is a sta
 AGAIN = "run the command again: what is done is done, and is not repeated"
 
 OPEN = """
-SELECT identity, key, headers, value, event IS NOT NULL, event_id, partition, "offset",
+SELECT identity, key, headers, value, event::text, event_type, schema_version, event_id, partition, "offset",
        round(extract(epoch FROM coalesce(recorded_at, first_seen_at)) * 1000)::bigint
   FROM dead_letters
  WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
@@ -46,32 +49,26 @@ SELECT one.*
   FROM dead_letters AS letter, jsonb_populate_record(NULL::batch, letter.event) AS one
  WHERE letter.sink = %(sink)s AND letter.identity = ANY(%(identities)s)
 """
+# Closed without being applied. Should the sink ask for the event later, it is applied if it comes again.
+SKIP = """
+UPDATE dead_letters SET status = 'skipped', last_seen_at = now()
+ WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
+"""
 DISCARD = """
-UPDATE dead_letters SET status = 'discarded', last_seen_at = now()
+UPDATE dead_letters SET status = 'discarded', resolution = %(resolution)s, last_seen_at = now()
  WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
 """
 
 
-class Opened(NamedTuple):
-    """A row of OPEN or CLAIM."""
-
-    identity: str
-    key: memoryview | None
-    headers: list[dict[str, Any]] | None
-    value: memoryview | None
-    is_event: bool
-    event_id: str | None
-    partition: int
-    offset: int
-    recorded_ms: int
-
-
 class Replayed(NamedTuple):
-    """What became of letters: applied, found to be applied already, or rejected again and left open."""
+    """What became of letters: applied, found to be applied already, rejected again and left open, or closed because the
+    sink does not ask for the event.
+    """
 
     applied: int = 0
     duplicates: int = 0
     rejected: int = 0
+    skipped: int = 0
 
     def plus(self, other: Replayed) -> Replayed:
         """Both together."""
@@ -94,23 +91,27 @@ def replay(
     applied as new: no strategy can know, so the caller has made sure that they never were. Without it they are rejected
     again.
 
-    A letter that is no longer open is left out: each event is applied once. Raises Failure if a sink's strategy is
-    unknown, or if the database refuses a chunk, of which then nothing is done; the chunks before it stay.
+    A letter that is no longer open is left out: each event is applied once. Raises Failure if a sink is unknown or does
+    not read the letters' topic any more, or if the database refuses a chunk, of which then nothing is done; the chunks
+    before it stay.
     """
     _require({letter.sink for letter in chosen}, known)
     done: dict[str, Replayed] = {}
     for sink, letters in itertools.groupby(chosen, key=lambda letter: letter.sink):
-        applier, decoder = applier_of(known[sink]), known[sink].job.decoder
+        spec = known[sink]
+        applier = applier_of(spec)
         done[sink] = Replayed()
         with database_errors(connection, f"sink {sink}", "refused the replay", AGAIN):
             with connection, connection.cursor() as cursor:
                 cursor.execute(fence.SESSION)
                 applier.prepare(cursor)
             for chunk in _chunks(letters):
+                decoder = _decoder(spec, chunk[0].topic)
                 if applier.strategy.remembers_ids:  # before the transaction: a partition costs locks
                     partitions.ensure(connection, _days(connection, decoder, chunk))
                 with connection:
-                    done[sink] = done[sink].plus(_replay(connection, applier, decoder, chunk, older_than_horizon))
+                    one = _Replay(connection, applier, decoder, spec.layout)
+                    done[sink] = done[sink].plus(one.run(chunk, older_than_horizon))
                     if dry_run:
                         connection.rollback()
             with connection, connection.cursor() as cursor:
@@ -118,8 +119,12 @@ def replay(
     return done
 
 
-def discard(connection: extensions.connection, chosen: Sequence[Chosen], *, dry_run: bool = False) -> dict[str, int]:
+def discard(
+    connection: extensions.connection, chosen: Sequence[Chosen], *, because: str, dry_run: bool = False
+) -> dict[str, int]:
     """Give letters up: their events are never applied, even if they are repeated. Returns how many, by sink.
+
+    ``because`` is kept with the letters: `outbox check` takes them for acknowledged.
 
     Raises Failure if the database refuses it.
     """
@@ -131,44 +136,69 @@ def discard(connection: extensions.connection, chosen: Sequence[Chosen], *, dry_
                 with connection, connection.cursor() as cursor:
                     cursor.execute(fence.SESSION)
                     fence.lock(cursor, sink)
-                    cursor.execute(DISCARD, _names(chunk))
+                    cursor.execute(DISCARD, {**_names(chunk), "resolution": because})
                     done[sink] += cursor.rowcount
                     if dry_run:
                         connection.rollback()
     return done
 
 
-def _replay(
-    connection: extensions.connection,
-    applier: Applier,
-    decoder: RecordDecoder,
-    chunk: Sequence[Chosen],
-    older_than_horizon: bool,
-) -> Replayed:
-    with connection.cursor() as cursor:
-        fence.lock(cursor, applier.name)
-        events: list[str] = []  # identities of letters that hold a valid event
-        rejections: dict[str, Rejection] = {}
-        staging = _Staging(cursor, applier)
-        reason = dead_letters.OLDER_THAN_HORIZON if older_than_horizon else None
-        for letter in _open(connection, chunk, CLAIM, reason):
-            found = None if letter.is_event else _validated(decoder, letter)
-            if found is None:
-                events.append(letter.identity)
-            elif isinstance(found, Rejection):
-                rejections[letter.identity] = found
-            else:
-                staging.add(decoder.as_json(found, letter.partition, letter.offset))
-        staging.flush()
-        if events:
-            cursor.execute(STAGE_EVENTS, {"sink": applier.name, "identities": events})
-        dead_letters.update_reasons(cursor, applier.name, rejections)
-        applied, rejected = applier.replay(
-            cursor, chunk[0].topic, chunk[0].topic_id, older_than_horizon=older_than_horizon
+def _decoder(spec: SinkSpec, topic: str) -> RecordDecoder:
+    """Raises Failure if the sink does not read the topic any more."""
+    if topic not in spec.decoders:
+        raise Failure(
+            f"sink {spec.name} does not read topic {topic} any more, so dead letters from there cannot be replayed",
+            "discard them, or let the sink read the topic again",
+            code="topic-not-read",
         )
-        duplicates = len(events) + staging.count - applied - rejected
-        count(cursor, applier.name, applied=applied, duplicates=duplicates)
-        return Replayed(applied, duplicates, rejected + len(rejections))
+    return spec.decoders[topic]
+
+
+class _Replay:
+    """The replay of one chunk, in the caller's transaction."""
+
+    def __init__(
+        self, connection: extensions.connection, applier: Applier, decoder: RecordDecoder, layout: Layout
+    ) -> None:
+        self._connection, self._applier, self._decoder, self._layout = connection, applier, decoder, layout
+
+    def run(self, chunk: Sequence[Chosen], older_than_horizon: bool) -> Replayed:
+        sink = self._applier.name
+        with self._connection.cursor() as cursor:
+            fence.lock(cursor, sink)
+            staging = _Staging(cursor, self._applier)
+            current: list[str] = []  # identities of letters that have an event in today's columns
+            unwanted: dict[str, Skipped] = {}
+            rejections: dict[str, Rejection] = {}
+            reason = dead_letters.OLDER_THAN_HORIZON if older_than_horizon else None
+            for letter in _open(self._connection, chunk, CLAIM, reason):
+                if is_current(letter, self._decoder, self._layout):
+                    current.append(letter.identity)
+                    continue
+                found = event_of(letter, self._decoder)
+                if isinstance(found, Event):
+                    staging.add(self._layout.as_json(found, letter.partition, letter.offset))
+                elif isinstance(found, Skipped):
+                    unwanted[letter.identity] = found
+                else:
+                    rejections[letter.identity] = found
+            staging.flush()
+            if current:
+                cursor.execute(STAGE_EVENTS, {"sink": sink, "identities": current})
+            dead_letters.update_reasons(cursor, sink, rejections)
+            self._skip(cursor, chunk[0].topic, unwanted)
+            applied, rejected = self._applier.replay(
+                cursor, chunk[0].topic, chunk[0].topic_id, older_than_horizon=older_than_horizon
+            )
+            duplicates = len(current) + staging.count - applied - rejected
+            count(cursor, sink, Counts(applied=applied, duplicates=duplicates, skipped=len(unwanted)))
+            return Replayed(applied, duplicates, rejected + len(rejections), len(unwanted))
+
+    def _skip(self, cursor: extensions.cursor, topic: str, unwanted: Mapping[str, Skipped]) -> None:
+        sink = self._applier.name
+        cursor.execute(SKIP, {"sink": sink, "identities": list(unwanted)})
+        recorded = skipped.load(cursor, sink).get(topic, set())
+        skipped.record(cursor, sink, topic, skipped.new(recorded, {one.name for one in unwanted.values()}))
 
 
 class _Staging:
@@ -200,31 +230,17 @@ class _Staging:
 def _days(connection: extensions.connection, decoder: RecordDecoder, chunk: Sequence[Chosen]) -> set[date]:
     """The days of the events that are valid now and were not before: the strategy will remember their ids."""
     with connection:
-        found = [_validated(decoder, letter) for letter in _open(connection, chunk, OPEN) if not letter.is_event]
+        found = [event_of(letter, decoder) for letter in _open(connection, chunk, OPEN) if letter.event is None]
     return partitions.days(pa.array([one.event_id for one in found if isinstance(one, Event)], pa.string()))
 
 
 def _open(
     connection: extensions.connection, chunk: Sequence[Chosen], query: str, reason: str | None = None
-) -> Iterator[Opened]:
+) -> Iterator[Letter]:
     with connection.cursor("open_letters") as cursor:  # a cursor on the server, because a letter may be large
         cursor.itersize = FETCHED
         cursor.execute(query, {**_names(chunk), "reason": reason})
-        yield from map(Opened._make, cursor)
-
-
-def _validated(decoder: RecordDecoder, letter: Opened) -> Event | Rejection:
-    """The event of a letter that keeps a record, or why the record is still invalid."""
-    headers = dead_letters.headers(letter.headers or ())
-    found = decoder.record(Record(_bytes(letter.key), headers, _bytes(letter.value), letter.recorded_ms))
-    if isinstance(found, Event) and found.event_id != letter.identity:
-        # Its event would not find the letter, and so not close it.
-        return Rejection("malformed id", "the dead letter is not kept by the id of its event")
-    return found
-
-
-def _bytes(content: memoryview | None) -> bytes | None:
-    return None if content is None else bytes(content)
+        yield from map(Letter._make, cursor)
 
 
 def _chunks(letters: Iterator[Chosen]) -> Iterator[list[Chosen]]:
@@ -242,7 +258,7 @@ def _require(sinks: set[str], known: Collection[str]) -> None:
     unknown = sorted(sinks.difference(known))
     if unknown:
         raise Failure(
-            f"there is no strategy called {', '.join(unknown)} any more, so its dead letters cannot be replayed",
+            f"there is no sink called {', '.join(unknown)} any more, so its dead letters cannot be replayed",
             f"choose by --sink among {', '.join(known)}",
-            code="strategy-unknown",
+            code="sink-unknown",
         )

@@ -6,7 +6,7 @@ is a re-read, exactly as after a lost checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import datetime
 from typing import NamedTuple
@@ -15,9 +15,19 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
-from outbox.sink import fence, generations, positions
+from outbox.sink import fence, generations, positions, skipped
 from outbox.sink.positions import Offsets
-from outbox.sink.spec import topic_of
+from outbox.sink.spec import chosen
+
+
+class TopicPartition(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"
 
 
 class Move(NamedTuple):
@@ -29,45 +39,59 @@ class Move(NamedTuple):
     begin: int
 
 
-def to_positions(settings: Settings, sink: str) -> dict[int, Move]:
+Moves = Mapping[TopicPartition, Move]
+
+
+def to_positions(settings: Settings, sink: str) -> dict[TopicPartition, Move]:
     """Read on from what its database says, whatever its checkpoint says."""
     return _moves(settings, sink, {})
 
 
-def to_earliest(settings: Settings, sink: str) -> dict[int, Move]:
-    """Read everything that the topic still has."""
-    return _moves(settings, sink, topics.first_offsets(settings, topic_of(settings, sink)))
+def to_earliest(settings: Settings, sink: str) -> dict[TopicPartition, Move]:
+    """Read everything that the topics still have."""
+    return _moves(settings, sink, _of_topics(settings, sink, topics.first_offsets))
 
 
-def to_datetime(settings: Settings, sink: str, moment: datetime) -> dict[int, Move]:
-    """Read what arrived on the topic then or later."""
-    return _moves(settings, sink, topics.offsets_since(settings, topic_of(settings, sink), moment))
+def to_datetime(settings: Settings, sink: str, moment: datetime) -> dict[TopicPartition, Move]:
+    """Read what arrived on the topics then or later."""
+    return _moves(settings, sink, _of_topics(settings, sink, lambda of, topic: topics.offsets_since(of, topic, moment)))
 
 
-def to_offsets(settings: Settings, sink: str, offsets: Offsets) -> dict[int, Move]:
-    """Read these partitions from these offsets; the others continue.
+def to_offsets(
+    settings: Settings, sink: str, offsets: Mapping[tuple[str | None, int], int]
+) -> dict[TopicPartition, Move]:
+    """Read these partitions from these offsets; the others continue. A topic of None is the only one of the sink.
 
     Raises Failure for an offset that the topic has dropped, or that the sink has not reached.
     """
-    topic = topic_of(settings, sink)
-    first = topics.first_offsets(settings, topic)
-    for partition, offset in offsets.items():
-        if partition not in first:
+    spec = chosen(settings, sink)
+    first = _of_topics(settings, sink, topics.first_offsets)
+    wanted: dict[TopicPartition, int] = {}
+    for (topic, partition), offset in offsets.items():
+        if topic is None and len(spec.topics) > 1:
             raise Failure(
-                f"topic {topic} has no partition {partition}",
-                f"it has {', '.join(map(str, first))}",
+                f"sink {sink} reads several topics: {', '.join(spec.topics)}",
+                "write TOPIC/PARTITION:OFFSET",
+                code="topic-ambiguous",
+            )
+        place = TopicPartition(topic or spec.topics[0], partition)
+        if place not in first:
+            raise Failure(
+                f"sink {sink} reads no partition {place}",
+                f"it reads {', '.join(map(str, first))}",
                 code="partition-unknown",
             )
-        if offset < first[partition]:
+        if offset < first[place]:
             raise Failure(
-                f"partition {partition} begins at offset {first[partition]}; the topic has dropped {offset}",
+                f"partition {place} begins at offset {first[place]}; the topic has dropped {offset}",
                 code="offset-dropped",
             )
-    moves = _moves(settings, sink, offsets)
-    for partition, offset in offsets.items():
-        if offset > moves[partition].position:
+        wanted[place] = offset
+    moves = _moves(settings, sink, wanted)
+    for place, offset in wanted.items():
+        if offset > moves[place].position:
             raise Failure(
-                f"sink {sink} is at offset {moves[partition].position} of partition {partition}: "
+                f"sink {sink} is at offset {moves[place].position} of partition {place}: "
                 f"beginning at {offset} would skip events",
                 "rewind to its position or before",
                 code="offset-ahead",
@@ -75,39 +99,51 @@ def to_offsets(settings: Settings, sink: str, offsets: Offsets) -> dict[int, Mov
     return moves
 
 
-def skip_dropped(settings: Settings, sink: str, moves: Mapping[int, Move]) -> dict[int, Move]:
-    """The same moves, but events that the topic dropped before the sink applied them are given up."""
-    first = topics.first_offsets(settings, topic_of(settings, sink))
-    return {key: move._replace(begin=max(move.begin, first.get(key, 0))) for key, move in moves.items()}
+def skip_dropped(settings: Settings, sink: str, moves: Moves) -> dict[TopicPartition, Move]:
+    """The same moves, but events that the topics dropped before the sink applied them are given up."""
+    first = _of_topics(settings, sink, topics.first_offsets)
+    return {place: move._replace(begin=max(move.begin, first.get(place, 0))) for place, move in moves.items()}
 
 
-def rewind(settings: Settings, sink: str, moves: Mapping[int, Move]) -> int:
+def rewind(settings: Settings, sink: str, moves: Moves) -> int:
     """Let the sink begin there at its next start, and return the generation that begins.
 
-    One transaction, under the sink's fence. Raises Failure if a driver runs.
+    What the sink has skipped is forgotten: whoever rewinds decides where it begins. One transaction, under the sink's
+    fence. Raises Failure if a driver runs.
     """
-    topic = topics.describe(settings, topic_of(settings, sink))
-    begin = {partition: move.begin for partition, move in moves.items()}
+    begin: dict[str, dict[int, int]] = {}
+    for place, move in moves.items():
+        begin.setdefault(place.topic, {})[place.partition] = move.begin
+    described = [topics.describe(settings, topic) for topic in begin]
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         fence.acquire(connection, sink)
         with connection, connection.cursor() as cursor:
             fence.lock(cursor, sink)
-            positions.write(cursor, sink, topic.name, topic.id, begin)  # forward only: past what is given up
-            return generations.start_next(cursor, sink, topic.name, begin)
+            for topic in described:
+                positions.write(cursor, sink, topic.name, topic.id, begin[topic.name])  # past what is given up
+            skipped.forget(cursor, sink)
+            return generations.start_next(cursor, sink, begin)
 
 
-def _moves(settings: Settings, sink: str, begin: Offsets) -> dict[int, Move]:
+def _of_topics(settings: Settings, sink: str, look_up: Callable[[Settings, str], Offsets]) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(topic, partition): offset
+        for topic in chosen(settings, sink).topics
+        for partition, offset in look_up(settings, topic).items()
+    }
+
+
+def _moves(settings: Settings, sink: str, begin: Mapping[TopicPartition, int]) -> dict[TopicPartition, Move]:
     """By partition that the sink has read: never beyond its position, which would lose events."""
-    topic = topics.describe(settings, topic_of(settings, sink))
+    described = [topics.describe(settings, topic) for topic in chosen(settings, sink).topics]
     with closing(connect(settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-        stored = positions.read(cursor, sink, topic.name, topic.id)
+        stored = {
+            TopicPartition(topic.name, partition): position
+            for topic in described
+            for partition, position in sorted(positions.read(cursor, sink, topic.name, topic.id).items())
+        }
     if not stored:
         raise Failure(
-            f"no sink called {sink} has read topic {topic.name}",
-            f"`outbox sink --strategy {sink}` runs it",
-            code="sink-unknown",
+            f"sink {sink} has read none of its topics yet", f"`outbox sink {sink}` runs it", code="sink-never-ran"
         )
-    return {
-        partition: Move(position, min(position, begin.get(partition, position)))
-        for partition, position in sorted(stored.items())
-    }
+    return {place: Move(position, min(position, begin.get(place, position))) for place, position in stored.items()}

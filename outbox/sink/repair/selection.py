@@ -12,7 +12,7 @@ from psycopg2.extras import RealDictCursor
 
 from outbox.sink.applier import PARKED
 
-Status = Literal["open", "replayed", "discarded", "all"]
+Status = Literal["open", "replayed", "discarded", "skipped", "all"]
 
 CONDITIONS = {
     "sink": "sink = %(sink)s",
@@ -23,7 +23,9 @@ CONDITIONS = {
     "until": "first_seen_at < %(until)s",
     "status": "status = %(status)s",
 }
-COLUMNS = 'sink, identity, topic, topic_id, partition, "offset", event_id, reason, detail, status'
+COLUMNS = (
+    'sink, identity, topic, topic_id, partition, "offset", event_id, event_type, reason, detail, status, resolution'
+)
 TIMES = "recorded_at, first_seen_at, last_seen_at"
 
 
@@ -60,8 +62,8 @@ class Selection:
         condition = self._condition
         if with_parked:
             condition += (
-                f" OR status = 'open' AND reason = '{PARKED}' AND (sink, key) IN"  # noqa: S608
-                f" (SELECT sink, key FROM dead_letters WHERE {condition})"
+                f" OR status = 'open' AND reason = '{PARKED}' AND (sink, topic, key) IN"  # noqa: S608
+                f" (SELECT sink, topic, key FROM dead_letters WHERE {condition})"
             )
         cursor.execute(
             f"SELECT sink, topic, topic_id, identity FROM dead_letters WHERE {condition} "  # noqa: S608

@@ -20,17 +20,16 @@ from outbox.base.errors import Failure
 from outbox.sink.spark import local_checkpoint
 from outbox.sink.spark.session import reason
 
-Offsets = dict[int, int]
+Offsets = dict[str, dict[int, int]]  # by topic and partition
 
 
 class Checkpoint:
-    """The checkpoint of one query that reads one topic. Only the query's driver, behind its fence, may use it."""
+    """The checkpoint of one query. Only the query's driver, behind its fence, may use it."""
 
-    def __init__(self, spark: SparkSession, uri: str, sink: str, topic: str) -> None:
+    def __init__(self, spark: SparkSession, uri: str, sink: str) -> None:
         """Make its folder if it is missing. Raises Failure if the URI is invalid or cannot be written to."""
         self.uri = uri
         self._sink = sink
-        self._topic = topic
         self._folder = local_checkpoint.folder(uri)
         self._jvm: Any = spark._jvm
         try:
@@ -47,18 +46,23 @@ class Checkpoint:
 
     def end(self, batch_id: int) -> Offsets:
         """The offsets where a planned batch ends."""
-        return self._offsets(self._read(f"offsets/{batch_id}").splitlines()[2])
+        return _offsets(self._read(f"offsets/{batch_id}").splitlines()[2])
 
     def start(self, batch_id: int) -> Offsets:
         """The offsets where a planned batch begins."""
         if batch_id > 0:
             return self.end(batch_id - 1)
         text = self._read("sources/0/0")
-        return self._offsets(text[text.index("{") :])
+        return _offsets(text[text.index("{") :])
 
     def is_committed(self, batch_id: int) -> bool:
         """Whether Spark has recorded that a batch is done, so that it will not be repeated."""
         return self._exists(f"commits/{batch_id}")
+
+    def topics(self) -> set[str]:
+        """The topics of the newest batch that was planned; none without any."""
+        planned = self._newest("offsets")
+        return set(self.end(planned)) if planned >= 0 else set()
 
     def applied(self) -> Offsets | None:
         """The offsets up to which batches are committed; None without any."""
@@ -104,7 +108,7 @@ class Checkpoint:
         if broken:
             raise Failure(
                 f"checkpoint {self.uri}: truncated or missing: {', '.join(broken)}",
-                f"`outbox rewind --sink {self._sink} --to-positions`: the sink then begins another checkpoint, at the "
+                f"`outbox rewind {self._sink} --to-positions`: the sink then begins another checkpoint, at the "
                 "positions in its database",
                 code="checkpoint-broken",
             )
@@ -133,16 +137,6 @@ class Checkpoint:
         names = [status.getPath().getName() for status in self._files.listStatus(folder)]
         return [int(name) for name in names if name.isdigit()]
 
-    def _offsets(self, text: str) -> Offsets:
-        by_topic = json.loads(text)
-        if list(by_topic) != [self._topic]:
-            raise Failure(
-                f"checkpoint {self.uri} is of topic {', '.join(by_topic)}, not of {self._topic}",
-                "choose another OUTBOX_SINK_CHECKPOINTS, or delete the checkpoint",
-                code="checkpoint-of-other-topic",
-            )
-        return {int(partition): offset for partition, offset in by_topic[self._topic].items()}
-
     def _unusable(self, reason: str) -> Failure:
         return Failure(
             f"checkpoint {self.uri}: {reason}", "correct OUTBOX_SINK_CHECKPOINTS", code="checkpoint-unusable"
@@ -159,3 +153,10 @@ class Checkpoint:
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.uri}/{name}" if name else self.uri)
+
+
+def _offsets(text: str) -> Offsets:
+    return {
+        topic: {int(partition): offset for partition, offset in of_topic.items()}
+        for topic, of_topic in json.loads(text).items()
+    }

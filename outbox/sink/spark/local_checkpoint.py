@@ -11,7 +11,6 @@ import re
 from pathlib import Path
 
 from outbox.base.settings import Settings
-from outbox.sink.positions import Offsets
 
 LOCAL = re.compile(r"(?:file:(?://)?)?(/.*)")
 LINES = {"offsets": 3, "commits": 2, "sources": 2, "metadata": 1}  # of a file, at least; the last one is a JSON object
@@ -39,8 +38,8 @@ def is_complete(file: str, text: str) -> bool:
         return False
 
 
-def committed(checkpoint: Path, topic: str) -> Offsets | None:
-    """By partition the offsets up to which batches of a topic are committed; None without any.
+def committed(checkpoint: Path) -> dict[str, dict[int, int]] | None:
+    """By topic and partition the offsets up to which batches are committed; None without any.
 
     A log file that is truncated, or that the sink is just removing, does not count; the sink ignores it too.
     """
@@ -52,5 +51,8 @@ def committed(checkpoint: Path, topic: str) -> Offsets | None:
             by_topic = json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])
         except (FileNotFoundError, IndexError, ValueError):
             continue
-        return {int(partition): offset for partition, offset in by_topic.get(topic, {}).items()}
+        return {
+            topic: {int(partition): offset for partition, offset in of_topic.items()}
+            for topic, of_topic in by_topic.items()
+        }
     return None

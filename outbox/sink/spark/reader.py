@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -38,8 +38,9 @@ PYTHON_ERROR = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+
 
 @dataclass(frozen=True)
 class Part:
-    """A range of offsets: by partition the first one, and the one after the last."""
+    """A range of offsets of a topic: by partition the first one, and the one after the last."""
 
+    topic: str
     start: Mapping[int, int]
     end: Mapping[int, int]
 
@@ -62,36 +63,48 @@ class Part:
             }
             for number in range(count + 1)
         ]
-        return [Part(start, end) for start, end in pairwise(cuts)]
+        return [Part(self.topic, start, end) for start, end in pairwise(cuts)]
 
 
 class Reader:
     """Reads the batches of one sink."""
 
-    def __init__(self, settings: Settings, spec: SinkSpec, topic_id: str, staging: Staging | None) -> None:
+    def __init__(
+        self, settings: Settings, spec: SinkSpec, topic_ids: Mapping[str, str], staging: Staging | None
+    ) -> None:
         """Without ``staging`` the driver decodes large batches too. Raises Failure if Kafka is unavailable."""
         self._settings = settings
         self._spec = spec
-        self._topic_id = topic_id
+        self._topic_ids = topic_ids
         self._staging = staging
         self._is_closed = False
-        self._follower = Follower(settings, spec.job.topic)
+        self._followers: dict[str, Follower] = {}
+        with ExitStack() as opened:
+            opened.callback(self.close)
+            for topic in spec.topics:
+                self._followers[topic] = Follower(settings, topic)
+            opened.pop_all()
 
-    def parts(self, batch: Part) -> Sequence[Part]:
-        """The parts of a batch, each to be applied as a batch of its own; at least one."""
-        return batch.divided(max(1, math.ceil(batch.count / PART_MAX_RECORDS)))
+    def parts(self, of_topics: Sequence[Part]) -> Sequence[Part]:
+        """The parts of a batch, each to be applied as a batch of its own. What has no offsets is left out."""
+        return [
+            part
+            for of_topic in of_topics
+            if of_topic.count
+            for part in of_topic.divided(math.ceil(of_topic.count / PART_MAX_RECORDS))
+        ]
 
     def read(self, context: SparkContext, part: Part) -> Batch:
         """The records of a part, decoded.
 
         Raises Failure if the driver or a task cannot read or stage them, or if Spark cannot run the tasks; Closed.
         """
-        job = self._spec.job
-        batch = Batch(job.topic, self._topic_id, part.start, part.end, job.decoder.rows([], []))
+        decoder = self._spec.decoders[part.topic]
+        batch = Batch(part.topic, self._topic_ids[part.topic], part.start, part.end)
         if part.count <= DRIVER_MAX_RECORDS:
-            decoded = job.decoder.decode(Records.of(list(self._follower.read(part.start, part.end))))
+            decoded = decoder.decode(Records.of(list(self._followers[part.topic].read(part.start, part.end))))
         elif self._staging is None:
-            decoded = job.decoder.decode_parts(self._read_here(part))
+            decoded = decoder.decode_parts(self._read_here(part))
         else:
             staged = self._stage(context, part, self._staging)
             return replace(batch, staged=staged, traced=staged.traced)
@@ -100,17 +113,18 @@ class Reader:
     def close(self) -> None:
         """Leave Kafka, and end a read of the driver. Tasks on executors are Spark's."""
         self._is_closed = True
-        self._follower.close()
+        for follower in self._followers.values():
+            follower.close()
 
     def _read_here(self, part: Part) -> Iterator[Records]:
-        for messages in batches(self._settings, self._spec.job.topic, part.within, require_all=True):
+        for messages in batches(self._settings, part.topic, part.within, require_all=True):
             if self._is_closed:
                 raise Closed
             yield Records.of(messages)
 
     def _stage(self, context: SparkContext, part: Part, staging: Staging) -> Staged:
         shares = part.divided(min(context.defaultParallelism, math.ceil(part.count / TASK_MIN_RECORDS)))
-        task = StagingTask.of(self._settings, self._spec.job.topic, staging)
+        task = StagingTask.of(self._settings, part.topic, staging)
         with _spark_errors(self._spec.name):
             found = context.parallelize(shares, len(shares)).map(task).collect()
         for one in found:
@@ -130,7 +144,9 @@ class StagingTask:
     @classmethod
     def of(cls, settings: Settings, topic: str, staging: Staging) -> StagingTask:
         """The task of a sink. Executors receive the passwords that they need, and no other."""
-        return cls(settings.without_secrets("kafka_password"), topic, staging.copier(settings.dsn(SinkRole.WRITER)))
+        return cls(
+            settings.without_secrets("kafka_password"), topic, staging.copier(settings.dsn(SinkRole.WRITER), topic)
+        )
 
     def __call__(self, share: Part) -> Staged | Failure:
         """What it has staged, or why it cannot read: Spark would pass on the text of an error only."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -140,14 +140,14 @@ def stop(spark: SparkSession) -> None:
         spark.stop()
 
 
-def records(spark: SparkSession, settings: Settings, topic: str, starting_offsets: str) -> DataFrame:
-    """The committed records of a topic, as a stream whose offsets are wanted (`outbox.sink.spark.reader` reads them).
+def records(spark: SparkSession, settings: Settings, topics: Sequence[str], starting_offsets: str) -> DataFrame:
+    """The committed records of topics, as a stream whose offsets are wanted (`outbox.sink.spark.reader` reads them).
 
     ``starting_offsets`` counts where there is no checkpoint only.
     """
     options = {
         **spark_options(settings),
-        "subscribe": topic,
+        "subscribe": ",".join(topics),
         "startingOffsets": starting_offsets,
         "kafka.isolation.level": "read_committed",
         "failOnDataLoss": "true",

@@ -35,7 +35,7 @@ from outbox.base.wait import timeout_scale, wait_for
 from outbox.kafka import topics
 from outbox.sink import positions
 from outbox.sink.batch import Batch
-from outbox.sink.generations import Beginning
+from outbox.sink.generations import Beginning, TopicOffsets
 from outbox.sink.metrics import Metrics, served
 from outbox.sink.spark import local_checkpoint
 from outbox.sink.spark import session as spark_session
@@ -66,7 +66,7 @@ def run(
     with ExitStack() as resources:
         # The fences first: a second driver is refused before it touches anything, Spark included.
         opened = [_open(settings, resources, spec) for spec in specs]
-        names = {spec.job.topic for spec in specs}
+        names = {topic for spec in specs for topic in spec.topics}
         metrics = Metrics()
         resources.enter_context(served(settings, metrics, names))
         ids = {name: topics.describe(settings, name).id for name in names}
@@ -81,7 +81,7 @@ def run(
                 spark=spark,
                 settings=settings,
                 spec=spec,
-                topic_id=ids[spec.job.topic],
+                topic_ids={topic: ids[topic] for topic in spec.topics},
                 connection=connection,
                 writer=writer,
                 metrics=metrics,
@@ -103,7 +103,7 @@ def run(
             stream.raise_failure()
         if until_caught_up:
             for stream in streams:
-                stream.require(targets[stream.topic])
+                stream.require(targets)
 
 
 def _is_not_py4j(record: logging.LogRecord) -> bool:
@@ -157,7 +157,7 @@ class Stream:
         spark: SparkSession,
         settings: Settings,
         spec: SinkSpec,
-        topic_id: str,
+        topic_ids: Mapping[str, str],
         connection: extensions.connection,
         writer: SinkWriter,
         metrics: Metrics,
@@ -165,8 +165,7 @@ class Stream:
         self._spark = spark
         self._settings = settings
         self._spec = spec
-        self.topic = spec.job.topic
-        self._topic_id = topic_id
+        self._topic_ids = topic_ids
         self._connection = connection
         self._writer = writer
         self._metrics = metrics
@@ -238,9 +237,14 @@ class Stream:
         if self._failure is not None:
             raise self._failure
 
-    def require(self, target: Mapping[int, int]) -> None:
-        """Raises Failure if the sink has not applied everything below these offsets."""
-        behind = {key: offset for key, offset in target.items() if self._reached.get(key, 0) < offset}
+    def require(self, targets: TopicOffsets) -> None:
+        """Raises Failure if the sink has not applied everything on its topics below these offsets."""
+        behind = {
+            f"{topic}/{partition}": offset
+            for topic in self._spec.topics
+            for partition, offset in targets[topic].items()
+            if self._reached.get(topic, {}).get(partition, 0) < offset
+        }
         if behind:
             raise Failure(
                 f"sink {self._spec.name} ended before it had caught up: it is at {self._reached}, not yet at {behind}",
@@ -264,29 +268,53 @@ class Stream:
             self._connection.close()  # lets another driver take the sink over
 
     def _open(self) -> None:
-        self._reader = Reader(self._settings, self._spec, self._topic_id, self._writer.staging)
+        self._reader = Reader(self._settings, self._spec, self._topic_ids, self._writer.staging)
         self._resources.enter_context(closing(self._reader))
         # One thread for all batches, because PySpark keeps a thread of the JVM for each that has called it.
         self._applier = ThreadPoolExecutor(1, f"apply {self._spec.name}")
         self._resources.callback(self._applier.shutdown, wait=False)
-        self._rewound = self._writer.beginning(self.topic)
-        uri = local_checkpoint.uri(self._settings, self._spec.name, self._rewound.generation)
-        self._checkpoint = Checkpoint(self._spark, uri, self._spec.name, self.topic)
-
-    def _start_query(self, until_caught_up: bool) -> None:
+        self._use(self._writer.beginning())
         for file in self._checkpoint.repair():
             self._log.warning("truncated log file removed", file=f"{self._checkpoint.uri}/{file}")
-        beginning = self._beginning()
+        topics_before = self._checkpoint.topics()
+        if topics_before and topics_before != {*self._spec.topics}:
+            self._begin_again()
+
+    def _use(self, beginning: Beginning) -> None:
+        """Read the checkpoint of a generation."""
+        self._rewound = beginning
+        uri = local_checkpoint.uri(self._settings, self._spec.name, beginning.generation)
+        self._checkpoint = Checkpoint(self._spark, uri, self._spec.name)
+
+    def _begin_again(self) -> None:
+        """Begin another checkpoint, because Spark continues none whose topics have changed.
+
+        A topic that it had goes on where it has committed: less than the positions say, if it is being replayed.
+        """
+        committed, begin = self._checkpoint.applied() or self._rewound.offsets, self._begin()
+        offsets = {
+            topic: {
+                partition: committed.get(topic, {}).get(partition, offset) for partition, offset in begin[topic].items()
+            }
+            for topic in self._spec.topics
+        }
+        self._use(self._writer.begin_generation(offsets))
+        self._log.info("the sink reads other topics: another checkpoint begins", next_offsets=offsets)
+
+    def _start_query(self, until_caught_up: bool) -> None:
+        beginning = self._begin()
         self._reached = self._checkpoint.applied() or beginning
-        starting_offsets = json.dumps({self.topic: {str(key): offset for key, offset in beginning.items()}})
-        records = spark_session.records(self._spark, self._settings, self.topic, starting_offsets)
+        starting_offsets = json.dumps(
+            {topic: {str(key): offset for key, offset in of_topic.items()} for topic, of_topic in beginning.items()}
+        )
+        records = spark_session.records(self._spark, self._settings, self._spec.topics, starting_offsets)
         writer = records.writeStream.foreachBatch(self._handle).queryName(self._spec.name)
         writer = writer.option("checkpointLocation", self._checkpoint.uri)
         if until_caught_up:
             writer = writer.trigger(availableNow=True)
-        self._metrics.started(self._spec.name, self.topic, self._reached)
+        self._metrics.started(self._spec.name, self._reached)
         self._query = writer.start()
-        self._log.info("started", topic=self.topic, checkpoint=self._checkpoint.uri, next_offsets=self._reached)
+        self._log.info("started", topics=self._spec.topics, checkpoint=self._checkpoint.uri, next_offsets=self._reached)
 
     def _stop_query(self, query: StreamingQuery) -> None:
         if self._last_batch is not None and self._failure is None:
@@ -302,17 +330,21 @@ class Stream:
             self._writer.close()
         self._log.info("stopped", next_offsets=self._reached)
 
-    def _beginning(self) -> Offsets:
-        """Where a query without checkpoint begins, by partition. Raises Failure if events before that are lost."""
-        topic, first = self.topic, topics.first_offsets(self._settings, self.topic)
-        stored = self._writer.positions(topic, self._topic_id)
+    def _begin(self) -> Offsets:
+        """Where a query without checkpoint begins. Raises Failure if events before that are lost."""
+        return {topic: self._begin_on(topic) for topic in self._spec.topics}
+
+    def _begin_on(self, topic: str) -> dict[int, int]:
+        first = topics.first_offsets(self._settings, topic)
+        stored = self._writer.positions(topic, self._topic_ids[topic])
         if stored:
             positions.require_no_gap(self._spec.name, topic, stored, first)
-        elif not self._checkpoint.exists():
-            self._writer.begin_at(topic, self._topic_id, first)
+        elif topic not in self._checkpoint.topics():
+            self._writer.begin_at(topic, self._topic_ids[topic], first)
         begin = first if self._spec.strategy.start == "earliest" else first | stored
         # What the topic has dropped since the rewind cannot be read again.
-        return begin | {key: max(offset, first.get(key, 0)) for key, offset in self._rewound.offsets.items()}
+        rewound = self._rewound.offsets.get(topic, {})
+        return begin | {key: max(offset, first.get(key, 0)) for key, offset in rewound.items()}
 
     def _handle(self, _: DataFrame, batch_id: int) -> None:
         """Apply one batch. Whatever it raises ends the query with the batch uncommitted."""
@@ -326,8 +358,11 @@ class Stream:
     def _apply(self, batch_id: int) -> None:
         """Part by part, each in a transaction of its own; the next one is read meanwhile."""
         end = self._checkpoint.end(batch_id)
-        start = dict.fromkeys(end, 0) | self._start(batch_id)
-        first, *others = self._reader.parts(Part({partition: start[partition] for partition in end}, end))
+        parts = self._reader.parts(_of_topics(self._start(batch_id), end))
+        if not parts:
+            self._last_batch = (batch_id, end)
+            return
+        first, *others = parts
         batch, read_s = self._read(first)
         with self._applying, self._failing_at_once():
             if self._stopping:
@@ -354,14 +389,15 @@ class Stream:
         with self._failing_at_once():
             counts = self._writer.apply(batch)
         apply_s = time.monotonic() - began
-        self._reached = dict(batch.end)
+        self._reached = {**self._reached, batch.topic: {**self._reached.get(batch.topic, {}), **batch.end}}
         self._metrics.applied(self._spec.name, counts, self._reached, read_s, apply_s)
         # Without the lag, which Kafka would have to be asked for: the metrics do that.
         self._log.info(
             "applied",
             batch=batch_id,
             **counts._asdict(),
-            next_offsets=self._reached,
+            topic=batch.topic,
+            next_offsets=dict(batch.end),
             read_ms=round(read_s * 1000),
             apply_ms=round(apply_s * 1000),
         )
@@ -392,3 +428,11 @@ class Stream:
             return None
         found = re.search(r"terminated with exception: (.*)", str(error))
         return (found[1] if found else str(error)).strip().partition("\n")[0]
+
+
+def _of_topics(start: Offsets, end: Offsets) -> list[Part]:
+    """A batch by topic. A partition that is new in it begins at 0."""
+    return [
+        Part(topic, {partition: start.get(topic, {}).get(partition, 0) for partition in of_topic}, of_topic)
+        for topic, of_topic in sorted(end.items())
+    ]

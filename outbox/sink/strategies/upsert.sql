@@ -1,6 +1,6 @@
 -- idea: each event carries the state after it; an event with a higher version than its key's is new
 -- survives: every duplicate, and lost events too once a later one of the key arrives; keeps no history
--- costs: a row per key; each event must carry the whole state, and a version that only grows
+-- costs: a row per key; each event, of whatever type, must carry the whole state, and a version that only grows
 -- choose: when events carry state: then this is the simplest, and nothing has to be remembered or dropped
 -- takes: states
 -- needs: version
@@ -14,11 +14,12 @@
 INSERT INTO new_events
 SELECT DISTINCT ON ({key}, {version}) batch.*
   FROM batch
-  LEFT JOIN key_versions AS known ON known.sink = %(sink)s AND known.key = batch.{key}::text
+  LEFT JOIN key_versions AS known
+    ON known.sink = %(sink)s AND known.topic = %(topic)s AND known.key = batch.{key}::text
  WHERE known.version IS NULL OR batch.{version} > known.version
  ORDER BY {key}, {version}, partition, "offset";
 
 -- [remember]
-INSERT INTO key_versions AS known (sink, key, version)
-SELECT %(sink)s, {key}::text, max({version}) FROM new_events GROUP BY {key}::text ORDER BY {key}::text
-ON CONFLICT (sink, key) DO UPDATE SET version = greatest(known.version, excluded.version);
+INSERT INTO key_versions AS known (sink, topic, key, version)
+SELECT %(sink)s, %(topic)s, {key}::text, max({version}) FROM new_events GROUP BY {key}::text ORDER BY {key}::text
+ON CONFLICT (sink, topic, key) DO UPDATE SET version = greatest(known.version, excluded.version);

@@ -122,11 +122,11 @@ def _lock(connection: Connection, wanted: NewMovement) -> Item:
 
 
 def _event(made: Movement, version: int, traceparent: str | None) -> Event:
-    """The event of a movement, as defined by events/item-event.v1.schema.json."""
+    """The event of a movement, as defined by events/item."""
     return Event(
         aggregatetype="item",
         aggregateid=str(made.item_id),
-        type="item.received" if made.quantity > 0 else "item.picked",
+        type="received" if made.quantity > 0 else "picked",
         payload={
             "movement_id": str(made.id),
             "item_id": str(made.item_id),

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outbox.base import project
 from outbox.base.settings import Settings
 from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.records import EventDecoder
 from outbox.sink.spec import SinkJob
-from outbox.writing.contract import EventSchema
+from outbox.sink.strategy import BUILT_IN
 
 PROJECTIONS = Path(__file__).with_name("projections")
 
 
-def decoder(settings: Settings) -> EventDecoder:
-    """How an item event is read: the one declaration of the event."""
-    schema = EventSchema(project.current().root / "events" / "item-event.v1.schema.json")
-    return EventDecoder(
-        schema, key="item_id", version="version", quantity="quantity", age_max_days=settings.sink_id_age_max_days
-    )
-
-
 def jobs(settings: Settings) -> list[SinkJob]:
-    """One job, with every built-in strategy."""
-    return [SinkJob(topic=settings.topic, decoder=decoder(settings), projections=PROJECTIONS, target=PostgresTarget())]
+    """A sink for each built-in strategy, called like it: the tests compare strategies."""
+    del settings
+    return [job(strategy.stem) for strategy in sorted(BUILT_IN.glob("*.sql"))]
+
+
+def job(strategy: str | Path) -> SinkJob:
+    """The stock by a strategy."""
+    return SinkJob(
+        name=Path(strategy).stem,
+        events=["item"],
+        projections=PROJECTIONS,
+        target=PostgresTarget(),
+        strategy=strategy,
+    )

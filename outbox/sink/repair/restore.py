@@ -1,0 +1,97 @@
+"""The event that a dead letter holds, as the sink takes it today.
+
+A letter of an invalid record has the record, which is validated by today's contract. A letter of a valid event has the
+columns of that time. Since then the sink may take other events, and the event a newer version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from outbox.events.schema import Column, Rejection
+from outbox.events.values import decode
+from outbox.sink import dead_letters
+from outbox.sink.layout import EVENT_TYPE, PLACE, Layout
+from outbox.sink.records import UNKNOWN_TYPE, UNKNOWN_VERSION, Event, Record, RecordDecoder, Skipped
+
+
+class Letter(NamedTuple):
+    """What is kept of an open letter."""
+
+    identity: str
+    key: memoryview | None
+    headers: list[dict[str, Any]] | None
+    value: memoryview | None
+    event: str | None  # the columns of a valid event, as JSON
+    event_type: str | None  # of a valid event; None in letters of earlier versions
+    schema_version: int | None
+    event_id: str | None
+    partition: int
+    offset: int
+    recorded_ms: int
+
+
+def is_current(letter: Letter, decoder: RecordDecoder, layout: Layout) -> bool:
+    """Whether the letter has an event in just the columns that the sink's tables have today."""
+    if letter.event is None or letter.event_type not in decoder.types:
+        return False
+    columns = {*PLACE, *(column.name for column in layout.columns)}
+    is_same_version = letter.schema_version == decoder.schema_versions.get(str(letter.event_type))
+    return is_same_version and decode(letter.event.encode()).keys() == columns
+
+
+def event_of(letter: Letter, decoder: RecordDecoder) -> Event | Rejection | Skipped:
+    """The event, or why it still is none, or that the sink does not ask for it."""
+    found = _validated(letter, decoder) if letter.event is None else _restored(letter, decoder)
+    if isinstance(found, Event) and found.event_id != letter.identity:
+        # Its event would not find the letter, and so not close it.
+        return Rejection("malformed id", "the dead letter is not kept by the id of its event")
+    return found
+
+
+def _validated(letter: Letter, decoder: RecordDecoder) -> Event | Rejection | Skipped:
+    headers = dead_letters.headers(letter.headers or ())
+    return decoder.record(Record(_bytes(letter.key), headers, _bytes(letter.value), letter.recorded_ms))
+
+
+def _restored(letter: Letter, decoder: RecordDecoder) -> Event | Rejection | Skipped:
+    stored = decode(str(letter.event).encode())
+    name = letter.event_type or _guess(stored, decoder)
+    if name is None:
+        return Rejection(UNKNOWN_TYPE, "the letter does not say which event it has, and its columns are of none")
+    if name not in decoder.types:
+        return Skipped(name)
+    version = letter.schema_version or decoder.schema_versions.get(name)
+    columns = decoder.columns(name, version)
+    if columns is None:
+        return Rejection(UNKNOWN_VERSION, f"the letter has version {version} of {name}, which is not declared any more")
+    return decoder.restore(name, version, letter.identity, _payload(stored, columns))
+
+
+def _guess(stored: Mapping[str, Any], decoder: RecordDecoder) -> str | None:
+    """The first event that has these columns: letters of earlier versions do not say which event it was."""
+    named = stored.get(EVENT_TYPE)
+    if named is not None:
+        return str(named)
+    for name, columns in decoder.types.items():
+        if all(stored.get(column.name) is not None for column in columns if not column.is_nullable):
+            return name
+    return None
+
+
+def _payload(stored: Mapping[str, Any], columns: Sequence[Column]) -> dict[str, Any]:
+    """The payload that has become these columns. What was null may have been absent, and is left out if it may be."""
+    found: dict[str, Any] = {}
+    for column in columns:
+        value = stored.get(column.name, stored.get(f"{column.name}:{column.type}"))
+        if value is not None and column.type == "timestamptz":
+            value = datetime.fromisoformat(value).astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
+        if value is not None or not column.is_nullable:
+            found[column.name] = value
+    return found
+
+
+def _bytes(content: memoryview | None) -> bytes | None:
+    return None if content is None else bytes(content)
