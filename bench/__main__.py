@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -22,6 +23,7 @@ from bench import (
     clients,
     cluster,
     jdbc,
+    kinds,
     latency,
     peers,
     relay,
@@ -47,6 +49,7 @@ HOME = project.current().root / ".outbox" / "bench"
 WARM_UP_S = 30.0
 BATCH_EVENTS = 100_000
 CLIENTS = (1, 4, 16)
+SINK = "balances"
 STARTED_WITH_EVENTS = 1_000  # more than a driver decodes itself, so that executors have a part in the start
 
 
@@ -131,7 +134,7 @@ def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll
         outbox = connectors.load(settings)
         ours = latency.with_poll_interval(outbox, poll_interval_ms) if poll_interval_ms else outbox
         sides: dict[str, tuple[connectors.Connector, Process, str]] = {
-            "ours": (ours, sink(settings, "dedup"), "dedup"),
+            "ours": (ours, sink(settings, SINK), SINK),
             "defaults": (latency.with_defaults(outbox), peers.ByTheBook(settings), by_the_book.NAME),
         }
         connector.apply(settings)
@@ -159,12 +162,12 @@ def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll
 @main.command("start")
 @click.option("--rounds", default=5, show_default=True, help="How often each side starts.")
 def measure_start(rounds: int) -> None:
-    """Start the dedup sink, until its first events are applied, and a bare Spark session that counts them, in turns."""
+    """Start a sink, until its first events are applied, and a bare Spark session that counts them, in turns."""
     with _stack() as settings:
         topics.create(settings, connectors.topic_specs(settings))
         backlog.produce(settings, STARTED_WITH_EVENTS, report=click.echo)
         sides: dict[str, Callable[[], start.Started]] = {
-            "sink": lambda: start.of_sink(settings, "dedup"),
+            "sink": lambda: start.of_sink(settings, SINK),
             "bare": lambda: start.of_spark(settings),
         }
         found = _in_turns(sides, rounds, "start", before=lambda: backlog.empty(settings))
@@ -176,7 +179,7 @@ def measure_start(rounds: int) -> None:
 @click.option("--rounds", default=3, show_default=True, help="How often each side drains the backlog.")
 @click.option("--busy-cores", default=0, show_default=True, help="Keep so many cores busy meanwhile.")
 def drain_backlog(events: int, rounds: int, busy_cores: int) -> None:
-    """Drain a backlog with the dedup sink, with a consumer written by hand, and with COPY and SQL alone (the limit).
+    """Drain a backlog with the sink, with a consumer written by hand, and with COPY and SQL alone (the limit).
 
     The sides take turns. Rates and processor time are those of the second half of a drain. Ratios compare the drains of
     one round: their median, the lowest and the highest.
@@ -187,13 +190,36 @@ def drain_backlog(events: int, rounds: int, busy_cores: int) -> None:
         files = list(by_hand.write_files(settings, Path(folder), BATCH_EVENTS))
         meter = Meter(events, Stack(settings).part("postgres"))
         sides: dict[str, Callable[[], Drain]] = {
-            "spark": lambda: backlog.drain_with(sink(settings, "dedup"), backlog.applied(settings, "dedup"), meter),
-            "by hand": lambda: backlog.drain_here(meter, by_hand.drain(settings, "dedup", BATCH_EVENTS)),
-            "limit": lambda: backlog.drain_here(meter, by_hand.drain_files(settings, "dedup", files)),
+            "spark": lambda: backlog.drain_with(sink(settings, SINK), backlog.applied(settings, SINK), meter),
+            "by hand": lambda: backlog.drain_here(meter, by_hand.drain(settings, SINK, BATCH_EVENTS)),
+            "limit": lambda: backlog.drain_here(meter, by_hand.drain_files(settings, SINK, files)),
         }
         with backlog.busy(busy_cores):
             found = _in_turns(sides, rounds, "drain", before=lambda: backlog.empty(settings))
     _ratios(found, "per_s", "cpu_s_per_million")
+
+
+@main.command("kinds")
+@click.option("--events", type=click.IntRange(400_000), default=1_000_000, show_default=True)
+@click.option("--rounds", default=3, show_default=True, help="How often each side drains its backlog.")
+def drain_kinds(events: int, rounds: int) -> None:
+    """Drain as many events of eight types on two topics as of one type on one topic, in turns, in a project of its own.
+
+    The types have columns of their own, and the projection reads the view of each.
+    """
+    with kinds.project_in(HOME.with_name("bench-project")), _stack() as settings:
+        topics.create(settings, connectors.topic_specs(settings))
+        meter = Meter(events, Stack(settings).part("postgres"))
+        sides: dict[str, Callable[[], Drain]] = {}
+        for name, types in kinds.SINKS.items():
+            kinds.produce(settings, types, events, report=click.echo)
+            sides[name] = partial(_drain_kinds, settings, name, meter)
+        found = _in_turns(sides, rounds, "drain", before=lambda: kinds.empty(settings))
+    _ratios(found, "per_s", "cpu_s_per_million", "database_cpu_s_per_million")
+
+
+def _drain_kinds(settings: Settings, name: str, meter: Meter) -> Drain:
+    return backlog.drain_with(sink(settings, name), kinds.applied(settings, name), meter)
 
 
 @main.command("peers")
@@ -201,8 +227,8 @@ def drain_backlog(events: int, rounds: int, busy_cores: int) -> None:
 @click.option("--rows", default=20_000, show_default=True, help="How many of them the row by row consumer drains.")
 @click.option("--rounds", default=2, show_default=True, help="How often each side drains the backlog.")
 def drain_peers(events: int, rows: int, rounds: int) -> None:
-    """Drain a backlog with the dedup sink, with Spark as its guides show it, with Debezium's JDBC sink connector (which
-    only keeps the events, without balances), and record by record, in turns.
+    """Drain a backlog with the sink, with Spark as its guides show it, with Debezium's JDBC sink connector (which only
+    keeps the events, without balances), and record by record, in turns.
     """
     with _stack() as settings:
         topics.create(settings, connectors.topic_specs(settings))
@@ -210,7 +236,7 @@ def drain_peers(events: int, rows: int, rounds: int) -> None:
         database = Stack(settings).part("postgres")
         ours, book, sink_connector, row = (Meter(number, database) for number in (events, events, events, rows))
         sides: dict[str, Callable[[], Drain]] = {
-            "spark": lambda: backlog.drain_with(sink(settings, "dedup"), backlog.applied(settings, "dedup"), ours),
+            "spark": lambda: backlog.drain_with(sink(settings, SINK), backlog.applied(settings, SINK), ours),
             "by the book": lambda: backlog.drain_with(
                 peers.ByTheBook(settings), peers.applied(settings, by_the_book.NAME), book
             ),
@@ -255,7 +281,7 @@ def apply_strategies(batches: int) -> None:
 @click.option("--batches", default=100, show_default=True, help=f"Of {BATCH_EVENTS} events each.")
 @click.option("--days", default=10, show_default=True, help="Spread the events over this many days.")
 def growth(batches: int, days: int) -> None:
-    """Compare the rate of `dedup` in the first and in the last tenth of a growing history."""
+    """Compare the rate of strategy `dedup` in the first and in the last tenth of a growing history."""
     with _stack(["postgres"]) as settings:
         found = strategies.growth(settings, batches, BATCH_EVENTS, days)
     tenth = max(1, batches // 10)

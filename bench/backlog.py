@@ -15,7 +15,7 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 
-from bench.event import payload, uuid7
+from bench.event import payload, topic, uuid7
 from bench.meter import Drain, Meter, cpu_s
 from outbox.base.database import connect
 from outbox.base.errors import Failure
@@ -40,12 +40,12 @@ def produce(settings: Settings, events: int, report: Callable[[str], None]) -> M
         versions[account] += 1
         headers: dict[str, str | bytes | None] = {
             "id": str(uuid7()),
-            "eventType": "transfer.credited",
+            "eventType": "credited",
             "schemaVersion": "1",
         }
         while True:
             try:
-                producer.produce(settings.topic, payload(account, 1, versions[account]), account, headers=headers)
+                producer.produce(topic(settings), payload(account, 1, versions[account]), account, headers=headers)
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -87,7 +87,7 @@ def drain_with(
 
 def applied(settings: Settings, name: str) -> AbstractContextManager[Callable[[], int]]:
     """A function that says how many events a sink has applied."""
-    return counted(settings, APPLIED, name, settings.topic)
+    return counted(settings, APPLIED, name, topic(settings))
 
 
 @contextmanager
@@ -124,8 +124,8 @@ def busy(cores: int) -> Iterator[None]:
             other.wait()
 
 
-def empty(settings: Settings) -> None:
-    """Let every drain begin with the same: no ids, no balances, no positions, no checkpoint."""
+def empty(settings: Settings, table: str = "balances") -> None:
+    """Let every drain begin with the same: no ids, no results, no positions, no checkpoint."""
     with closing(connect(settings, SinkRole.OWNER)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("TRUNCATE processed_events, balances, positions")
+        cursor.execute(f"TRUNCATE processed_events, {table}, positions")
     shutil.rmtree(Path(settings.checkpoints.removeprefix("file://")), ignore_errors=True)

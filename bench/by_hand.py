@@ -9,6 +9,7 @@ import io
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -17,7 +18,7 @@ import msgspec
 import numpy as np
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from bench.event import event_id
+from bench.event import event_id, topic
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
@@ -25,11 +26,12 @@ from outbox.kafka.clients import client_config
 from outbox.sink import partitions
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.projection import load
-from outbox.sink.spec import sinks
+from outbox.sink.spec import resolve, sinks
 
 FETCH_MESSAGES = 10_000  # the maximum that librdkafka returns in one call
 FROM_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 BUFFER_BYTES = 1 << 20
+EVENT = "balance.credited"
 COPY = """
 COPY batch (event_id, partition, "offset", transfer_id, account_id, amount, currency, balance_after, version,
             occurred_at)
@@ -102,20 +104,20 @@ def _microseconds(moment: datetime) -> int:
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
-def drain(settings: Settings, strategy: str, batch_events: int) -> Iterator[int]:
+def drain(settings: Settings, name: str, batch_events: int) -> Iterator[int]:
     """Drain the topic; yields how many events are applied, after each batch."""
     applied = 0
-    with _applying(settings, strategy) as apply:
+    with _applying(settings, name) as apply:
         for messages in read(settings, batch_events):
             apply(io.BytesIO(binary(messages)))
             applied += len(messages)
             yield applied
 
 
-def drain_files(settings: Settings, strategy: str, files: Iterable[File]) -> Iterator[int]:
+def drain_files(settings: Settings, name: str, files: Iterable[File]) -> Iterator[int]:
     """The limit: the same COPY and SQL, and nothing else; yields how many events are applied, after each file."""
     applied = 0
-    with _applying(settings, strategy) as apply:
+    with _applying(settings, name) as apply:
         for one in files:
             with one.path.open("rb") as rows:
                 apply(rows)
@@ -133,7 +135,7 @@ def write_files(settings: Settings, folder: Path, batch_events: int) -> Iterator
 
 def read(settings: Settings, batch_events: int) -> Iterator[Sequence[Message]]:
     """The records of the topic in batches. The offsets of a batch are committed when the next one is asked for."""
-    end = topics.last_stable_offsets(settings, settings.topic)
+    end = topics.last_stable_offsets(settings, topic(settings))
     config = {
         **client_config(settings),
         "group.id": f"bench-{uuid.uuid4()}",
@@ -143,7 +145,7 @@ def read(settings: Settings, batch_events: int) -> Iterator[Sequence[Message]]:
         "queued.min.messages": 200_000,
     }
     with closing(Consumer(config)) as consumer:
-        consumer.assign([TopicPartition(settings.topic, partition, 0) for partition in end])
+        consumer.assign([TopicPartition(topic(settings), partition, 0) for partition in end])
         left = sum(end.values())
         while left:
             messages: list[Message] = []
@@ -155,9 +157,9 @@ def read(settings: Settings, batch_events: int) -> Iterator[Sequence[Message]]:
 
 
 @contextmanager
-def _applying(settings: Settings, strategy: str) -> Iterator[Callable[[IO[bytes]], None]]:
-    """A function that applies a batch in a transaction."""
-    spec = sinks(settings)[strategy]
+def _applying(settings: Settings, name: str) -> Iterator[Callable[[IO[bytes]], None]]:
+    """A function that applies a batch in a transaction, by the SQL of a sink. It knows one event."""
+    spec = resolve(settings, replace(sinks(settings)[name].job, name="by-hand", events=[EVENT]))
     projections = load(spec.job.projections, spec.strategy.takes)
     parts = [spec.strategy.select, *(part for one in projections for part in (one.refuse, one.apply))]
     script = [part for part in (*parts, spec.strategy.remember) if part]
@@ -170,6 +172,6 @@ def _applying(settings: Settings, strategy: str) -> Iterator[Callable[[IO[bytes]
             with connection, connection.cursor() as cursor:
                 cursor.copy_expert(COPY, rows, BUFFER_BYTES)
                 for statement in script:
-                    cursor.execute(statement, {"sink": "by-hand", "topic": settings.topic})
+                    cursor.execute(statement, {"sink": "by-hand", "topic": topic(settings)})
 
         yield apply

@@ -15,6 +15,7 @@ import psutil
 from psycopg2.extras import execute_values
 
 from bench import backlog, relay
+from bench.event import topic
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import DOTENV, Settings, SinkRole, SourceRole
@@ -22,7 +23,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.relay import apply as connector
 
-SINK = "dedup"
+SINK = "balances"
 MEMORY_EVERY_S = 0.2
 ACCOUNTS = "INSERT INTO accounts (id, kind, currency, balance_minor, version) VALUES %s"
 BALANCES = "INSERT INTO balances (sink, account_id, currency, balance_minor, version, events) VALUES %s"
@@ -61,14 +62,14 @@ def relay_more(settings: Settings, events: int) -> None:
 
 def _store_totals(settings: Settings, totals: Sequence[tuple[str, int, int]]) -> None:
     """Let the source have these totals and versions by key, and the sink have applied all of the topic."""
-    topic_id = topics.describe(settings, settings.topic).id
-    ends = topics.last_stable_offsets(settings, settings.topic)
+    topic_id = topics.describe(settings, topic(settings)).id
+    ends = topics.last_stable_offsets(settings, topic(settings))
     with closing(connect(settings, SourceRole.OWNER)) as source, source, source.cursor() as cursor:
         execute_values(cursor, ACCOUNTS, [(key, "user", "EUR", *state) for key, *state in totals])
     with closing(connect(settings, SinkRole.OWNER)) as sink, sink, sink.cursor() as cursor:
         cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1) ON CONFLICT DO NOTHING", [SINK])
         execute_values(cursor, BALANCES, [(SINK, key, "EUR", *state, 0) for key, *state in totals])
-        execute_values(cursor, POSITIONS, [(SINK, settings.topic, topic_id, *place) for place in ends.items()])
+        execute_values(cursor, POSITIONS, [(SINK, topic(settings), topic_id, *place) for place in ends.items()])
 
 
 def check(settings: Settings, *options: str) -> Checked:

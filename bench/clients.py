@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 from confluent_kafka import Producer
 
+from bench.event import topic
 from outbox.base.settings import DOTENV, Settings
 from outbox.http.database import make_engine
 from outbox.http.idempotency import Key
@@ -82,7 +83,7 @@ def dual_write(load: Load) -> Iterator[Callable[[], None]]:
         def make() -> None:
             transferred()
             for one in events:
-                producer.produce(load.settings.topic, json.dumps(one.payload), one.aggregateid)
+                producer.produce(topic(load.settings), json.dumps(one.payload), one.aggregateid)
             events.clear()
             if producer.flush(FLUSH_TIMEOUT_S):
                 raise TimeoutError("Kafka has not taken the events of a transfer")

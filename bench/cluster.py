@@ -33,10 +33,10 @@ def drain(settings: Settings, workers: int, events: int, report: Callable[[str],
     )
     executors = [stack.part(f"spark-worker-{number + 1}") for number in range(workers)]
     backlog.empty(settings)
-    process = sink(settings, "dedup")
+    process = sink(settings, "balances")
     process.log_file.unlink(missing_ok=True)
     meter = Meter(events, stack.part("postgres"))
-    found = backlog.drain_with(process, backlog.applied(settings, "dedup"), meter, executors)
+    found = backlog.drain_with(process, backlog.applied(settings, "balances"), meter, executors)
     lines = [json.loads(line) for line in process.log_file.read_text().splitlines() if line.startswith("{")]
     parts = [line for line in lines if line.get("event") == "applied"][1:]
 

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 
 from confluent_kafka import Message
 
+from outbox.base.settings import Settings
+
 
 def uuid7(at_ms: int | None = None) -> uuid.UUID:
     """A UUIDv7 (RFC 9562, 5.7) of now or of another time: 48 bits of milliseconds, version, variant, random bits."""
@@ -17,8 +19,13 @@ def uuid7(at_ms: int | None = None) -> uuid.UUID:
     return uuid.UUID(bytes=millis.to_bytes(6, "big") + bytes([0x70 | random[6] & 0x0F]) + random[7:])
 
 
+def topic(settings: Settings) -> str:
+    """The topic of the balances."""
+    return f"{settings.topic_prefix}.balance"
+
+
 def payload(account_id: str, amount_minor: int, version: int) -> str:
-    """The value of a ledger event, version 1. The amounts of an account add up from zero."""
+    """The payload of balance.credited, version 1. The amounts of an account add up from zero."""
     return json.dumps(
         {
             "transfer_id": str(uuid.uuid4()),

@@ -14,6 +14,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, TopicPartition
 
 from bench import backlog
+from bench.event import topic
 from bench.meter import Drain, Meter
 from outbox.base.settings import Settings, SinkRole
 from outbox.jvm.jars import resolve
@@ -61,8 +62,8 @@ class JdbcSink(Jvm):
     @contextmanager
     def applied(self) -> Iterator[Callable[[], int]]:
         """A function that says how many events it has applied, by the offsets that it has committed."""
-        numbers = topics.first_offsets(self._settings, self._settings.topic)
-        places = [TopicPartition(self._settings.topic, number) for number in numbers]
+        numbers = topics.first_offsets(self._settings, topic(self._settings))
+        places = [TopicPartition(topic(self._settings), number) for number in numbers]
         group = f"connect-{self._connector_name}"
         with closing(Consumer({**client_config(self._settings), "group.id": group})) as consumer:
             yield lambda: sum(max(0, place.offset) for place in consumer.committed(places))
@@ -87,7 +88,7 @@ class JdbcSink(Jvm):
         return {
             "name": self._connector_name,
             "connector.class": "io.debezium.connector.jdbc.JdbcSinkConnector",
-            "topics": self._settings.topic,
+            "topics": topic(self._settings),
             "connection.url": f"jdbc:postgresql://{dsn['host']}:{dsn['port']}/{dsn['dbname']}",
             "connection.username": dsn["user"],
             "connection.password": dsn["password"],

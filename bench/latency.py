@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from confluent_kafka import Consumer, TopicPartition
 from psycopg2.extensions import connection
 
-from bench.event import event_id, payload, uuid7
+from bench.event import event_id, payload, topic, uuid7
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
@@ -127,7 +127,7 @@ def _account(settings: Settings, sink: str) -> Iterator[Account]:
 
 
 INSERT = """INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
-            VALUES (%s, 'account', %s, 'transfer.credited', %s)"""
+            VALUES (%s, 'balance', %s, 'credited', %s)"""
 APPLIED = "SELECT version FROM balances WHERE sink = %s AND account_id = %s"
 
 
@@ -135,7 +135,7 @@ APPLIED = "SELECT version FROM balances WHERE sink = %s AND account_id = %s"
 def _arrivals(settings: Settings) -> Iterator[dict[str, float]]:
     """The time at which a reader of committed records saw each event id on the topic."""
     arrived: dict[str, float] = {}
-    ends = topics.last_stable_offsets(settings, settings.topic)
+    ends = topics.last_stable_offsets(settings, topic(settings))
     consumer = Consumer(
         {
             **client_config(settings),
@@ -144,7 +144,7 @@ def _arrivals(settings: Settings) -> Iterator[dict[str, float]]:
             "fetch.wait.max.ms": 5,
         }
     )
-    consumer.assign([TopicPartition(settings.topic, partition, offset) for partition, offset in ends.items()])
+    consumer.assign([TopicPartition(topic(settings), partition, offset) for partition, offset in ends.items()])
     stopping = threading.Event()
 
     def read() -> None:

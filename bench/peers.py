@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 from bench import backlog, by_the_book, jdbc
+from bench.event import topic
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.jvm.java import java_home
@@ -32,7 +33,7 @@ class ByTheBook(Process):
     def argv(self) -> Sequence[str | Path]:
         settings = self._settings
         dsn = [f"{name}={value}" for name, value in settings.dsn(SinkRole.OWNER).items() if name != "password"]
-        return [sys.executable, by_the_book.__file__, settings.kafka_bootstrap, settings.topic, self._checkpoint, *dsn]
+        return [sys.executable, by_the_book.__file__, settings.kafka_bootstrap, topic(settings), self._checkpoint, *dsn]
 
     def env(self) -> Mapping[str, str]:
         return {"JAVA_HOME": java_home(), "PGPASSWORD": str(self._settings.dsn(SinkRole.OWNER)["password"])}

@@ -12,6 +12,7 @@ from contextlib import closing
 
 from confluent_kafka import Producer
 
+from bench.event import topic
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
 from outbox.kafka.clients import client_config
@@ -39,7 +40,7 @@ def relay(settings: Settings) -> Iterator[int]:
                     "eventType": kind,
                     "schemaVersion": str(version),
                 }
-                producer.produce(settings.topic, json.dumps(payload), key, headers=headers)
+                producer.produce(topic(settings), json.dumps(payload), key, headers=headers)
             if producer.flush(PUBLISH_TIMEOUT_S):
                 raise TimeoutError("Kafka has not taken the events")
             connection.commit()

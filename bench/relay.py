@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from bench import polling
+from bench.event import topic
 from bench.meter import Drain, Meter, cpu_s
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
@@ -25,7 +26,7 @@ DECLARE accounts uuid[] := ARRAY(SELECT gen_random_uuid() FROM generate_series(1
 BEGIN
     FOR number IN 1..{transactions} LOOP
         INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
-        SELECT uuidv7(), 'account', account, 'transfer.credited',
+        SELECT uuidv7(), 'balance', account, 'credited',
                jsonb_build_object('transfer_id', gen_random_uuid(), 'account_id', account, 'amount', 1,
                                   'currency', 'EUR', 'balance_after', version, 'version', version,
                                   'occurred_at', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
@@ -102,4 +103,4 @@ def write(settings: Settings, events: int) -> None:
 
 def offsets(settings: Settings) -> int:
     """How many offsets of the topic can be read."""
-    return sum(topics.last_stable_offsets(settings, settings.topic).values())
+    return sum(topics.last_stable_offsets(settings, topic(settings)).values())

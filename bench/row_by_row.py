@@ -10,7 +10,7 @@ import msgspec
 from confluent_kafka import Consumer, TopicPartition
 
 from bench.by_hand import Event
-from bench.event import event_id
+from bench.event import event_id, topic
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
@@ -40,8 +40,8 @@ def drain(settings: Settings, events: int) -> Iterator[int]:
     with closing(connect(settings, SinkRole.OWNER)) as connection, closing(Consumer(config)) as consumer:
         with connection, connection.cursor() as cursor:
             cursor.execute(TABLE)
-        ends = topics.last_stable_offsets(settings, settings.topic)
-        consumer.assign([TopicPartition(settings.topic, partition, 0) for partition in ends])
+        ends = topics.last_stable_offsets(settings, topic(settings))
+        consumer.assign([TopicPartition(topic(settings), partition, 0) for partition in ends])
         applied = 0
         while applied < events:
             message = consumer.poll(1)

@@ -6,6 +6,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 
 from bench import relay
+from bench.event import topic
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import topics
@@ -13,7 +14,7 @@ from outbox.sink import partitions
 
 EVENTS = 50_000
 OUTBOX_BYTES = "SELECT pg_total_relation_size('outbox') / count(*) FROM outbox"
-REMEMBER = "INSERT INTO processed_events (sink, event_id) SELECT 'dedup', uuidv7() FROM generate_series(1, %s)"
+REMEMBER = "INSERT INTO processed_events (sink, event_id) SELECT 'balances', uuidv7() FROM generate_series(1, %s)"
 IDS_BYTES = """
 SELECT sum(pg_total_relation_size(inhrelid)) FROM pg_inherits WHERE inhparent = 'processed_events'::regclass
 """
@@ -22,8 +23,8 @@ SELECT sum(pg_total_relation_size(inhrelid)) FROM pg_inherits WHERE inhparent = 
 def measure(settings: Settings) -> dict[str, int]:
     """Bytes per event, with indexes; on the topic as the relay writes them, without replicas."""
     relay.relay(settings, EVENTS, report=lambda _: None)
-    records = sum(topics.last_stable_offsets(settings, settings.topic).values())
-    segments = settings.home.glob(f"kafka/**/{settings.topic}-*/*.log")
+    records = sum(topics.last_stable_offsets(settings, topic(settings)).values())
+    segments = settings.home.glob(f"kafka/**/{topic(settings)}-*/*.log")
     found = {"topic": sum(segment.stat().st_size for segment in segments) // records}
     with closing(connect(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(OUTBOX_BYTES)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import backlog, bare
+from bench.event import topic
 from bench.meter import Stopwatch
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
@@ -34,7 +35,7 @@ class Bare(Process):
         self._counted = self.folder / "counted"
 
     def argv(self) -> Sequence[str | Path]:
-        return [sys.executable, bare.__file__, self._settings.kafka_bootstrap, self._settings.topic, self._counted]
+        return [sys.executable, bare.__file__, self._settings.kafka_bootstrap, topic(self._settings), self._counted]
 
     def env(self) -> Mapping[str, str]:
         return {"JAVA_HOME": java_home()}

@@ -10,14 +10,15 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from bench.event import uuid7
+from bench.event import topic, uuid7
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink import spec
+from outbox.sink import spec, strategy
 from outbox.sink.batch import Batch
 from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Strategy
@@ -25,7 +26,7 @@ from outbox.sink.writer import SinkWriter
 
 ACCOUNTS = 1_000
 DAY_MS = 24 * 60 * 60 * 1000
-TOPIC = "bench"
+EVENT = "balance.credited"
 NAIVE = Strategy(
     name="naive", idea="", survives="", costs="", choose="", select="INSERT INTO new_events SELECT * FROM batch"
 )
@@ -37,9 +38,9 @@ def rates(settings: Settings, batches: int, batch_events: int) -> dict[str, floa
     """
     spent_s: dict[str, float] = {}
     with ExitStack() as resources:
-        job = spec.sinks(settings)["dedup"].job  # other jobs read other records
-        sinks = [resources.enter_context(_open(settings, one)) for one in [SinkSpec(job, NAIVE), *job.sinks()]]
-        for batch in _batches(batches, batch_events, days=1):
+        known = {one.name: one for one in strategy.load(strategy.BUILT_IN).values()}
+        sinks = [resources.enter_context(_open(settings, _by(settings, one))) for one in [NAIVE, *known.values()]]
+        for batch in _batches(settings, batches, batch_events, days=1):
             for sink in sinks:
                 spent_s[sink.name] = spent_s.get(sink.name, 0) + _timed(sink, batch)
     return {name: batches * batch_events / seconds for name, seconds in spent_s.items()}
@@ -47,8 +48,14 @@ def rates(settings: Settings, batches: int, batch_events: int) -> dict[str, floa
 
 def growth(settings: Settings, batches: int, batch_events: int, days: int) -> Sequence[float]:
     """Events per second of `dedup`, batch by batch, while the number of remembered events grows."""
-    with _open(settings, spec.sinks(settings)["dedup"]) as sink:
-        return [batch_events / _timed(sink, batch) for batch in _batches(batches, batch_events, days)]
+    with _open(settings, _by(settings, strategy.find("dedup"))) as sink:
+        return [batch_events / _timed(sink, batch) for batch in _batches(settings, batches, batch_events, days)]
+
+
+def _by(settings: Settings, chosen: Strategy) -> SinkSpec:
+    """The balances by a strategy, from one event; the sink is called like the strategy."""
+    job = replace(spec.sinks(settings)["balances"].job, name=chosen.name, events=[EVENT])
+    return replace(spec.resolve(settings, job), strategy=chosen)
 
 
 @contextmanager
@@ -63,7 +70,7 @@ def _timed(sink: SinkWriter, batch: Batch) -> float:
     return time.monotonic() - began
 
 
-def _batches(batches: int, batch_events: int, days: int) -> Iterator[Batch]:
+def _batches(settings: Settings, batches: int, batch_events: int, days: int) -> Iterator[Batch]:
     """Batches of new events, with ids of the last days."""
     accounts = [str(uuid.uuid4()) for _ in range(ACCOUNTS)]
     versions = dict.fromkeys(accounts, 0)
@@ -90,4 +97,4 @@ def _batches(batches: int, batch_events: int, days: int) -> Iterator[Batch]:
                 "occurred_at": pa.array([datetime.now(UTC)] * batch_events, pa.timestamp("us", tz="UTC")),
             }
         )
-        yield Batch(TOPIC, "bench", {0: start}, {0: start + batch_events}, rows)
+        yield Batch(topic(settings), "bench", {0: start}, {0: start + batch_events}, {EVENT: rows})

@@ -28,7 +28,7 @@ UPDATE accounts
 INSERT INTO transfers (id, from_account_id, to_account_id, amount_minor, currency, created_at)
 VALUES (gen_random_uuid(), lpad(to_hex(:low), 32, '0')::uuid, lpad(to_hex(:high), 32, '0')::uuid, 1, 'EUR', now());
 INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, schema_version, traceparent)
-SELECT uuidv7(), 'account', lpad(to_hex(place), 32, '0')::uuid::text, 'transfer.credited',
+SELECT uuidv7(), 'balance', lpad(to_hex(place), 32, '0')::uuid::text, 'credited',
        '{"transfer_id":"01a20497-3093-7226-b63c-5ab791b7584a","account_id":"00000000-0000-0000-0000-000000000001","amount":1,"currency":"EUR","balance_after":1000,"version":10,"occurred_at":"2026-11-22T12:00:00.000000Z"}'::jsonb,
        1, NULL
   FROM (VALUES (:low), (:high)) AS both_accounts (place);
