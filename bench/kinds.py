@@ -1,4 +1,4 @@
-"""A project of many types of events, made for one benchmark: eight types of two aggregates, and one type beside them."""
+"""Many types of events in a project made for one benchmark: eight types of two aggregates, and one type beside them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,10 @@ def project_in(folder: Path) -> Iterator[None]:
     _write(folder / "kinds_sinks" / "totals" / "__init__.py", "")
     _write(folder / "kinds_sinks" / "totals" / "job.py", JOB)
     for name, events in SINKS.items():
-        of_each = " UNION ALL ".join(f"SELECT key, amount, version FROM new_{_word(event)}" for event in events)
+        of_each = " UNION ALL ".join(
+            f"SELECT key, amount, version FROM new_{_word(event)}"  # noqa: S608
+            for event in events
+        )
         _write(folder / "kinds_sinks" / "totals" / name / "totals.sql", PROJECTION.format(events=of_each))
     _write(folder / "migrations" / "sink" / "0001_totals.py", MIGRATION)
     (folder / "migrations" / "source").mkdir()

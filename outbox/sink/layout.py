@@ -83,7 +83,7 @@ class Layout:
         renamed = table.rename_columns([places.get(name, name) for name in table.column_names])
         if not self.has_types:
             return renamed
-        return renamed.append_column(EVENT_TYPE, pa.array([event] * table.num_rows, pa.string()))
+        return renamed.append_column(EVENT_TYPE, pa.repeat(event, table.num_rows))
 
     def table(self, rows: Rows) -> pa.Table:
         """All rows as one table; NULL where an event lacks a column."""

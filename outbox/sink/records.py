@@ -37,6 +37,7 @@ UUIDS_V7 = rf"\A{UUID_V7.pattern}\z"  # for Arrow
 DAY_MS = 24 * 60 * 60 * 1000
 FUTURE_MAX_MS = DAY_MS
 AT_ONCE = 1_000  # records that are decoded by columns; a bad one costs its neighbours some time
+Kind = tuple[str | None, str | None]  # event type and schema version, as the headers have them
 NO_NAME = "?"  # of a skipped event whose type or version nobody can ever declare
 UNKNOWN_TYPE, UNKNOWN_VERSION = "unknown event type", "unknown schema version"
 
@@ -275,9 +276,8 @@ class EventDecoder(RecordDecoder):
             ]
         except UnicodeDecodeError:
             return super().decode(records)
-        groups: dict[tuple[str | None, str | None], list[int]] = {}
-        for place, one in enumerate(headers):
-            groups.setdefault((one.get("eventType"), one.get("schemaVersion")), []).append(place)
+        kinds = [(one.get("eventType"), one.get("schemaVersion")) for one in headers]
+        groups = _places(kinds)
         found = []
         for kind, places in groups.items():
             skipped = self._skipped(*kind)
@@ -419,3 +419,13 @@ def _traced(headers: Sequence[Mapping[str, str | None]], places: Sequence[pa.Arr
         return []
     rows = zip(map(_sampled_trace, headers), *(place.to_pylist() for place in places), strict=True)
     return [Traced(trace_id, *place) for trace_id, *place in rows if trace_id is not None]
+
+
+def _places(kinds: Sequence[Kind]) -> dict[Kind, Sequence[int]]:
+    """The places of each kind. Mostly there is one kind, which is faster to see at once."""
+    if kinds and kinds.count(kinds[0]) == len(kinds):
+        return {kinds[0]: range(len(kinds))}
+    found: dict[Kind, list[int]] = {}
+    for place, kind in enumerate(kinds):
+        found.setdefault(kind, []).append(place)
+    return dict(found)
