@@ -103,7 +103,7 @@ def dropped_records() -> None:
 
     def drop(settings: Settings, part: reader.Part) -> None:
         admin = AdminClient(client_config(settings))
-        places = [TopicPartition(settings.topic, partition, 1) for partition, end in part.end.items() if end]
+        places = [TopicPartition(part.topic, partition, 1) for partition, end in part.end.items() if end]
         for request in admin.delete_records(places).values():
             request.result(TIMEOUT_S)
 

@@ -13,6 +13,7 @@ from psycopg2 import extensions
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
 from outbox.sink import partitions
+from tests.support.topic_reader import topic_of
 
 RANDOM = Random(7)  # noqa: S311
 
@@ -95,15 +96,16 @@ def set_aside(
     seen_days_ago: int = 100,
     sink: str = "dedup",
     topic: str | None = None,
+    event: str | None = None,
 ) -> None:
-    """A dead letter."""
+    """A dead letter; ``event`` are the columns of a valid one."""
     start(settings, sink)
     with cursor_of(settings) as cursor:
         cursor.execute(
             'INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", event_id, reason, detail,'
-            " status, last_seen_at)"
-            " VALUES (%s, %s, %s, 'x', 0, 0, %s, 'test', '', %s, now() - make_interval(days => %s))",
-            [sink, identity, topic or settings.topic, event_id, status, seen_days_ago],
+            " status, last_seen_at, event)"
+            " VALUES (%s, %s, %s, 'x', 0, 0, %s, 'test', '', %s, now() - make_interval(days => %s), %s)",
+            [sink, identity, topic or topic_of(settings), event_id, status, seen_days_ago, event],
         )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink import spec
 from outbox.events.schema import Rejection
+from outbox.sink import spec
 from outbox.sink.batch import Batch, DeadRecord
 from outbox.sink.records import Event, Record
 from outbox.sink.writer import Counts

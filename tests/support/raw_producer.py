@@ -12,6 +12,7 @@ from confluent_kafka import cimpl
 
 from outbox.base.settings import Settings
 from outbox.kafka.clients import client_config
+from tests.support.topic_reader import topic_of
 
 PRODUCER, COPY, ERROR_BYTES, TIMEOUT_MS = 0, 2, 512, 30_000
 TOPIC, PARTITION, VALUE, KEY, FLAGS, HEADER = 1, 3, 4, 5, 7, 9  # rd_kafka_vtype_t
@@ -42,14 +43,14 @@ class _Argument(ctypes.Structure):
 
 
 def produce(settings: Settings, key: bytes, value: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Write a record to partition 0 of the topic, and wait until the brokers have it."""
+    """Write a record to partition 0 of the topic of the test's rows, and wait until the brokers have it."""
     library = ctypes.CDLL(cimpl.__file__)  # symbols of what it depends on are found too
     for function in (library.rd_kafka_conf_new, library.rd_kafka_new, library.rd_kafka_produceva):
         function.restype = ctypes.c_void_p
     producer = _producer(library, settings)
     try:
         arguments = [
-            _Argument(TOPIC, _Content(text=settings.topic.encode())),
+            _Argument(TOPIC, _Content(text=topic_of(settings).encode())),
             _Argument(PARTITION, _Content(number=0)),
             _Argument(FLAGS, _Content(number=COPY)),
             _Argument(KEY, _Content(memory=_Memory(key, len(key)))),

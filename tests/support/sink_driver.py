@@ -76,9 +76,14 @@ class Database:
         found = self.query("SELECT key, total FROM sink_totals WHERE sink = %s", self.sink, role=SinkRole.AUDITOR)
         return {str(key): int(str(total)) for key, total in found}
 
-    def positions(self) -> dict[int, int]:
-        """The next offset of each partition."""
-        found = self.query("SELECT partition, next_offset FROM positions WHERE sink = %s", self.sink)
+    def positions(self, topic: str | None = None) -> dict[int, int]:
+        """The next offset of each partition of a topic; of the only one by default."""
+        found = self.query(
+            "SELECT partition, next_offset FROM positions WHERE sink = %s AND topic = coalesce(%s, topic)",
+            self.sink,
+            topic,
+        )
+        assert len({partition for partition, _ in found}) == len(found), "it reads several topics: name one"
         return {int(str(partition)): int(str(offset)) for partition, offset in found}
 
     def processed(self) -> int:

@@ -19,13 +19,15 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import timeout_scale, wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.sink import fence
+from outbox.sink import fence, spec
+from outbox.sink.records import Record
 from outbox.stack.command import Command
 from tests.support import faulty_sink, suite
 from tests.support.cli_runner import environment, outbox
-from tests.support.events import Event, nth_key, uuid7
+from tests.support.events import NOW_MS, Event, nth_key, uuid7
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database, sink_on
+from tests.support.topic_reader import topic_of
 from tests.support.warm_jvm import WarmJvm, WarmSink
 
 SHAPE = suite.shape()
@@ -37,7 +39,7 @@ class FaultySink(WarmSink):
     """Sinks with a fault of `tests.support.faulty_sink`."""
 
     def __init__(self, fault: str, settings: Settings, *names: str) -> None:
-        super().__init__(f"sink-{settings.topic}", settings, sink_arguments(*names))
+        super().__init__(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
         self._fault = fault
 
     def argv(self) -> Sequence[str | Path]:
@@ -53,8 +55,8 @@ class Publisher:
 
     def __init__(self, settings: Settings, continued: Publisher | None = None) -> None:
         """``continued`` is another one, which this one takes the place of: the keys go on as it left them."""
-        self._topic = settings.topic
-        config = {"transactional.id": f"test-{settings.topic}", "linger.ms": 5, "log_level": 0}
+        self._topic = topic_of(settings)
+        config = {"transactional.id": f"test-{settings.topic_prefix}", "linger.ms": 5, "log_level": 0}
         self._producer = Producer({**client_config(settings), **config})
         self._producer.init_transactions()
         self._versions: dict[str, int] = {} if continued is None else continued._versions
@@ -66,28 +68,26 @@ class Publisher:
 
     def send(self, events: Sequence[Event], *, abort: bool = False) -> None:
         """Publish events in one transaction."""
+        self.send_records(self._topic, [event.record for event in events], abort=abort)
+
+    def send_records(self, topic: str, records: Sequence[Record], *, abort: bool = False) -> None:
+        """Publish records on any topic in one transaction."""
         self._producer.begin_transaction()
-        for event in events:
-            self._produce(event.key, json.dumps(event.payload()).encode(), event.event_id)
+        for record in records:
+            self._producer.produce(topic, key=record.key, value=record.value, headers=list(record.headers))
         self._end(abort)
 
     def send_raw(self, key: str | None, value: bytes | None, event_id: str | None) -> None:
         """Publish whatever this is."""
-        self._producer.begin_transaction()
-        self._produce(key, value, event_id)
-        self._end(abort=False)
+        headers = {"eventType": SHAPE.type_more, "schemaVersion": "1"} | ({} if event_id is None else {"id": event_id})
+        encoded = [(name, text.encode()) for name, text in headers.items()]
+        self.send_records(self._topic, [Record(None if key is None else key.encode(), encoded, value, NOW_MS)])
 
     def _event(self, key: str, quantity: int) -> Event:
         version = self._versions.get(key, 0) + 1
         self._versions[key] = version
         self._totals[key] = total = self._totals.get(key, 0) + quantity
         return Event(uuid7(RANDOM), key, quantity, version, total_after=total)
-
-    def _produce(self, key: str | None, value: bytes | None, event_id: str | None) -> None:
-        headers: dict[str, str | bytes | None] = {"eventType": SHAPE.type_more, "schemaVersion": "1"}
-        if event_id is not None:
-            headers["id"] = event_id
-        self._producer.produce(self._topic, key=key, value=value, headers=headers)
 
     def _end(self, abort: bool) -> None:
         self._producer.flush(10)
@@ -99,12 +99,12 @@ class Publisher:
 
 def applied_until(topic: Settings, offset: int) -> None:
     """Five records in partition 0, of which the sink `dedup`, whose driver has ended, has applied those before one."""
-    producer = Producer(client_config(topic))
+    name, producer = topic_of(topic), Producer(client_config(topic))
     for _ in range(5):
-        producer.produce(topic.topic, b"{}", partition=0)
+        producer.produce(name, b"{}", partition=0)
     producer.flush(30)
     with closing(connect(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at(topic.topic, topics.describe(topic, topic.topic).id, {0: offset, 1: 0})
+        sink_on(connection).begin_at(name, topics.describe(topic, name).id, {0: offset, 1: 0})
 
 
 def catch_up(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
@@ -131,8 +131,8 @@ def catch_up_faulty_alone(fault: str, settings: Settings, *names: str) -> subpro
 
 
 def sink_arguments(*names: str) -> list[str]:
-    """`outbox sink` with these strategies, or with `dedup`."""
-    return ["sink", *(word for name in names or ("dedup",) for word in ("--strategy", name))]
+    """`outbox sink` with these sinks, or with `dedup`."""
+    return ["sink", *(names or ("dedup",))]
 
 
 def logged(done: subprocess.CompletedProcess[str], event: str) -> list[dict[str, object]]:
@@ -156,7 +156,7 @@ def checkpoint(settings: Settings, sink: str = "dedup") -> Path:
 @contextmanager
 def running(settings: Settings, *names: str) -> Iterator[Command]:
     """Sinks that run until told otherwise, with a JVM that belongs to the process; killed at the end of the block."""
-    sink = Command(f"sink-{settings.topic}", settings, sink_arguments(*names))
+    sink = Command(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
     with _spawned(sink):
         try:
             yield sink
@@ -167,7 +167,7 @@ def running(settings: Settings, *names: str) -> Iterator[Command]:
 @contextmanager
 def running_warm(settings: Settings, *names: str) -> Iterator[Command]:
     """Sinks that run until told otherwise, in the JVM that the runs share; asked to stop at the end of the block."""
-    sink = WarmSink(f"sink-{settings.topic}", settings, sink_arguments(*names))
+    sink = WarmSink(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
     with _spawned(sink):
         try:
             yield sink
@@ -209,13 +209,22 @@ def wait_applied(sink: Command, database: Database, count: int, timeout_s: float
 
 
 def wait_caught_up(sink: Command, settings: Settings, names: Sequence[str]) -> None:
-    """Wait until these sinks have applied all that the topic has committed now."""
-    end = topics.last_stable_offsets(settings, settings.topic)
+    """Wait until these sinks have applied all that their topics have committed now."""
+    ends = {
+        (name, topic): topics.last_stable_offsets(settings, topic)
+        for name, one in spec.sinks(settings).items()
+        if name in names
+        for topic in one.topics
+    }
 
     def reached() -> bool:
         assert sink.is_running(), sink.tail()
-        positions = [Database(settings, name).positions() for name in names]
-        return all(found.get(partition, 0) >= offset for found in positions for partition, offset in end.items())
+        positions = {place: Database(settings, place[0]).positions(place[1]) for place in ends}
+        return all(
+            positions[place].get(partition, 0) >= offset
+            for place, end in ends.items()
+            for partition, offset in end.items()
+        )
 
     wait_for(f"{', '.join(names)} to have caught up", reached, timeout_s=TIMEOUT_S)
 

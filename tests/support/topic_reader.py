@@ -1,11 +1,11 @@
-"""The topic, read back as a read_committed reader sees it."""
+"""The topics of the events, read back as a read_committed reader sees them."""
 
 from __future__ import annotations
 
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -13,14 +13,22 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
+from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
+from tests.support import suite
 from tests.support.outbox_rows import ids
 
 
-class Record(NamedTuple):
-    """A record of the topic."""
+def topic_of(settings: Settings, aggregate: str | None = None) -> str:
+    """The topic of an aggregate type; of the one of the test's rows by default."""
+    return catalog.of(settings).aggregates[aggregate or suite.shape().aggregatetype].topic
 
+
+class Record(NamedTuple):
+    """A record of a topic."""
+
+    topic: str
     partition: int
     offset: int
     key: str
@@ -35,10 +43,11 @@ class Record(NamedTuple):
 
 
 class Log:
-    """The topic as a read_committed reader sees it, read on from where it was."""
+    """Topics as a read_committed reader sees them, read on from where it was; by default all of the catalog."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, names: Collection[str] | None = None) -> None:
         self._settings = settings
+        self._names = sorted(catalog.of(settings).topics if names is None else names)
         self.records: list[Record] = []
         self._consumer = Consumer(
             {
@@ -50,12 +59,20 @@ class Log:
                 "log_level": 0,
             }
         )
-        self._next = topics.first_offsets(settings, settings.topic)
-        self._consumer.assign([TopicPartition(settings.topic, *place) for place in self._next.items()])
+        self._next = {
+            (name, partition): first
+            for name in self._names
+            for partition, first in topics.first_offsets(settings, name).items()
+        }
+        self._consumer.assign([TopicPartition(*place, offset) for place, offset in self._next.items()])
 
     def read(self) -> list[Record]:
         """Everything committed by now."""
-        end = topics.last_stable_offsets(self._settings, self._settings.topic)
+        end = {
+            (name, partition): offset
+            for name in self._names
+            for partition, offset in topics.last_stable_offsets(self._settings, name).items()
+        }
         while not self._has_reached(end):
             for message in self._consumer.consume(num_messages=5000, timeout=0.1):
                 if message.error() is not None:
@@ -64,6 +81,7 @@ class Log:
                 assert len(dict(headers)) == len(headers), headers
                 self.records.append(
                     Record(
+                        topic=message.topic() or "",
                         partition=message.partition() or 0,
                         offset=message.offset() or 0,
                         key=(message.key() or b"").decode(),
@@ -80,26 +98,27 @@ class Log:
         def missing() -> set[str]:
             return set(wanted) - {record.id for record in self.read()}
 
-        wait_for(f"{len(wanted)} events on the topic", lambda: not missing(), timeout_s=timeout_s, poll_s=0.02)
+        wait_for(f"{len(wanted)} events on the topics", lambda: not missing(), timeout_s=timeout_s, poll_s=0.02)
         return self.records
 
     def close(self) -> None:
         self._consumer.close()
 
-    def _has_reached(self, end: dict[int, int]) -> bool:
-        for place in self._consumer.position([TopicPartition(self._settings.topic, number) for number in self._next]):
-            self._next[place.partition] = max(self._next[place.partition], place.offset)
-        return all(self._next[partition] >= offset for partition, offset in end.items())
+    def _has_reached(self, end: Mapping[tuple[str, int], int]) -> bool:
+        for place in self._consumer.position([TopicPartition(*place) for place in self._next]):
+            known = (place.topic, place.partition)
+            self._next[known] = max(self._next[known], place.offset)
+        return all(self._next[place] >= offset for place, offset in end.items())
 
 
 def read(settings: Settings) -> list[Record]:
-    """Everything committed on the topic by now."""
+    """Everything committed on the topics by now."""
     with closing(Log(settings)) as log:
         return log.read()
 
 
 def relayed(settings: Settings, wanted: Collection[str] | None = None, timeout_s: float = 60) -> list[Record]:
-    """Wait until these events, or else all that are in the outbox table now, are on the topic, and return all of it."""
+    """Wait until these events, or all in the outbox table, are on the topics, and return all that is on them."""
     with closing(Log(settings)) as log:
         return log.wait_for(ids(settings) if wanted is None else wanted, timeout_s)
 
@@ -111,13 +130,14 @@ def duplicates(records: Sequence[Record]) -> int:
 
 def out_of_order(records: Sequence[Record]) -> list[str]:
     """Keys whose events came first in another order than that of their versions, or on more than one partition."""
-    seen: dict[str, dict[str, int]] = defaultdict(dict)
-    partitions: dict[str, set[int]] = defaultdict(set)
-    for record in sorted(records, key=lambda record: (record.partition, record.offset)):
-        seen[record.key].setdefault(record.id, json.loads(record.value)["version"])
-        partitions[record.key].add(record.partition)
+    seen: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    partitions: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for record in sorted(records, key=lambda record: (record.topic, record.partition, record.offset)):
+        key = record.topic, record.key
+        seen[key].setdefault(record.id, json.loads(record.value)["version"])
+        partitions[key].add(record.partition)
     return [
         key
-        for key, versions in seen.items()
-        if list(versions.values()) != sorted(versions.values()) or len(partitions[key]) > 1
+        for (topic, key), versions in seen.items()
+        if list(versions.values()) != sorted(versions.values()) or len(partitions[topic, key]) > 1
     ]
