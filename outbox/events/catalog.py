@@ -5,15 +5,15 @@
     connect/events/account/upcast.py                 from older versions to newer ones (outbox/events/upcasting.py)
     connect/events/common.schema.json                what the others share by `$ref`
 
-An event is called ``account.opened``, one version of it ``account.opened.v1``. `append`, topics, routing, decoding, `check`
-and retention all ask here.
+An event is called ``account.opened``, one version of it ``account.opened.v1``. `append`, topics, routing, decoding,
+`check` and retention all ask here.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -22,21 +22,20 @@ from typing import Any
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.events import upcasting
+from outbox.events import upcasting, usable
 from outbox.events.references import bundle
-from outbox.events.schema import EventSchema, SqlType
+from outbox.events.schema import EventSchema
 from outbox.events.upcasting import Upcaster
 
 AGGREGATE_FILE = "aggregate.toml"
-TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+# A type that ends like `.v1` could be taken for one version of another type.
+TYPE = re.compile(r"(?!.*\.v[0-9]+\Z)[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 VERSION = re.compile(r"[1-9][0-9]{0,3}")
-SCHEMA_FILE = re.compile(rf"(?P<type>{TYPE.pattern})\.v(?P<version>{VERSION.pattern})\.schema\.json")
-SCHEMAS = "*.schema.json"
+SCHEMA_FILE = re.compile(r"(?P<type>.*)\.v(?P<version>[^.]*)\.schema\.json")
+EXAMPLE = "TYPE.vN.schema.json, such as opened.v1.schema.json"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
-TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")  # as Kafka has it
-MARKERS = "outbox_markers"  # the aggregate type of what `outbox prune` sends through the relay; nobody reads it
-KEY_TYPES: set[SqlType] = {"uuid", "text", "bigint"}  # of which a record's key is the text
-RESERVED = {"event_id", "event_type", "partition", "offset"}  # columns of every batch
+TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")  # as Kafka has it
+OPTIONS: dict[str, type] = {"key": str, "version": str, "topic": str, "source": str, "partitions": int}
 
 
 @dataclass(frozen=True)
@@ -112,32 +111,45 @@ class Catalog:
         return found
 
     def wanted(self, names: Sequence[str]) -> list[Wanted]:
-        """The events of these names: an aggregate type, an event, or one version of an event; each once.
+        """The events of these names: an aggregate type, an event, or one version of an event.
 
         An event stands for all its versions, each of which must lead to the newest by upcasters. Raises Failure if a
-        name is not declared, or if an upcaster is missing.
+        name is not declared, if two names have a version in common, or if an upcaster is missing.
         """
-        found: dict[str, Wanted] = {}
+        found: list[Wanted] = []
+        owners: dict[str, str] = {}
         for name in names:
             for one in self._wanted(name):
-                found.setdefault(one.name, one)
-        return list(found.values())
+                for schema, _ in one.accepts.values():
+                    if schema.name in owners:
+                        raise Failure(
+                            f"{schema.name} is asked for twice: by {owners[schema.name]} and by {name}",
+                            "name each event once: its aggregate type, the event, or versions of it",
+                            code="events-overlap",
+                        )
+                    owners[schema.name] = name
+                found.append(one)
+        return found
 
-    def _wanted(self, name: str) -> Iterator[Wanted]:
+    def _wanted(self, name: str) -> list[Wanted]:
+        found: list[Wanted] = []
         for aggregate in self.aggregates.values():
             for type_, versions in aggregate.events.items():
                 event = f"{aggregate.name}.{type_}"
                 if name in (aggregate.name, event):
-                    yield replace(self._newest(event, versions), by_aggregate=name == aggregate.name)
-                for version, schema in versions.items():
-                    if name == f"{event}.v{version}":
-                        yield Wanted(name, schema, {version: (schema, None)})
-        if name not in self._names():
+                    found.append(replace(self._newest(event, versions), by_aggregate=name == aggregate.name))
+                found += [
+                    Wanted(name, schema, {version: (schema, None)})
+                    for version, schema in versions.items()
+                    if name == schema.name
+                ]
+        if not found:
             raise Failure(
                 f"there is no event {name}",
                 f"there are {', '.join(self._names()) or 'none'} (`outbox events`)",
                 code="event-undeclared",
             )
+        return found
 
     def _names(self) -> list[str]:
         names: dict[str, None] = {}
@@ -171,7 +183,15 @@ class Catalog:
 
 def of(settings: Settings) -> Catalog:
     """The catalog of the project, with the topics that these settings name. Raises Failure as `load` does."""
-    return load(project.current().events, settings.topic_prefix, settings.topic_partitions)
+    folder = project.current().events
+    for file in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        if SCHEMA_FILE.fullmatch(file.name):
+            raise _unusable(
+                file,
+                "it declares an event outside of the folder of an aggregate type",
+                f"move it to {folder}/AGGREGATE, beside an {AGGREGATE_FILE} (docs/events.md)",
+            )
+    return load(folder, settings.topic_prefix, settings.topic_partitions)
 
 
 @cache
@@ -184,121 +204,77 @@ def load(folder: Path, topic_prefix: str, partitions: int = 4) -> Catalog:
     found = [
         _aggregate(entry, folder, topic_prefix, partitions)
         for entry in (sorted(folder.iterdir()) if folder.is_dir() else ())
-        if entry.is_dir() and any(entry.glob("*.json"))
+        if _declares(entry)
     ]
     made = Catalog(folder, {aggregate.name: aggregate for aggregate in found})
-    for topic, aggregates in made.topics.items():
-        _require_one_order(topic, aggregates)
+    usable.require_own_names(list(made.aggregates))
+    usable.require_topics(made.topics, topic_prefix)
     return made
 
 
+def _declares(entry: Path) -> bool:
+    """Whether it is the folder of an aggregate type, and not one that Python or an editor has left there."""
+    if entry.name.startswith((".", "__")) or not entry.is_dir():
+        return False
+    return (entry / AGGREGATE_FILE).exists() or any(entry.glob("*.json"))
+
+
 def _aggregate(entry: Path, folder: Path, topic_prefix: str, partitions: int) -> Aggregate:
-    if not NAME.fullmatch(entry.name) or entry.name == MARKERS:
+    if not NAME.fullmatch(entry.name):
         raise _unusable(
-            entry, f"{entry.name} cannot be an aggregate type", "letters, digits, _ and -, not a digit first"
+            entry, f"{entry.name} cannot be an aggregate type", "letters, digits, _ and -, at most 100, a letter first"
         )
     options = _options(entry / AGGREGATE_FILE)
     topic = options.pop("topic", f"{topic_prefix}.{entry.name}")
     if not TOPIC.fullmatch(topic):
-        raise _unusable(entry / AGGREGATE_FILE, f"{topic} cannot be a topic", "letters, digits, '.', _ and -")
+        raise _unusable(
+            entry / AGGREGATE_FILE, f"{topic} cannot be a topic", "letters, digits, '.', _ and -, up to 249"
+        )
     made = Aggregate(entry.name, topic, **{"partitions": partitions, **options}, events=_events(entry, folder))
     if not made.events:
-        raise _unusable(
-            entry, "it declares no event", "name its files TYPE.vN.schema.json, such as opened.v1.schema.json"
-        )
+        raise _unusable(entry, "it declares no event", f"name its files {EXAMPLE}")
     for schema in made.schemas:
-        _require_usable(schema, made)
+        usable.require_schema(schema, made.key, made.version)
     return made
 
 
 def _events(entry: Path, folder: Path) -> dict[str, dict[int, EventSchema]]:
     found: dict[str, dict[int, EventSchema]] = {}
-    spelled: dict[tuple[str, int], str] = {}
+    spelled: dict[str, str] = {}
     for file in sorted(entry.glob("*.json")):
-        named = SCHEMA_FILE.fullmatch(file.name)
-        if named is None:
-            raise _unusable(file, "its name declares no event", "TYPE.vN.schema.json, such as opened.v1.schema.json")
-        type_, version = named["type"], int(named["version"])
-        twin = spelled.setdefault((type_.lower(), version), file.name)
-        if twin != file.name:
+        type_, version = _declared_by(file)
+        twin = spelled.setdefault(upcasting.name_of(type_, version=0).lower(), type_)
+        if twin != type_:
             raise _unusable(
-                file, f"{twin} declares the same event", "remove one of the two", code="event-declared-twice"
+                file,
+                f"{twin} and {type_} are one event to a file system, to SQL or to {upcasting.FILE}",
+                "rename one of the two",
+                code="event-declared-twice",
             )
-        schema = EventSchema(entry.name, type_, version, bundle(file, folder))
-        found.setdefault(type_, {})[version] = schema
+        found.setdefault(type_, {})[version] = EventSchema(entry.name, type_, version, bundle(file, folder))
     return {type_: dict(sorted(versions.items())) for type_, versions in found.items()}
+
+
+def _declared_by(file: Path) -> tuple[str, int]:
+    named = SCHEMA_FILE.fullmatch(file.name)
+    if named is None or not TYPE.fullmatch(named["type"]) or not VERSION.fullmatch(named["version"]):
+        raise _unusable(file, "its name declares no event", EXAMPLE)
+    return named["type"], int(named["version"])
 
 
 def _options(file: Path) -> dict[str, Any]:
     try:
-        options = tomllib.loads(file.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        options = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:  # tomllib.TOMLDecodeError is a ValueError
         raise _unusable(file, str(error), 'it needs at least the key, such as key = "account_id"') from None
-    types: dict[str, type] = {"key": str, "version": str, "topic": str, "source": str, "partitions": int}
     for name, value in options.items():
-        if type(value) is not types.get(name):
+        if type(value) is not OPTIONS.get(name) or value == "":
             raise _unusable(file, f"{name} = {value!r}", "known are key, version, topic, source (texts) and partitions")
-    if "key" not in options or options.get("partitions", 1) < 1:
-        raise _unusable(file, "key is required, and partitions is at least 1", 'write key = "…"')
+    if "key" not in options or options.get("partitions", 1) < 1 or options["key"] == options.get("version"):
+        raise _unusable(
+            file, "key is required, version is another property, and partitions is at least 1", 'write key = "…"'
+        )
     return options
-
-
-def _require_usable(schema: EventSchema, aggregate: Aggregate) -> None:
-    columns = {column.name: column for column in schema.columns}
-    uses: list[tuple[str, str | None, set[SqlType]]] = [
-        ("key", aggregate.key, KEY_TYPES),
-        ("version", aggregate.version, {"bigint"}),
-    ]
-    for use, name, types in uses:
-        if name is not None and (name not in columns or columns[name].is_nullable or columns[name].type not in types):
-            raise Failure(
-                f"event {schema.name}: {name} cannot be the {use} of its events",
-                f"the {use} is a required property that is never null and becomes {' or '.join(sorted(types))}; an "
-                "integer becomes bigint if minimum and maximum keep it within 64 bits",
-                code="event-declaration-unusable",
-            )
-    reserved = sorted(RESERVED & columns.keys())
-    if reserved:
-        raise Failure(
-            f"event {schema.name}: {', '.join(reserved)} is a column of every batch",
-            "give the property another name",
-            code="event-declaration-unusable",
-        )
-
-
-def _require_one_order(topic: str, aggregates: Sequence[Aggregate]) -> None:
-    """The events of a key on a topic are in one order, whichever aggregates they are of."""
-    names = ", ".join(aggregate.name for aggregate in aggregates)
-    if len({(one.key, one.version, one.partitions) for one in aggregates}) > 1:
-        raise Failure(
-            f"aggregates {names} share topic {topic} and differ in key, version or partitions",
-            "on one topic the events of a key are numbered together; give them the same, or topics of their own",
-            code="topic-shared-wrongly",
-        )
-    if aggregates and f".{MARKERS}" == topic[-len(MARKERS) - 1 :]:
-        raise Failure(f"topic {topic} is that of the markers", "choose another name", code="topic-shared-wrongly")
-    owners: dict[str, str] = {}
-    for aggregate in aggregates:
-        for type_ in aggregate.events:
-            if owners.setdefault(type_, aggregate.name) != aggregate.name:
-                raise Failure(
-                    f"topic {topic} has two events called {type_}, of {owners[type_]} and of {aggregate.name}",
-                    "a record has the event's type and not its aggregate: rename one, or give them topics of their own",
-                    code="event-declared-twice",
-                )
-    types = {
-        column.type
-        for one in aggregates
-        for schema in one.schemas
-        for column in schema.columns
-        if column.name == one.key
-    }
-    if len(types) > 1:
-        raise Failure(
-            f"the key {aggregates[0].key} of the events on topic {topic} is {' and '.join(sorted(types))}",
-            "let it have one type in all of them",
-            code="event-declaration-unusable",
-        )
 
 
 def _unusable(file: Path, problem: str, remedy: str, code: str = "event-declaration-unusable") -> Failure:

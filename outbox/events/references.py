@@ -1,7 +1,8 @@
 """`$ref` from one schema file to another, resolved when the files are read: each schema becomes one document.
 
-A reference is a relative path, a JSON Pointer, or both: ``../common.schema.json#/$defs/uuid``. Paths stay inside the folder
-of events. The document of a file is its own; what it refers to in others is put under ``$defs``, by the file's path.
+A reference is a relative path, a JSON Pointer, or both: ``../common.schema.json#/$defs/uuid``. Paths stay inside the
+folder of events. The document of a file is its own; the contents of other files are put under its ``$defs``, by the
+file's path.
 """
 
 from __future__ import annotations
@@ -10,15 +11,21 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from outbox.base.errors import Failure
 
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # Their content is data, not a schema.
 DATA = {"const", "enum", "default", "examples"}
 MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}  # by names of the author
 # Subschemas that apply to the same value; a circle of these has no end.
 IN_PLACE = ("not", "if", "then", "else")
 IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
+IN_PLACE_MAPS = ("dependentSchemas",)
+# They change what a reference means. The file's path and a JSON Pointer name every schema already.
+NOT_SUPPORTED = ("$id", "$anchor", "$dynamicRef", "$dynamicAnchor")
+NESTING_MAX = 100  # of a file; the validator itself ends at 128
 
 Json = Any
 
@@ -29,8 +36,11 @@ def bundle(file: Path, folder: Path) -> dict[str, Json]:
     Raises Failure if a file is missing or is no JSON object, if a reference leads nowhere or leaves ``folder``, or if
     references form a circle that applies to one value.
     """
-    folder = folder.resolve()
-    return _Bundle(file.resolve(), folder).document
+    file = file.resolve()
+    try:
+        return _Bundle(file, folder.resolve()).document
+    except RecursionError:
+        raise unusable(file, "its references are nested too deep") from None
 
 
 def resolve(document: Mapping[str, Json], rule: Json) -> Mapping[str, Json]:
@@ -45,11 +55,11 @@ def resolve(document: Mapping[str, Json], rule: Json) -> Mapping[str, Json]:
 
 
 def pointed_at(document: Json, pointer: str) -> Json:
-    """What a JSON Pointer (``#/…``, RFC 6901) leads to. Raises KeyError if that is nothing."""
+    """What a JSON Pointer (``#/…``, RFC 6901) leads to. Raises LookupError or TypeError if that is nothing."""
     target = document
     for part in pointer.removeprefix("#").removeprefix("/").split("/") if pointer not in ("", "#") else ():
-        name = part.replace("~1", "/").replace("~0", "~")
-        target = target[int(name)] if isinstance(target, list) and name.isdigit() else target[name]
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        target = target[int(name)] if isinstance(target, list) and name.isdecimal() else target[name]
     return target
 
 
@@ -67,12 +77,15 @@ class _Bundle:
     def _rewrite(self, top: dict[str, Json], file: Path, root: str) -> None:
         """Let references in a schema of a file lead to places in the document; ``root`` is where the file is in it."""
         for node in list(_nodes(top)):
+            wrong = [name for name in NOT_SUPPORTED if isinstance(node.get(name), str)]
+            if wrong:
+                raise unusable(file, f"{wrong[0]} is not supported: refer by a path and a JSON Pointer (#/…)")
             if isinstance(node.get("$ref"), str):
                 node["$ref"] = self._place(node["$ref"], file, root)
 
     def _place(self, reference: str, file: Path, root: str) -> str:
         path, _, pointer = reference.partition("#")
-        target = (file.parent / path).resolve() if path else file
+        target = (file.parent / unquote(path)).resolve() if path else file
         if ":" in path or not target.is_relative_to(self._folder):
             raise self._failure(f"{reference} is not a file in {self._folder.name}")
         if pointer and not pointer.startswith("/"):
@@ -82,7 +95,7 @@ class _Bundle:
         if target == self._file:
             return f"#{pointer}"
         name = target.relative_to(self._folder).as_posix()
-        place = "#/$defs/" + name.replace("~", "~0").replace("/", "~1")
+        place = "#/$defs/" + quote(name.replace("~", "~0").replace("/", "~1"), safe="~")
         if target not in self._added:
             self._added.add(target)
             content = read(target)
@@ -106,26 +119,65 @@ class _Bundle:
         if isinstance(node.get("$ref"), str):
             try:
                 yield pointed_at(self.document, node["$ref"])
-            except (KeyError, IndexError, TypeError):
-                raise self._failure(f"nothing is at {node['$ref']}") from None
+            except (LookupError, TypeError):
+                raise self._failure(f"nothing is at {unquote(node['$ref'])}") from None
         yield from (node[name] for name in IN_PLACE if name in node)
         for name in IN_PLACE_LISTS:
             found = node.get(name)
             yield from found if isinstance(found, list) else ()
+        for name in IN_PLACE_MAPS:
+            found = node.get(name)
+            yield from found.values() if isinstance(found, dict) else ()
 
     def _failure(self, problem: str) -> Failure:
-        return Failure(f"event schema {self._file}: {problem}", "correct the file", code="schema-unusable")
+        return unusable(self._file, problem)
 
 
 def read(file: Path) -> dict[str, Json]:
-    """The JSON object in a file. Raises Failure if it is missing or is none."""
+    """The JSON object in a file. Raises Failure if it is missing or is none, or is nested too deep."""
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_bytes(), object_pairs_hook=_object, parse_constant=_no_number)
     except (OSError, ValueError) as error:
-        raise Failure(f"event schema {file}: {error}", "correct the file", code="schema-unusable") from None
+        raise unusable(file, str(error)) from None
+    except RecursionError:
+        raise unusable(file, f"it is nested deeper than {NESTING_MAX} levels") from None
     if not isinstance(content, dict):
-        raise Failure(f"event schema {file}: it is no JSON object", "correct the file", code="schema-unusable")
+        raise unusable(file, "it is no JSON object")
+    if content.get("$schema", DIALECT) not in (DIALECT, f"{DIALECT}#"):
+        raise unusable(file, f"its $schema is {content['$schema']!r}, and the validator knows {DIALECT}")
+    if _is_deep(content):
+        raise unusable(file, f"it is nested deeper than {NESTING_MAX} levels")
     return content
+
+
+def unusable(file: Path | str, problem: str) -> Failure:
+    """The failure of a schema that cannot be used."""
+    return Failure(f"event schema {file}: {problem}", "correct the file", code="schema-unusable")
+
+
+def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """Two members of one name are no mistake to Python: it drops the first, and with it perhaps a property."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice in one object")
+    return found
+
+
+def _no_number(text: str) -> Json:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _is_deep(content: Json) -> bool:
+    level = [content]
+    for _ in range(NESTING_MAX):
+        level = [child for node in level for child in _children(node)]
+    return bool(level)
+
+
+def _children(node: Json) -> list[Json]:
+    found = list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else []
+    return [child for child in found if isinstance(child, dict | list)]
 
 
 def _nodes(node: Json) -> Iterator[dict[str, Json]]:

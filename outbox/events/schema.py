@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import jsonschema_rs
 
 from outbox.base.errors import Failure
-from outbox.events.references import bundle, resolve
+from outbox.events.references import bundle, resolve, unusable
 
 SqlType = Literal["uuid", "timestamptz", "bigint", "numeric", "boolean", "text", "jsonb"]
 
@@ -50,13 +50,15 @@ class PayloadSchema:
     def __init__(self, name: str, document: dict[str, Any]) -> None:
         """``document`` refers to nothing outside of it. Raises Failure if it is no JSON Schema of an object."""
         self.name = name
-        self.document = document
+        self.document = {**document, "type": document.get("type", "object")}
+        if self.document["type"] != "object":
+            raise unusable(name, "a payload is an object: its type is not")
         try:
             self._compile()
-        except (ValueError, jsonschema_rs.ValidationError) as error:
-            raise self._unusable(str(error)) from None
+        except ValueError as error:  # jsonschema_rs.ValidationError is one; its first line says what is wrong
+            raise unusable(name, str(error).partition("\n")[0]) from None
         if not self._properties():
-            raise self._unusable("it has no properties")
+            raise unusable(name, "it has no properties")
 
     def __getstate__(self) -> dict[str, Any]:
         """For executors. The compiled validator stays behind and is made again."""
@@ -91,8 +93,7 @@ class PayloadSchema:
 
     def _parts(self) -> list[Mapping[str, Any]]:
         """The schema and what it includes by ``$ref`` or ``allOf``: all of it describes the payload itself."""
-        parts: list[Mapping[str, Any]] = []
-        waiting = [resolve(self.document, self.document)]
+        parts, waiting = list[Mapping[str, Any]](), [resolve(self.document, self.document)]
         while waiting:
             part = waiting.pop(0)
             parts.append(part)
@@ -114,9 +115,6 @@ class PayloadSchema:
         types = _types(rule)
         is_nullable = not is_required or "null" in types or not types
         return Column(name, _sql_type(rule, types - {"null"}), is_nullable)
-
-    def _unusable(self, problem: str) -> Failure:
-        return Failure(f"event schema {self.name}: {problem}", "correct the file", code="schema-unusable")
 
 
 class EventSchema(PayloadSchema):

@@ -1,7 +1,7 @@
 """Upcasters: pure functions that bring a payload of an older version to the next declared one.
 
-They are in a file `upcast.py` beside the schemas of an aggregate, each named after the event type and the version that it
-takes, and return the payload of the next declared version:
+They are in a file `upcast.py` beside the schemas of an aggregate, each named after the event type and the version that
+it takes, and return the payload of the next declared version:
 
     def opened_v1(payload: dict[str, Any]) -> dict[str, Any]:
         return {**payload, "owner": None}
@@ -17,6 +17,7 @@ from typing import Any
 
 from outbox.base.errors import Failure
 from outbox.events.schema import EventSchema, Rejection, shortened
+from outbox.events.values import as_json
 
 FILE = "upcast.py"
 UPCAST_FAILED = "upcast failed"
@@ -26,8 +27,9 @@ Function = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass
 class Upcaster:
-    """Brings payloads of one version to that of ``target``, by functions of a file. Executors receive it by pickling:
-    the file's text travels, so no executor needs the file.
+    """Brings payloads of one version to that of ``target``, by functions of a file.
+
+    Executors receive it by pickling: the file's text travels, so no executor needs the file.
     """
 
     file: str
@@ -39,18 +41,24 @@ class Upcaster:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_functions": []}
 
-    def upcast(self, payload: Any) -> Any | Rejection:
-        """The payload of the target's version; or a rejection if a function fails, or returns what is not valid."""
+    @property
+    def functions(self) -> list[Function]:
+        """The functions, the oldest version's first. Raises Failure if the file cannot be run."""
         if not self._functions:
             known = _functions(self.file, self.source)
             self._functions = [known[name] for name in self.names]
-        name = ""
+        return self._functions
+
+    def upcast(self, payload: Any) -> Any | Rejection:
+        """The payload of the target's version; or a rejection if a function fails, or returns what is not valid."""
+        name = self.names[0]
         try:
-            for name, function in zip(self.names, self._functions, strict=True):  # noqa: B007 - names the failure
+            for name, function in zip(self.names, self.functions, strict=True):  # noqa: B007 - names the failure
                 payload = function(dict(payload))
-        except Exception as error:  # noqa: BLE001 - a mistake in it sets the event aside
+            payload = as_json(payload)
+            violation = self.target.violation(payload)
+        except Exception as error:  # a mistake in it sets the event aside
             return Rejection(UPCAST_FAILED, shortened(f"{name}: {type(error).__name__}: {error}"))
-        violation = self.target.violation(payload)
         return payload if violation is None else Rejection(UPCAST_FAILED, shortened(f"{name}: {violation.detail}"))
 
 
@@ -59,25 +67,32 @@ def name_of(type_: str, version: int) -> str:
     return f"{re.sub(r'[^0-9A-Za-z_]', '_', type_)}_v{version}"
 
 
-def names_in(file: Path) -> set[str]:
-    """The functions of a file; none if there is no file. Raises Failure if it cannot be run."""
-    return set(_functions(str(file), file.read_text())) if file.is_file() else set()
-
-
 def chain(file: Path, versions: Sequence[EventSchema]) -> Upcaster | None:
-    """The upcaster from the first of these versions, in order, to the last; None if a function is missing."""
+    """The upcaster from the first of these versions, in order, to the last; None if a function is missing.
+
+    Raises Failure if the file cannot be run.
+    """
     names = [name_of(one.type, one.version) for one in versions[:-1]]
-    if not names or not names_in(file).issuperset(names):
+    if not names or not file.is_file():
         return None
-    return Upcaster(str(file), file.read_text(), names, versions[-1])
+    try:
+        source = file.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise _unusable(str(file), error) from None
+    return (
+        Upcaster(str(file), source, names, versions[-1]) if _functions(str(file), source).keys() >= {*names} else None
+    )
 
 
 def _functions(file: str, source: str) -> dict[str, Function]:
     space: dict[str, Any] = {"__name__": "upcast", "__file__": file}
     try:
         exec(compile(source, file, "exec"), space)  # noqa: S102 - the project's own file
-    except Exception as error:
-        raise Failure(
-            f"{file}: {type(error).__name__}: {error}", "correct the file", code="upcaster-unusable"
-        ) from None
+    except (Exception, SystemExit) as error:
+        raise _unusable(file, error) from None
     return {name: found for name, found in space.items() if callable(found)}
+
+
+def _unusable(file: str, error: BaseException) -> Failure:
+    problem = " ".join(f"{type(error).__name__}: {error}".split())
+    return Failure(f"{file}: {problem}", "correct the file", code="upcaster-unusable")

@@ -43,6 +43,11 @@ def convert(type_: SqlType, value: Any) -> Any:
     return value if value is None or converter is None else converter(value)
 
 
+def as_json(value: Any) -> Any:
+    """A value that a program made, as a reader of its JSON has it. Raises TypeError or ValueError if it has no JSON."""
+    return decode(_NESTED.encode(value))
+
+
 def may_be_deep(value: bytes) -> bool:
     """Whether JSON has enough brackets to be nested too deep; each level takes two bytes."""
     return len(value) > 2 * NESTING_MAX and value.count(b"[") + value.count(b"{") > NESTING_MAX
