@@ -39,6 +39,9 @@ COMMANDS = {
     "check": Entry(
         "Check", "outbox.commands.check:check", "compare source, topic and sinks: duplicates, losses, drift"
     ),
+    "events": Entry(
+        "Check", "outbox.commands.events:events", "the declared events; check examples, upcasters and edits"
+    ),
     "doctor": Entry("Check", "outbox.commands.doctor:doctor", "examine every hop, and say how to fix what is wrong"),
     "rewind": Entry("Repair", "outbox.commands.rewind:rewind", "reset a sink's offsets and replay"),
     "rebuild": Entry(

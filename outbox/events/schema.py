@@ -131,6 +131,11 @@ class EventSchema(PayloadSchema):
         return f"{self.aggregate}.{self.type}"
 
     @property
+    def file(self) -> str:
+        """Its file in the folder of events."""
+        return f"{self.aggregate}/{self.type}.v{self.version}.schema.json"
+
+    @property
     def is_deprecated(self) -> bool:
         """Whether it may no longer be written. Sinks still read it."""
         return bool(self.document.get("deprecated"))

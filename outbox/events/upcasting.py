@@ -73,15 +73,24 @@ def chain(file: Path, versions: Sequence[EventSchema]) -> Upcaster | None:
     Raises Failure if the file cannot be run.
     """
     names = [name_of(one.type, one.version) for one in versions[:-1]]
-    if not names or not file.is_file():
+    source = _read(file)
+    if not names or not _functions(str(file), source).keys() >= {*names}:
         return None
+    return Upcaster(str(file), source, names, versions[-1])
+
+
+def functions_in(file: Path) -> dict[str, Function]:
+    """The functions of a file, by name; none if there is no file. Raises Failure if it cannot be run."""
+    return _functions(str(file), _read(file))
+
+
+def _read(file: Path) -> str:
     try:
-        source = file.read_text("utf-8")
+        return file.read_text("utf-8")
+    except FileNotFoundError:
+        return ""
     except (OSError, ValueError) as error:
         raise _unusable(str(file), error) from None
-    return (
-        Upcaster(str(file), source, names, versions[-1]) if _functions(str(file), source).keys() >= {*names} else None
-    )
 
 
 def _functions(file: str, source: str) -> dict[str, Function]:

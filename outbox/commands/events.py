@@ -1,0 +1,173 @@
+"""outbox events: list what is declared, and check examples, upcasters and edits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from outbox.base import project
+from outbox.base import settings as configuration
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.events import catalog, compatibility, examples, revision
+from outbox.events.catalog import Aggregate, Catalog
+from outbox.events.schema import EventSchema
+
+HEADINGS = ("aggregate", "topic", "event", "versions", "key", "version", "consumers")
+
+
+@dataclass(frozen=True)
+class Consumers:
+    """By the name of each version of an event, the sinks that take it; and why some are not known."""
+
+    sinks: Mapping[str, list[str]]
+    notes: list[str]
+
+
+@click.group(invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
+@click.pass_context
+def events(context: click.Context, as_json: bool) -> None:
+    """List the declared events: aggregate, topic, versions, key, and the sinks that take them.
+
+    \b
+    The keys of --json are stable, a list of:
+      aggregate, topic, partitions, key, version, event,
+      versions   version, deprecated, consumers (names of sinks)
+    """
+    if context.invoked_subcommand is not None:
+        return
+    settings = configuration.load()
+    known = catalog.of(settings)
+    consumers = _consumers(settings, known)
+    rows = [_row(aggregate, versions, consumers) for aggregate, versions in _events(known)]
+    click.echo(json.dumps(rows, indent=2) if as_json else _table(rows))
+    for note in consumers.notes:
+        click.echo(f"note: {note}", err=True)
+
+
+@events.command()
+@click.option("--against", "published", metavar="REV", help="Also compare with the events of this git revision.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
+def check(published: str | None, as_json: bool) -> None:
+    """Check examples and upcasters; with --against, refuse edits that break readers. Status 1 if a problem is found.
+
+    \b
+    The keys of --json are stable, a list of:
+      rule, file (in the folder of events), property (empty if it is not one), message
+    """
+    # The topics' names of the project, wherever this runs: the revision knows no environment.
+    settings = configuration.load(environment=False, topic_prefix=project.current().topic_prefix)
+    known = catalog.of(settings)
+    found = examples.check(known)
+    if published is not None:
+        found += compatibility.compare(
+            revision.published(project.current(), published, settings.topic_partitions), known
+        )
+    if as_json:
+        click.echo(json.dumps([finding.as_dict() for finding in found], indent=2))
+    else:
+        for finding in found:
+            click.echo(str(finding))
+    if found:
+        raise Failure(
+            f"{_plural(len(found), 'problem')} found; first: {found[0]}",
+            "docs/events.md says which edit needs a new version",
+            code="problems-found",
+        )
+    if not as_json:
+        click.echo(_summary(known, published))
+
+
+def _events(known: Catalog) -> Iterator[tuple[Aggregate, Mapping[int, EventSchema]]]:
+    for aggregate in known.aggregates.values():
+        for versions in aggregate.events.values():
+            yield aggregate, versions
+
+
+def _consumers(settings: Settings, known: Catalog) -> Consumers:
+    found: dict[str, list[str]] = {}
+    try:
+        from outbox.sink import spec
+
+        jobs = spec.jobs(settings)
+    except Exception as error:  # the project's own code, or a library that is not installed beside the service
+        return Consumers(found, [f"the sinks cannot be loaded: {_line(error)}"])
+    notes = []
+    for job in jobs:
+        try:
+            wanted = known.wanted(job.events)
+        except Failure as failure:
+            notes.append(f"sink {job.name}: {failure}")
+            continue
+        for schema in [schema for one in wanted for schema, _ in one.accepts.values()]:
+            found.setdefault(schema.name, []).append(job.name)
+    return Consumers(found, notes)
+
+
+def _row(aggregate: Aggregate, versions: Mapping[int, EventSchema], consumers: Consumers) -> dict[str, Any]:
+    return {
+        "aggregate": aggregate.name,
+        "topic": aggregate.topic,
+        "partitions": aggregate.partitions,
+        "key": aggregate.key,
+        "version": aggregate.version,
+        "event": next(iter(versions.values())).event,
+        "versions": [
+            {
+                "version": version,
+                "deprecated": schema.is_deprecated,
+                "consumers": consumers.sinks.get(schema.name, []),
+            }
+            for version, schema in versions.items()
+        ],
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "no events are declared"
+    cells = [HEADINGS, *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    versions = [f"{one['version']}{' (deprecated)' if one['deprecated'] else ''}" for one in row["versions"]]
+    return (
+        row["aggregate"],
+        row["topic"],
+        row["event"],
+        ", ".join(versions),
+        row["key"],
+        row["version"] or "-",
+        ", ".join(_takers(row["versions"])) or "-",
+    )
+
+
+def _takers(versions: list[dict[str, Any]]) -> Iterator[str]:
+    """The sinks of an event; with the versions that they take, if these are not all."""
+    names = dict.fromkeys(name for one in versions for name in one["consumers"])
+    for name in names:
+        taken = [f"v{one['version']}" for one in versions if name in one["consumers"]]
+        yield name if len(taken) == len(versions) else f"{name} ({', '.join(taken)})"
+
+
+def _summary(known: Catalog, published: str | None) -> str:
+    count = sum(len(schema.examples) for schema in known.schemas)
+    done = f"valid: {_plural(len(known.schemas), 'version')} of events, {_plural(count, 'example')}"
+    return f"{done}; no edit since {published} breaks a reader" if published is not None else done
+
+
+def _line(error: Exception) -> str:
+    text = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())
+
+
+def _plural(count: int, noun: str) -> str:
+    """As `outbox.audit.report.plural`, which needs what reads topics: a service without sinks may not have it."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

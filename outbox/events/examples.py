@@ -1,0 +1,133 @@
+"""Whether the examples of the declared events are valid, and whether upcasters bring them to the newer versions.
+
+An upcaster must be pure: a sink may read an event again after years, and must get the same payload.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from outbox.events import upcasting
+from outbox.events.catalog import Aggregate, Catalog
+from outbox.events.finding import Finding
+from outbox.events.schema import EventSchema
+from outbox.events.upcasting import Function
+from outbox.events.values import as_json, convert, decode
+
+LIKE_AN_UPCASTER = re.compile(r"[A-Za-z]\w*_v[0-9]+")
+
+
+class Step(NamedTuple):
+    """An upcaster between two versions of an event that follow each other."""
+
+    name: str
+    function: Function
+    old: EventSchema
+    new: EventSchema
+
+
+class UpcastError(Exception):
+    """A step that did not work: the rule, the property and the message of a finding."""
+
+    def __init__(self, rule: str, message: str, property_: str = "") -> None:
+        super().__init__(message)
+        self.rule, self.message, self.property = rule, message, property_
+
+
+def check(catalog: Catalog) -> list[Finding]:
+    """Every example that is not valid, and every upcaster that fails, is not pure, or has no example.
+
+    Raises Failure if a file of upcasters cannot be run.
+    """
+    found = [finding for schema in catalog.schemas for finding in _examples(schema)]
+    for aggregate in catalog.aggregates.values():
+        known = upcasting.functions_in(catalog.folder / aggregate.name / upcasting.FILE)
+        steps = [step for versions in aggregate.events.values() for step in _steps(versions, known)]
+        found += _untested(aggregate, steps, known)
+        found += [finding for step in steps for finding in _upcast(aggregate, step, steps)]
+    return list(dict.fromkeys(found))
+
+
+def _examples(schema: EventSchema) -> Iterator[Finding]:
+    for number, example in enumerate(schema.examples, start=1):
+        problem = _problem(schema, _decoded(example))
+        if problem is not None:
+            yield Finding("example-invalid", schema.file, problem[0], f"example {number}: {problem[1]}")
+
+
+def _problem(schema: EventSchema, payload: Any) -> tuple[str, str] | None:
+    """The property by which a payload is no event of a version, and why; None if it is one."""
+    violation = schema.violation(payload)
+    if violation is not None:
+        return violation
+    for column in schema.columns:
+        try:
+            convert(column.type, payload.get(column.name))
+        except ValueError as error:
+            return column.name, str(error)
+    return None
+
+
+def _steps(versions: Mapping[int, EventSchema], known: Mapping[str, Function]) -> Iterator[Step]:
+    for old, new in pairwise(versions.values()):
+        name = upcasting.name_of(old.type, old.version)
+        if name in known:
+            yield Step(name, known[name], old, new)
+
+
+def _untested(aggregate: Aggregate, steps: list[Step], known: Mapping[str, Function]) -> Iterator[Finding]:
+    file = f"{aggregate.name}/{upcasting.FILE}"
+    for step in steps:
+        if not step.old.examples:
+            yield Finding("example-missing", step.old.file, "", f"no example of this version tests {step.name}")
+    for name in known.keys() - {step.name for step in steps}:
+        if LIKE_AN_UPCASTER.fullmatch(name):
+            message = f"{name} is never called: no version of that name is followed by another"
+            yield Finding("upcaster-unused", file, "", message)
+
+
+def _upcast(aggregate: Aggregate, first: Step, steps: list[Step]) -> Iterator[Finding]:
+    """Bring each example of a version as far as there are upcasters."""
+    by_version = {step.old.name: step for step in steps}
+    for number, example in enumerate(first.old.examples, start=1):
+        payload = _decoded(example)
+        step: Step | None = None if _problem(first.old, payload) else first
+        while step is not None:
+            try:
+                payload = _stepped(aggregate, step, payload)
+            except UpcastError as error:
+                message = f"{step.name}: {error.message} (example {number} of {first.old.name})"
+                yield Finding(error.rule, f"{aggregate.name}/{upcasting.FILE}", error.property, message)
+                break
+            step = by_version.get(step.new.name)
+
+
+def _stepped(aggregate: Aggregate, step: Step, payload: dict[str, Any]) -> dict[str, Any]:
+    """The payload of the next version. Raises UpcastError."""
+    arguments = deepcopy(payload), deepcopy(payload)
+    try:
+        results = [as_json(step.function(argument)) for argument in arguments]
+    except Exception as error:
+        raise UpcastError("upcaster-failed", f"{type(error).__name__}: {error}") from error
+    if arguments != (payload, payload):
+        raise UpcastError("upcaster-impure", "it changes its argument")
+    if results[0] != results[1]:
+        raise UpcastError("upcaster-impure", "it returns two results for one payload")
+    problem = _problem(step.new, results[0])
+    if problem is not None:
+        raise UpcastError("upcaster-failed", f"it returns no {step.new.name}: {problem[1]}", problem[0])
+    for name in filter(None, (aggregate.key, aggregate.version)):
+        if results[0][name] != payload[name]:
+            raise UpcastError("upcaster-failed", "it changes the property that orders the events", name)
+    found: dict[str, Any] = results[0]
+    return found
+
+
+def _decoded(example: Any) -> Any:
+    """An example as a reader of its JSON has it."""
+    return decode(json.dumps(example).encode())

@@ -1,0 +1,102 @@
+"""A schema as a plain tree: its references are replaced by their targets, and its annotations are left out.
+
+Two schemas that differ only in how they are written (an inline rule or a `$ref`, a description, the order of the
+members) are the same tree. `outbox.events.compatibility` compares these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from outbox.events.references import IN_PLACE_LISTS, MAPS, pointed_at
+
+# They describe a value and never decide whether it is valid.
+ANNOTATIONS = {
+    *("$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples"),
+    *("deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType", "contentSchema"),
+}
+SCHEMAS = {
+    *("additionalProperties", "unevaluatedProperties", "propertyNames", "items", "unevaluatedItems", "contains"),
+    *("not", "if", "then", "else"),
+}
+LISTS = {*IN_PLACE_LISTS, "prefixItems"}
+# They have rules inside, or depend on others of the same schema: a rule that has one is not merged with another rule.
+DEPENDENT = {*SCHEMAS, *LISTS, *MAPS, "minContains", "maxContains"}
+RECURSION = "$recursion"
+# Where a rule refers to itself in one of these, a wider rule may allow less.
+OPPOSED = {"not", "oneOf", "if", "contains"}
+NODES_MAX = 20_000
+
+Json = Any
+Tree = dict[str, Json]
+
+
+class NotComparableError(Exception):
+    """A schema that has no tree of which anything could be shown."""
+
+
+def expanded(document: Mapping[str, Json]) -> Tree:
+    """The tree of a document that refers to nothing outside of it. Raises NotComparableError."""
+    return _Expansion(document).tree(document, "", {})
+
+
+def is_annotation(keyword: str) -> bool:
+    """Whether a keyword never decides whether a value is valid."""
+    return keyword in ANNOTATIONS or keyword.startswith("x-")
+
+
+class _Expansion:
+    def __init__(self, document: Mapping[str, Json]) -> None:
+        self._document = document
+        self._nodes = 0
+
+    def tree(self, rule: Json, place: str, above: Mapping[str, str]) -> Tree:
+        """The tree of a rule. ``above``: the references that are being followed, each with the place that it fills."""
+        self._nodes += 1
+        if self._nodes > NODES_MAX:
+            raise NotComparableError("its references multiply, which makes it too large")
+        if not isinstance(rule, dict):
+            return {} if rule is True else {"not": {}}
+        made: Tree = {}
+        for keyword, content in rule.items():
+            if keyword != "$ref" and not is_annotation(keyword):
+                made[keyword] = self._content(keyword, content, f"{place}/{keyword}", above)
+        made = {name: content for name, content in made.items() if not _is_idle(name, content)}
+        return made if "$ref" not in rule else self._joined(made, rule["$ref"], place, above)
+
+    def _joined(self, rest: Tree, reference: str, place: str, above: Mapping[str, str]) -> Tree:
+        """A rule and the target of its reference, both of which apply."""
+        parts = rest.get("allOf", [])
+        filled = f"{place}/allOf/{len(parts)}" if rest else place
+        if reference in above:
+            if OPPOSED & {*filled.removeprefix(above[reference]).split("/")}:
+                raise NotComparableError("it refers to itself where it excludes values")
+            target: Tree = {RECURSION: above[reference]}
+        else:
+            target = self.tree(pointed_at(self._document, reference), filled, {**above, reference: filled})
+        if not rest:
+            return target
+        if (
+            not rest.keys() & target.keys()
+            and not DEPENDENT & (rest.keys() | target.keys())
+            and RECURSION not in target
+        ):
+            return {**target, **rest}
+        return {**rest, "allOf": [*parts, target]}
+
+    def _content(self, keyword: str, content: Json, place: str, above: Mapping[str, str]) -> Json:
+        if keyword in SCHEMAS:
+            return self.tree(content, place, above)
+        if keyword in LISTS:
+            return [self.tree(rule, f"{place}/{number}", above) for number, rule in enumerate(content)]
+        if keyword in MAPS:
+            return {name: self.tree(rule, f"{place}/{name}", above) for name, rule in content.items()}
+        return content
+
+
+def _is_idle(keyword: str, content: Json) -> bool:
+    """Whether a keyword with this content allows everything, as if it were absent."""
+    if keyword in ("additionalProperties", "items", "propertyNames"):
+        return bool(content == {})
+    return (keyword, content) in (("uniqueItems", False), ("required", []), ("properties", {}))
