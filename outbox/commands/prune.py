@@ -17,7 +17,7 @@ from outbox.relay import connectors, slot
 
 @click.command()
 @click.option("--keep-hours", type=click.IntRange(min=0), help="Keep younger events (OUTBOX_PRUNE_KEEP_HOURS).")
-@click.option("--trust-marker", is_flag=True, help="Also delete events too old to be looked up on the topic.")
+@click.option("--trust-marker", is_flag=True, help="Also delete events too old to be looked up on their topic.")
 @click.option("--only", type=click.Choice(["outbox"]), help="Only the outbox table, for a chain without our sinks.")
 @click.option("--dry-run", is_flag=True, help="Only report what would be deleted, or looked up for that.")
 @click.option(
@@ -35,8 +35,8 @@ def prune(
     """Delete relayed outbox rows and expired rows of the sinks. Status 1 if it finds a lost event.
 
     It deletes events from the outbox that are surely relayed: it sends markers through the relay, waits until they have
-    passed, and looks up each event on the topic. In the sink database it deletes deduplication ids, landed events and
-    resolved dead letters of events that neither outbox, log, topic nor an open dead letter can bring again.
+    passed, and looks up each event on its topic. In the sink database it deletes deduplication ids, landed events and
+    resolved dead letters of events that neither outbox, log, a topic nor an open dead letter can bring again.
 
     It works beside writers, relay and sinks, and reports why the rest stays. Run it on a schedule: this also keeps the
     slot of an idle outbox moving. A dry run deletes nothing, but may send markers too.
@@ -47,12 +47,13 @@ def prune(
     result = None
     if dry_run:
         old = pruning.count_old(settings, hours)
-        show(f"outbox       {old} events are older than {hours} h and would be looked up on {settings.topic}")
+        show(f"outbox       {old} events are older than {hours} h and would be looked up on their topics")
     else:
         result = pruning.prune(
             settings,
             keep_hours=hours,
             trust_marker=trust_marker,
+            sinks=not only,
             timeout_s=timeout_s,
             report=lambda line: show(f"outbox       {line}"),
         )
@@ -73,7 +74,7 @@ def prune(
         click.echo(json.dumps({"dry_run": dry_run, "outbox": outbox, "retention": forgotten}, indent=2))
     if result is not None and result.lost.count:
         raise Failure(
-            f"{result.lost.count} events are lost: relayed past, and not on the topic ({result.lost.first} …)",
+            f"{result.lost.count} events are lost: relayed past, and on no topic ({result.lost.first} …)",
             connectors.load(settings).start_again,
             code="events-lost",
         )
@@ -87,14 +88,14 @@ def describe(result: PruneResult, settings: Settings) -> str:
     lines = [
         f"marker       at {slot.lsn(passed.marker_lsn)}, passed by the stored offset {slot.lsn(passed.offset_lsn)} "
         f"and by slot {settings.connector} {slot.lsn(passed.slot_lsn)}",
-        f"topic        {result.found} old events found",
+        f"topics       {result.found} old events found",
         f"outbox       {result.deleted} events deleted",
     ]
     if result.lost.count:
-        lines.append(f"             {result.lost.count} kept, because the topic lacks them ({result.lost.first} …)")
+        lines.append(f"             {result.lost.count} kept, because no topic has them ({result.lost.first} …)")
     if result.too_old.count:
         lines.append(
-            f"             {result.too_old.count} kept, because the topic may have dropped them "
+            f"             {result.too_old.count} kept, because their topics may have dropped them "
             f"({result.too_old.first} …); --trust-marker deletes these"
         )
     return "\n".join(lines)

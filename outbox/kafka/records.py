@@ -69,16 +69,16 @@ def batches(settings: Settings, name: str, within: Within, *, require_all: bool 
                 del end[partition]
 
 
-def dropped_until(settings: Settings) -> datetime | None:
-    """The latest moment whose events the events' topic may have dropped; None if it has dropped nothing.
+def dropped_until(settings: Settings, name: str) -> datetime | None:
+    """The latest moment whose events a topic of events may have dropped; None if it has dropped nothing.
 
     A partition drops records that are older than its retention and older than the first record it still has.
     """
-    cut = {number: marks for number, marks in topics.watermarks(settings, settings.topic).items() if marks[0] > 0}
+    cut = {number: marks for number, marks in topics.watermarks(settings, name).items() if marks[0] > 0}
     if not cut:
         return None
     expired = datetime.now(UTC) - timedelta(hours=settings.topic_retention_hours)
-    firsts = [next(read(settings, settings.topic, {number: marks}), None) for number, marks in cut.items()]
+    firsts = [next(read(settings, name, {number: marks}), None) for number, marks in cut.items()]
     return max(min(expired, _timestamp(first)) if first else expired for first in firsts)
 
 

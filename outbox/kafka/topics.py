@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
-from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from confluent_kafka import KafkaError, TopicCollection, TopicPartition
 from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  # missing in its stubs
@@ -26,11 +26,21 @@ class Topic(NamedTuple):
 
 
 class TopicSpec(NamedTuple):
-    """A topic to create: with so many partitions and this configuration."""
+    """A topic to create: with so many partitions and this configuration.
+
+    ``declared_in`` are the files that may say how many partitions it has; without them a setting says so.
+    """
 
     name: str
     partitions: int
     config: dict[str, str]
+    declared_in: Sequence[Path] = ()
+
+    @property
+    def partitions_option(self) -> str:
+        """Where the number of its partitions is chosen."""
+        files = " and ".join(map(str, self.declared_in))
+        return f"`partitions` in {files}" if files else "OUTBOX_TOPIC_PARTITIONS"
 
 
 def create(settings: Settings, specs: Sequence[TopicSpec]) -> list[str]:
@@ -49,12 +59,13 @@ def create(settings: Settings, specs: Sequence[TopicSpec]) -> list[str]:
         for name, request in requests.items()
         if admin.result(request, missing=KafkaError.TOPIC_ALREADY_EXISTS) is not MISSING
     ]
+    names = [spec.name for spec in specs]
+    # The controller has answered; the brokers learn of the topics a moment later.
+    found = wait_for(
+        f"the brokers to know {', '.join(names)}", lambda: _all(settings, names), timeout_s=REQUEST_TIMEOUT_S
+    )
     for spec in specs:
-        # The controller has answered; the brokers learn of the topic a moment later.
-        wait_for(
-            f"the brokers to know topic {spec.name}", partial(exists, settings, spec.name), timeout_s=REQUEST_TIMEOUT_S
-        )
-        _require_partitions(spec, describe(settings, spec.name))
+        _require_partitions(spec, found[spec.name])
     return created
 
 
@@ -67,17 +78,31 @@ def config(settings: Settings, name: str) -> dict[str, str]:
 
 def describe(settings: Settings, name: str) -> Topic:
     """Look up a topic. Raises Failure if it does not exist."""
-    found = _look_up(settings, name)
-    if found is MISSING:
+    found = existing(settings, [name]).get(name)
+    if found is None:
         raise Failure(
             f"there is no topic {name}", "`outbox connect apply` creates a connector's topics", code="topic-missing"
         )
-    return Topic(name, str(found.topic_id), len(found.partitions))
+    return found
 
 
 def exists(settings: Settings, name: str) -> bool:
     """Whether the topic exists. Raises Failure if Kafka is unavailable."""
-    return _look_up(settings, name) is not MISSING
+    return bool(existing(settings, [name]))
+
+
+def existing(settings: Settings, names: Collection[str]) -> dict[str, Topic]:
+    """Those of the topics that exist, by name. Raises Failure if Kafka is unavailable."""
+    if not names:
+        return {}
+    admin = Admin(settings)
+    requests = admin.client.describe_topics(TopicCollection([*names]), request_timeout=request_timeout_s())
+    found = {
+        name: admin.result(request, missing=KafkaError.UNKNOWN_TOPIC_OR_PART) for name, request in requests.items()
+    }
+    return {
+        name: Topic(name, str(one.topic_id), len(one.partitions)) for name, one in found.items() if one is not MISSING
+    }
 
 
 def last_stable_offsets(settings: Settings, name: str) -> dict[int, int]:
@@ -122,16 +147,29 @@ def watermarks(
         }
 
 
-def _look_up(settings: Settings, name: str) -> Any:
-    admin = Admin(settings)
-    request = admin.client.describe_topics(TopicCollection([name]), request_timeout=request_timeout_s())[name]
-    return admin.result(request, missing=KafkaError.UNKNOWN_TOPIC_OR_PART)
+def wait_decided(settings: Settings, name: str, timeout_s: float) -> dict[int, int]:
+    """Per partition, an offset behind everything written by now, below which no transaction is open.
+
+    Raises WaitTimeoutError if a transaction does not end in time.
+    """
+    written = high_watermarks(settings, name)
+
+    def decided() -> dict[int, int] | None:
+        stable = last_stable_offsets(settings, name)
+        return stable if all(stable[partition] >= end for partition, end in written.items()) else None
+
+    return wait_for(f"the transactions on topic {name} to end", decided, timeout_s=timeout_s, poll_s=0.2)
+
+
+def _all(settings: Settings, names: Sequence[str]) -> dict[str, Topic] | None:
+    found = existing(settings, names)
+    return found if len(found) == len(names) else None
 
 
 def _require_partitions(spec: TopicSpec, found: Topic) -> None:
     if found.partitions < spec.partitions:
         raise Failure(
             f"topic {found.name} has {found.partitions} partitions; {spec.partitions} are required",
-            f"set OUTBOX_TOPIC_PARTITIONS to {found.partitions}: more partitions would break the order of each key",
+            f"set {spec.partitions_option} to {found.partitions}: more partitions would break the order of each key",
             code="topic-partitions",
         )

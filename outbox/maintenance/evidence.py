@@ -1,8 +1,8 @@
 """Evidence for retention: the places that may bring an old event again, and how old their events are.
 
-An event moves from the outbox table and the write-ahead log to the topic, and from there, if it cannot be applied, to
-a dead letter. It may come again from each place: the table in a snapshot, the log as far as the slot has not confirmed
-it, the topic in a re-read, the dead letter in a replay. Events that a slow sink has not applied are still on the topic.
+An event moves from the outbox table and the write-ahead log to a topic, and from there, if it cannot be applied, to a
+dead letter. It may come again from each place: the table in a snapshot, the log as far as the slot has not confirmed
+it, a topic in a re-read, the dead letter in a replay. Events that a slow sink has not applied are still on their topic.
 
 `gather` reads the places in the order in which events move, because an event leaves a place only when it is in the next
 one: an event that left a place just before it was read is found in a later place.
@@ -12,7 +12,8 @@ one: an event that left a place just before it was read is found in a later plac
 2. The outbox table: its oldest event.
 3. The log, until the slot has confirmed that position. Then everything read from it again is younger than the first
    look. If the slot has confirmed less, the log may hold anything, even after the rows were pruned.
-4. The topic, as readers of committed records see it. Records behind an open Kafka transaction are minutes old.
+4. Each topic that may hold events (`outbox.maintenance.event_topics`), as readers of committed records see it, once
+   the transactions have ended that were open there. One that stays open hides records of any age.
 5. The open dead letters of all sinks.
 
 Old events reach one of these places later only from an earlier one. Today and yesterday are kept in any case, so an id
@@ -39,11 +40,13 @@ from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.kafka import records, topics
 from outbox.kafka.headers import headers_of
+from outbox.maintenance import event_topics
 from outbox.relay import connectors, slot
 from outbox.sink.partitions import EPOCH, day_of
 from outbox.sink.records import UUID_V7
 
 WRITERS_TIMEOUT_S = 30.0
+TOPIC_TIMEOUT_S = 75.0  # for transactions: Connect's time out after a minute, and a broker ends them within 10 s
 # Without exactly-once Connect stores its offsets, and the slot is confirmed, once a minute (offset.flush.interval.ms).
 CONFIRM_TIMEOUT_S = 90.0
 NUDGE_EVERY_S = 0.5
@@ -96,7 +99,7 @@ def horizon(settings: Settings) -> tuple[UUID, date]:
 
 
 def glance(settings: Settings, wanted: date) -> Evidence | None:
-    """A place that holds an event of a day before ``wanted``, found without waiting and without reading the topic.
+    """A place that holds an event of a day before ``wanted``, found without waiting and without reading the topics.
 
     None proves nothing: only `gather` can show that no place holds such an event. Raises Failure if a place cannot be
     read.
@@ -130,9 +133,10 @@ def first_uuid(day: date) -> UUID:
 def _at_a_glance(settings: Settings, floor: UUID, wanted: date) -> Iterator[Evidence]:
     yield _outbox(settings, floor)
     yield _dead_letters(settings, floor)
-    ends = topics.watermarks(settings, settings.topic).items()
-    firsts = {partition: (first, min(first + 1, end)) for partition, (first, end) in ends}
-    yield _topic(settings, floor, wanted, firsts)
+    for topic in _topics(settings):
+        ends = topics.watermarks(settings, topic).items()
+        firsts = {partition: (first, min(first + 1, end)) for partition, (first, end) in ends}
+        yield _topic(settings, topic, floor, wanted, firsts)
 
 
 def _in_order(settings: Settings, floor: UUID, wanted: date, nudge: Nudge) -> Iterator[Evidence]:
@@ -140,8 +144,14 @@ def _in_order(settings: Settings, floor: UUID, wanted: date, nudge: Nudge) -> It
     position = slot.end_of_log(settings)
     yield _outbox(settings, floor)
     yield _log(settings, floor, position, nudge)
-    yield _topic(settings, floor, wanted, topics.watermarks(settings, settings.topic))
+    for topic in _topics(settings):
+        yield _whole_topic(settings, topic, floor, wanted)
     yield _dead_letters(settings, floor)
+
+
+def _topics(settings: Settings) -> list[str]:
+    """Declared topics must exist; one that has never had an event would hide that `connect apply` was forgotten."""
+    return [*event_topics.declared(settings), *topics.existing(settings, event_topics.former(settings))]
 
 
 def _writers(settings: Settings, floor: UUID) -> Evidence:
@@ -195,17 +205,26 @@ def _log(settings: Settings, floor: UUID, position: int, nudge: Nudge) -> Eviden
     return Evidence(place)
 
 
-def _topic(settings: Settings, floor: UUID, wanted: date, within: records.Within) -> Evidence:
+def _whole_topic(settings: Settings, topic: str, floor: UUID, wanted: date) -> Evidence:
+    try:
+        ends = topics.wait_decided(settings, topic, TOPIC_TIMEOUT_S)
+    except WaitTimeoutError:
+        return Evidence(f"topic {topic}", floor, "a transaction on it does not end, and its events cannot be seen yet")
+    firsts = topics.first_offsets(settings, topic)
+    return _topic(settings, topic, floor, wanted, {number: (firsts[number], end) for number, end in ends.items()})
+
+
+def _topic(settings: Settings, topic: str, floor: UUID, wanted: date, within: records.Within) -> Evidence:
     """Read until an event of a day before ``wanted`` is found: how much older others are does not matter then."""
     oldest, lowest, bound = None, str(floor), str(first_uuid(wanted))  # as text, which sorts in the same way
-    for message in records.read(settings, settings.topic, within):
+    for message in records.read(settings, topic, within):
         event_id = _event_id(message)
         if event_id is None or event_id < lowest or (oldest is not None and event_id >= oldest):
             continue
         oldest = event_id
         if oldest < bound:
             break
-    return Evidence("topic", None if oldest is None else UUID(oldest))
+    return Evidence(f"topic {topic}", None if oldest is None else UUID(oldest))
 
 
 def _dead_letters(settings: Settings, floor: UUID) -> Evidence:

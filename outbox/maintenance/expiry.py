@@ -9,7 +9,8 @@ Each table has a rule that says when a row is useless:
   the event cannot be applied without it. A discarded dead letter is what keeps its event from being applied, and a
   replayed one may be the only memory of it. So the id must be below the horizon; or it is no UUIDv7, which the contract
   refuses in any case. An id that claims a future time is kept until that time has passed. Open dead letters stay. So do
-  those of other topics than `OUTBOX_TOPIC`, whose horizon is unknown: there are as many as were resolved by hand.
+  discarded ones that hold a valid event, because `outbox check` subtracts them from what is due; and those of captured
+  tables, whose horizon is unknown. There are as many of both as were resolved by hand.
 - event_log (strategy `offset-log`): the topic has dropped the offset, or it was deleted. What the topic has dropped can
   come only as a new record with a new offset.
 - processed_changes (captured tables): the position in the write-ahead log is before the slot's restart position, so the
@@ -33,6 +34,7 @@ from psycopg2 import extensions
 from outbox.base.database import connect, database_errors
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import records, topics
+from outbox.maintenance import event_topics
 from outbox.maintenance.evidence import ERRORS
 from outbox.maintenance.turn import between_batches
 from outbox.relay import connectors
@@ -41,8 +43,10 @@ from outbox.relay.connectors import Connector
 DELETE_ROWS = 1_000  # in one transaction, for which a sink may have to wait
 
 LANDED_EVENTS = "event_id < least(%(horizon)s::uuid, first_uuid_of((now() AT TIME ZONE 'UTC')::date - %(days)s))"
-DEAD_LETTERS = """
-    topic = %(topic)s AND status <> 'open' AND last_seen_at < now() - make_interval(days => %(days)s)
+# A letter has an event type if it holds a valid event.
+RESOLVED = "(status = 'replayed' OR status = 'discarded' AND event_type IS NULL)"
+DEAD_LETTERS = f"""
+    topic = ANY (%(topics)s) AND {RESOLVED} AND last_seen_at < now() - make_interval(days => %(days)s)
     AND (uuid_extract_version(event_id) IS DISTINCT FROM 7 OR event_id < %(horizon)s::uuid)
 """
 DROPPED_OFFSETS = 'topic_id = %(topic_id)s AND partition = %(partition)s AND "offset" < %(first)s'
@@ -108,10 +112,11 @@ def expire(settings: Settings, horizon: UUID, *, dry_run: bool = False) -> dict[
 
 
 def _rules(settings: Settings, connection: extensions.connection, horizon: UUID) -> Iterator[Rule]:
+    ours = event_topics.all_names(settings)
     for (sink,) in _rows(connection, SINKS):
         days: dict[str, object] = {"horizon": str(horizon), "days": settings.prune_landed_events_days}
         yield Rule("landed_events", ["event_id"], sink, LANDED_EVENTS, days)
-        days = {"horizon": str(horizon), "days": settings.prune_dead_letters_days, "topic": settings.topic}
+        days = {"horizon": str(horizon), "days": settings.prune_dead_letters_days, "topics": ours}
         yield Rule("dead_letters", ["identity"], sink, DEAD_LETTERS, days)
     for (sink,) in _rows(connection, LOGGING):
         yield from _logged(settings, connection, sink)
@@ -122,14 +127,19 @@ def _rules(settings: Settings, connection: extensions.connection, horizon: UUID)
 def _logged(settings: Settings, connection: extensions.connection, sink: str) -> Iterator[Rule]:
     key = ["topic_id", "partition", '"offset"']
     read = _rows(connection, TOPICS, [sink])
-    # A sink without positions may still have to read its topic again; so may one whose topic was created anew.
-    if not read or any(_topic_id(settings, topic) != topic_id for topic, topic_id in read):
-        return
+    if not read:
+        return  # it may still have to read its topics again
+    names = {*event_topics.all_names(settings), *(connector.topic for connector in connectors.others(settings))}
+    current = topics.existing(settings, {*names, *(topic for topic, _ in read)})
     for topic, topic_id in read:
+        if topic not in current or current[topic].id != topic_id:
+            continue  # its rows stay until the sink has accepted that the topic was deleted, or created anew
         for partition, first in topics.first_offsets(settings, topic).items():
             place: dict[str, object] = {"topic_id": topic_id, "partition": partition, "first": first}
             yield Rule("event_log", key, sink, DROPPED_OFFSETS, place)
-    yield Rule("event_log", key, sink, DELETED_TOPICS, {"topic_ids": [topic_id for _, topic_id in read]})
+    # An existing topic without a position is no deleted one: the sink may have to read it again.
+    ids = {topic_id for _, topic_id in read} | {topic.id for topic in current.values()}
+    yield Rule("event_log", key, sink, DELETED_TOPICS, {"topic_ids": sorted(ids)})
 
 
 def _captured(settings: Settings, connection: extensions.connection, connector: Connector) -> Iterator[Rule]:
@@ -178,10 +188,6 @@ def _restart(settings: Settings, connector: Connector) -> int | None:
     with closing(connect(settings, SourceRole.AUDITOR)) as connection, database_errors(connection, *ERRORS):
         rows = _rows(connection, RESTART, [connector.name])
     return None if not rows or rows[0][0] is None else int(rows[0][0])
-
-
-def _topic_id(settings: Settings, topic: str) -> str | None:
-    return topics.describe(settings, topic).id if topics.exists(settings, topic) else None
 
 
 def _count(connection: extensions.connection, rule: Rule) -> int:

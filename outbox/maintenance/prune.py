@@ -10,23 +10,25 @@ share one position.
 The slot's own position proves nothing either. Without exactly-once Debezium confirms what Kafka acknowledged before
 Connect has stored it, and other clients may advance a slot. Prune waits for it too, because it releases the log.
 
-Offsets do not reveal events that the slot never delivered. So each event is also looked up on the topic before it is
-deleted. An event that the marker has overtaken and that is not on the topic is *lost*: its row is the last copy and
-stays. An event so old that the topic may have dropped it cannot be looked up; it stays unless the caller trusts the
-marker alone.
+One marker proves this for the events of all topics, because one task relays all of them in the order of commits.
 
-No snapshot stays open while prune waits or reads the topic. Deletes are small transactions. An interrupted prune can be
+Offsets do not reveal events that the slot never delivered. So each event is also looked up before it is deleted: on the
+topic to which its aggregate type is routed, and if it is not there, on every other topic that may hold it
+(`outbox.maintenance.event_topics`). An event that the marker has overtaken and that no topic has is *lost*: its row is
+the last copy and stays. An event so old that its topic may have dropped it cannot be looked up; it stays unless the
+caller trusts the marker alone.
+
+No snapshot stays open while prune waits or reads topics. Deletes are small transactions. An interrupted prune can be
 run again.
 """
 
 from __future__ import annotations
 
-import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import IO, Any
 
 from psycopg2 import extensions
@@ -35,17 +37,16 @@ from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
+from outbox.events.catalog import TOPIC
 from outbox.kafka import records, topics
-from outbox.relay import connectors, slot
-from outbox.relay.arrivals import id_of
+from outbox.maintenance import event_topics
+from outbox.relay import arrivals, connectors, routing, slot
+from outbox.relay.arrivals import CLOCK_MARGIN, Ends, Events
 from outbox.relay.rest import Rest
 
 # Without exactly-once Connect stores offsets once a minute (offset.flush.interval.ms); prune may need two of them.
 PASS_TIMEOUT_S = 150.0
-LOOK_UP_EVENTS = 250_000  # at once; this bounds the memory
 DELETE_EVENTS = 1_000  # in one transaction
-CLOCK_MARGIN = timedelta(minutes=10)  # how far the clocks of source database and brokers may differ
-ROUTE = "transforms.outbox.route.topic.regex"
 AGAIN = "run it again"
 
 OLD = "occurred_at <= (now() AT TIME ZONE 'utc') - make_interval(hours => %s)"
@@ -83,10 +84,10 @@ class PruneResult:
     """What was done to the outbox table, and why that was safe. ``passed`` is None if no event was old enough."""
 
     passed: Passed | None = None
-    found: int = 0  # old events that are on the topic
+    found: int = 0  # old events that are on a topic
     deleted: int = 0
-    lost: Retained = field(default_factory=Retained)  # relayed past, and not on the topic
-    too_old: Retained = field(default_factory=Retained)  # to be looked up: the topic may have dropped them
+    lost: Retained = field(default_factory=Retained)  # relayed past, and on no topic
+    too_old: Retained = field(default_factory=Retained)  # to be looked up: their topics may have dropped them
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -112,14 +113,16 @@ def prune(
     *,
     keep_hours: int,
     trust_marker: bool = False,
+    sinks: bool = True,
     timeout_s: float = PASS_TIMEOUT_S,
     report: Callable[[str], None] = lambda _: None,
 ) -> PruneResult:
     """Delete relayed events older than ``keep_hours``, beside running writers. If there are none, only send markers.
 
-    ``trust_marker`` also deletes events that are too old to be looked up; lost events are never deleted. ``report``
-    receives a line for each step that may take long. It needs 60 bytes of disk (in the folder for temporary files) per
-    old event, and memory for `LOOK_UP_EVENTS`.
+    ``trust_marker`` also deletes events that are too old to be looked up; lost events are never deleted.
+    ``sinks=False`` does not ask the sink database which topics were read before. ``report`` receives a line for each
+    step that may take long. It needs 70 bytes of disk (in the folder for temporary files) per old event, and memory for
+    `outbox.relay.arrivals.LOOK_UP_EVENTS`.
 
     Raises Failure, with nothing deleted, if the connector does not pass the marker in time, if the connector or its
     slot cannot be trusted, or if another prune is running.
@@ -137,28 +140,35 @@ def prune(
             return result
         report(f"marker sent; waiting up to {timeout_s:.0f} s until the relay has passed it")
         result.passed = _wait_passed(settings, rest, marker_lsn, timeout_s)
-        end = _wait_decided(settings, timeout_s)
-        for events in _chunks(old_events):
-            report(f"looking up {len(events)} events on {settings.topic}; {result.deleted} deleted so far")
-            missing = _missing(settings, events, end)
+        ends = _wait_decided(settings, timeout_s)
+        for events in arrivals.chunks(settings, old_events):
+            report(f"looking up {len(events)} events on their topics; {result.deleted} deleted so far")
+            missing = arrivals.missing(settings, events, ends)
+            staying = set[str]()
+            if missing:
+                former = topics.existing(settings, event_topics.former(settings, sinks=sinks))
+                missing = arrivals.missing_elsewhere(settings, missing, [*ends, *former])
+                staying = _classify(settings, missing, former, result, trust_marker=trust_marker)
             result.found += len(events) - len(missing)
-            staying = _classify(settings, missing, result, trust_marker=trust_marker) if missing else set()
             result.deleted += _delete(connection, [event_id for event_id in events if event_id not in staying])
     return result
 
 
 def _require_route(settings: Settings, rest: Rest) -> None:
-    """A marker without a route would be an event to every sink; without a topic it would stop the relay."""
+    """A marker without a route would be an event to every sink; without a topic it would stop the relay.
+
+    And an event is looked up where the catalog routes it. So the connector must route as the catalog says now.
+    """
     config = rest.config()
     if config is None:
         raise Failure(
             f"connector {settings.connector} does not exist", "`outbox connect apply`", code="connector-missing"
         )
-    if config.get(ROUTE) != connectors.load(settings).config[ROUTE]:
+    if routing.transforms(config) != routing.transforms(connectors.load(settings).config):
         raise Failure(
-            f"connector {settings.connector} has no route for markers",
+            f"connector {settings.connector} does not route as connect/outbox.json and the declared events say",
             "`outbox connect apply`",
-            code="marker-route-missing",
+            code="routes-differ",
         )
     topics.describe(settings, connectors.markers_topic(settings))
 
@@ -173,10 +183,8 @@ def _require_alone(connection: extensions.connection) -> None:
 
 
 def _copy_old(connection: extensions.connection, keep_hours: int, file: IO[bytes]) -> None:
-    """Write id and time (seconds since 1970) of each old event into a file, in the order of their ids."""
-    query = f"SELECT id, extract(epoch FROM occurred_at) FROM outbox WHERE {OLD} ORDER BY id"  # noqa: S608
     with connection, connection.cursor() as cursor:
-        cursor.copy_expert(f"COPY ({cursor.mogrify(query, [keep_hours]).decode()}) TO STDOUT", file)
+        arrivals.copy(cursor, file, cursor.mogrify(f"WHERE {OLD}", [keep_hours]).decode())
 
 
 def _end_of_log(connection: extensions.connection) -> int:
@@ -213,71 +221,49 @@ def _wait_passed(settings: Settings, rest: Rest, marker_lsn: int, timeout_s: flo
         ) from error
 
 
-def _wait_decided(settings: Settings, timeout_s: float) -> dict[int, int]:
-    """By partition, an offset behind everything relayed so far, below which no transaction is open.
+def _wait_decided(settings: Settings, timeout_s: float) -> Ends:
+    """By topic and partition, an offset behind everything relayed so far, below which no transaction is open.
 
     Connect commits its stored offset together with the records, but a reader may see the offset a little earlier.
     """
-    written = topics.high_watermarks(settings, settings.topic)
-
-    def decided() -> dict[int, int] | None:
-        stable = topics.last_stable_offsets(settings, settings.topic)
-        return stable if all(stable[partition] >= end for partition, end in written.items()) else None
-
-    try:
-        return wait_for("the transactions on the topic to end", decided, timeout_s=timeout_s, poll_s=0.2)
-    except WaitTimeoutError as error:
-        raise Failure(
-            f"a transaction on topic {settings.topic} did not end in {timeout_s:.0f} s; nothing was deleted",
-            "end it (`kafka-transactions find-hanging`), then run it again",
-            code="topic-transaction-open",
-        ) from error
-
-
-def _chunks(old_events: IO[bytes]) -> Iterator[dict[str, datetime]]:
-    """Id and time of the events that were copied aside, `LOOK_UP_EVENTS` at once."""
-    old_events.seek(0)
-    while lines := list(itertools.islice(old_events, LOOK_UP_EVENTS)):
-        yield dict(_parsed(lines))
-
-
-def _parsed(lines: Iterable[bytes]) -> Iterator[tuple[str, datetime]]:
-    for line in lines:
-        event_id, seconds = line.decode().split("\t")
-        yield event_id, datetime.fromtimestamp(float(seconds), UTC)
-
-
-def _missing(settings: Settings, events: Mapping[str, datetime], end: Mapping[int, int]) -> dict[str, datetime]:
-    """The events that are not on the topic, which is read from where the oldest may have arrived until all are found.
-
-    The topic's timestamps are those of arrival, so no event stands before its own time.
-    """
-    missing = dict(events)
-    begin = topics.offsets_since(settings, settings.topic, min(events.values()) - CLOCK_MARGIN)
-    within = {partition: (begin[partition], end[partition]) for partition in begin.keys() & end.keys()}
-    for message in records.read(settings, settings.topic, within):
+    ends = {}
+    for topic in event_topics.declared(settings):
         try:
-            missing.pop(str(id_of(message)), None)
-        except (KeyError, ValueError):
-            continue  # no event
-        if not missing:
-            break
-    return missing
+            ends[topic] = topics.wait_decided(settings, topic, timeout_s)
+        except WaitTimeoutError as error:
+            raise Failure(
+                f"a transaction on topic {topic} did not end in {timeout_s:.0f} s; nothing was deleted",
+                "end it (`kafka-transactions find-hanging`), then run it again",
+                code="topic-transaction-open",
+            ) from error
+    return ends
 
 
 def _classify(
-    settings: Settings, missing: Mapping[str, datetime], result: PruneResult, *, trust_marker: bool
+    settings: Settings, missing: Events, former: Collection[str], result: PruneResult, *, trust_marker: bool
 ) -> set[str]:
-    """Distinguish lost events from those that the topic may have dropped, and return the events that stay."""
-    # Ask after the topic was read, because it drops records meanwhile.
-    dropped_until = records.dropped_until(settings)
+    """Distinguish lost events from those that a topic may have dropped, and return the events that stay.
+
+    An event may be dropped by its own topic, or by a former one: any aggregate may have been moved from there.
+    """
+    # Ask after the topics were read, because they drop records meanwhile.
+    own = {event.topic for event in missing.values()}
+    dropped_until = _dropped_until(settings, {*own, *former})
     staying = set()
-    for event_id, occurred_at in missing.items():
-        is_lost = dropped_until is None or occurred_at - CLOCK_MARGIN > dropped_until
+    for event_id, event in missing.items():
+        moments = [dropped_until[topic] for topic in (event.topic, *former)]
+        is_lost = all(moment is None or event.occurred_at - CLOCK_MARGIN > moment for moment in moments)
         if is_lost or not trust_marker:
             (result.lost if is_lost else result.too_old).add(event_id)
             staying.add(event_id)
     return staying
+
+
+def _dropped_until(settings: Settings, names: Collection[str]) -> dict[str, datetime | None]:
+    """By topic, until when it may have dropped events; a topic that does not exist may have dropped any."""
+    found = topics.existing(settings, [name for name in names if TOPIC.fullmatch(name)])
+    now = datetime.now(UTC)
+    return {name: records.dropped_until(settings, name) if name in found else now for name in names}
 
 
 def _delete(connection: extensions.connection, ids: Sequence[str]) -> int:

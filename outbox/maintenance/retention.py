@@ -21,7 +21,7 @@ from psycopg2 import extensions
 
 from outbox.base.database import connect, database_errors
 from outbox.base.settings import Settings, SinkRole
-from outbox.maintenance import evidence, expiry
+from outbox.maintenance import event_topics, evidence, expiry
 from outbox.maintenance.evidence import Evidence, Nudge, first_uuid
 from outbox.maintenance.turn import between_batches
 from outbox.sink import fence
@@ -29,7 +29,7 @@ from outbox.sink.partitions import day_of
 
 # The first day to which the horizon must be raised for anything to be forgotten: the end of a partition, or the day
 # after that of an id. Null if there is nothing.
-DUE = """
+DUE = f"""
 SELECT least(
     (SELECT min(upper(days)) FROM processed_partitions WHERE bound > horizon),
     (SELECT min(day_of(landed.event_id)) + 1
@@ -38,11 +38,12 @@ SELECT least(
       WHERE landed.event_id < first_uuid_of(today - %(landed_events_days)s)),
     (SELECT min(day_of(event_id)) + 1
        FROM dead_letters
-      WHERE status <> 'open' AND topic = %(topic)s AND uuid_extract_version(event_id) = 7 AND event_id >= horizon
+      WHERE {expiry.RESOLVED} AND topic = ANY (%(topics)s)
+        AND uuid_extract_version(event_id) = 7 AND event_id >= horizon
         AND last_seen_at < now() - make_interval(days => %(dead_letters_days)s))
 )
   FROM dedup_horizon, CAST(now() AT TIME ZONE 'UTC' AS date) AS today
-"""
+"""  # noqa: S608
 BELOW = """
 SELECT name, days, estimated_rows, pg_total_relation_size(name)
   FROM processed_partitions WHERE bound <= first_uuid_of(%s) ORDER BY bound
@@ -101,7 +102,7 @@ def expire(
     """Forget what nothing can bring again, beside running writers, relay and sinks.
 
     It asks first what could be forgotten. If that is nothing, or if a glance shows an event that holds all of it, it
-    neither waits nor reads the topic. ``report`` receives a line for each piece of evidence, partition and table.
+    neither waits nor reads topics. ``report`` receives a line for each piece of evidence, partition and table.
     ``nudge`` commits something that the relay reads (see `outbox.maintenance.evidence.gather`).
 
     Raises Failure if a place cannot be read, if there is no slot or it was invalidated, or if the sinks leave no gap
@@ -156,7 +157,7 @@ def _collect(settings: Settings, due: date, report: Report, nudge: Nudge) -> Ite
 
 def _due(settings: Settings) -> date | None:
     parameters = {
-        "topic": settings.topic,
+        "topics": event_topics.all_names(settings),
         "landed_events_days": settings.prune_landed_events_days,
         "dead_letters_days": settings.prune_dead_letters_days,
     }

@@ -47,8 +47,10 @@ def apply(settings: Settings, connector: Connector | None = None) -> str:
     """Make the connector run as its file says. Return what was done: created, updated, restarted or unchanged; released
     if a transaction was hanging (`outbox.relay.hanging`).
 
-    Creates the topics first; for a captured table its publication too. Raises Failure if the publication is missing,
-    the slot cannot be trusted, Connect refuses the configuration, or the task fails.
+    Creates the topics first, because a record without its topic stops the task: it waits for the topic for good, and
+    its state is RUNNING. For a captured table it creates the publication too. Raises Failure if the publication is
+    missing, a topic has fewer partitions than declared, the slot cannot be trusted, Connect refuses the configuration,
+    or the task fails.
     """
     connector = connector or connectors.load(settings)
     rest = Rest(settings, connector)
@@ -61,7 +63,7 @@ def apply(settings: Settings, connector: Connector | None = None) -> str:
     if effective is None:
         # Connect keeps the offsets of a removed connector, and returns them only for an existing one.
         effective = rest.create_stopped(requested)
-    slot.require_continuity(settings, rest.offset_lsn, connector)
+    slot.require_continuity(settings, rest.offset_lsn, connector, effective)
     if effective is None:
         done = "created"
     elif effective != {**requested, "name": connector.name}:

@@ -1,26 +1,58 @@
-"""Which events of the outbox table have arrived on the topic, by their ids alone.
+"""Which events of the outbox table have arrived on their topics, by their ids alone.
 
-A record that breaks the contract has arrived too: the relay has done its part.
+An event is looked up on the topic to which its aggregate type is routed. If it is not there, other topics are read
+too, because the aggregate may have been moved. A record that breaks the contract has arrived too: the relay has done
+its part.
+
+The events are copied into a temporary file, and looked up `LOOK_UP_EVENTS` at once. So an outbox of any size needs
+memory for these only, and no snapshot of the database stays open while topics are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import IO, NamedTuple
 from uuid import UUID
 
 from confluent_kafka import Message
+from psycopg2 import extensions
 
 from outbox.base.database import connect, database_errors
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
+from outbox.events.catalog import TOPIC
 from outbox.kafka import records, topics
 from outbox.kafka.headers import headers_of
+from outbox.relay import connectors, routing
 
-CLOCK_MARGIN = timedelta(minutes=10)  # that the clocks of source and brokers may differ
-FETCH_ROWS = 10_000
+CLOCK_MARGIN = timedelta(minutes=10)  # how far the clocks of source database and brokers may differ
+LOOK_UP_EVENTS = 250_000  # at once; this bounds the memory: about 100 MiB
 POLL_S = 0.5
+
+COPY = """
+COPY (SELECT id, extract(epoch FROM occurred_at), aggregatetype FROM outbox {where} ORDER BY id) TO STDOUT
+"""
+
+
+class Written(NamedTuple):
+    """An event of the outbox table: the topic to which it is routed, and its time in seconds since 1970."""
+
+    topic: str
+    at_s: float
+
+    @property
+    def occurred_at(self) -> datetime:
+        """Its time."""
+        return datetime.fromtimestamp(self.at_s, UTC)
+
+
+Events = Mapping[str, Written]  # by id
+Ends = Mapping[str, Mapping[int, int]]  # by topic and partition, the offset up to which it is read
 
 
 def id_of(message: Message) -> UUID:
@@ -31,51 +63,95 @@ def id_of(message: Message) -> UUID:
     return UUID(content.decode())
 
 
-def all_arrive(settings: Settings, timeout_s: float) -> bool:
-    """Whether every event that the outbox holds now is on the topic within ``timeout_s``.
+def copy(cursor: extensions.cursor, file: IO[bytes], where: str = "") -> None:
+    """Write the events of the outbox table into a file, in the order of their ids. ``where`` chooses some of them."""
+    cursor.copy_expert(COPY.format(where=where), file)
 
-    It reads the topic once, from the time of the oldest event. Raises Failure if database or Kafka is unavailable.
+
+def chunks(settings: Settings, file: IO[bytes]) -> Iterator[Events]:
+    """The events in a file that `copy` has written, `LOOK_UP_EVENTS` at once."""
+    config = connectors.load(settings).config
+    routes: dict[str, str] = {}
+    file.seek(0)
+    while lines := list(itertools.islice(file, LOOK_UP_EVENTS)):
+        events: dict[str, Written] = {}
+        for line in lines:
+            event_id, seconds, aggregate_type = line.decode().rstrip("\n").split("\t", 2)
+            topic = routes.get(aggregate_type) or routing.topic_of(config, aggregate_type)
+            events[event_id] = Written(routes.setdefault(aggregate_type, topic), float(seconds))
+        yield events
+
+
+def missing(settings: Settings, events: Events, ends: Ends = MappingProxyType({})) -> dict[str, Written]:
+    """The events that are not on the topics to which they are routed. Each topic is read from where the oldest of its
+    events may have arrived until all are found; up to ``ends``, else up to its last stable offsets.
     """
-    missing, oldest = _written(settings)
-    if not missing:
-        return True
-    arrived = _arrived(settings, missing, oldest)
+    by_topic: dict[str, dict[str, Written]] = {}
+    for event_id, event in events.items():
+        by_topic.setdefault(event.topic, {})[event_id] = event
+    left: dict[str, Written] = {}
+    for topic, sought in by_topic.items():
+        left |= _missing_on(settings, topic, sought, ends.get(topic))
+    return left
+
+
+def missing_elsewhere(settings: Settings, events: Events, names: Collection[str]) -> dict[str, Written]:
+    """The events that none of these topics has, beside the topics to which they are routed."""
+    left = dict(events)
+    for topic in names:
+        sought = {event_id: event for event_id, event in left.items() if event.topic != topic}
+        for event_id in sought.keys() - _missing_on(settings, topic, sought).keys():
+            del left[event_id]
+    return left
+
+
+def all_arrive(settings: Settings, names: Sequence[str], timeout_s: float) -> bool:
+    """Whether every event that the outbox holds now is on its topic, or on one of these, within ``timeout_s``.
+
+    Raises Failure if database or Kafka is unavailable.
+    """
+    with tempfile.TemporaryFile() as file:
+        with (
+            closing(connect(settings, SourceRole.AUDITOR)) as connection,
+            database_errors(connection, "reading the outbox", "refused", "run it again"),
+            connection.cursor() as cursor,
+        ):
+            copy(cursor, file)
+        return all(_arrive(settings, events, names, timeout_s) for events in chunks(settings, file))
+
+
+def _arrive(settings: Settings, events: Events, names: Sequence[str], timeout_s: float) -> bool:
+    left = dict(events)
+
+    def arrived() -> bool:
+        nonlocal left
+        left = missing_elsewhere(settings, missing(settings, left), names)
+        return not left
+
     try:
-        return wait_for("the outbox to be on the topic", arrived, timeout_s=timeout_s, poll_s=POLL_S)
+        return wait_for("the outbox to be on its topics", arrived, timeout_s=timeout_s, poll_s=POLL_S)
     except WaitTimeoutError:
         return False
 
 
-def _written(settings: Settings) -> tuple[set[bytes], datetime]:
-    """The ids of the events in the outbox, and the time of the oldest."""
-    found, oldest = set[bytes](), datetime.now(UTC)
-    with (
-        closing(connect(settings, SourceRole.AUDITOR)) as connection,
-        database_errors(connection, "reading the outbox", "refused", "run it again"),
-        connection.cursor(name="arrivals") as cursor,
-    ):
-        cursor.itersize = FETCH_ROWS
-        cursor.execute("SELECT id, occurred_at AT TIME ZONE 'utc' FROM outbox")
-        for event_id, occurred_at in cursor:
-            found.add(UUID(event_id).bytes)
-            oldest = min(oldest, occurred_at)
-    return found, oldest
-
-
-def _arrived(settings: Settings, missing: set[bytes], oldest: datetime) -> Callable[[], bool]:
-    """A function that reads on, takes what it finds out of ``missing``, and returns whether nothing is left."""
-    ends = topics.last_stable_offsets(settings, settings.topic)  # first: records may arrive meanwhile
-    begin = {**ends, **topics.offsets_since(settings, settings.topic, oldest - CLOCK_MARGIN)}
-
-    def arrived() -> bool:
-        ends = topics.last_stable_offsets(settings, settings.topic)
-        within = {partition: (begin.get(partition, 0), end) for partition, end in ends.items()}
-        for message in records.read(settings, settings.topic, within):
-            try:
-                missing.discard(id_of(message).bytes)
-            except (KeyError, ValueError):
-                continue  # no event of ours
-        begin.update(ends)
-        return not missing
-
-    return arrived
+def _missing_on(
+    settings: Settings, topic: str, events: Events, end: Mapping[int, int] | None = None
+) -> dict[str, Written]:
+    """The events that a topic does not have."""
+    left = dict(events)
+    # An undeclared aggregate type may be any text, which the brokers would refuse as a topic.
+    if not left or not TOPIC.fullmatch(topic) or not topics.exists(settings, topic):
+        return left
+    end = end or topics.last_stable_offsets(settings, topic)
+    # The topic's timestamps are those of arrival, so no event is before its own time.
+    oldest = datetime.fromtimestamp(min(event.at_s for event in events.values()), UTC)
+    begin = topics.offsets_since(settings, topic, oldest - CLOCK_MARGIN)
+    within = {partition: (begin[partition], end[partition]) for partition in begin.keys() & end.keys()}
+    for message in records.read(settings, topic, within):
+        try:
+            left.pop(str(id_of(message)), None)
+        except (KeyError, ValueError):
+            continue  # no event
+        if not left:
+            break
+    return left

@@ -13,13 +13,15 @@ from pathlib import Path
 
 from outbox.base import project
 from outbox.base.settings import Settings, SourceRole
+from outbox.events import catalog
+from outbox.events.catalog import AGGREGATE_FILE, Catalog
 from outbox.kafka.topics import TopicSpec
+from outbox.relay import routing
+from outbox.relay.routing import Config
 
 OUTBOX = "outbox"
 REFERENCE = re.compile(r"\$\{settings:(\w+)\}")
 MARKERS_RETENTION_MS = 24 * 3_600_000
-
-Config = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Connector:
 
     kind: str  # the name of its file
     name: str
-    topic: str
+    topics: tuple[str, ...]  # of its records: those of the catalog for the outbox, one for a captured table
     config: Config
 
     @property
@@ -46,6 +48,12 @@ class Connector:
         """Schema and name of the table that it captures."""
         schema, _, name = self.config["table.include.list"].partition(".")
         return schema, name
+
+    @property
+    def topic(self) -> str:
+        """The one topic of a captured table."""
+        (topic,) = self.topics
+        return topic
 
     @property
     def offsets_topic(self) -> str:
@@ -82,6 +90,8 @@ def kinds() -> list[str]:
 def load(settings: Settings, kind: str = OUTBOX) -> Connector:
     """The connector of a file, with each ``${settings:NAME}`` in it replaced.
 
+    The outbox's also gets a router for each aggregate that has a topic of its own (`outbox.relay.routing`).
+
     A line is left out if its setting has no value. Other references, such as ``${env:NAME}`` of the password, stay: a
     config provider of the worker resolves them, so Connect's REST interface and config topic hold no secret.
     """
@@ -101,10 +111,14 @@ def load(settings: Settings, kind: str = OUTBOX) -> Connector:
 
     written = json.loads((folder() / f"{kind}.json").read_text())
     config = {key: replace(value) for key, value in written.items() if is_set(value)}
-    # Debezium's name for the topic of a table; the EventRouter replaces it.
-    captured = f"{config['topic.prefix']}.{config['table.include.list']}"
-    topic = settings.topic if kind == OUTBOX else captured
-    return Connector(kind=kind, name=config["slot.name"], topic=topic, config=config)
+    if kind != OUTBOX:
+        # Debezium's name for the topic of a table.
+        captured = f"{config['topic.prefix']}.{config['table.include.list']}"
+        return Connector(kind, config["slot.name"], (captured,), config)
+    events = catalog.of(settings)
+    connector = Connector(kind, config["slot.name"], tuple(events.topics), routing.add_routers(config, events))
+    routing.require_own_topics(events.aggregates.values(), _taken(settings, connector))
+    return connector
 
 
 def others(settings: Settings) -> list[Connector]:
@@ -118,21 +132,50 @@ def markers_topic(settings: Settings) -> str:
 
 
 def topic_specs(settings: Settings, connector: Connector | None = None) -> list[TopicSpec]:
-    """The topics that a connector writes; that of its records first."""
+    """The topics that a connector writes; those of its records first."""
     connector = connector or load(settings)
-    records = {
+    specs = _event_specs(settings) if connector.is_outbox else [_records(settings, connector.topic)]
+    # The others have one partition: an exactly-once transaction writes a marker to each partition that it touches.
+    specs.append(TopicSpec(connector.offsets_topic, 1, {"cleanup.policy": "compact"}))
+    if connector.is_outbox:
+        markers = {"cleanup.policy": "delete", "retention.ms": str(MARKERS_RETENTION_MS)}
+        specs.append(TopicSpec(markers_topic(settings), 1, markers))
+    return specs
+
+
+def _event_specs(settings: Settings) -> list[TopicSpec]:
+    events = catalog.of(settings)
+    return [
+        _records(settings, topic, aggregates[0].partitions, _files(events, topic))
+        for topic, aggregates in events.topics.items()
+    ]
+
+
+def _files(events: Catalog, topic: str) -> tuple[Path, ...]:
+    """Where the partitions of a topic are declared."""
+    return tuple(events.folder / aggregate.name / AGGREGATE_FILE for aggregate in events.topics[topic])
+
+
+def _records(
+    settings: Settings, topic: str, partitions: int | None = None, declared_in: tuple[Path, ...] = ()
+) -> TopicSpec:
+    config = {
         "cleanup.policy": "delete",
         "retention.ms": str(settings.topic_retention_hours * 3_600_000),
         # Retention counts from the arrival on the topic. By the time of the event, a record that arrives late after
         # an outage or with a first snapshot could be deleted before any sink has read it.
         "message.timestamp.type": "LogAppendTime",
     }
-    # The others have one partition: an exactly-once transaction writes a marker to each partition that it touches.
-    specs = [
-        TopicSpec(connector.topic, settings.topic_partitions, records),
-        TopicSpec(connector.offsets_topic, 1, {"cleanup.policy": "compact"}),
-    ]
-    if connector.is_outbox:
-        markers = {"cleanup.policy": "delete", "retention.ms": str(MARKERS_RETENTION_MS)}
-        specs.append(TopicSpec(markers_topic(settings), 1, markers))
-    return specs
+    return TopicSpec(topic, partitions or settings.topic_partitions, config, declared_in)
+
+
+def _taken(settings: Settings, outbox: Connector) -> dict[str, str]:
+    """Topics that are not for events: an aggregate type may be called `offsets`, and get the topic of that name."""
+    taken = {
+        settings.connect_offsets_topic: "the worker's offsets",
+        outbox.offsets_topic: "the connector's offsets",
+        markers_topic(settings): "the markers of `outbox prune`",
+    }
+    for other in others(settings):
+        taken |= {other.offsets_topic: f"connector {other.name}'s offsets", other.topic: f"table {other.table[1]}'s"}
+    return taken

@@ -12,7 +12,8 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.relay import connectors
-from outbox.relay.connectors import Config, Connector
+from outbox.relay.connectors import Connector
+from outbox.relay.routing import Config
 
 REQUEST_TIMEOUT_S = 30.0
 REBALANCE_TIMEOUT_S = 60.0

@@ -13,8 +13,10 @@ from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
-from outbox.relay import arrivals, connectors
+from outbox.events import catalog
+from outbox.relay import arrivals, connectors, routing
 from outbox.relay.connectors import Connector
+from outbox.relay.routing import Config
 
 ARRIVE_TIMEOUT_S = 10.0
 RELEASE_TIMEOUT_S = 60.0
@@ -111,14 +113,18 @@ def unpublish(settings: Settings, connector: Connector) -> None:
 
 
 def require_continuity(
-    settings: Settings, stored_offset: Callable[[], int | None], connector: Connector | None = None
+    settings: Settings,
+    stored_offset: Callable[[], int | None],
+    connector: Connector | None = None,
+    effective: Config | None = None,
 ) -> None:
     """Check that the slot still has everything after the stored offset; otherwise the topic misses events.
 
     A slot ahead of the stored offset was recreated, or another client read it. Debezium without exactly-once leaves
-    one too: it confirms acknowledged records before Connect stores their offset. For the outbox, a comparison with the
-    topic decides. A captured table keeps no history, so nothing can decide. Raises Failure if events are, or may be,
-    missing, and if Debezium would refuse the offset because the server no longer retains the log that follows it.
+    one too: it confirms acknowledged records before Connect stores their offset. For the outbox, a comparison with its
+    topics decides; and with those of the ``effective`` configuration, from which an aggregate may be about to move. A
+    captured table keeps no history, so nothing can decide. Raises Failure if events are, or may be, missing, and if
+    Debezium would refuse the offset because the server no longer retains the log that follows it.
     """
     connector = connector or connectors.load(settings)
     slot = read(settings, connector)  # before the stored offset, which advances first
@@ -139,8 +145,8 @@ def require_continuity(
             code="slot-invalidated",
         )
     is_ahead = slot.confirmed_lsn > stored_lsn
-    if is_ahead and not (connector.is_outbox and arrivals.all_arrive(settings, ARRIVE_TIMEOUT_S)):
-        missing = "the topic misses events" if connector.is_outbox else "the changes in between are unknown"
+    if is_ahead and not (connector.is_outbox and _all_arrive(settings, connector, effective)):
+        missing = "the topics miss events" if connector.is_outbox else "the changes in between are unknown"
         raise Failure(
             f"the replication slot {connector.name} is at {lsn(slot.confirmed_lsn)}, ahead of the stored offset"
             f" {lsn(stored_lsn)}, and {missing}: it was recreated, or another client read it",
@@ -154,6 +160,13 @@ def require_continuity(
             again,
             code="slot-released",
         )
+
+
+def _all_arrive(settings: Settings, connector: Connector, effective: Config | None) -> bool:
+    aggregates = catalog.of(settings).aggregates
+    before = {routing.topic_of(effective, aggregate) for aggregate in aggregates} if effective else set()
+    names = {*connector.topics, *routing.default_topics(settings), *before}
+    return arrivals.all_arrive(settings, sorted(names), ARRIVE_TIMEOUT_S)
 
 
 def drop(settings: Settings, connector: Connector) -> None:
