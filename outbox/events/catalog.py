@@ -17,15 +17,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outbox.base import project
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings
 from outbox.events import upcasting, usable
 from outbox.events.references import bundle
 from outbox.events.schema import EventSchema
 from outbox.events.upcasting import Upcaster
+
+if TYPE_CHECKING:
+    from outbox.base.settings import Settings  # `append` works without pydantic
 
 AGGREGATE_FILE = "aggregate.toml"
 # A type that ends like `.v1` could be taken for one version of another type.
@@ -105,7 +107,7 @@ class Catalog:
         if found is None:
             raise Failure(
                 f"event {aggregate}.{type_}.v{version} is not declared",
-                self._declare(aggregate, type_, version),
+                f"declare it in {self.file(aggregate, type_, version)}; `outbox events` lists what is declared",
                 code="event-undeclared",
             )
         return found
@@ -176,9 +178,9 @@ class Catalog:
             accepts[schema.version] = (schema, upcaster)
         return Wanted(event, ordered[-1], accepts)
 
-    def _declare(self, aggregate: str, type_: str, version: int) -> str:
-        file = self.folder / aggregate / f"{type_}.v{version}.schema.json"
-        return f"declare it in {file}; `outbox events` lists what is declared"
+    def file(self, aggregate: str, type_: str, version: int) -> Path:
+        """The file that declares one version of an event, or would."""
+        return self.folder / aggregate / f"{type_}.v{version}.schema.json"
 
 
 def of(settings: Settings) -> Catalog:

@@ -2,7 +2,7 @@
 
     with engine.begin() as connection:          # or: with Session(engine) as session, session.begin():
         connection.execute(...)                 # the change
-        append(connection, Event("order", order_id, "order.placed", {"order_id": order_id}))
+        append(connection, Event("order", order_id, "placed", {"order_id": order_id}))
 
 Both are committed or neither is. Debezium reads the committed rows from the write-ahead log and sends each to Kafka at
 least once, so an event needs nothing but this row: never send it yourself as well.
@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Column, Connection, MetaData, SmallInteger, Table, Text, Uuid, text
+from sqlalchemy import Column, Connection, MetaData, SmallInteger, Table, Text, Uuid, bindparam, cast, text
 from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
 from sqlalchemy.orm import Session, scoped_session
 
 from outbox.writing.event import Event, require_transaction
+from outbox.writing.rows import rows
 
 __all__ = ["OUTBOX", "Event", "append"]
 
@@ -40,19 +41,21 @@ OUTBOX = Table(
     ),
     Column("traceparent", Text),
 )
-# inline: no RETURNING, which a role that may only INSERT is refused.
-_INSERT = OUTBOX.insert().inline()
+# inline: no RETURNING, which a role that may only INSERT is refused. The payload is JSON text already: the type JSONB
+# would encode it by Python's json, which knows no Decimal.
+_INSERT = OUTBOX.insert().inline().values(payload=cast(bindparam("payload_text", type_=Text), JSONB))
 
 
 def append(target: Connection | Session | scoped_session[Any], *events: Event) -> None:
     """Insert the events, in this order, in the transaction of a connection or of an ORM session. Never commits.
 
-    The database gives each its id (a UUIDv7) and its time. Payloads are not checked against their schema here: a test
-    of your service does that.
+    The database gives each its id (a UUIDv7) and its time.
 
-    Raises Failure `not-in-a-transaction` for a connection in autocommit mode; TypeError for an asyncio connection or
-    session itself, which would insert nothing. Raises what SQLAlchemy raises: StatementError for a payload that is no
-    JSON, IntegrityError for one of more than a megabyte, which would not fit into a record.
+    Each event is checked first, by its declaration in ``connect/events``; if one is refused, none is written. Raises
+    Failure `event-undeclared` and `event-deprecated`; `event-invalid`, which names the property, and
+    `event-key-mismatch` unless ``[tool.outbox] validate-events = false``; `not-in-a-transaction` for a connection in
+    autocommit mode. Raises TypeError for an asyncio connection or session itself, which would insert nothing, and
+    SQLAlchemy's IntegrityError for a payload of more than a megabyte, which would not fit into a record.
     """
     connection = target.connection() if isinstance(target, Session | scoped_session) else target
     if not isinstance(connection, Connection):
@@ -62,4 +65,8 @@ def append(target: Connection | Session | scoped_session[Any], *events: Event) -
         )
     if events:
         require_transaction(connection.connection.dbapi_connection)
-        connection.execute(_INSERT, [dict(vars(event)) for event in events])
+        connection.execute(_INSERT, [_parameters(row) for row in rows(events)])
+
+
+def _parameters(row: dict[str, Any]) -> dict[str, Any]:
+    return {"payload_text" if name == "payload" else name: value for name, value in row.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +14,15 @@ IDLE = 0  # libpq's PQTRANS_IDLE: no transaction is open
 class Event:
     """One event. Kafka keeps the order of events with the same ``aggregateid``, which is their key.
 
-    The fields are the columns that every ``append`` writes. The database adds the id (a UUIDv7) and the time.
+    Its declaration is the file ``connect/events/<aggregatetype>/<type>.v<schema_version>.schema.json``. The fields are
+    the columns that every ``append`` writes. The database adds the id (a UUIDv7) and the time.
     """
 
     aggregatetype: str
     aggregateid: str
     type: str
-    payload: Mapping[str, Any]  # to be sent as JSON; what the consumers rely on is connect/events/*.schema.json
+    payload: Any
+    """A mapping, a dataclass, a msgspec Struct or a pydantic model; `append` writes it as JSON."""
     schema_version: int = 1
     traceparent: str | None = None  # W3C trace context of the request that caused it
 

@@ -1,0 +1,96 @@
+"""What `append` inserts: events that their declarations allow, each with its payload as JSON text.
+
+The text is decoded as a sink decodes it, and that is validated. The same text is inserted, so the outbox holds what was
+validated, with all digits of its numbers, whatever a driver or Python's own `json` would make of the payload.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+from outbox.base import project
+from outbox.base.errors import Failure
+from outbox.events import catalog
+from outbox.events.catalog import Catalog
+from outbox.events.schema import Column, EventSchema, shortened
+from outbox.events.values import ESCAPED_NUL, convert, parse_json
+from outbox.writing.event import Event
+from outbox.writing.payload import NOT_ENCODABLE, encode
+
+COLUMNS = tuple(field.name for field in fields(Event))
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What the project allows to be written."""
+
+    catalog: Catalog
+    validates: bool
+    """Whether payloads are validated. Events must be declared in any case."""
+
+
+def rows(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """The events as rows of the outbox, by column; the payload is JSON text.
+
+    Raises Failure for the first event that is not declared (`event-undeclared`), that is deprecated
+    (`event-deprecated`), whose payload a sink would set aside (`event-invalid`), or whose payload has another key
+    (`event-key-mismatch`).
+    """
+    contract = _contract(os.environ.get(project.VARIABLE))
+    return [_row(event, contract) for event in events]
+
+
+@cache
+def _contract(_named: str | None) -> Contract:
+    """The contract of the project, which a process reads once."""
+    chosen = project.current()
+    return Contract(catalog.load(chosen.events, chosen.topic_prefix), chosen.validate_events)
+
+
+def _row(event: Event, contract: Contract) -> dict[str, Any]:
+    schema = contract.catalog.schema(event.aggregatetype, event.type, event.schema_version)
+    if schema.is_deprecated:
+        file = contract.catalog.file(event.aggregatetype, event.type, event.schema_version)
+        raise Failure(
+            f"event {schema.name} is deprecated",
+            f'write a newer version of it, or remove "deprecated" from {file}',
+            code="event-deprecated",
+        )
+    try:
+        encoded = encode(event.payload)
+    except NOT_ENCODABLE as error:
+        raise _invalid(schema, f"the payload cannot be written as JSON: {error}") from error
+    if contract.validates:
+        _require_valid(event, encoded, schema, contract.catalog.aggregates[event.aggregatetype].key)
+    return {**vars(event), "payload": encoded.decode()}
+
+
+def _require_valid(event: Event, encoded: bytes, schema: EventSchema, key: str) -> None:
+    payload, rejection = parse_json(encoded)
+    if rejection is not None:
+        raise _invalid(schema, rejection.detail)
+    schema.require_valid(payload)
+    values = {column.name: _converted(schema, column, payload) for column in schema.columns}
+    if b"\\u0000" in encoded and ESCAPED_NUL.search(encoded.decode()):
+        raise _invalid(schema, "a text contains NUL, which Postgres cannot store")
+    if event.aggregateid != str(values[key]):
+        raise Failure(
+            f"event {schema.name}: its aggregateid {event.aggregateid!r} is not its {key}, {str(values[key])!r}",
+            f"both must be the same text: {key} repeats the key of the record",
+            code="event-key-mismatch",
+        )
+
+
+def _converted(schema: EventSchema, column: Column, payload: dict[str, Any]) -> Any:
+    try:
+        return convert(column.type, payload.get(column.name))
+    except ValueError as error:
+        raise _invalid(schema, f"$.{column.name}: {error}") from None
+
+
+def _invalid(schema: EventSchema, problem: str) -> Failure:
+    return Failure(f"{schema.name}: {shortened(problem)}", code="event-invalid")
