@@ -1,4 +1,4 @@
-"""outbox migrate: both databases to the newest schema."""
+"""outbox migrate: both databases to the newest schema, and the outbox to the declared events."""
 
 from __future__ import annotations
 
@@ -16,15 +16,25 @@ from outbox.migrations import migrate as migrations
     type=click.Choice(["outbox"]),
     help="Only the outbox table with publication and grants, for a service with migrations of its own.",
 )
-def migrate(only: str | None) -> None:
-    """Bring both databases to the newest schema, machinery and domain. A second run changes nothing."""
+@click.option(
+    "--only-declared",
+    is_flag=True,
+    help="Let the outbox refuse events that are declared no more. Without it an event stays allowed: a service of an "
+    "older version may still write it.",
+)
+def migrate(only: str | None, only_declared: bool) -> None:
+    """Bring both databases to the newest schema, machinery and domain, and let the outbox take the declared events.
+
+    A second run changes nothing.
+    """
     settings = configuration.load()
-    if only:
-        _show(only, migrations.migrate_outbox(settings))
-    else:
-        for database, applied in migrations.migrate(settings).items():
-            _show(database, applied)
+    run = migrations.migrate_outbox if only else migrations.migrate
+    done = run(settings, only_declared=only_declared)
+    for database, applied in done.applied.items():
+        _show(only or database, {"applied": applied})
+    _show("events", {"added": done.events.added, "removed": done.events.removed})
 
 
-def _show(what: str, applied: Sequence[str]) -> None:
-    click.echo(f"{what:<10} {'applied ' + ', '.join(applied) if applied else 'up to date'}")
+def _show(what: str, changes: dict[str, Sequence[str]]) -> None:
+    shown = "; ".join(f"{change} {', '.join(names)}" for change, names in changes.items() if names)
+    click.echo(f"{what:<10} {shown or 'up to date'}")

@@ -4,12 +4,16 @@ Each database has a history with branches: ``machinery`` (the outbox, or what th
 ``http`` (what `outbox.http` needs), and ``domain`` (the project's own, in its folder ``migrations``). Revisions of
 different branches never depend on each other's order. The history is kept in a table of its own name, so that a service
 may migrate the same database by an Alembic of its own.
+
+Each run also lets the outbox take the events that the project declares (`outbox.migrations.declared`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import alembic.command
 import alembic.context
@@ -27,6 +31,9 @@ from outbox.base import project
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
+from outbox.events import catalog
+from outbox.events.catalog import Catalog
+from outbox.migrations import declared
 
 VERSION_TABLE = "outbox_version"
 HERE = Path(__file__).resolve().parent
@@ -36,22 +43,37 @@ OWNERS: dict[Database, Role] = {"source": SourceRole.OWNER, "sink": SinkRole.OWN
 ROLES: dict[Database, type[SourceRole] | type[SinkRole]] = {"source": SourceRole, "sink": SinkRole}
 
 
-def migrate(settings: Settings) -> dict[Database, list[str]]:
-    """Upgrade both databases to their heads; return the revisions that were applied, by database, in order.
+class Migrated(NamedTuple):
+    """What a run has changed."""
 
-    Each database is upgraded in one transaction: wholly or not at all. Two at once wait for each other.
-    Raises Failure naming the database that cannot be reached or whose migration failed.
+    applied: dict[Database, list[str]]
+    """The revisions by database, in order."""
+    events: declared.Change
+    """The events that the outbox takes now and did not take before, and the other way round."""
+
+
+def migrate(settings: Settings, *, only_declared: bool = False) -> Migrated:
+    """Upgrade both databases to their heads, and let the outbox take the declared events.
+
+    Each database is upgraded in one transaction: wholly or not at all. Two at once wait for each other. With
+    ``only_declared`` the outbox takes no other events (`outbox.migrations.declared`). Raises Failure if a declaration
+    cannot be used; else Failure naming the database that cannot be reached or whose migration failed.
     """
-    return {database: _upgrade(settings, database) for database in OWNERS}
+    wanted = catalog.of(settings)
+    source = _upgrade(settings, "source")
+    events = _guard(settings, wanted, only_declared)
+    return Migrated({"source": source, "sink": _upgrade(settings, "sink")}, events)
 
 
-def migrate_outbox(settings: Settings) -> list[str]:
-    """Upgrade the outbox alone, for a service with migrations of its own; return the revisions that were applied.
+def migrate_outbox(settings: Settings, *, only_declared: bool = False) -> Migrated:
+    """Upgrade the outbox alone, for a service with migrations of its own.
 
     Makes the outbox, its publication and its grants in the service's database, and needs no other. Raises as
     ``migrate`` does.
     """
-    return _upgrade(settings, "source", "machinery@head")
+    wanted = catalog.of(settings)
+    source = _upgrade(settings, "source", "machinery@head")
+    return Migrated({"source": source}, _guard(settings, wanted, only_declared))
 
 
 def owner_engine(settings: Settings, database: Database) -> Engine:
@@ -62,11 +84,13 @@ def owner_engine(settings: Settings, database: Database) -> Engine:
 
 
 def is_current(connection: Connection, database: Database) -> bool:
-    """Whether the schema has every migration of this code.
+    """Whether the schema has every migration of this code, and the outbox takes every event that is declared.
 
     A schema with migrations that this code does not know is current too: migrations come before the code that needs
     them.
     """
+    if database == "source" and not declared.has_declared(connection):
+        return False
     scripts = ScriptDirectory.from_config(config(database))
     applied = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_heads()
     try:
@@ -106,23 +130,36 @@ def execute(sql: str) -> None:
 def _upgrade(settings: Settings, database: Database, target: str = "heads") -> list[str]:
     applied: list[str] = []
     wanted = config(database)
+    with _database_errors(settings, database), owner_engine(settings, database).begin() as connection:
+        connection.execute(text(declared.TURN))
+        wanted.attributes["connection"] = connection
+        wanted.attributes["roles"] = {role.value: settings.role_name(role) for role in ROLES[database]}
+        wanted.attributes["on_version_apply"] = lambda step, **_: applied.extend(step.up_revision_ids)
+        alembic.command.upgrade(wanted, target)
+    return applied
+
+
+def _guard(settings: Settings, wanted: Catalog, only_declared: bool) -> declared.Change:
+    with _database_errors(settings, "source"):
+        return declared.guard(owner_engine(settings, "source"), wanted, only_declared=only_declared)
+
+
+@contextmanager
+def _database_errors(settings: Settings, database: Database) -> Iterator[None]:
+    """Convert the errors of a transaction inside the block to Failure."""
     try:
-        with owner_engine(settings, database).begin() as connection:
-            connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('outbox migrate'))"))
-            wanted.attributes["connection"] = connection
-            wanted.attributes["roles"] = {role.value: settings.role_name(role) for role in ROLES[database]}
-            wanted.attributes["on_version_apply"] = lambda step, **_: applied.extend(step.up_revision_ids)
-            alembic.command.upgrade(wanted, target)
+        yield
     except DBAPIError as error:
         name = getattr(settings, f"{database}_db_name")
         raise Failure(
-            f"migrating database {name}: {str(error.orig).strip()}", "nothing was changed", code="migration-failed"
+            f"migrating database {name}: {str(error.orig).strip()}",
+            "the transaction was rolled back; correct the cause and run `outbox migrate` again",
+            code="migration-failed",
         ) from error
     except CommandError as error:
         raise Failure(
             f"migrating database {database}: {error}", "deploy the code that knows it", code="migration-unknown"
         ) from error
-    return applied
 
 
 def _escaped(path: object) -> str:
