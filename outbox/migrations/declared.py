@@ -3,9 +3,9 @@
 An event of an undeclared type would stop the relay, which creates no topic, or vanish. `append` refuses it, and the
 constraint refuses it from a client that inserts without `append`.
 
-`outbox migrate` keeps the constraint. It only adds events: older and newer versions of the service run side by side, and
-an older image that migrates again removes nothing. ``outbox migrate --only-declared`` removes the events that are no
-longer declared. The constraint is NOT VALID: it holds for new rows, and Postgres reads no existing row to add it.
+`outbox migrate` keeps the constraint. It only adds events, because older and newer versions of the service run side by
+side: an older image that migrates again removes nothing. ``outbox migrate --only-declared`` removes the events that are
+no longer declared. The constraint is NOT VALID: it holds for new rows, and Postgres reads no existing row to add it.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _encode = msgspec.json.Encoder(decimal_format="number", enc_hook=_as_builtin).en
 
 def _is_finite(value: Any) -> bool:
     if isinstance(value, dict):
-        return all(map(_is_finite, value)) and all(map(_is_finite, value.values()))
+        return all(map(_is_finite, value.values()))
     if isinstance(value, list | tuple | set | frozenset):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)

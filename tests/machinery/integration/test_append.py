@@ -7,6 +7,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from decimal import Decimal
 from typing import Any
 
 import psycopg
@@ -17,14 +18,33 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
+from outbox.events.values import parse_json
 from outbox.writing import dbapi
+from outbox.writing import rows as writing
 from outbox.writing.append import Event, append
 from tests.machinery.transactions import WAYS, Way, django_connection, url
 from tests.support.failures import raises
 from tests.support.queries import query
 
-EVENT = Event("order", "7", "order.placed", {"n": 1})
+KEY = "01a1fc75-167d-7239-af57-d1ee1a62e0a6"
+
+
+def placed(version: int = 1, schema_version: int = 1, traceparent: str | None = None, **more: Any) -> Event:
+    """An event of the fixture domain; its schemas allow further properties."""
+    payload = {
+        "order_id": KEY,
+        "item_id": "6f1f3c6e-0f53-4d0b-9b0e-0d2c6a3a7c11",
+        "quantity": 2,
+        "version": version,
+        "occurred_at": "2026-11-21T10:00:00.123456Z",
+        **more,
+    }
+    return Event("order", KEY, "placed", payload, schema_version, traceparent)
+
+
+EVENT = placed()
 ROW = "aggregatetype, aggregateid, type, schema_version, payload, traceparent"
 
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -53,7 +73,7 @@ def test_change_and_events_are_there_once_the_caller_commits_and_not_before(data
         transaction.append(EVENT)
         assert rows(databases) == []
     assert items(databases) == [(str(item_id),)]
-    assert rows(databases) == [("order", "7", "order.placed", 1, {"n": 1}, None)]
+    assert rows(databases) == [("order", KEY, "placed", 1, EVENT.payload, None)]
 
 
 @every_way
@@ -74,41 +94,79 @@ def test_change_and_events_go_with_a_rollback(databases: Settings, way: Way) -> 
 @pytest.mark.parametrize("count", [0, 1, 2, 1500])
 def test_any_number_of_events_is_inserted_in_order(databases: Settings, way: Way, count: int) -> None:
     with way(databases) as transaction:
-        transaction.append(*[Event("order", str(n), "order.placed", {"n": n}) for n in range(count)])
-    assert [row[1] for row in rows(databases)] == [str(n) for n in range(count)]
+        transaction.append(*[placed(version=n + 1) for n in range(count)])
+    assert [row[4]["version"] for row in rows(databases)] == [n + 1 for n in range(count)]
 
 
 @every_way
 def test_a_payload_arrives_as_it_was(databases: Settings, way: Way) -> None:
-    payload = {
-        "big": 2**63 - 1,
-        "bigger": 10**30,
-        "text": "né 'quoted' \"twice\" \\ %s %(x)s %% :x {} ?",
-        "list": [None, True, 1.5],
-        "nested": {"a": {}},
-    }
+    event = placed(
+        schema_version=2,
+        traceparent="00-a-b-01",
+        unit="KGM",
+        big=2**63 - 1,
+        bigger=10**30,
+        text="né 'quoted' \"twice\" \\ %s %(x)s %% :x {} ?",
+        list=[None, True, 1.5],
+        nested={"a": {}},
+    )
     with way(databases) as transaction:
-        transaction.append(Event("order", "7", "order.placed", payload, schema_version=3, traceparent="00-a-b-01"))
-    assert rows(databases) == [("order", "7", "order.placed", 3, payload, "00-a-b-01")]
+        transaction.append(event)
+    assert rows(databases) == [("order", KEY, "placed", 2, event.payload, "00-a-b-01")]
     assert (
         query(databases, "SELECT payload::text FROM outbox")[0][0]
-        == query(databases, "SELECT %s::jsonb::text", parameters=[json.dumps(payload)])[0][0]
+        == query(databases, "SELECT %s::jsonb::text", parameters=[json.dumps(event.payload)])[0][0]
     )
 
 
 @every_way
+def test_a_decimal_keeps_its_digits(databases: Settings, way: Way) -> None:
+    with way(databases) as transaction:
+        transaction.append(placed(price=Decimal("0.12345678901234567890123"), prices=[Decimal("1.10")]))
+    found = query(databases, "SELECT payload ->> 'price', payload ->> 'prices' FROM outbox")
+    assert found == [("0.12345678901234567890123", "[1.10]")]
+
+
+@every_way
+@pytest.mark.parametrize("refused", [placed(quantity=0), placed(schema_version=9)], ids=["invalid", "undeclared"])
+def test_one_refused_event_writes_none(databases: Settings, way: Way, refused: Event) -> None:
+    with way(databases) as transaction:
+        transaction.change(uuid.uuid4())
+        with pytest.raises(Failure):
+            transaction.append(EVENT, refused)
+    assert len(items(databases)) == 1, "the transaction goes on"
+    assert rows(databases) == []
+
+
+@every_way
 def test_a_payload_that_is_no_json_is_refused(databases: Settings, way: Way) -> None:
-    with pytest.raises(Exception, match="not JSON serializable"), way(databases) as transaction:
-        transaction.append(Event("order", "7", "order.placed", {"when": object()}))
+    with raises("event-invalid", "order.placed.v1"), way(databases) as transaction:
+        transaction.append(placed(when=object()))
     assert rows(databases) == []
 
 
 @every_way
 def test_a_payload_that_would_not_fit_into_a_record_is_refused(databases: Settings, way: Way) -> None:
     with pytest.raises(Exception, match="payload_fits_a_record") as refused, way(databases) as transaction:
-        transaction.append(Event("order", "7", "order.placed", {"text": "x" * 1_000_000}))
+        transaction.append(placed(text="x" * 1_000_000))
     assert "IntegrityError" in {kind.__name__ for kind in type(refused.value).__mro__}
     assert rows(databases) == []
+
+
+NUMBERS = [2**70, -1, 0.1, 1e22, 5e-90, -0.0, Decimal("1E+5"), Decimal("-0.00"), Decimal("1.10"), Decimal(10) ** 99]
+TEXTS = ["", "\\u0000", "\U0001f600", "\x7f\t\n", "</script>", "'", "\u2028", "x" * 10_000]
+
+
+@pytest.mark.parametrize("value", [*NUMBERS, *TEXTS, {"": {"a": NUMBERS}}, {1: 2}, [[[]]] * 3, uuid.UUID(int=7)])
+def test_a_sink_reads_what_was_validated(databases: Settings, engine: Engine, value: object) -> None:
+    event = placed(value=value)
+    (row,) = writing.rows([event])
+    with engine.begin() as connection:
+        append(connection, event)
+    [(stored,)] = query(databases, "SELECT payload::text FROM outbox")
+    validated, read = parse_json(row["payload"].encode()), parse_json(stored.encode())
+    assert read == validated
+    assert read[1] is None
 
 
 # Statements --------------------------------------------------------------------------------------------------------
