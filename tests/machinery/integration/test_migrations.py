@@ -27,7 +27,7 @@ from outbox.writing.append import OUTBOX
 from tests.support.failures import raises
 from tests.support.queries import query
 
-APPEND = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('a', 'b', 'c', '{}')"
+APPEND = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('order', 'b', 'placed', '{}')"
 
 
 @pytest.fixture
@@ -55,11 +55,12 @@ def owner_of(settings: Settings, database: Database) -> Iterator[Connection]:
 
 def test_a_first_run_applies_all_branches_and_a_second_one_nothing(empty: Settings) -> None:
     first = migrate(empty)
-    assert {database: {revision.rpartition("_")[0] for revision in first[database]} for database in first} == {
+    assert {name: {revision.rpartition("_")[0] for revision in applied} for name, applied in first.applied.items()} == {
         "source": {"source_machinery", "source_http", "source_domain"},
         "sink": {"sink_machinery", "sink_domain"},
     }
-    assert migrate(empty) == {"source": [], "sink": []}
+    assert set(first.events.added) > {"item.picked.v1", "order.placed.v2"}
+    assert migrate(empty) == ({"source": [], "sink": []}, ([], []))
 
 
 def test_two_runs_at_once_wait_for_each_other(empty: Settings) -> None:
@@ -67,7 +68,7 @@ def test_two_runs_at_once_wait_for_each_other(empty: Settings) -> None:
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         both = list(pool.map(migrate, [empty, empty]))
     for database in ("source", "sink"):
-        assert sorted(bool(applied[database]) for applied in both) == [False, True], both
+        assert sorted(bool(one.applied[database]) for one in both) == [False, True], both
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(empty: Settings) -> None:
@@ -115,11 +116,17 @@ def test_the_outbox_and_its_publication_are_never_dropped(databases: Settings) -
     ]
 
 
+# SQLAlchemy 2.1 reflects a constraint that is NOT VALID with a warning about its own keyword.
+reflecting = pytest.mark.filterwarnings("ignore:Can't validate argument 'dialect_options'")
+
+
+@reflecting
 def test_declared_and_migrated_tables_are_the_same(shared_databases: Settings) -> None:
     with owner_of(shared_databases, "source") as connection:
         assert differences(connection) == []
 
 
+@reflecting
 @pytest.mark.parametrize(
     "change",
     [
