@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,19 +22,21 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from outbox.base import project
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config, request_timeout_s
-from outbox.relay import connectors
 from outbox.stack.postgres import Postgres
 from outbox.stack.stack import Stack
 from outbox.writing.dbapi import Event, append
+from tests.support.failures import raises
 from tests.support.paths import ROOT
 from tests.support.topic_reader import Log, Record
 
 PAGE = (ROOT / "docs" / "existing-service.md").read_text()
 BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?:^ {4}.*\n)+", PAGE, re.MULTILINE)]
 PASSWORD = "of-the-shop"
+TOPIC = "shop.order"
 # As other tools have made it: Alembic for its tables, and one that is called as one of ours.
 THEIRS = """
 CREATE TABLE orders (id text PRIMARY KEY, cents bigint NOT NULL);
@@ -75,15 +78,18 @@ def shop(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sho
     """The service before it has an outbox, with the folder and the settings of the page."""
     folder = tmp_path_factory.mktemp("a shop")
     (folder / "pyproject.toml").write_text(block("[tool.outbox]"))
-    (folder / "connect").mkdir()
+    events = folder / "connect" / "events" / "order"
+    events.mkdir(parents=True)
     shutil.copy(ROOT / "connect" / "outbox.json", folder / "connect")
+    (events / "aggregate.toml").write_text(block("key = "))
+    (events / "placed.v1.schema.json").write_text(block("{"))
 
     postgres, embedded = Postgres(stack.settings), stack.settings
     postgres.psql(f"CREATE ROLE shop LOGIN PASSWORD '{PASSWORD}'")
     postgres.psql("CREATE DATABASE shop OWNER shop")
     settings = embedded.model_copy(
         update={"source_db_name": "shop", "source_db_role_prefix": "outbox"}
-        | {"topic": "shop.orders", "connector": "shop_outbox"}
+        | {"topic_prefix": "shop", "connector": "shop_outbox"}
     )
 
     def connect() -> psycopg.Connection[tuple[Any, ...]]:
@@ -105,7 +111,7 @@ def shop(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sho
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("OUTBOX_", "PYTHONPATH"))},
         **variables,
-        "OUTBOX_PROJECT": str(folder),
+        project.VARIABLE: str(folder),
         **{f"OUTBOX_SOURCE_DB_{role}_PASSWORD": password for role, password in passwords.items()},
         "OUTBOX_SOURCE_DB_HOST": embedded.source_db_host,
         "OUTBOX_SOURCE_DB_PORT": str(embedded.source_db_port),
@@ -129,8 +135,10 @@ def migrated(shop: Shop) -> Shop:
     for _ in range(2):  # to be repeated for a change of passwords
         shop.run(block("psql -X -d postgres"))
     shop.run(block("psql -X -d shop"))
-    assert "applied source_machinery_0001" in shop.run(block("outbox migrate"))
-    assert "up to date" in shop.run(block("outbox migrate"))
+    first, second = (shop.run(block("outbox migrate")) for _ in range(2))
+    assert "applied source_machinery_0001" in first
+    assert "added order.placed.v1" in first
+    assert second.count("up to date") == 2
     return shop
 
 
@@ -141,14 +149,24 @@ def relaying(migrated: Shop) -> Iterator[Shop]:
     yield migrated
     migrated.run("outbox connect remove --drop-slot --yes")
     admin = AdminClient(client_config(migrated.settings))
-    names = [spec.name for spec in connectors.topic_specs(migrated.settings)]
-    for request in admin.delete_topics(names).values():
+    for request in admin.delete_topics([TOPIC, "shop_outbox.offsets", "shop_outbox.markers"]).values():
         request.result(request_timeout_s())
+
+
+@pytest.fixture
+def in_the_service(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets this process be the service: `append` reads the declarations of the shop."""
+    monkeypatch.setenv(project.VARIABLE, str(shop.folder))
+
+
+def placed(order_id: str, cents: int = 700) -> Event:
+    """The event of the page."""
+    return Event("order", order_id, "placed", {"order_id": order_id, "cents": cents})
 
 
 def records_of(shop: Shop, key: str) -> list[Record]:
     """The records of a key, once there is one."""
-    with closing(Log(shop.settings)) as log:
+    with closing(Log(shop.settings, [TOPIC])) as log:
         return wait_for(
             f"a record of {key}",
             lambda: [record for record in log.read() if record.key == key],
@@ -167,17 +185,60 @@ def test_the_service_keeps_what_it_has(migrated: Shop) -> None:
         assert public == (True,), "others of its clients may still connect"
 
 
+@pytest.mark.usefixtures("in_the_service")
 def test_the_service_may_write_events_and_not_read_them(migrated: Shop) -> None:
     with closing(migrated.connect()) as connection:
-        append(connection, Event("order", "1", "order.placed", {}))
+        append(connection, placed("1"))
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute("SELECT FROM outbox")
         connection.rollback()
 
 
+@pytest.mark.usefixtures("in_the_service")
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        (Event("order", "1", "paid", {"order_id": "1", "cents": 1}), "event-undeclared"),
+        (placed("1", cents=-1), "event-invalid"),
+        (Event("order", "2", "placed", placed("1").payload), "event-key-mismatch"),
+    ],
+)
+def test_append_refuses_what_the_page_says(migrated: Shop, event: Event, code: str) -> None:
+    assert f"`{code}`" in PAGE
+    with closing(migrated.connect()) as connection, raises(code):
+        append(connection, event)
+
+
+def test_the_table_refuses_undeclared_events_of_other_clients(migrated: Shop) -> None:
+    insert = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('order', '1', 'paid', '{}')"
+    with closing(migrated.connect()) as connection:
+        with pytest.raises(psycopg.errors.CheckViolation, match="event_is_declared"):
+            connection.execute(insert)
+        connection.rollback()
+
+
+def test_a_wheel_without_its_dependencies_is_enough(migrated: Shop) -> None:
+    """The packages that the page installs for the service, beside the driver."""
+    named = re.search(r"`pip install (msgspec [^`]*)`", PAGE)
+    assert named is not None
+    distributions = ["psycopg", "psycopg-binary", "typing_extensions", *named[1].split()]
+    packages = migrated.folder / "packages"
+    packages.mkdir()
+    for distribution in map(metadata.distribution, distributions):
+        for top in {file.parts[0] for file in distribution.files or () if ".." not in file.parts}:
+            (packages / top).symlink_to(str(distribution.locate_file(top)))
+    shutil.copytree(ROOT / "outbox", packages / "outbox")  # a link would lead to the project of the repository
+    program = "from outbox.writing.dbapi import Event; from outbox.writing.rows import rows; import psycopg;"
+    checked = "print(rows([Event('order', '1', 'placed', {'order_id': '1', 'cents': 1})])[0]['payload'])"
+    path = {"PYTHONPATH": str(packages)}
+    found = migrated._replace(environment=path).succeed([sys.executable, "-S", "-c", program + checked])
+    assert json.loads(found) == {"order_id": "1", "cents": 1}
+
+
+@pytest.mark.usefixtures("in_the_service")
 def test_change_and_event_are_committed_together_and_relayed(relaying: Shop) -> None:
     with closing(relaying.connect()) as connection:
-        append(connection, Event("order", "7", "order.refused", {}))
+        append(connection, placed("7", cents=1))
         connection.rollback()
     imports = "import psycopg\nfrom outbox.writing.dbapi import Event, append\norder_id = '7'\n"
     as_shop = {**relaying.environment, "PGPASSWORD": PASSWORD}
@@ -187,7 +248,7 @@ def test_change_and_event_are_committed_together_and_relayed(relaying: Shop) -> 
         assert connection.execute("SELECT id, cents FROM orders").fetchall() == [("7", 700)]
     (record,) = records_of(relaying, "7")
     assert json.loads(record.value) == {"order_id": "7", "cents": 700}
-    assert (record.headers["eventType"], record.headers["schemaVersion"]) == ("order.placed", "1")
+    assert (record.headers["eventType"], record.headers["schemaVersion"]) == ("placed", "1")
 
 
 def test_the_consumer_of_the_page_applies_a_repeated_event_once(migrated: Shop) -> None:
@@ -209,9 +270,10 @@ def test_the_consumer_of_the_page_applies_a_repeated_event_once(migrated: Shop) 
     assert applied == [{"cents": 700}]
 
 
+@pytest.mark.usefixtures("in_the_service")
 def test_relayed_events_are_pruned_without_a_sink_database(relaying: Shop) -> None:
     with closing(relaying.connect()) as connection, connection:
-        append(connection, Event("order", "8", "order.placed", {}))
+        append(connection, placed("8"))
     records_of(relaying, "8")
     pruned = json.loads(relaying.run(f"{block('outbox prune').strip()} --keep-hours 0 --json"))
     assert pruned["outbox"]["deleted"] > 0
