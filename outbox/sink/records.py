@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -36,7 +36,9 @@ UUID_V7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0
 UUIDS_V7 = rf"\A{UUID_V7.pattern}\z"  # for Arrow
 DAY_MS = 24 * 60 * 60 * 1000
 FUTURE_MAX_MS = DAY_MS
-AT_ONCE = 1_000  # records that are decoded by columns; a bad one costs its neighbours some time
+AT_ONCE = 1_000  # records of an event that are decoded by columns; a bad one costs its neighbours some time
+AT_ONCE_EVENTS_MAX = 8
+JOINED_MAX_BYTES = 4 << 20  # of values; a single larger part stays alone
 Kind = tuple[str | None, str | None]  # event type and schema version, as the headers have them
 NO_NAME = "?"  # of a skipped event whose type or version nobody can ever declare
 UNKNOWN_TYPE, UNKNOWN_VERSION = "unknown event type", "unknown schema version"
@@ -81,6 +83,14 @@ class Records:
             offsets=each(Message.offset),
         )
 
+    @classmethod
+    def together(cls, parts: Sequence[Records]) -> Records:
+        """What these have together, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*(list(chain.from_iterable(column)) for column in columns))
+
     def __len__(self) -> int:
         return len(self.offsets)
 
@@ -123,6 +133,7 @@ class RecordDecoder(ABC):
 
     types: Mapping[str, Sequence[Column]]
     schema_versions: Mapping[str, int] = MappingProxyType({})  # by name, the version that the columns are of
+    at_once = AT_ONCE  # records that are best decoded together
     key: str
     version: str | None = None
 
@@ -219,6 +230,7 @@ class EventDecoder(RecordDecoder):
             for one in wanted
             for version, (schema, upcaster) in one.accepts.items()
         }
+        self.at_once = AT_ONCE * min(max(len(self.types), 1), AT_ONCE_EVENTS_MAX)
         self._takes_all = any(one.by_aggregate for one in wanted)
         self._takes_every_version = {one.schema.type for one in wanted if not one.by_version}
         schemas = [schema for aggregate in aggregates for schema in aggregate.schemas]
@@ -267,8 +279,8 @@ class EventDecoder(RecordDecoder):
 
     def decode(self, records: Records) -> Decoded:
         """As every decoder. Where all records of an event are valid they are decoded by columns, in half the time."""
-        if len(records) > AT_ONCE:
-            return self.decode_parts(records.parts(AT_ONCE))
+        if len(records) > self.at_once:
+            return self.decode_parts(records.parts(self.at_once))
         try:
             headers = [
                 {name: None if content is None else content.decode() for name, content in one}
@@ -386,6 +398,21 @@ class EventDecoder(RecordDecoder):
             found = f"{shortened(repr(version))} of {type_}"
             return Rejection(UNKNOWN_VERSION, f"header schemaVersion: {found} is not declared")
         return Rejection(UNKNOWN_TYPE, f"header eventType: {shortened(repr(type_))} is not declared on {self.topic}")
+
+
+def joined(parts: Iterable[Records], count: int) -> Iterator[Records]:
+    """The same records in larger parts: of so many at least, unless they are large."""
+    waiting: list[Records] = []
+    size_bytes = 0
+    for part in parts:
+        of_part = sum(len(value) for value in part.values if value is not None)
+        if waiting and (sum(map(len, waiting)) >= count or size_bytes + of_part > JOINED_MAX_BYTES):
+            yield Records.together(waiting)
+            waiting, size_bytes = [], 0
+        waiting.append(part)
+        size_bytes += of_part
+    if waiting:
+        yield Records.together(waiting)
 
 
 def made_at_ms(event_id: str) -> int:

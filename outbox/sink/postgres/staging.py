@@ -29,7 +29,7 @@ from outbox.sink import dead_letters, partitions
 from outbox.sink.batch import Decoded, Rows, Staged, Traced, event_ids
 from outbox.sink.layout import EVENT_TYPE, Layout
 from outbox.sink.postgres import binary
-from outbox.sink.records import RecordDecoder, Records
+from outbox.sink.records import RecordDecoder, Records, joined
 
 COPY_BUFFER_BYTES = 1 << 20
 TRACED_MAX = 100  # per task
@@ -171,7 +171,7 @@ class Copier:
             connection,
             connection.cursor() as cursor,
         ):
-            for records in read:
+            for records in joined(read, self.decoder.at_once):
                 decoded = self.decoder.decode(records)
                 self._copy(cursor, attempt, decoded)
                 rows += sum(table.num_rows for table in decoded.rows.values())
