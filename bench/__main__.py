@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 import click
 
 from bench import (
+    append,
     backlog,
     by_hand,
     by_the_book,
@@ -100,6 +101,22 @@ def _write(load: clients.Load, workload: str, rounds: int) -> None:
         ("function", "pgbench"),
     ):
         _ratio(f"{one} to {other}", "per_s", found[one], found[other], **what)
+
+
+@main.command("append")
+@click.option("--rounds", default=10, show_default=True, help="How often both sides are compared.")
+@click.option("--transfers", default=500, show_default=True, help="How many each side makes in a round.")
+def append_events(rounds: int, transfers: int) -> None:
+    """Make transfers whose events `append` validates, and transfers whose events it does not, in turns."""
+    with _stack(["postgres"]) as settings:
+        write.make_accounts(settings)
+        with clients.function(clients.Load(settings, 1, write.ACCOUNTS["uniform"], 0)) as make:
+            append.measure(make, transfers)  # the first transactions of a connection are slow
+            compared = [append.measure(make, transfers) for _ in range(rounds)]
+    found = {"validated": [one[True] for one in compared], "not validated": [one[False] for one in compared]}
+    for side, runs in found.items():
+        _print("append", side=side, **append.Transfers(*map(statistics.median, zip(*runs, strict=True)))._asdict())
+    _ratios(found, *append.Transfers._fields)
 
 
 @main.command("relay")

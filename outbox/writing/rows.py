@@ -16,11 +16,13 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.events import catalog
 from outbox.events.catalog import Catalog
-from outbox.events.schema import Column, EventSchema, shortened
+from outbox.events.schema import Column, EventSchema, SqlType, shortened
 from outbox.events.values import ESCAPED_NUL, convert, parse_json
 from outbox.writing.event import Event
 from outbox.writing.payload import NOT_ENCODABLE, encode
 
+# Whatever is valid has a place in columns of these types.
+ALWAYS_FIT: set[SqlType] = {"uuid", "bigint", "numeric", "boolean"}
 COLUMNS = tuple(field.name for field in fields(Event))
 
 
@@ -40,21 +42,21 @@ def rows(events: Sequence[Event]) -> list[dict[str, Any]]:
     (`event-deprecated`), whose payload a sink would set aside (`event-invalid`), or whose payload has another key
     (`event-key-mismatch`).
     """
-    contract = _contract(os.environ.get(project.VARIABLE))
-    return [_row(event, contract) for event in events]
+    allowed = contract(os.environ.get(project.VARIABLE))
+    return [_row(event, allowed) for event in events]
 
 
 @cache
-def _contract(_named: str | None) -> Contract:
-    """The contract of the project, which a process reads once."""
+def contract(_named: str | None) -> Contract:
+    """The contract of this process's project, which ``OUTBOX_PROJECT`` may name. It is read once."""
     chosen = project.current()
     return Contract(catalog.load(chosen.events, chosen.topic_prefix), chosen.validate_events)
 
 
-def _row(event: Event, contract: Contract) -> dict[str, Any]:
-    schema = contract.catalog.schema(event.aggregatetype, event.type, event.schema_version)
+def _row(event: Event, allowed: Contract) -> dict[str, Any]:
+    schema = allowed.catalog.schema(event.aggregatetype, event.type, event.schema_version)
     if schema.is_deprecated:
-        file = contract.catalog.file(event.aggregatetype, event.type, event.schema_version)
+        file = allowed.catalog.file(event.aggregatetype, event.type, event.schema_version)
         raise Failure(
             f"event {schema.name} is deprecated",
             f'write a newer version of it, or remove "deprecated" from {file}',
@@ -64,8 +66,8 @@ def _row(event: Event, contract: Contract) -> dict[str, Any]:
         encoded = encode(event.payload)
     except NOT_ENCODABLE as error:
         raise _invalid(schema, f"the payload cannot be written as JSON: {error}") from error
-    if contract.validates:
-        _require_valid(event, encoded, schema, contract.catalog.aggregates[event.aggregatetype].key)
+    if allowed.validates:
+        _require_valid(event, encoded, schema, allowed.catalog.aggregates[event.aggregatetype].key)
     return {**vars(event), "payload": encoded.decode()}
 
 
@@ -74,20 +76,33 @@ def _require_valid(event: Event, encoded: bytes, schema: EventSchema, key: str) 
     if rejection is not None:
         raise _invalid(schema, rejection.detail)
     schema.require_valid(payload)
-    values = {column.name: _converted(schema, column, payload) for column in schema.columns}
+    for column in _converted(schema):
+        _require_place(schema, column, payload)
     if b"\\u0000" in encoded and ESCAPED_NUL.search(encoded.decode()):
         raise _invalid(schema, "a text contains NUL, which Postgres cannot store")
-    if event.aggregateid != str(values[key]):
+    repeated = str(convert(_type(schema, key), payload[key]))
+    if event.aggregateid != repeated:
         raise Failure(
-            f"event {schema.name}: its aggregateid {event.aggregateid!r} is not its {key}, {str(values[key])!r}",
+            f"event {schema.name}: its aggregateid {event.aggregateid!r} is not its {key}, {repeated!r}",
             f"both must be the same text: {key} repeats the key of the record",
             code="event-key-mismatch",
         )
 
 
-def _converted(schema: EventSchema, column: Column, payload: dict[str, Any]) -> Any:
+@cache
+def _converted(schema: EventSchema) -> list[Column]:
+    """The columns in which Postgres may have no place for a valid value."""
+    return [column for column in schema.columns if column.type not in ALWAYS_FIT]
+
+
+@cache
+def _type(schema: EventSchema, name: str) -> SqlType:
+    return next(column.type for column in schema.columns if column.name == name)
+
+
+def _require_place(schema: EventSchema, column: Column, payload: dict[str, Any]) -> None:
     try:
-        return convert(column.type, payload.get(column.name))
+        convert(column.type, payload.get(column.name))
     except ValueError as error:
         raise _invalid(schema, f"$.{column.name}: {error}") from None
 
