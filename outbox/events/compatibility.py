@@ -108,8 +108,10 @@ def _rule(old: Tree, new: Tree, path: str, *, is_closed: bool = False) -> Iterat
         yield from compared(old, new, path)
     is_closed = is_closed or _limits_properties(old) or _limits_properties(new)
     yield from _properties(old, new, path, is_closed=is_closed)
-    if "items" in old or "items" in new:
-        yield from _rule(old.get("items", {}), new.get("items", {}), f"{path}[]")
+    if ("items" in old) is not ("items" in new):
+        yield _changed("items", path)
+    elif "items" in old:
+        yield from _rule(old["items"], new["items"], f"{path}[]")
     for keyword in ("allOf", "anyOf"):
         before, after = old.get(keyword, []), new.get(keyword, [])
         if len(before) != len(after):
@@ -185,8 +187,8 @@ def _properties(old: Tree, new: Tree, path: str, *, is_closed: bool) -> Iterator
         else:
             yield "property-removed", _joined(path, name), "it is gone"
     for name in after.keys() - before.keys():
-        if is_closed or name in required[0]:
-            message = "it is new, and the schema has a rule for properties of that name already"
+        if is_closed or name in required[0] or "properties" not in old:
+            message = "it is new, and events that are written already may have it with any content"
             yield "property-not-allowed", _joined(path, name), message
     if not _same(old.get("additionalProperties"), new.get("additionalProperties")) and "additionalProperties" in new:
         yield _changed("additionalProperties", path)

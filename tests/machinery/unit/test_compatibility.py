@@ -1,0 +1,488 @@
+"""Which edits of a published event are compatible, and that those are: no payload, column or reader is lost."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from outbox.base.errors import Failure
+from outbox.events.compatibility import compare, compare_schemas
+from outbox.events.expansion import expanded
+from outbox.events.finding import Finding
+from outbox.events.schema import EventSchema
+from outbox.events.values import convert
+from tests.support.declared import TOML, Events, payload
+
+TEXT = {"type": "string"}
+BIGINT = {"type": "integer", "minimum": 0, "maximum": 100}
+
+
+def edit(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, str]]:
+    """The rules that an edit breaks, each with its property."""
+    old, new = (EventSchema("order", "placed", 1, one) for one in (before, after))
+    return sorted((finding.rule, finding.property) for finding in compare_schemas(old, new))
+
+
+def of(rule: Any, defs: Any = None, *, required: bool = True, **more: Any) -> dict[str, Any]:
+    return payload({"it": rule}, ("it",) if required else (), **more, **({"$defs": defs} if defs else {}))
+
+
+def nested(rule: Any) -> dict[str, Any]:
+    lines = {"type": "array", "items": {"type": "object", "properties": {"it": rule}, "required": ["it"]}}
+    return payload({"lines": lines}, ("lines",))
+
+
+ANNOTATED = {"title": "t", "description": "d", "examples": ["x"], "$comment": "c", "default": "x", "x-owner": "me"}
+COMPATIBLE: list[tuple[Any, Any]] = [
+    (TEXT, TEXT | ANNOTATED),
+    (TEXT | ANNOTATED, TEXT),
+    (TEXT, {"$ref": "#/$defs/text"}),
+    ({"$ref": "#/$defs/text"}, {"$ref": "#/$defs/other", "description": "d"}),
+    ({"$ref": "#/$defs/text", "maxLength": 3}, {"maxLength": 4, "type": "string"}),
+    ({"type": ["string", "null"]}, {"type": ["null", "string"]}),
+    (BIGINT, BIGINT | {"minimum": -1, "maximum": 101}),
+    ({"type": "integer", "minimum": 0}, {"type": "integer"}),
+    ({"type": "integer", "minimum": 1}, {"type": "integer", "exclusiveMinimum": 0}),
+    ({"type": "number", "exclusiveMaximum": 9}, {"type": "number", "maximum": 9}),
+    ({"type": "number", "exclusiveMaximum": 9}, {"type": "number", "exclusiveMaximum": 9.5}),
+    (TEXT | {"minLength": 2, "maxLength": 5}, TEXT | {"minLength": 1, "maxLength": 6}),
+    (TEXT | {"minLength": 2, "maxLength": 5}, TEXT),
+    (TEXT | {"pattern": "^a"}, TEXT),
+    (TEXT | {"format": "email"}, TEXT),
+    ({"type": "number", "multipleOf": 2}, {"type": "number"}),
+    ({"type": "array", "minItems": 1, "maxItems": 2, "uniqueItems": True}, {"type": "array", "maxItems": 3}),
+    ({"enum": ["a"]}, {"enum": ["b", "a"]}),
+    ({"const": "a"}, {"enum": ["b", "a"]}),
+    ({"type": "object", "additionalProperties": False}, {"type": "object"}),
+    ({"properties": {"old": TEXT}}, {"properties": {"old": TEXT, "new": TEXT}}),
+    ({"anyOf": [TEXT | {"maxLength": 2}, BIGINT]}, {"anyOf": [TEXT | {"maxLength": 3}, BIGINT]}),
+    ({"type": "object", "patternProperties": {"^x": TEXT}}, {"type": "object", "patternProperties": {"^x": TEXT}}),
+]
+INCOMPATIBLE: list[tuple[Any, Any, str]] = [
+    (TEXT, {"type": "boolean"}, "type-changed"),
+    (TEXT, {"type": ["string", "null"]}, "type-changed"),
+    ({"type": ["string", "null"]}, TEXT, "type-changed"),
+    (TEXT, {}, "type-changed"),
+    ({}, TEXT, "type-changed"),
+    ({"type": "integer"}, {"type": "number"}, "type-changed"),
+    (BIGINT, BIGINT | {"minimum": 1}, "bound-narrowed"),
+    (BIGINT, BIGINT | {"maximum": 99}, "bound-narrowed"),
+    (BIGINT, BIGINT | {"exclusiveMaximum": 100}, "bound-narrowed"),
+    ({"type": "number", "minimum": 0}, {"type": "number", "exclusiveMinimum": 0}, "bound-narrowed"),
+    (TEXT, TEXT | {"maxLength": 1000}, "bound-narrowed"),
+    (TEXT, TEXT | {"minLength": 1}, "bound-narrowed"),
+    ({"type": "array"}, {"type": "array", "maxItems": 9}, "bound-narrowed"),
+    (TEXT, TEXT | {"pattern": ""}, "keyword-changed"),
+    (TEXT | {"pattern": "^a"}, TEXT | {"pattern": "^[ab]"}, "keyword-changed"),
+    (TEXT, TEXT | {"format": "email"}, "keyword-changed"),
+    ({"type": "number", "multipleOf": 2}, {"type": "number", "multipleOf": 1}, "keyword-changed"),
+    ({"enum": ["a", "b"]}, {"enum": ["a"]}, "value-removed"),
+    ({"enum": ["a"]}, {"enum": ["b"]}, "value-removed"),
+    ({"enum": ["a"]}, {"enum": ["a", None]}, "type-changed"),
+    ({"enum": [1]}, {"enum": [1, True]}, "type-changed"),
+    ({"enum": [1]}, {"enum": [True]}, "value-removed"),
+    (TEXT | {"enum": ["a"]}, TEXT, "keyword-changed"),
+    (TEXT, TEXT | {"enum": ["a"]}, "keyword-changed"),
+    ({"const": "a"}, {"const": "b"}, "value-removed"),
+    ({"not": {"const": 0}}, {}, "keyword-changed"),
+    ({"oneOf": [TEXT | {"maxLength": 2}]}, {"oneOf": [TEXT | {"maxLength": 3}]}, "keyword-changed"),
+    ({"anyOf": [TEXT]}, {"anyOf": [TEXT, BIGINT]}, "keyword-changed"),
+    ({"type": "object"}, {"type": "object", "additionalProperties": False}, "keyword-changed"),
+    ({"type": "array"}, {"type": "array", "items": TEXT}, "keyword-changed"),
+    ({"unknown": 1}, {"unknown": 2}, "keyword-changed"),
+]
+DEFS = {"text": TEXT, "other": {"$ref": "#/$defs/text"}}
+
+
+@pytest.mark.parametrize(("before", "after"), COMPATIBLE)
+@pytest.mark.parametrize("place", [of, nested])
+def test_compatible_edit_has_no_finding(place: Any, before: Any, after: Any) -> None:
+    assert edit({**place(before), "$defs": DEFS}, {**place(after), "$defs": DEFS}) == []
+
+
+@pytest.mark.parametrize(("before", "after", "rule"), INCOMPATIBLE)
+@pytest.mark.parametrize(("place", "path"), [(of, "it"), (nested, "lines[].it")])
+def test_incompatible_edit_names_rule_and_property(place: Any, path: str, before: Any, after: Any, rule: str) -> None:
+    assert (rule, path) in edit(place(before), place(after))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (BIGINT, {"type": "integer", "minimum": 0}),
+        (BIGINT, {"type": "integer", "exclusiveMinimum": -1, "maximum": 100}),
+        (TEXT | {"format": "uuid"}, TEXT),
+        (TEXT | {"format": "date-time"}, TEXT),
+    ],
+)
+def test_change_of_the_column_is_incompatible(before: Any, after: Any) -> None:
+    assert edit(of(before), of(after)) == [("column-changed", "it")]
+    assert edit(nested(before), nested(after)) == []
+
+
+class TestProperties:
+    def test_new_optional_one_is_compatible(self) -> None:
+        assert edit(payload(), of(TEXT, required=False)) == []
+
+    def test_new_required_one_is_not(self) -> None:
+        assert ("required-changed", "it") in edit(payload(), of(TEXT))
+        assert ("required-changed", "it") in edit(
+            payload(), payload(allOf=[{"required": ["it"]}, of(TEXT, required=False)])
+        )
+
+    @pytest.mark.parametrize(
+        "closed", [{"additionalProperties": False}, {"additionalProperties": TEXT}, {"patternProperties": {"^i": TEXT}}]
+    )
+    def test_new_one_is_not_where_others_are_limited(self, closed: dict[str, Any]) -> None:
+        assert edit(payload(**closed), of(TEXT, required=False, **closed)) == [("property-not-allowed", "it")]
+        parts = [{"properties": {"a": TEXT}}], [{"properties": {"a": TEXT, "it": TEXT}}]
+        before, after = (payload(**closed, allOf=part) for part in parts)
+        assert edit(before, after) == [("property-not-allowed", "it")]
+
+    def test_rule_for_one_that_was_required_already_is_not(self) -> None:
+        assert ("property-not-allowed", "it") in edit(payload(required=("it",)), of(TEXT))
+
+    def test_one_in_an_object_of_any_content_is_not(self) -> None:
+        found = edit(of({"type": "object"}), of({"type": "object", "properties": {"new": TEXT}}))
+        assert found == [("property-not-allowed", "it.new")]
+
+    def test_removed_one_is_not(self) -> None:
+        assert ("property-removed", "it") in edit(of(TEXT, required=False), payload())
+
+    def test_required_one_that_becomes_optional_is_not(self) -> None:
+        found = edit(of(TEXT), of(TEXT, required=False))
+        assert found == [("column-changed", "it"), ("required-changed", "it")]
+
+    def test_optional_one_that_becomes_required_is_not(self) -> None:
+        assert ("required-changed", "it") in edit(of(TEXT, required=False), of(TEXT))
+
+    def test_order_is_free(self) -> None:
+        before, after = payload({"a": TEXT, "b": TEXT}, ("a", "b")), payload({"b": TEXT, "a": TEXT}, ("b", "a"))
+        assert edit(before, after) == []
+
+
+class TestRecursion:
+    @staticmethod
+    def tree(rule: Any, keyword: str = "items") -> dict[str, Any]:
+        node = {"type": "object", "properties": {"name": rule, "more": {keyword: {"$ref": "#/$defs/node"}}}}
+        return of({"$ref": "#/$defs/node"}, {"node": node})
+
+    def test_wider_rule_is_compatible(self) -> None:
+        assert edit(self.tree(TEXT | {"maxLength": 2}), self.tree(TEXT)) == []
+
+    def test_narrower_rule_is_named(self) -> None:
+        assert edit(self.tree(TEXT), self.tree(TEXT | {"maxLength": 2})) == [("bound-narrowed", "it.name")]
+
+    @pytest.mark.parametrize("keyword", ["not", "contains"])
+    def test_wider_rule_that_excludes_more_is_not(self, keyword: str) -> None:
+        before, after = self.tree(TEXT | {"maxLength": 2}, keyword), self.tree(TEXT, keyword)
+        assert edit(before, after) == [("not-comparable", "")]
+        assert edit(before, before) == []
+
+    def test_references_that_multiply_are_not_followed(self) -> None:
+        both = {
+            f"d{one}": {"properties": {"a": (more := {"$ref": f"#/$defs/d{one + 1}"}), "b": more}} for one in range(40)
+        }
+        before, after = (of({"$ref": "#/$defs/d0"}, {**both, "d40": rule}) for rule in (TEXT, BIGINT))
+        assert edit(before, after) == [("not-comparable", "")]
+
+    def test_unevaluated_properties_depend_on_everything(self) -> None:
+        before, after = (of(rule, unevaluatedProperties=False) for rule in (TEXT | {"maxLength": 2}, TEXT))
+        assert ("keyword-changed", "") in edit(before, after)
+
+
+class TestCatalogs:
+    @pytest.fixture
+    def events(self, tmp_path: Path) -> Events:
+        common = {"$defs": {"text": TEXT | {"maxLength": 9}}}
+        order = of({"$ref": "../common.schema.json#/$defs/text"})
+        events = Events(tmp_path).write("common.schema.json", common)
+        events.aggregate("order", placed_v1=order, paid_v1=payload(), lost_v1=payload(deprecated=True))
+        return events.aggregate("item", moved_v1=order)
+
+    @staticmethod
+    def compared(events: Events, after: Events) -> list[Finding]:
+        before = events.load()
+        return compare(before, after.load())
+
+    def test_nothing_published_allows_everything(self, tmp_path: Path, events: Events) -> None:
+        assert self.compared(Events(tmp_path / "none"), events) == []
+
+    def test_new_events_and_versions_are_compatible(self, events: Events) -> None:
+        before = events.load()
+        events.aggregate("order", placed_v2=payload(), sent_v1=payload()).aggregate("refund", paid_v1=payload())
+        assert compare(before, events.load()) == []
+
+    def test_edit_of_a_shared_definition_counts_for_each_event(self, events: Events) -> None:
+        before = events.load()
+        events.write("common.schema.json", {"$defs": {"text": TEXT | {"maxLength": 8}, "more": BIGINT}})
+        assert [(one.rule, one.file, one.property) for one in compare(before, events.load())] == [
+            ("bound-narrowed", "item/moved.v1.schema.json", "it"),
+            ("bound-narrowed", "order/placed.v1.schema.json", "it"),
+        ]
+        events.write("common.schema.json", {"$defs": {"text": TEXT}})
+        assert compare(before, events.load()) == []
+
+    def test_version_is_removed_only_after_it_was_deprecated(self, events: Events) -> None:
+        before = events.load()
+        for name in ("paid", "lost"):
+            (events.folder / "order" / f"{name}.v1.schema.json").unlink()
+        assert [(one.rule, one.file) for one in compare(before, events.load())] == [
+            ("version-removed", "order/paid.v1.schema.json")
+        ]
+
+    def test_deprecation_is_compatible_and_its_end_is_not(self, events: Events) -> None:
+        before = events.load()
+        events.aggregate("order", paid_v1=payload(deprecated=True))
+        assert compare(before, events.load()) == []
+        events.aggregate("order", lost_v1=payload())
+        assert [(one.rule, one.file) for one in compare(before, events.load())] == [
+            ("deprecation-withdrawn", "order/lost.v1.schema.json")
+        ]
+
+    def test_aggregate_is_removed_only_after_its_events_were_deprecated(self, events: Events, tmp_path: Path) -> None:
+        before = events.aggregate("gone", left_v1=payload(deprecated=True)).load()
+        for name in ("gone", "item"):
+            (events.folder / name).rename(tmp_path.parent / f"{tmp_path.name}-{name}")
+        assert [(one.rule, one.file) for one in compare(before, events.load())] == [
+            ("aggregate-removed", "item/aggregate.toml")
+        ]
+
+    @pytest.mark.parametrize(
+        ("toml", "rule"),
+        [
+            ('key = "it"\nversion = "number"\n', "key-changed"),
+            ('key = "id"\n', "version-changed"),
+            (f'{TOML}topic = "elsewhere"\n', "topic-changed"),
+            (f"{TOML}partitions = 5\n", "partitions-changed"),
+        ],
+    )
+    def test_what_orders_or_routes_the_events_stays(self, events: Events, toml: str, rule: str) -> None:
+        before = events.load()
+        events.aggregate("item", toml)
+        [finding] = compare(before, events.load())
+        assert (finding.rule, finding.file, finding.property) == (rule, "item/aggregate.toml", rule.partition("-")[0])
+
+    def test_default_that_is_written_out_is_no_change(self, events: Events) -> None:
+        before = events.load()
+        events.aggregate("item", f'{TOML}topic = "shop.item"\npartitions = 4\nsource = "items"\n')
+        assert compare(before, events.load()) == []
+
+
+# Any edit: those that are called compatible must be.
+
+NAMES = ["a", "b", "c"]
+NUMBERS = st.integers(-3, 3)
+SIZES = st.integers(0, 3)
+VALUES = ["", "x", "xx", "ab", 0, 1, True, None, Decimal("1.5")]
+
+
+def some(**keywords: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=keywords)
+
+
+LIMITED: dict[str, list[dict[str, Any]]] = {
+    "string": [{"maxLength": 1}, {"minLength": 1}, {"pattern": "^x"}, {"format": "uuid"}, {"format": "email"}],
+    "integer": [{"minimum": 0}, {"exclusiveMaximum": 1}, {"multipleOf": 2}, {"minimum": -9, "maximum": 9}],
+    "number": [{"maximum": 0}, {"exclusiveMinimum": 0}, {"type": "integer"}],
+    "array": [{"minItems": 1}, {"maxItems": 1}, {"uniqueItems": True}, {"items": {"type": "string"}}],
+    "object": [{"additionalProperties": False}, {"additionalProperties": {"type": "string"}}],
+}
+
+
+def typed(name: Any, rest: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    return rest.map(lambda keywords: {"type": name, **keywords})
+
+
+ENUM = st.lists(st.sampled_from([value for value in VALUES if not isinstance(value, Decimal)]), min_size=1, max_size=3)
+LIMITS = dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), NUMBERS)
+FORMATS = st.sampled_from(["uuid", "date-time", "email"])
+LEAVES = st.one_of(
+    typed("string", some(minLength=SIZES, maxLength=SIZES, pattern=st.sampled_from(["^x", "b$"]), format=FORMATS)),
+    typed("integer", some(**LIMITS, multipleOf=st.integers(1, 3))),
+    typed("number", some(**LIMITS)),
+    st.sampled_from([{"type": "boolean"}, {"type": ["string", "null"]}, {}, True, {"$ref": "#/$defs/shared"}]),
+    st.builds(lambda values: {"enum": values}, ENUM),
+    st.sampled_from([{"const": "x"}, {"$ref": "#/$defs/shared", "minLength": 1}, {"not": {"const": "x"}}]),
+)
+
+
+def objects(rules: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    keywords = some(
+        properties=st.dictionaries(st.sampled_from(NAMES), rules, max_size=3),
+        required=st.lists(st.sampled_from(NAMES), unique=True, max_size=2),
+        additionalProperties=st.sampled_from([False, True, {"type": "string"}]),
+        allOf=st.lists(
+            rules.filter(lambda rule: "properties" in rule if isinstance(rule, dict) else False), max_size=1
+        ),
+    )
+    return typed("object", keywords)
+
+
+RULES: st.SearchStrategy[Any] = st.recursive(
+    LEAVES,
+    lambda rules: st.one_of(
+        objects(rules),
+        typed("array", some(items=rules, minItems=SIZES, maxItems=SIZES, uniqueItems=st.booleans())),
+        st.builds(
+            lambda keyword, of: {keyword: of},
+            st.sampled_from(["anyOf", "oneOf"]),
+            st.lists(rules, min_size=1, max_size=2),
+        ),
+    ),
+    max_leaves=3,
+)
+DOCUMENTS = st.builds(
+    lambda top, shared, properties: {
+        **top,
+        "properties": {**top.get("properties", {}), **properties},
+        "$defs": {"shared": shared},
+    },
+    objects(RULES),
+    LEAVES.filter(lambda rule: "$ref" not in rule if isinstance(rule, dict) else True),
+    st.dictionaries(st.sampled_from(NAMES), RULES, min_size=1, max_size=2),
+)
+STRINGS = ["", "x", "xx", "ab", "xxb", "2026-11-21T10:00:00Z", "00000000-0000-7000-8000-000000000001", "a@b.example"]
+SCALARS = st.sampled_from([*VALUES, *STRINGS]) | NUMBERS
+POOLS: dict[str, st.SearchStrategy[Any]] = {
+    "string": st.sampled_from(STRINGS),
+    "integer": NUMBERS | st.just(Decimal("2.0")),
+    "number": NUMBERS | st.just(Decimal("1.5")),
+    "boolean": st.booleans(),
+}
+
+
+def parts(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    """A rule and those that apply to the same value."""
+    return [
+        tree,
+        *(found for name in ("allOf", "anyOf", "oneOf") for one in tree.get(name, ()) for found in parts(one)),
+    ]
+
+
+def value(data: st.DataObject, trees: list[dict[str, Any]]) -> Any:
+    """A value that may be valid by these rules. Its properties are all declared, where any are."""
+    trees = [part for tree in trees for part in parts(tree)]
+    named: list[Any] = [content for tree in trees for content in tree.get("enum", ())]
+    named += [tree["const"] for tree in trees if "const" in tree]
+    types = {tree["type"] for tree in trees if isinstance(tree.get("type"), str)}
+    if data.draw(st.integers(0, 2)) and named:
+        return data.draw(st.sampled_from(named))
+    if "object" in types:
+        names = sorted({name for tree in trees for name in tree.get("properties", ())}) or NAMES
+        chosen = [name for name in names if data.draw(st.integers(0, 3))]
+        return {
+            name: value(data, [tree["properties"][name] for tree in trees if name in tree.get("properties", ())])
+            for name in chosen
+        }
+    if "array" in types:
+        return [value(data, [tree["items"] for tree in trees if "items" in tree]) for _ in range(data.draw(SIZES))]
+    return data.draw(st.one_of([POOLS[name] for name in sorted(types)] or [SCALARS]))
+
+
+def places(node: Any) -> list[dict[str, Any]]:
+    """Every object in a schema, keyword or map."""
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return ([node] if isinstance(node, dict) else []) + [found for child in children for found in places(child)]
+
+
+LOWER, UPPER = {"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum", "maxLength", "maxItems"}
+SMALLEST = {"minLength", "minItems"}
+LIMITING = LOWER | UPPER | SMALLEST
+FITTING: dict[str, set[str]] = {
+    "widen": LIMITING,
+    "narrow": LIMITING,
+    "limit": {"type"},
+    "relax": LIMITING | {"pattern", "format", "multipleOf", "uniqueItems", "type", "enum", "const"},
+    "enum": {"enum"},
+    "property": {"properties"},
+    "required": {"properties"},
+}
+
+
+def move(place: dict[str, Any], outwards: int) -> None:
+    """Move all limits in one schema."""
+    for name in place.keys() & LOWER:
+        place[name] -= outwards
+    for name in place.keys() & SMALLEST:
+        place[name] = max(place[name] - outwards, 0)
+    for name in place.keys() & UPPER:
+        place[name] = max(place[name] + outwards, 0 if name in ("maxLength", "maxItems") else -9)
+
+
+def edited(data: st.DataObject, document: dict[str, Any]) -> dict[str, Any]:
+    """The document after one edit or two."""
+    made = copy.deepcopy(document)
+    for _ in range(data.draw(st.integers(1, 2))):
+        kind = data.draw(st.sampled_from([*FITTING, "remove", "put"]))
+        fitting = [one for one in places(made) if FITTING.get(kind, one.keys()) & one.keys()]
+        if fitting:
+            with suppress(TypeError, AttributeError):  # a property may be called like a keyword
+                change(data, kind, data.draw(st.sampled_from(fitting)))
+        made = copy.deepcopy(made)  # parts that were drawn may be drawn again
+    return made
+
+
+def change(data: st.DataObject, kind: str, place: dict[str, Any]) -> None:
+    """One edit in one object of a schema."""
+    if kind in ("widen", "narrow"):
+        move(place, 1 if kind == "widen" else -1)
+    elif kind == "limit":
+        place.update(copy.deepcopy(data.draw(st.sampled_from(LIMITED.get(place["type"], [{}])))))
+    elif kind in ("relax", "remove"):
+        del place[data.draw(st.sampled_from(sorted(FITTING.get(kind, {*place}) & place.keys())))]
+    elif kind == "enum":
+        place["enum"] = data.draw(st.permutations([*place["enum"], *data.draw(ENUM)]))[:3]
+    elif kind == "property":
+        place["properties"][data.draw(st.sampled_from([*NAMES, "d"]))] = copy.deepcopy(data.draw(RULES))
+    elif kind == "required":
+        place["required"] = data.draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=2))
+    else:
+        contents: list[st.SearchStrategy[Any]] = [RULES, NUMBERS, SIZES, ENUM, st.booleans()]
+        place[data.draw(st.sampled_from(sorted(place)))] = copy.deepcopy(data.draw(st.one_of(contents)))
+
+
+def schema(document: dict[str, Any]) -> EventSchema | None:
+    """The schema of a document; None if it cannot be used."""
+    try:
+        return EventSchema("order", "placed", 1, document)
+    except Failure:
+        return None
+
+
+def columns(of_version: EventSchema, value: dict[str, Any]) -> dict[str, Any]:
+    """A payload as the columns of a version; the problem where there is one."""
+    found: dict[str, Any] = {}
+    for column in of_version.columns:
+        try:
+            found[column.name] = (column.type, convert(column.type, value.get(column.name)))
+        except ValueError as error:
+            found[column.name] = (column.type, str(error))
+    return found
+
+
+@given(DOCUMENTS, st.data())
+@hypothesis_settings(
+    max_examples=400,
+    print_blob=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+def test_compatible_edit_keeps_every_payload_and_column(document: dict[str, Any], data: st.DataObject) -> None:
+    before, after = schema(document), schema(edited(data, document))
+    if before is None or after is None or compare_schemas(before, after):
+        return
+    tree = expanded(before.document)
+    for _ in range(8):
+        found = value(data, [tree])
+        if before.violation(found) is None:
+            assert after.violation(found) is None
+            assert columns(before, found).items() <= columns(after, found).items()
