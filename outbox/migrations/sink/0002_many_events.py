@@ -33,6 +33,8 @@ ALTER TABLE dead_letters
     ADD COLUMN event_type     text,     -- of a valid event, such as account.opened; null in letters from before
     ADD COLUMN schema_version smallint, -- the version whose columns `event` has
     ADD COLUMN resolution     text,     -- why it was discarded
+    -- Whether it holds a valid event: for the pruner, which may not read the event.
+    ADD COLUMN has_event      boolean GENERATED ALWAYS AS (event IS NOT NULL) STORED,
     -- skipped: valid by now, and the sink has not asked for it.
     DROP CONSTRAINT dead_letters_status_check,
     ADD CHECK (status IN ('open', 'replayed', 'discarded', 'skipped'));
@@ -41,6 +43,7 @@ ALTER TABLE sinks ADD COLUMN skipped bigint NOT NULL DEFAULT 0; -- events that i
 
 GRANT SELECT, INSERT, DELETE ON skipped_events TO {writer};
 GRANT SELECT ON skipped_events TO {auditor};
+GRANT SELECT (has_event) ON dead_letters TO {pruner};
 """
 
 
