@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from confluent_kafka import KafkaError, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  # missing in its stubs
 from confluent_kafka.cimpl import NewTopic
 
@@ -46,7 +47,7 @@ class TopicSpec(NamedTuple):
 def create(settings: Settings, specs: Sequence[TopicSpec]) -> list[str]:
     """Create the topics that do not exist, and return their names. An existing topic is not changed.
 
-    Raises Failure if an existing topic has fewer partitions than its spec.
+    Raises Failure if an existing topic has fewer partitions than its spec, or if Kafka refuses a name.
     """
     admin = Admin(settings)
     requests = admin.client.create_topics(
@@ -54,11 +55,7 @@ def create(settings: Settings, specs: Sequence[TopicSpec]) -> list[str]:
         operation_timeout=request_timeout_s(),
         request_timeout=request_timeout_s(),
     )
-    created = [
-        name
-        for name, request in requests.items()
-        if admin.result(request, missing=KafkaError.TOPIC_ALREADY_EXISTS) is not MISSING
-    ]
+    created = [name for name, request in requests.items() if _is_created(admin, name, request)]
     names = [spec.name for spec in specs]
     # The controller has answered; the brokers learn of the topics a moment later.
     found = wait_for(
@@ -159,6 +156,18 @@ def wait_decided(settings: Settings, name: str, timeout_s: float) -> dict[int, i
         return stable if all(stable[partition] >= end for partition, end in written.items()) else None
 
     return wait_for(f"the transactions on topic {name} to end", decided, timeout_s=timeout_s, poll_s=0.2)
+
+
+def _is_created(admin: Admin, name: str, request: Future[None]) -> bool:
+    """Whether the topic did not exist. Kafka also refuses a name that differs from another in `.` and `_` only."""
+    try:
+        return admin.result(request, missing=KafkaError.TOPIC_ALREADY_EXISTS) is not MISSING
+    except Failure as failure:
+        cause = failure.__cause__
+        if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.TOPIC_EXCEPTION:
+            refused = f"Kafka refuses topic {name}: {cause.args[0].str()}"
+            raise Failure(refused, "choose another name", code="topic-refused") from cause
+        raise
 
 
 def _all(settings: Settings, names: Sequence[str]) -> dict[str, Topic] | None:
