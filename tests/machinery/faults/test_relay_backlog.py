@@ -15,6 +15,7 @@ from outbox.stack.connect import Connect
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
 from tests.support.outbox_rows import Row, ids, insert
+from tests.support.topic_reader import topic_of
 
 PAYLOAD_BYTES = 900_000
 HEAP_BYTES = int(Connect.heap.removesuffix("m")) << 20
@@ -23,7 +24,7 @@ ROWS = 1 + HEAP_BYTES // PAYLOAD_BYTES
 
 def large(number: int) -> Row:
     """A row of a size that is allowed, and that compression does not help with."""
-    return Row("thing", f"{number}", "thing.changed", json.dumps({"text": os.urandom(PAYLOAD_BYTES // 2).hex()}))
+    return Row("item", f"{number}", "received", json.dumps({"text": os.urandom(PAYLOAD_BYTES // 2).hex()}))
 
 
 def wait_relayed(settings: Settings, worker: Process, first: dict[int, int]) -> None:
@@ -32,8 +33,8 @@ def wait_relayed(settings: Settings, worker: Process, first: dict[int, int]) -> 
 
     def read_on() -> bool:
         assert worker.is_running(), worker.tail()
-        end = topics.last_stable_offsets(settings, settings.topic)
-        for message in records.read(settings, settings.topic, {one: (first[one], end[one]) for one in end}):
+        end = topics.last_stable_offsets(settings, topic_of(settings))
+        for message in records.read(settings, topic_of(settings), {one: (first[one], end[one]) for one in end}):
             found.add(bytes(dict(message.headers() or [])["id"]))  # type: ignore[arg-type]  # stubs are wider
         first.update(end)
         return {name.decode() for name in found} >= set(ids(settings))
@@ -48,11 +49,11 @@ def test_a_backlog_larger_than_the_heap_of_the_worker_is_relayed(home_stack: Sta
     worker.stop()
     for number in range(ROWS):
         insert(settings, large(number))
-    first = topics.last_stable_offsets(settings, settings.topic)
+    first = topics.last_stable_offsets(settings, topic_of(settings))
     worker.start()
     wait_relayed(settings, worker, first)
 
     relay.remove(settings, drop_slot=True)
-    first = topics.last_stable_offsets(settings, settings.topic)
+    first = topics.last_stable_offsets(settings, topic_of(settings))
     relay.apply(settings)  # a snapshot of all rows
     wait_relayed(settings, worker, first)

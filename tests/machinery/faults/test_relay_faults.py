@@ -17,13 +17,14 @@ import pytest
 
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
+from outbox.kafka import topics
 from outbox.relay import apply as relay
 from outbox.relay import hanging
 from outbox.stack.postgres import Postgres
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
 from tests.support.outbox_rows import Writer, ids, insert, row, unfinished_transaction, writing
-from tests.support.topic_reader import Log, Record, duplicates, out_of_order, relayed
+from tests.support.topic_reader import Log, Record, duplicates, out_of_order, relayed, topic_of
 
 CONTROL_BATCH = 0x20  # in a batch's attributes: https://kafka.apache.org/documentation/#recordbatch
 PROGRESS = 300  # events: how far a part must have got before it is killed again
@@ -71,15 +72,16 @@ def settled(settings: Settings) -> list[Record]:
     """All that is on the topic once nothing of the load can come any more."""
     relayed(settings, timeout_s=120)
     partitions: set[int] = set()
+    partitions_due = topics.describe(settings, topic_of(settings)).partitions
 
     def marked() -> list[Record] | None:
         """The task relays in order, also what it repeats: behind events on every partition comes nothing of before."""
-        markers = [row() for _ in range(settings.topic_partitions)]
+        markers = [row() for _ in range(partitions_due)]
         insert(settings, *markers)
         records = relayed(settings)
         keys = {marker.aggregateid for marker in markers}
         partitions.update(record.partition for record in records if record.key in keys)
-        return records if len(partitions) == settings.topic_partitions else None
+        return records if len(partitions) == partitions_due else None
 
     return wait_for("a new event on every partition", marked, timeout_s=120)
 

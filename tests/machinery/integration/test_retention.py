@@ -20,6 +20,7 @@ from outbox.maintenance.evidence import Evidence
 from outbox.sink import fence, partitions
 from tests.support import kept_rows as kept
 from tests.support.kept_rows import aged, ago, partition, remember
+from tests.support.topic_reader import topic_of
 
 pytestmark = pytest.mark.usefixtures("whole_day")
 
@@ -431,7 +432,7 @@ class TestDeadLetters:
                 " status, last_seen_at)"
                 " VALUES ('dedup', %s, %s, 'x', 0, 0, '', '', 'replayed', now() - interval '100 days')",
                 identity,
-                databases.topic,
+                topic_of(databases),
             )
         kept.start(databases, "dedup")
         errors: list[BaseException] = []

@@ -33,7 +33,7 @@ from tests.support.cli_runner import outbox
 from tests.support.events import NOW_MS, STRATEGIES, uuid7
 from tests.support.outbox_rows import insert, row
 from tests.support.sink_driver import sink_on
-from tests.support.topic_reader import relayed
+from tests.support.topic_reader import relayed, topic_of
 
 AGAIN = "correct the cause and run the command again"
 
@@ -148,34 +148,34 @@ def test_unavailable_server_does_not_hide_the_rest(
 def test_sinks_that_do_not_run_or_are_beyond_the_topic_are_found(topic: Settings) -> None:
     producer = Producer(client_config(topic))
     for _ in range(3):
-        producer.produce(topic.topic, b"{}", partition=0)
+        producer.produce(topic_of(topic), b"{}", partition=0)
     producer.flush(30)
-    of_topic = topics.describe(topic, topic.topic).id
+    of_topic = topics.describe(topic, topic_of(topic)).id
     with closing(connect_database(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at(topic.topic, of_topic, {0: 1})
+        sink_on(connection).begin_at(topic_of(topic), of_topic, {0: 1})
         assert "sinks" not in problems(topic), "it has a driver"
     wait_for("the driver to be gone", lambda: "sinks" in problems(topic), timeout_s=10)
     assert problems(topic)["sinks"] == ["sink-not-running"]
     assert "2 offsets behind" in diagnosed(topic, "sink-not-running").message
     with closing(connect_database(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at(topic.topic, of_topic, {0: 9})
+        sink_on(connection).begin_at(topic_of(topic), of_topic, {0: 9})
         assert problems(topic)["sinks"] == ["topic-recreated"]
 
 
 def test_sink_that_no_job_declares_is_no_problem(topic: Settings) -> None:
-    described = topics.describe(topic, topic.topic)
+    described = topics.describe(topic, topic_of(topic))
     with closing(connect_database(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection, replace(STRATEGIES["dedup"], name="gone")).begin_at(topic.topic, described.id, {0: 0})
+        sink_on(connection, replace(STRATEGIES["dedup"], name="gone")).begin_at(topic_of(topic), described.id, {0: 0})
     assert "sinks" not in problems(topic)
     assert diagnosed(topic, "sink-undeclared").message.startswith("sink gone ")
 
 
 def test_unfinished_rebuild_is_found(topic: Settings) -> None:
-    described = topics.describe(topic, topic.topic)
+    described = topics.describe(topic, topic_of(topic))
     with closing(connect_database(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at(topic.topic, described.id, {0: 0})
+        sink_on(connection).begin_at(topic_of(topic), described.id, {0: 0})
         with rebuild.reserved(topic, "dedup") as owner:
-            rebuild.begin(owner, "dedup", described, topics.first_offsets(topic, topic.topic))
+            rebuild.begin(owner, "dedup", described, topics.first_offsets(topic, topic_of(topic)))
         assert problems(topic)["sinks"] == ["rebuild-unfinished"]
 
 
@@ -183,14 +183,13 @@ def test_unfinished_rebuild_is_found(topic: Settings) -> None:
 def test_unlimited_topic_and_too_old_outbox_are_found(topic: Settings, postgres: Postgres) -> None:
     assert "retention" not in problems(topic)
     old = uuid7(Random(1), NOW_MS - 9 * 24 * 60 * 60 * 1000)  # noqa: S311
-    postgres.psql(
-        f"INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES ('{old}', 'a', 'b', 'c', '{{}}')",
-        topic.source_db_name,
-    )
+    columns = "id, aggregatetype, aggregateid, type, payload"
+    insert_old = f"INSERT INTO outbox ({columns}) VALUES ('{old}', 'item', 'b', 'received', '{{}}')"
+    postgres.psql(insert_old, topic.source_db_name)
     assert "retention" not in problems(topic)
     retention.drop(topic, datetime.now(UTC).date() - timedelta(days=5))
     assert problems(topic)["retention"] == ["outbox-older-than-horizon"]
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic.topic)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic_of(topic))
     resource.add_incremental_config(ConfigEntry("retention.ms", "-1", incremental_operation=AlterConfigOpType.SET))
     admin = AdminClient(client_config(topic))
     admin.incremental_alter_configs([resource])[resource].result(10)
@@ -201,10 +200,10 @@ def test_unlimited_topic_and_too_old_outbox_are_found(topic: Settings, postgres:
 def test_local_checkpoint_is_compared_with_the_positions(topic: Settings, tmp_path: Path) -> None:
     topic = topic.model_copy(update={"sink_checkpoints": f"file://{tmp_path}/check points"})
     with closing(connect_database(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at(topic.topic, topics.describe(topic, topic.topic).id, {0: 2, 1: 0})
+        sink_on(connection).begin_at(topic_of(topic), topics.describe(topic, topic_of(topic)).id, {0: 2, 1: 0})
 
     def commit(batch: int, offset: int, ending: str = '{"nextBatchWatermarkMs":0}') -> None:
-        planned = json.dumps({topic.topic: {"1": 0, "0": offset}})
+        planned = json.dumps({topic_of(topic): {"1": 0, "0": offset}})
         for log, text in (("offsets", f'v1\n{{"batchWatermarkMs":0}}\n{planned}'), ("commits", f"v1\n{ending}")):
             file = tmp_path / "check points" / "dedup" / log / str(batch)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -232,7 +231,7 @@ def test_command_prints_every_diagnosis_and_ends_with_1(topic: Settings) -> None
     names = {
         "OUTBOX_SOURCE_DB_NAME": topic.source_db_name,
         "OUTBOX_SINK_DB_NAME": topic.sink_db_name,
-        "OUTBOX_TOPIC": topic.topic,
+        "OUTBOX_TOPIC_PREFIX": topic.topic_prefix,
         "OUTBOX_CONNECTOR": topic.connector,
     }
     plain = outbox("doctor", home=topic.home, **names)

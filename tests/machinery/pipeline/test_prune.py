@@ -35,14 +35,14 @@ from tests.support import kept_rows as kept
 from tests.support.cli_runner import environment, outbox
 from tests.support.outbox_rows import INSERT, Row, ids, insert, row, unfinished_transaction, writing
 from tests.support.paths import ROOT
-from tests.support.topic_reader import out_of_order, read, relayed
+from tests.support.topic_reader import out_of_order, read, relayed, topic_of
 
 MIB = 2**20
 
 
 def variables(settings: Settings) -> dict[str, str]:
     """What a command needs to know of a chain."""
-    names = ("source_db_name", "sink_db_name", "topic", "connector")
+    names = ("source_db_name", "sink_db_name", "topic_prefix", "connector")
     return {f"OUTBOX_{name.upper()}": str(getattr(settings, name)) for name in names}
 
 
@@ -248,7 +248,7 @@ def test_what_is_in_an_open_transaction_of_the_topic_is_waited_for(shared_chain:
     other = Producer({**client_config(shared_chain), "transactional.id": f"other-{uuid.uuid4()}"})
     other.init_transactions(30)
     other.begin_transaction()
-    other.produce(shared_chain.topic, b"{}", partition=0)
+    other.produce(topic_of(shared_chain), b"{}", partition=0)
     other.flush(30)
     with pytest.raises(Failure) as failure:
         prune(shared_chain, keep_hours=0, timeout_s=1)
@@ -266,11 +266,12 @@ def test_without_a_route_for_markers_none_is_sent(
     assert failure.value.code == "connector-missing"
     before = len(read(shared_chain)), markers(shared_chain)
     file = tmp_path / "outbox.json"
-    file.write_text(json.dumps({**json.loads((ROOT / "connect" / "outbox.json").read_text()), pruning.ROUTE: "newer"}))
+    declared = json.loads((ROOT / "connect" / "outbox.json").read_text())
+    file.write_text(json.dumps({**declared, "transforms.outbox.route.topic.regex": "newer"}))
     monkeypatch.setattr(connectors, "folder", lambda: tmp_path)
     with pytest.raises(Failure) as failure:
         prune(shared_chain, keep_hours=0)
-    assert failure.value.code == "marker-route-missing"
+    assert failure.value.code == "routes-differ"
     assert (len(read(shared_chain)), markers(shared_chain)) == before
 
 
@@ -283,7 +284,7 @@ def test_the_command_forgets_days_that_nothing_can_bring_again(shared_chain: Set
     told = outbox("prune", "--dry-run", "--json", home=shared_chain.home, **variables(shared_chain))
     assert told.returncode == 0, told.stderr
     would = json.loads(told.stdout)["retention"]
-    assert (len(would["dropped"]), would["deleted"], len(would["evidence"])) == (1, {"landed_events": 1}, 6)
+    assert (len(would["dropped"]), would["deleted"], len(would["evidence"])) == (1, {"landed_events": 1}, 7)
     assert len(kept.names(shared_chain)) == 1
     told = outbox("prune", home=shared_chain.home, **variables(shared_chain))
     assert told.returncode == 0, told.stderr
@@ -330,7 +331,7 @@ def test_what_is_not_on_the_topic_is_never_deleted(
     # The topic drops the first event, which from then on cannot be told from one that never came.
     partition = records[0].partition
     admin = AdminClient(client_config(chain))
-    for future in admin.delete_records([TopicPartition(chain.topic, partition, records[0].offset + 1)]).values():
+    for future in admin.delete_records([TopicPartition(topic_of(chain), partition, records[0].offset + 1)]).values():
         future.result(10)
     dropped, second = ids(chain)[:2]
     done = prune(chain, keep_hours=0)
@@ -348,7 +349,7 @@ def test_what_is_not_on_the_topic_is_never_deleted(
     command = ("prune", "--json", "--keep-hours", "0")
     told = outbox(*command, home=chain.home, **variables(chain))
     assert (told.returncode, json.loads(told.stdout)["outbox"]["deleted"]) == (1, 0)
-    assert f"2 events are lost: relayed past, and not on the topic ({lost[0]} …)" in told.stderr
+    assert f"2 events are lost: relayed past, and on no topic ({lost[0]} …)" in told.stderr
     assert connectors.load(chain).start_again in told.stderr
 
     # What it says is the way out.

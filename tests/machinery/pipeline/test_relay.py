@@ -1,4 +1,4 @@
-"""From the outbox table to the topic: nothing is lost at first start, the connector is applied idempotently, and what
+"""From the outbox table to the topics: nothing is lost at first start, the connector is applied idempotently, and what
 Debezium would not notice is refused.
 """
 
@@ -233,7 +233,7 @@ def test_forgetting_delivers_everything_again(chain: Settings) -> None:
 
 
 def test_the_commands_say_what_was_done_and_what_is_in_force(unapplied: Settings) -> None:
-    names = ("source_db_name", "sink_db_name", "topic", "connector")
+    names = ("source_db_name", "sink_db_name", "topic_prefix", "connector")
     env = {f"OUTBOX_{name.upper()}": str(getattr(unapplied, name)) for name in names}
 
     def run(*arguments: str) -> Any:

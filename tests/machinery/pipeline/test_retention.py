@@ -25,11 +25,11 @@ from tests.support import kept_rows as kept
 from tests.support.kept_rows import aged, ago, partition, remember
 from tests.support.outbox_rows import insert, row
 from tests.support.paths import ROOT
-from tests.support.topic_reader import relayed
+from tests.support.topic_reader import relayed, topic_of
 
 pytestmark = pytest.mark.usefixtures("whole_day")
 
-INSERT = "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES (%s, 'item', 'a', 'x', '{}')"
+INSERT = "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES (%s, 'item', 'a', 'received', '{}')"
 
 
 def advance(settings: Settings) -> None:
@@ -89,18 +89,24 @@ def slot_of(settings: Settings, name: str) -> Iterator[None]:
             cursor.execute(drop, [name])
 
 
-def produce(settings: Settings, *ids: str | bytes | None) -> None:
-    """Records with these ids, in partition 0, and one without a header."""
-    producer = Producer(client_config(settings))
+def produce(settings: Settings, *ids: str | bytes | None, aggregate: str = "item") -> None:
+    """Records with these ids, in partition 0 of an aggregate's topic, and one without a header."""
+    name, producer = topic_of(settings, aggregate), Producer(client_config(settings))
     for event_id in ids:
-        producer.produce(settings.topic, b"{}", partition=0, headers=[("id", event_id)])
-    producer.produce(settings.topic, b"{}", partition=0)
+        producer.produce(name, b"{}", partition=0, headers=[("id", event_id)])
+    producer.produce(name, b"{}", partition=0)
     assert producer.flush(30) == 0
 
 
 @contextmanager
 def on_topic(settings: Settings, event_id: str) -> Iterator[None]:
     produce(settings, event_id, "no id", "0" * 36, b"\xff", None)
+    yield
+
+
+@contextmanager
+def on_other_topic(settings: Settings, event_id: str) -> Iterator[None]:
+    produce(settings, event_id, aggregate="order")
     yield
 
 
@@ -149,7 +155,8 @@ def test_without_any_evidence_all_but_today_and_yesterday_is_dropped(settled: Se
         "transactions that write events",
         "outbox table",
         "write-ahead log",
-        "topic",
+        f"topic {topic_of(settled, 'item')}",
+        f"topic {topic_of(settled, 'order')}",
         "open dead letters",
         "clock",
         f"dropped {partition(9)}",
@@ -161,7 +168,8 @@ def test_without_any_evidence_all_but_today_and_yesterday_is_dropped(settled: Se
 @pytest.mark.parametrize(
     ("place", "hold"),
     [
-        ("topic", on_topic),
+        ("topic {prefix}.item", on_topic),
+        ("topic {prefix}.order", on_other_topic),
         ("outbox table", in_outbox),
         ("open dead letters", in_a_dead_letter),
         ("transactions that write events", in_a_transaction),
@@ -172,6 +180,7 @@ def test_an_event_in_one_place_alone_holds_its_day_back(
 ) -> None:
     with hold(settled, aged(6)):
         result = expire(settled)
+    place = place.format(prefix=settled.topic_prefix)
     # What a transaction has written cannot be seen, so it might be of any day.
     assert names(result) == ([] if hold is in_a_transaction else [partition(9)])
     assert places(result) == [place]
@@ -225,7 +234,7 @@ def test_a_transaction_that_ends_while_it_is_waited_for_is_seen(
     ("setting", "value", "message"),
     [
         ("kafka_bootstrap", "127.0.0.1:1", "Kafka at"),
-        ("topic", "no.such.topic", "no.such.topic"),
+        ("topic_prefix", "no.such", "no.such.item"),
         ("connector", "no_such_slot", "slot no_such_slot does not exist"),
         ("source_db_port", 1, "database source"),
     ],
@@ -248,7 +257,7 @@ def test_with_a_real_relay_a_commit_nudges_the_slot(chain: Settings) -> None:
     relayed(chain, [held])
     owner(chain, "DELETE FROM outbox")
     result = retention.expire(chain, nudge=lambda: insert(chain, row()))
-    assert (names(result), places(result)) == ([partition(9)], ["topic"])
+    assert (names(result), places(result)) == ([partition(9)], [f"topic {topic_of(chain)}"])
 
 
 def test_with_nothing_to_forget_kafka_and_the_source_are_not_asked(settled: Settings) -> None:
@@ -260,14 +269,14 @@ def test_with_nothing_to_forget_kafka_and_the_source_are_not_asked(settled: Sett
 def test_a_first_record_that_holds_everything_is_all_that_is_read(settled: Settings, reads: list[Message]) -> None:
     produce(settled, aged(9), *(aged(6) for _ in range(200)))
     result = retention.expire(settled, nudge=unwanted)
-    assert (names(result), places(result)) == ([], ["topic"])
+    assert (names(result), places(result)) == ([], [f"topic {topic_of(settled)}"])
     assert len(reads) == 1
 
 
 def test_the_topic_is_read_until_one_record_holds_everything(settled: Settings, reads: list[Message]) -> None:
     produce(settled, aged(5), aged(9), *(aged(5) for _ in range(200)))
     result = expire(settled)
-    assert (names(result), places(result)) == ([], ["topic"])
+    assert (names(result), places(result)) == ([], [f"topic {topic_of(settled)}"])
     assert len(reads) == 1 + 2
 
 
@@ -299,14 +308,14 @@ def log(settings: Settings, sink: str, topic_id: str, *offsets: int, partition: 
 def test_the_event_log_ends_where_the_topic_begins(topic: Settings) -> None:
     """A record that the topic has dropped cannot come again under its offset; any other is still a duplicate."""
     produce(topic, *(aged(0) for _ in range(9)))
-    topic_id = topics.describe(topic, topic.topic).id
-    kept.stand(topic, "offset-log", topic.topic, topic_id, offset=10)
+    topic_id = topics.describe(topic, topic_of(topic)).id
+    kept.stand(topic, "offset-log", topic_of(topic), topic_id, offset=10)
     log(topic, "offset-log", topic_id, *range(10))
     log(topic, "offset-log", topic_id, 0, partition=1)
     log(topic, "offset-log", "an earlier topic", 5)
     log(topic, "without positions", topic_id, 0)
     assert expire(topic).deleted == {"event_log": 1}, "the topic that was deleted"
-    delete_records(topic, topic.topic, before=4)
+    delete_records(topic, topic_of(topic), before=4)
     assert expire(topic, dry_run=True).deleted == {"event_log": 4}
     assert expire(topic).deleted == {"event_log": 4}
     places = {("offset-log", topic_id, 0, offset) for offset in range(4, 10)}
@@ -314,7 +323,7 @@ def test_the_event_log_ends_where_the_topic_begins(topic: Settings) -> None:
 
 
 def test_the_event_log_of_a_topic_that_was_created_anew_stays_until_its_sink_has_accepted_that(topic: Settings) -> None:
-    kept.stand(topic, "offset-log", topic.topic, "an earlier topic", offset=10)
+    kept.stand(topic, "offset-log", topic_of(topic), "an earlier topic", offset=10)
     log(topic, "offset-log", "an earlier topic", 5)
     assert expire(topic).deleted == {}
 

@@ -1,4 +1,4 @@
-"""The connectors' files: what is named after a connector, and where two of them must not meet."""
+"""The connectors' files: what is named after a connector, where the outbox's routes, and where two must not meet."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from typing import Any
 import pytest
 
 from outbox.base.settings import Settings, load
-from outbox.relay import connectors
+from outbox.events import catalog
+from outbox.relay import connectors, routing
+from outbox.relay.routing import Config
+from tests.support.declared_events import declare, work_for
+from tests.support.failures import raises
 from tests.support.paths import ROOT
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return load(tmp_path, environment=False, connector="mine", topic="events")
+    return load(tmp_path, environment=False, connector="mine", topic_prefix="shop")
+
+
+@pytest.fixture
+def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a project that declares no event yet."""
+    return work_for(tmp_path / "project", monkeypatch)
 
 
 @pytest.mark.parametrize("kind", connectors.kinds())
@@ -50,17 +60,111 @@ def test_another_file_is_another_connector_and_the_outbox_comes_first(settings: 
     assert orders.command("apply") == "outbox connect apply orders"
 
 
-def test_the_topics_of_a_connector_and_only_the_outbox_has_markers(settings: Settings, two: list[str]) -> None:
+def test_the_topics_of_a_connector_and_only_the_outbox_has_markers(
+    settings: Settings, events: Path, two: list[str]
+) -> None:
+    declare(events, "item")
+    declare(events, "order", partitions=2)
     outbox, orders = (connectors.load(settings, kind) for kind in two)
+    assert outbox.topics == ("shop.item", "shop.order")
     assert [(spec.name, spec.partitions) for spec in connectors.topic_specs(settings, outbox)] == [
-        ("events", settings.topic_partitions),
+        ("shop.item", settings.topic_partitions),
+        ("shop.order", 2),
         ("mine.offsets", 1),
         ("mine.markers", 1),
     ]
     assert [spec.name for spec in connectors.topic_specs(settings, orders)] == [orders.topic, "mine_orders.offsets"]
 
 
-def rendered(tmp_path: Path, **settings: Any) -> connectors.Config:
+def test_the_topic_of_a_captured_table_is_no_topic_of_the_outbox(settings: Settings, two: list[str]) -> None:
+    outbox, orders = (connectors.load(settings, kind) for kind in two)
+    assert orders.topics == (orders.topic,)
+    assert orders.topic not in outbox.topics
+
+
+# Routing ----------------------------------------------------------------------------------------------------------
+
+
+def routers(config: Config) -> dict[str, tuple[str, ...]]:
+    """Regex and replacement of each router, by its alias."""
+    aliases = [alias for alias in config["transforms"].split(",") if alias != "outbox"]
+    assert all(config[f"transforms.{alias}.type"] == routing.ROUTER for alias in aliases)
+    options = ("regex", "replacement")
+    return {alias: tuple(config[f"transforms.{alias}.{option}"] for option in options) for alias in aliases}
+
+
+def test_default_topics_need_no_router(settings: Settings, events: Path) -> None:
+    declare(events, "item")
+    declare(events, "Order", topic="shop.Order")
+    config = connectors.load(settings).config
+    assert routers(config) == {}
+    assert config["transforms.outbox.route.topic.replacement"] == "shop.${routedByValue}"
+    assert config["transforms.outbox.route.topic.regex"] == r"(?!mine\.markers$)(?<routedByValue>.*)"
+
+
+def test_a_topic_of_its_own_gets_a_router_for_exactly_the_default_topic(settings: Settings, events: Path) -> None:
+    declare(events, "item")
+    declare(events, "order", topic="Sales")
+    declare(events, "return", "returned", topic="shop.item")
+    connector = connectors.load(settings)
+    assert connector.topics == ("shop.item", "Sales")
+    assert routers(connector.config) == {
+        "topic-of-order": (r"shop\.order", "Sales"),
+        "topic-of-return": (r"shop\.return", "shop.item"),
+    }
+
+
+def test_topic_of_follows_a_configuration(settings: Settings, events: Path) -> None:
+    declare(events, "item")
+    declare(events, "order", topic="Sales")
+    config = connectors.load(settings).config
+    names = ("item", "order", "Order", "unknown")
+    assert [routing.topic_of(config, name) for name in names] == ["shop.item", "Sales", "shop.Order", "shop.unknown"]
+    earlier = {**config, routing.REPLACEMENT: "all.events"}
+    assert routing.topic_of(earlier, "item") == "all.events"
+
+
+def test_routers_of_ones_own_stay(settings: Settings, events: Path) -> None:
+    declare(events, "order", topic="Sales")
+    config = {"transforms": "outbox,mask", routing.REPLACEMENT: "shop.${routedByValue}", "transforms.mask.type": "Mask"}
+    added = routing.add_routers(config, catalog.of(settings))
+    assert added["transforms"] == "outbox,mask,topic-of-order"
+    assert added["transforms.mask.type"] == "Mask"
+    assert routing.transforms({**added, "tasks.max": "1"}) == added
+
+
+def test_partitions_are_declared_in_the_files_of_all_aggregates_of_a_topic(settings: Settings, events: Path) -> None:
+    declare(events, "item", partitions=3)
+    declare(events, "return", "returned", topic="shop.item", partitions=3)
+    item, offsets = connectors.topic_specs(settings)[:2]
+    files = " and ".join(str(events / name / "aggregate.toml") for name in ("item", "return"))
+    assert (item.partitions, item.partitions_option) == (3, f"`partitions` in {files}")
+    assert offsets.partitions_option == "OUTBOX_TOPIC_PARTITIONS"
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize(
+    ("aggregate", "options", "what"),
+    [
+        ("offsets", {}, "the connector's offsets"),
+        ("markers", {}, "the markers of `outbox prune`"),
+        ("item", {"topic": "outbox.connect.offsets"}, "the worker's offsets"),
+        ("item", {"topic": "mine_orders.public.orders"}, "table orders's"),
+        ("item", {"topic": "mine_orders.offsets"}, "connector mine_orders's offsets"),
+    ],
+)
+def test_a_topic_that_something_else_writes_is_refused(
+    settings: Settings, events: Path, aggregate: str, options: dict[str, str], what: str
+) -> None:
+    declare(events, aggregate, **options)
+    with raises("topic-taken", what):
+        connectors.load(settings.model_copy(update={"topic_prefix": "mine"}))
+
+
+# Settings ---------------------------------------------------------------------------------------------------------
+
+
+def rendered(tmp_path: Path, **settings: Any) -> Config:
     return connectors.load(load(tmp_path, environment=False, **settings)).config
 
 
