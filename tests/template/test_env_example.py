@@ -27,7 +27,7 @@ FILE = ROOT / ".env.example"
 
 HEAD = """\
 # Every setting, with its default. Copy this file to .env and uncomment what you change.
-# A default in angle brackets, such as <topic>, is the value of that key in [tool.outbox] of pyproject.toml.
+# A default in angle brackets, such as <topic-prefix>, is the value of that key in [tool.outbox] of pyproject.toml.
 # The environment wins over .env, .env over the embedded stack's own choices (stack.env in the home folder).
 #
 # docker-compose reads .env too. Its servers, certificates, folders and metrics ports are its own; it uses all other
