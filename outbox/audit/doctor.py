@@ -25,6 +25,7 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.kafka.topics import Topic, TopicSpec
+from outbox.migrations import declared as declared_events
 from outbox.migrations.migrate import Database, is_current, owner_engine
 from outbox.relay import apply as relay
 from outbox.relay import connectors, routing, slot
@@ -53,10 +54,6 @@ OPEN_DEAD_LETTERS = "SELECT count(*) FROM dead_letters WHERE sink = %s AND statu
 PRIVILEGES = "SELECT privilege FROM unnest(%s) AS privilege WHERE has_table_privilege(%s, 'outbox', privilege)"
 OUTBOX_IS_WRITE_ONLY = ("SELECT", "UPDATE", "DELETE", "TRUNCATE")
 SIZE = "SELECT count(*), coalesce(sum(pg_total_relation_size(name)), 0) FROM processed_partitions"
-EVENTS_CHECK = """
-SELECT pg_get_expr(conbin, conrelid) FROM pg_constraint
- WHERE conrelid = 'public.outbox'::regclass AND conname = 'event_is_declared'
-"""
 OLDEST_EVENT = "SELECT id FROM outbox WHERE uuid_extract_version(id) = 7 ORDER BY id LIMIT 1"
 
 
@@ -127,27 +124,16 @@ def _source(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _declared(settings: Settings) -> Diagnosis:
-    """Whether the database takes every event of the catalog: its constraint is asked, whatever its form."""
-    schemas = catalog.of(settings).schemas
-    found = _rows(settings, SourceRole.AUDITOR, EVENTS_CHECK)
-    if not found:
+    """Whether the database takes every declared event."""
+    with owner_engine(settings, "source").connect() as connection:
+        allowed = declared_events.allowed(connection)
+    if allowed is None:
         return _problem("events-unchecked", "the outbox takes events that are not declared", "`outbox migrate`")
-    rows = [(schema.name, schema.aggregate, schema.type, schema.version) for schema in schemas]
-    ((expression,),) = found
-    refused = ", ".join(name for (name,) in _refused(settings, expression, rows))
+    wanted = declared_events.declared(catalog.of(settings))
+    refused = ", ".join(sorted(map(str, wanted - allowed)))
     if refused:
-        return _problem("events-undeclared", f"the outbox refuses {refused}", "`outbox migrate`")
-    return _ok("events-declared", f"the outbox takes the {len(rows)} declared versions of events, and no others")
-
-
-def _refused(settings: Settings, expression: str, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    names, aggregates, types, versions = zip(*rows, strict=True) if rows else ([], [], [], [])
-    query = f"""
-        SELECT name FROM unnest(%s::text[], %s::text[], %s::text[], %s::smallint[])
-                         AS outbox (name, aggregatetype, type, schema_version)
-         WHERE NOT ({expression.replace("%", "%%")})
-    """  # noqa: S608 - the expression is the database's own
-    return _rows(settings, SourceRole.AUDITOR, query, *map(list, (names, aggregates, types, versions)))
+        return _problem("events-undeclared", f"the outbox refuses {refused}, which are declared", "`outbox migrate`")
+    return _ok("events-declared", f"the outbox takes the declared events: {len(wanted)} versions")
 
 
 def _sink_database(settings: Settings) -> Iterator[Diagnosis]:
