@@ -143,7 +143,12 @@ class _LagCollector(Collector):
                 lags[sink].append(lag)
                 for partition, count in sorted(lag.offsets.items()):
                     by_partition.add_metric([sink, topic, str(partition)], count)
+        unknown = {
+            sink for topic in self._ask.keys() - known.keys() for sink in dict(self._next_offsets.get(topic, {}))
+        }
         for sink, of_topics in lags.items():
+            if sink in unknown:
+                continue  # the sum of its other topics would be too low
             events.add_metric([sink], sum(count for lag in of_topics for count in lag.offsets.values()))
             age.add_metric([sink], max(lag.age_s for lag in of_topics))
         yield from (events, by_partition, age)

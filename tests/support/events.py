@@ -95,10 +95,13 @@ def other_unit(event: Event) -> Event:
     return replace(event, unit=SHAPE.units[1])
 
 
-def rows(events: Sequence[Event], first_offset: int = 0, partition: int = 0) -> Rows:
-    """The events as rows of a batch, one after the other in one partition."""
+def rows(
+    events: Sequence[Event], first_offset: int = 0, partition: int = 0, offsets: Sequence[int] | None = None
+) -> Rows:
+    """The events as rows of a batch in one partition: at these offsets, or one after the other."""
     found: dict[str, list[tuple[Event, tuple[int, int]]]] = {}
-    for offset, event in enumerate(events, first_offset):
+    places = range(first_offset, first_offset + len(events)) if offsets is None else offsets
+    for offset, event in zip(places, events, strict=True):
         found.setdefault(event.name, []).append((event, (partition, offset)))
     return {
         name: DECODER.rows(name, [event.decoded for event, _ in of], [place for _, place in of])
@@ -114,10 +117,12 @@ def batch(
     partition: int = 0,
     topic_id: str = TOPIC_ID,
     dead: Sequence[DeadRecord] = (),
+    offsets: Sequence[int] | None = None,
 ) -> Batch:
     """A batch of one partition; it ends behind its last event, unless another end is given."""
     until = start + len(events) + len(dead) if end is None else end
-    return Batch(TOPIC, topic_id, {partition: start}, {partition: until}, rows(events, start, partition), dead)
+    found = rows(events, start, partition, offsets)
+    return Batch(TOPIC, topic_id, {partition: start}, {partition: until}, found, dead)
 
 
 def dead_record(

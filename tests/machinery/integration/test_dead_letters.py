@@ -60,7 +60,7 @@ def choose(settings: Settings, selection: Selection) -> list[Chosen]:
 
 
 def with_projections(known: Known, folder: Path) -> Known:
-    return {name: SinkSpec(replace(job, projections=folder), one) for name, (job, one) in known.items()}
+    return {name: replace(one, job=replace(one.job, projections=folder)) for name, one in known.items()}
 
 
 def replay(settings: Settings, known: Known, sink: str = "dedup", *, dry_run: bool = False) -> Replayed:
@@ -74,7 +74,7 @@ def replay(settings: Settings, known: Known, sink: str = "dedup", *, dry_run: bo
 def discard(settings: Settings, sink: str = "dedup", *, dry_run: bool = False) -> int:
     chosen = choose(settings, Selection(sink=sink))
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        return repair.discard(connection, chosen, dry_run=dry_run).get(sink, 0)
+        return repair.discard(connection, chosen, because="looked at", dry_run=dry_run).get(sink, 0)
 
 
 def everything(database: Database) -> list[object]:
@@ -252,7 +252,7 @@ class TestReplay:
         assert replay(databases, known, name) == Replayed(applied=1)
         with closing(connect(databases, SinkRole.WRITER)) as connection:
             assert repair.replay(connection, known, chosen, applier_of=PostgresApplier) == {name: Replayed()}
-            assert repair.discard(connection, chosen) == {name: 0}
+            assert repair.discard(connection, chosen, because="looked at") == {name: 0}
         assert Database(databases, name).totals() == sums([late])
         assert Database(databases, name).statuses() == {late.event_id: "replayed"}
 

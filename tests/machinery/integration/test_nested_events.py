@@ -14,16 +14,16 @@ from psycopg2 import extensions
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink import strategy
+from outbox.events.schema import Rejection
 from outbox.sink.batch import Batch, DeadRecord
 from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.records import Event, EventDecoder, Record, Rejection
+from outbox.sink.records import Event, Record
 from outbox.sink.repair.replay import Replayed, replay
 from outbox.sink.repair.selection import Selection
-from outbox.sink.spec import SinkJob, SinkSpec
-from outbox.writing.contract import EventSchema
+from outbox.sink.spec import SinkSpec
+from tests.support.declared import Events
+from tests.support.declared_sinks import decoder, sink
 from tests.support.events import NOW_MS, uuid7
 
 RANDOM = Random(51)  # noqa: S311
@@ -46,8 +46,9 @@ SCHEMA: dict[str, Any] = {
             },
         },
     },
-    "$defs": {"headers": {"type": "object", "required": ["id"], "properties": {"schemaVersion": {"const": "1"}}}},
 }
+TOML = 'key = "order_id"\nversion = "version"\n'
+TOPIC = "shop.order"
 PROJECTION = """
 -- [refuse]
 INSERT INTO rejections (event_id, reason, detail)
@@ -70,11 +71,9 @@ LINES = [{"sku": "a", "price": 0.1}, {"sku": "b", "price": 0.2, "color": "red"}]
 
 @pytest.fixture
 def spec(tmp_path: Path) -> SinkSpec:
-    (tmp_path / "order.v1.schema.json").write_text(json.dumps(SCHEMA))
     (tmp_path / "orders.sql").write_text(PROJECTION)
-    decoder = EventDecoder(EventSchema(tmp_path / "order.v1.schema.json"), key="order_id", version="version")
-    job = SinkJob("orders", decoder, tmp_path, PostgresTarget())
-    return SinkSpec(job, strategy.load(strategy.BUILT_IN)["dedup"])
+    known = Events(tmp_path / "events").aggregate("order", TOML, placed_v1=SCHEMA).load()
+    return sink(known, "order", projections=tmp_path)
 
 
 @pytest.fixture
@@ -86,12 +85,12 @@ def writing(databases: Settings) -> Iterator[extensions.connection]:
 
 
 def record(value: dict[str, Any], version: str = "1") -> Record:
-    headers = [("id", uuid7(RANDOM).encode()), ("schemaVersion", version.encode())]
+    headers = [("id", uuid7(RANDOM).encode()), ("eventType", b"placed"), ("schemaVersion", version.encode())]
     return Record(str(value.get("order_id")).encode(), headers, json.dumps(value).encode(), NOW_MS)
 
 
 def decoded(spec: SinkSpec, value: dict[str, Any]) -> Event:
-    found = spec.job.decoder.record(record(value))
+    found = spec.decoders[TOPIC].record(record(value))
     assert isinstance(found, Event), found
     return found
 
@@ -105,29 +104,29 @@ def stored(connection: extensions.connection) -> list[tuple[object, ...]]:
 def test_an_order_with_lines_is_declared_applied_refused_and_replayed(
     spec: SinkSpec, writing: extensions.connection
 ) -> None:
-    sink, decoder = PostgresWriter(writing, spec), spec.job.decoder
-    assert [column.type for column in decoder.columns] == ["uuid", "bigint", "numeric", "boolean", "text", "jsonb"]
+    writer, decoding = PostgresWriter(writing, spec), spec.decoders[TOPIC]
+    types = [column.type for column in decoding.types["order.placed"]]
+    assert types == ["uuid", "bigint", "numeric", "boolean", "text", "jsonb"]
     good = decoded(spec, {**ORDER, "lines": LINES, "is_gift": True, "note": None})
     refused = decoded(spec, {**ORDER, "version": 2, "lines": [*LINES, {"sku": "c", "price": 1e2}]})
     newer = record({**ORDER, "version": 3, "lines": [{"sku": "d", "price": 12345678901234567890.5}]}, version="2")
-    rejection = decoder.record(newer)
+    rejection = decoding.record(newer)
     assert isinstance(rejection, Rejection)
-    dead = DeadRecord(0, 2, newer, decoder.event_id(newer), rejection)
-    batch = Batch("orders", "t", {0: 0}, {0: 3}, decoder.rows([good, refused], [(0, 0), (0, 1)]), [dead])
+    dead = DeadRecord(0, 2, newer, decoding.event_id(newer), rejection)
+    rows = {"order.placed": decoding.rows("order.placed", [good, refused], [(0, 0), (0, 1)])}
+    batch = Batch(TOPIC, "t", {0: 0}, {0: 3}, rows, [dead])
 
-    counts = sink.apply(batch)
+    counts = writer.apply(batch)
     assert (counts.applied, counts.rejected, counts.dead) == (1, 1, 1)
     assert stored(writing) == [("a", "0.1", "0.3", True, None), ("b", "0.2", "0.3", True, None)]
 
-    # The contract now knows version 2, and the projection takes three lines.
-    SCHEMA_2 = {**SCHEMA, "$defs": {"headers": {"type": "object", "required": ["id"]}}}  # noqa: N806
-    folder = spec.job.projections
-    (folder / "order.v1.schema.json").write_text(json.dumps(SCHEMA_2))
-    (folder / "orders.sql").write_text(PROJECTION.replace("> 2", "> 3"))
-    later = EventDecoder(EventSchema(folder / "order.v1.schema.json"), key="order_id", version="version")
-    known = {spec.name: SinkSpec(SinkJob("orders", later, folder, PostgresTarget()), spec.strategy)}
+    # Version 2 is declared now, and the projection takes three lines.
+    (spec.job.projections / "orders.sql").write_text(PROJECTION.replace("> 2", "> 3"))
+    events = Events(spec.job.projections / "events").aggregate("order", TOML, placed_v2=SCHEMA)
+    events.write("order/upcast.py", "def placed_v1(payload):\n    return payload\n")
+    known = {spec.name: sink(events.load(), "order", projections=spec.job.projections)}
     with writing, writing.cursor() as cursor:
-        cursor.execute("DROP TABLE batch, new_events, rejections")  # the running sink's own
+        cursor.execute("DROP TABLE batch, new_events, rejections CASCADE")  # the running sink's own
         chosen = Selection(sink=spec.name).choose(cursor)
     assert replay(writing, known, chosen, applier_of=PostgresApplier) == {spec.name: Replayed(applied=2)}
     assert [row[:2] for row in stored(writing)] == [
@@ -145,17 +144,16 @@ def test_an_order_with_lines_is_declared_applied_refused_and_replayed(
 
 @pytest.mark.parametrize("rule", [False, {"type": "string"}])
 def test_nul_in_a_name_that_breaks_the_contract_is_a_dead_letter(
-    spec: SinkSpec, writing: extensions.connection, rule: object
+    spec: SinkSpec, writing: extensions.connection, tmp_path: Path, rule: object
 ) -> None:
-    file = spec.job.projections / "order.v1.schema.json"
     options = {"options": {"type": "object", "additionalProperties": rule}}
-    file.write_text(json.dumps({**SCHEMA, "properties": SCHEMA["properties"] | options}))
-    decoder = EventDecoder(EventSchema(file), key="order_id", version="version")
+    schema = {**SCHEMA, "properties": SCHEMA["properties"] | options}
+    decoding = decoder(Events(tmp_path / "other").aggregate("order", TOML, placed_v1=schema).load(), "order")
     bad = record({**ORDER, "lines": LINES, "options": {"a\0b": 1}})
-    rejection = decoder.record(bad)
+    rejection = decoding.record(bad)
     assert isinstance(rejection, Rejection)
-    dead = [DeadRecord(0, 0, bad, decoder.event_id(bad), rejection)]
-    batch = Batch("orders", "t", {0: 0}, {0: 1}, spec.job.decoder.rows([], []), dead)
+    dead = [DeadRecord(0, 0, bad, decoding.event_id(bad), rejection)]
+    batch = Batch(TOPIC, "t", {0: 0}, {0: 1}, {}, dead)
     assert PostgresWriter(writing, spec).apply(batch).dead == 1
     with writing, writing.cursor() as cursor:
         cursor.execute("SELECT detail FROM dead_letters")

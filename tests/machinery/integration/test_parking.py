@@ -21,11 +21,10 @@ from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
-from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from tests.support.events import STRATEGIES, Event, batch, nth_key, uuid7
 from tests.support.record_corpus import unread
-from tests.support.sink_driver import Database, job_with, projections_in, sink_on
+from tests.support.sink_driver import Database, projections_in, sink_on, spec_with
 
 ORDERED = "-- ordered\n"
 # Each event is a line of its item's statement; which may not be told before the one that it follows.
@@ -65,7 +64,7 @@ class Statement:
 
     def replay(self, **filters: str) -> Replayed:
         """Replay letters, as the command does."""
-        known = {self.name: SinkSpec(job_with(self.projections), STRATEGIES[self.name])}
+        known = {self.name: spec_with(STRATEGIES[self.name], self.projections)}
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
             with connection, connection.cursor() as cursor:
                 chosen = Selection(sink=self.name, **filters).choose(cursor, with_parked=True)  # type: ignore[arg-type]
@@ -148,7 +147,7 @@ def test_when_the_bad_one_is_given_up_they_follow_on_demand(statement: Statement
     with closing(connect(statement.settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             chosen = Selection(reason="unwelcome").choose(cursor)
-        repair.discard(connection, chosen)
+        repair.discard(connection, chosen, because="given up")
     statement.sink.apply(batch(one[3:4], start=3))
     assert statement.lines() == {}, "those that wait are before it"
     assert statement.replay() == Replayed(applied=3)
@@ -184,11 +183,8 @@ def test_statements_are_in_order_and_complete_however_events_come(
     for some in [EVENTS[:4], EVENTS[4:7], EVENTS[7:], *[[EVENTS[number] for number in one] for one in again]]:
         read = [event for event in some if event.event_id not in unreadable]
         dead = [unread(event, offset + place) for place, event in enumerate(some) if event.event_id in unreadable]
-        rows = batch(read, offset, offset + len(some), dead=dead)
         places = [offset + place for place, event in enumerate(some) if event.event_id not in unreadable]
-        column = rows.rows.schema.get_field_index("offset")
-        table = rows.rows.set_column(column, "offset", [places]) if places else rows.rows
-        statement.sink.apply(replace(rows, rows=table))
+        statement.sink.apply(batch(read, offset, offset + len(some), dead=dead, offsets=places))
         assert all(one < next_one for lines in statement.lines().values() for one, next_one in pairwise(lines))
         offset += len(some)
     statement.set(unwelcome=[])

@@ -46,11 +46,11 @@ from tests.support.events import (
 )
 from tests.support.failures import raises
 from tests.support.record_corpus import unread
-from tests.support.sink_driver import Database, open_sink, sink_on
+from tests.support.sink_driver import Database, open_sink, sink_on, spec_with
 
 RANDOM = Random(8)  # noqa: S311
-HERE = Topic(TOPIC, TOPIC_ID, 1)
-WHOLE = {0: 0}
+HERE = [Topic(TOPIC, TOPIC_ID, 1)]
+WHOLE = {TOPIC: {0: 0}}
 
 
 def history(count: int, number: int = 1) -> list[Event]:
@@ -80,7 +80,7 @@ def from_source(settings: Settings, sink: str = "dedup", *, dry_run: bool = Fals
 
 def with_projections(folder: Path) -> SinkSpec:
     """The sink `dedup`, with other projections."""
-    return SinkSpec(replace(SPECS["dedup"].job, projections=folder), STRATEGIES["dedup"])
+    return spec_with(STRATEGIES["dedup"], folder)
 
 
 def execute(settings: Settings, sql: str, role: Role = SinkRole.OWNER) -> None:
@@ -267,12 +267,12 @@ class TestFromSource:
         with open_sink(databases) as sink:
             sink.apply(batch(mine[:2]))
             book(databases, *mine[:5])
-            taken = rebuild.from_source(databases, SPECS["dedup"], HERE, {0: 4})
-            assert taken.skipped == {0: (2, 3)}
+            taken = rebuild.from_source(databases, SPECS["dedup"], HERE, {TOPIC: {0: 4}})
+            assert taken.skipped == {(TOPIC, 0): (2, 3)}
             with raises("sink-fenced"):
                 sink.apply(batch(mine[2:], start=2))
         with open_sink(databases) as sink:
-            assert sink.beginning(TOPIC) == Beginning(1, {0: 4})
+            assert sink.beginning() == Beginning(1, {TOPIC: {0: 4}})
             sink.apply(batch(mine[4:], start=4))
         assert database.totals() == sums(mine)
 
@@ -343,7 +343,7 @@ class TestFromTopic:
             with raises("sink-fenced"):
                 live.apply(batch(mine[4:], start=4))
         with open_sink(databases, name) as live:
-            assert live.beginning(TOPIC) == Beginning(1, {0: 3})
+            assert live.beginning() == Beginning(1, {TOPIC: {0: 3}})
             live.apply(batch(mine[3:], start=3))
         assert database.totals() == sums(mine)
         assert database.query("SELECT name, applied, duplicates FROM sinks") == [(name, 6, 0)]
@@ -430,13 +430,13 @@ class TestFromTopic:
         with open_sink(databases) as live:
             live.apply(batch(mine))
         with copying(databases) as copy:
-            assert copy.beginning(TOPIC) == Beginning(1, {0: 0})
+            assert copy.beginning() == Beginning(1, {TOPIC: {0: 0}})
             copy.apply(batch(mine[:2]))
         with rebuild.reserved(databases, "dedup") as owner:
             # It goes on though the topic has dropped what it has.
-            assert rebuild.begin(owner, "dedup", HERE, {0: 2})
+            assert rebuild.begin(owner, "dedup", HERE, {TOPIC: {0: 2}})
         with copying(databases) as copy:
-            assert copy.beginning(TOPIC) == Beginning(1, {0: 0})
+            assert copy.beginning() == Beginning(1, {TOPIC: {0: 0}})
             assert copy.positions(TOPIC, TOPIC_ID) == {0: 2}
         live_rows = _of({"dedup"}, everything(databases))
         with rebuild.reserved(databases, "dedup") as owner:
@@ -444,12 +444,12 @@ class TestFromTopic:
             assert not rebuild.drop_copy(owner, "dedup")
         assert _of({"dedup"}, everything(databases)) == live_rows
         with copying(databases) as copy:
-            assert copy.beginning(TOPIC) == Beginning(2, {0: 0})
+            assert copy.beginning() == Beginning(2, {TOPIC: {0: 0}})
             copy.apply(batch(mine))
         swap(databases)
         assert database.totals() == sums(mine)
         with copying(databases) as copy:
-            assert copy.beginning(TOPIC) == Beginning(3, {0: 0})
+            assert copy.beginning() == Beginning(3, {TOPIC: {0: 0}})
 
     def test_what_cannot_be_rebuilt_from_the_topic_is_refused(self, databases: Settings) -> None:
         with rebuild.reserved(databases, "dedup") as owner:
@@ -458,16 +458,16 @@ class TestFromTopic:
             with open_sink(databases) as live:
                 live.apply(batch(history(2)))
             with raises("topic-incomplete", "partition 0 begins at offset 5", "--from source"):
-                rebuild.begin(owner, "dedup", HERE, {0: 5, 1: 0})
+                rebuild.begin(owner, "dedup", HERE, {TOPIC: {0: 5, 1: 0}})
             with raises("topic-recreated", TOPIC, "--from source"):
-                rebuild.begin(owner, "dedup", Topic(TOPIC, "topic-2", 1), WHOLE)
+                rebuild.begin(owner, "dedup", [Topic(TOPIC, "topic-2", 1)], WHOLE)
             with raises("copy-missing"):
                 rebuild.swap(owner, "dedup", HERE, WHOLE)
             with raises("rebuild-running"):
                 swap(databases)
             rebuild.begin(owner, "dedup", HERE, WHOLE)
             with raises("events-lost", "offsets 0 to 2"):
-                rebuild.swap(owner, "dedup", HERE, {0: 3})
+                rebuild.swap(owner, "dedup", HERE, {TOPIC: {0: 3}})
 
 
 def discard(settings: Settings, event: Event) -> None:
@@ -475,7 +475,7 @@ def discard(settings: Settings, event: Event) -> None:
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             chosen = Selection(sink="dedup", identities=[event.event_id]).choose(cursor)
-        assert repair.discard(connection, chosen) == {"dedup": 1}
+        assert repair.discard(connection, chosen, because="looked at") == {"dedup": 1}
 
 
 def _of(names: Iterable[str], tables: Mapping[str, list[tuple[object, ...]]]) -> dict[str, list[tuple[object, ...]]]:
@@ -486,10 +486,10 @@ def _of(names: Iterable[str], tables: Mapping[str, list[tuple[object, ...]]]) ->
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["--sink", "dedup"], 2, "Missing option '--from'"),
-        (["--sink", "dedup", "--from", "memory"], 2, "'memory' is not one of"),
-        (["--sink", "dedup", "--from", "source", "--restart"], 2, "--restart and --drop-copy are for --from topic"),
-        (["--sink", "best", "--from", "source"], 1, "no strategy is called best"),
+        (["dedup"], 2, "Missing option '--from'"),
+        (["dedup", "--from", "memory"], 2, "'memory' is not one of"),
+        (["dedup", "--from", "source", "--restart"], 2, "--restart and --drop-copy are for --from topic"),
+        (["best", "--from", "source"], 1, "no sink is called best"),
     ],
 )
 def test_wrong_usage(words: list[str], status: int, said: str, tmp_path: Path) -> None:

@@ -349,7 +349,8 @@ def test_quantity_may_be_as_big_as_they_get(databases: Settings, database: Datab
 
 def test_rows_come_from_several_partitions(databases: Settings, database: Database) -> None:
     some = events(4)
-    staged = pa.concat_tables([rows(some[:2], partition=0), rows(some[2:], partition=1)])
+    parts = rows(some[:2], partition=0), rows(some[2:], partition=1)
+    staged = {name: pa.concat_tables([part[name] for part in parts]) for name in parts[0]}
     both = Batch(TOPIC, TOPIC_ID, {0: 0, 1: 0}, {0: 2, 1: 2}, staged)
     with open_sink(databases) as sink:
         sink.apply(both)

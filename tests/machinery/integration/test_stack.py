@@ -38,6 +38,7 @@ from tests.support.failures import raises
 from tests.support.homes import Homes
 from tests.support.leftovers import leftovers
 from tests.support.paths import ROOT
+from tests.support.topic_reader import topic_of
 
 CAP_DAC_READ_SEARCH = 2
 FREE_PORTS = {f"OUTBOX_{name}_PORT": "0" for name in ("STACK_POSTGRES", "STACK_KAFKA", "STACK_CONNECT", "SERVICE")}
@@ -80,7 +81,7 @@ def remember(settings: Settings, what: str) -> None:
     topics.create(settings, connectors.topic_specs(settings))
     errors: list[object] = []
     producer = Producer({**client_config(settings), "acks": "all"})
-    producer.produce(settings.topic, what, partition=0, on_delivery=lambda error, _: errors.append(error))
+    producer.produce(topic_of(settings), what, partition=0, on_delivery=lambda error, _: errors.append(error))
     producer.flush(30)
     assert errors == [None]
 
@@ -88,7 +89,7 @@ def remember(settings: Settings, what: str) -> None:
 def remembered(settings: Settings) -> tuple[list[str], int]:
     """The rows in Postgres, and how many records Kafka has."""
     rows = Postgres(settings).psql("SELECT what FROM memory ORDER BY what", settings.source_db_name).stdout.split()
-    return rows, topics.last_stable_offsets(settings, settings.topic)[0]
+    return rows, topics.last_stable_offsets(settings, topic_of(settings))[0]
 
 
 @pytest.fixture(scope="module")

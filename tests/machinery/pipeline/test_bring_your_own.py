@@ -94,7 +94,7 @@ def test_the_whole_chain_by_settings_alone(relaying: Secured) -> None:
     (sink,) = json.loads(succeed(relaying, "check", "--json"))["sinks"]
     assert (sink["drift"], sink["in_flight"], sink["parked"]) == ({}, 0, 0)
     succeed(relaying, "dead-letters", "list")
-    assert "from offset 0, replaying" in succeed(relaying, "rewind", "--sink", "dedup", "--to-earliest", "--dry-run")
+    assert "from offset 0, replaying" in succeed(relaying, "rewind", "dedup", "--to-earliest", "--dry-run")
 
     done = run(relaying, "doctor", "--json")
     wrong = [finding["code"] for finding in json.loads(done.stdout) if not finding["is_ok"]]

@@ -20,13 +20,14 @@ from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
 from outbox.kafka.follower import Closed, Follower
 from tests.support.seeds import chosen_seed
+from tests.support.topic_reader import topic_of
 
 TIMEOUT_S = 30
 
 
 @pytest.fixture
 def follower(topic: Settings) -> Iterator[Follower]:
-    made = Follower(topic, topic.topic)
+    made = Follower(topic, topic_of(topic))
     yield made
     made.close()
 
@@ -49,7 +50,7 @@ def write(producer: Producer, topic: Settings, *values: str, partition: int = 0,
     """Write these values in a transaction, which takes one more offset for its end."""
     producer.begin_transaction()
     for value in values:
-        producer.produce(topic.topic, value, partition=partition)
+        producer.produce(topic_of(topic), value, partition=partition)
     producer.flush(TIMEOUT_S)
     if commit:
         producer.commit_transaction(TIMEOUT_S)
@@ -69,7 +70,7 @@ def traffic(topic: Settings) -> Iterator[threading.Thread]:
     def write_on() -> None:
         producer, until = Producer(client_config(topic)), time.monotonic() + TIMEOUT_S * timeout_scale()
         while not ended.is_set() and time.monotonic() < until:
-            producer.produce(topic.topic, "foreign", partition=1)
+            producer.produce(topic_of(topic), "foreign", partition=1)
             producer.flush(TIMEOUT_S)
 
     thread = threading.Thread(target=write_on)
@@ -81,7 +82,7 @@ def traffic(topic: Settings) -> Iterator[threading.Thread]:
 
 
 def end_of(topic: Settings) -> dict[int, int]:
-    return dict(topics.last_stable_offsets(topic, topic.topic))
+    return dict(topics.last_stable_offsets(topic, topic_of(topic)))
 
 
 def test_ranges_that_follow_each_other_and_others(topic: Settings, transactions: Producer, follower: Follower) -> None:
@@ -112,7 +113,7 @@ def test_random_ranges_have_what_one_read_of_everything_has(
     end = end_of(topic)
     place = {
         (one.partition() or 0, one.offset() or 0)
-        for one in records.read(topic, topic.topic, {p: (0, o) for p, o in end.items()})
+        for one in records.read(topic, topic_of(topic), {p: (0, o) for p, o in end.items()})
     }
     at = dict.fromkeys(end, 0)
     for _ in range(min(60, 15 * ahead_max)):  # a pause costs a moment
@@ -145,21 +146,21 @@ def test_what_the_topic_has_dropped_is_no_empty_range(
     topic: Settings, transactions: Producer, follower: Follower
 ) -> None:
     write(transactions, topic, "a", "b", "c")
-    place = TopicPartition(topic.topic, 0, 2)
+    place = TopicPartition(topic_of(topic), 0, 2)
     admin = AdminClient(client_config(topic))
     for request in admin.delete_records([place]).values():
         request.result(TIMEOUT_S)
     for reads in (
         lambda: read(follower, {0: 0}, {0: 4}),
-        lambda: list(records.batches(topic, topic.topic, {0: (0, 4)}, require_all=True)),
+        lambda: list(records.batches(topic, topic_of(topic), {0: (0, 4)}, require_all=True)),
     ):
         with pytest.raises(Failure) as failure:
             reads()
         assert failure.value.code == "events-lost"
-    assert [one.offset() for one in records.read(topic, topic.topic, {0: (0, 4)})] == [2]
+    assert [one.offset() for one in records.read(topic, topic_of(topic), {0: (0, 4)})] == [2]
     assert read(follower, {0: 2}, {0: 4}) == ["c"]
     within = {0: (0, 4)}
-    assert [one.value() for one in records.read(topic, topic.topic, within)] == [b"c"], "what there is"
+    assert [one.value() for one in records.read(topic, topic_of(topic), within)] == [b"c"], "what there is"
 
 
 @pytest.mark.usefixtures("short_silence")
@@ -174,7 +175,7 @@ def test_records_of_another_partition_do_not_hide_a_silent_one(
 @pytest.mark.usefixtures("short_silence")
 def test_records_beyond_a_range_do_not_hide_a_silent_partition(topic: Settings, traffic: threading.Thread) -> None:
     with pytest.raises(Failure) as failure:
-        list(records.read(topic, topic.topic, {0: (0, 1), 1: (0, 1)}))
+        list(records.read(topic, topic_of(topic), {0: (0, 1), 1: (0, 1)}))
     assert (failure.value.code, traffic.is_alive()) == ("topic-silent", True)
 
 
@@ -188,7 +189,7 @@ def test_what_is_held_for_later_is_bounded_and_is_there_later(
     assert read(follower, {0: 0, 1: 0}, {0: 2, 1: 1}) != []
     with pytest.raises(Failure, match="no record"):
         read(follower, {0: 2, 1: 1}, {0: 3, 1: 2})
-    (place,) = follower._client.position([TopicPartition(topic.topic, 1)])
+    (place,) = follower._client.position([TopicPartition(topic_of(topic), 1)])
     assert place.offset <= follower_module.AHEAD_MAX_RECORDS + 10
     write(transactions, topic, "b")
     found = read(follower, {0: 2, 1: 1}, {0: 3, 1: 2})
@@ -197,7 +198,7 @@ def test_what_is_held_for_later_is_bounded_and_is_there_later(
 
 
 def test_closing_it_ends_a_read_that_waits(topic: Settings) -> None:
-    follower, ended = Follower(topic, topic.topic), threading.Event()
+    follower, ended = Follower(topic, topic_of(topic)), threading.Event()
 
     def wait() -> None:
         with pytest.raises(Closed):
@@ -222,10 +223,10 @@ def test_a_range_may_end_with_an_aborted_record_whose_marker_is_not_to_be_read_y
     other.init_transactions(TIMEOUT_S)
     write(transactions, topic, "a")  # offset 0, marker 1
     transactions.begin_transaction()
-    transactions.produce(topic.topic, "never", partition=0)  # 2
+    transactions.produce(topic_of(topic), "never", partition=0)  # 2
     transactions.flush(TIMEOUT_S)
     other.begin_transaction()
-    other.produce(topic.topic, "b", partition=0)  # 3
+    other.produce(topic_of(topic), "b", partition=0)  # 3
     other.flush(TIMEOUT_S)
     transactions.abort_transaction(TIMEOUT_S)  # 4
     assert end_of(topic)[0] == 3
@@ -233,7 +234,7 @@ def test_a_range_may_end_with_an_aborted_record_whose_marker_is_not_to_be_read_y
     def found(start: int, end: int) -> list[str]:
         if reader == "follower":
             return read(follower, {0: start}, {0: end})
-        return [(one.value() or b"").decode() for one in records.read(topic, topic.topic, {0: (start, end)})]
+        return [(one.value() or b"").decode() for one in records.read(topic, topic_of(topic), {0: (start, end)})]
 
     assert found(0, 2) == ["a"]
     assert found(2, 3) == []

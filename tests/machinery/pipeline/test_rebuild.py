@@ -23,6 +23,7 @@ from tests.support.cli_runner import outbox
 from tests.support.events import nth_key
 from tests.support.seeds import chosen_seed
 from tests.support.sink_process import applied_until, sink_arguments
+from tests.support.topic_reader import topic_of
 from tests.support.warm_jvm import WarmSink
 
 TIMEOUT_S = 180
@@ -80,7 +81,7 @@ def running(settings: Settings) -> Iterator[Command]:
 
 
 def rebuild(settings: Settings, *words: str) -> subprocess.CompletedProcess[str]:
-    return outbox("rebuild", "--sink", "dedup", *words, home=settings.home, **settings.as_env())
+    return outbox("rebuild", "dedup", *words, home=settings.home, **settings.as_env())
 
 
 def spoil(settings: Settings) -> None:
@@ -140,12 +141,12 @@ def wait_applied(settings: Settings, items: int = 6) -> None:
 def test_a_topic_that_has_dropped_events_is_refused_and_the_source_is_the_way_out(topic: Settings) -> None:
     applied_until(topic, 1)
     admin = AdminClient(client_config(topic))
-    for future in admin.delete_records([TopicPartition(topic.topic, 0, 4)]).values():
+    for future in admin.delete_records([TopicPartition(topic_of(topic), 0, 4)]).values():
         future.result(10)
 
     refused = rebuild(topic, "--from", "topic", "--yes")
     assert refused.returncode == 1
-    assert "partition 0 begins at offset 4 — `outbox rebuild --sink dedup --from source`" in refused.stderr
+    assert "partition 0 begins at offset 4 — `outbox rebuild dedup --from source`" in refused.stderr
     assert "there is no copy" in rebuild(topic, "--from", "topic", "--drop-copy").stdout
 
     would = rebuild(topic, "--from", "source", "--dry-run")

@@ -25,6 +25,7 @@ from outbox.sink.records import Records
 from tests.support.events import DAY_MS, DECODER, NOW_MS, uuid7
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up, catch_up_alone, logged, running_warm
+from tests.support.topic_reader import topic_of
 
 RANDOM = Random(41)  # noqa: S311
 TIMEOUT_S = 180
@@ -41,7 +42,7 @@ def produce(settings: Settings, count: int, value: bytes, **more: bytes) -> None
     producer = Producer({**client_config(settings), "queue.buffering.max.kbytes": 1 << 20, "linger.ms": 20})
     for number in range(count):
         headers: dict[str, str | bytes | None] = {"id": uuid7(RANDOM), "eventType": "x", "schemaVersion": "1", **more}
-        producer.produce(settings.topic, key=str(number), value=value, headers=headers)
+        producer.produce(topic_of(settings), key=str(number), value=value, headers=headers)
         producer.poll(0)
         if number % 100 == 0:
             producer.flush(60)
@@ -71,7 +72,7 @@ def most_mib() -> float:
 def peak_mib(settings: Settings, found: Queue[tuple[int, float]]) -> None:
     """How many records of the topic a task stages, and by how much its memory grows."""
     before_mib, count = most_mib(), 0
-    for messages in records.batches(settings, settings.topic, topics.watermarks(settings, settings.topic)):
+    for messages in records.batches(settings, topic_of(settings), topics.watermarks(settings, topic_of(settings))):
         dead = DECODER.decode(Records.of(messages)).dead
         letters = [(1, dead_letters.identity(one.record, one.event_id), *dead_letters.columns(one)) for one in dead]
         binary.encode(binary.table(letters, DEAD), DEAD)

@@ -43,6 +43,7 @@ from tests.support.sink_process import (
     wait_applied,
     waits,
 )
+from tests.support.topic_reader import topic_of
 
 
 def execute(settings: Settings, role: SinkRole, sql: str) -> None:
@@ -67,7 +68,7 @@ def test_everything_committed_is_applied_and_nothing_else(
     assert done.returncode == 0, done.stderr
     assert database.totals() == sums(some)
     assert Database(topic, "naive").totals() == sums([*some, *some[90:100]])
-    assert database.positions() == topics.last_stable_offsets(topic, topic.topic)
+    assert database.positions() == topics.last_stable_offsets(topic, topic_of(topic))
     letters = database.dead_letters()
     assert letters.pop(bad_id) == "not JSON"
     assert list(letters.values()) == ["no value"]
@@ -79,7 +80,7 @@ def test_everything_committed_is_applied_and_nothing_else(
 
     # A partition added later is read from its beginning.
     admin = AdminClient(client_config(topic))
-    admin.create_partitions([NewPartitions(topic.topic, 6)])[topic.topic].result(10)
+    admin.create_partitions([NewPartitions(topic_of(topic), 6)])[topic_of(topic)].result(10)
     more = publisher.events(60, keys=40)
     publisher.send(more)
     last = catch_up(topic, "dedup")
@@ -210,7 +211,7 @@ def test_a_bad_record_is_kept_whole_with_its_coordinates(topic: Settings, databa
     began_at = datetime.now(UTC) - timedelta(minutes=1)
     for number, (key, value, headers, _) in enumerate(bad):
         producer.produce(
-            topic.topic,
+            topic_of(topic),
             value,
             key,
             partition=number,
@@ -223,7 +224,7 @@ def test_a_bad_record_is_kept_whole_with_its_coordinates(topic: Settings, databa
     columns = 'topic, partition, "offset", event_id::text, key, value, headers, reason, recorded_at'
     kept = database.query(f"SELECT {columns} FROM dead_letters ORDER BY partition")
     for number, (row, (key, value, headers, reason)) in enumerate(zip(kept, bad, strict=True)):
-        assert row[:4] == (topic.topic, number, 0, ids[number])
+        assert row[:4] == (topic_of(topic), number, 0, ids[number])
         kept_key, kept_value, kept_headers, kept_reason, recorded_at = cast("Any", row[4:])
         assert (kept_key if kept_key is None else bytes(kept_key)) == key
         assert bytes(kept_value) == value
@@ -310,7 +311,7 @@ def test_a_checkpoint_that_cannot_be_repaired_is_reported_with_the_way_out(
     publisher.send(some[40:])
     failure = reported_failure(catch_up(topic, "naive"))
     assert "truncated or missing: metadata" in failure
-    assert "`outbox rewind --sink naive --to-positions`" in failure
+    assert "`outbox rewind naive --to-positions`" in failure
     rewind.rewind(topic, "naive", rewind.to_positions(topic, "naive"))
     assert catch_up(topic, "naive").returncode == 0
     assert naive.totals() == sums([*applied_twice, *some[40:]]), "the way out repeats nothing"
@@ -331,10 +332,10 @@ def test_events_that_are_gone_stop_it_with_their_range(
     failure = reported_failure(catch_up(topic))
     assert "were never applied" in failure
     assert any(
-        f"offsets 0 to {offset - 1} of topic {topic.topic}, partition {partition}," in failure
+        f"offsets 0 to {offset - 1} of topic {topic_of(topic)}, partition {partition}," in failure
         for partition, offset in positions.items()
     )
-    way_out = "`outbox rewind --sink dedup --to-positions`"
+    way_out = "`outbox rewind dedup --to-positions`"
     assert way_out in failure
     assert {one.remedy for one in examine(topic) if one.code.startswith("checkpoint") and not one.is_ok} == {way_out}
 
@@ -346,16 +347,16 @@ def test_events_that_are_gone_stop_it_with_their_range(
     # The topic has dropped what was not read yet, and the checkpoint is gone.
     shutil.rmtree(checkpoint(topic, "dedup.1"))
     publisher.send(publisher.events(40))
-    ends = topics.last_stable_offsets(topic, topic.topic)
+    ends = topics.last_stable_offsets(topic, topic_of(topic))
     admin = AdminClient(client_config(topic))
-    for future in admin.delete_records([TopicPartition(topic.topic, *item) for item in ends.items()]).values():
+    for future in admin.delete_records([TopicPartition(topic_of(topic), *item) for item in ends.items()]).values():
         future.result(10)
     failure = reported_failure(catch_up(topic))
     assert "were never applied" in failure
 
     # The topic is deleted and made again.
-    admin.delete_topics([topic.topic])[topic.topic].result(10)
-    wait_for("the topic to be gone", lambda: topic.topic not in admin.list_topics(timeout=5).topics, timeout_s=30)
+    admin.delete_topics([topic_of(topic)])[topic_of(topic)].result(10)
+    wait_for("the topic to be gone", lambda: topic_of(topic) not in admin.list_topics(timeout=5).topics, timeout_s=30)
     topics.create(topic, connectors.topic_specs(topic))
     assert "was deleted and made again" in reported_failure(catch_up(topic))
 
@@ -365,7 +366,7 @@ def test_what_spark_fails_by_is_told_too(topic: Settings, publisher: Publisher, 
     with running_warm(topic) as sink:
         wait_applied(sink, database, 10)
         admin = AdminClient(client_config(topic))
-        admin.delete_topics([topic.topic])[topic.topic].result(10)
+        admin.delete_topics([topic_of(topic)])[topic_of(topic)].result(10)
         wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
         last = sink.tail(1)
     topics.create(topic, connectors.topic_specs(topic))
@@ -381,8 +382,8 @@ def test_metrics_of_a_running_sink_show_what_it_applied_and_that_nothing_is_left
     publisher.send(some[:10])
     publisher.send_raw(nth_key(0), b"{", None)
     publisher.send(publisher.events(30, keys=9), abort=True)
-    with closing(LagLookup(topic, topic.topic)) as lookup:
-        ends = topics.last_stable_offsets(topic, topic.topic)
+    with closing(LagLookup(topic, topic_of(topic))) as lookup:
+        ends = topics.last_stable_offsets(topic, topic_of(topic))
         markers = {partition: max(0, end - 1) for partition, end in ends.items()}
         asked = {"new": {}, "done": ends, "markers": markers}
         # In the time that a scrape has; more than once, as the first may have to wait for a connection.

@@ -23,6 +23,7 @@ from tests.support.sink_process import (
     sink_arguments,
     wait_applied,
 )
+from tests.support.topic_reader import topic_of
 from tests.support.warm_jvm import WarmJvm
 
 
@@ -39,7 +40,7 @@ def unusable_checkpoint(topic: Settings) -> str:
 def other_topic(topic: Settings) -> str:
     """A sink that has read an earlier topic of the same name."""
     with open_sink(topic, "upsert") as sink:
-        sink.begin_at(topic.topic, "another-id", {0: 0})
+        sink.begin_at(topic_of(topic), "another-id", {0: 0})
     return "upsert"
 
 

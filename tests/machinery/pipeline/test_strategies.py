@@ -34,7 +34,7 @@ from tests.support.sink_process import (
     running_warm,
     wait_caught_up,
 )
-from tests.support.topic_reader import Record, duplicates, read, relayed
+from tests.support.topic_reader import Record, duplicates, read, relayed, topic_of
 
 ALL = sorted(STRATEGIES)
 
@@ -124,14 +124,16 @@ def test_partitions_added_while_sinks_run_are_read_from_their_beginning_once(top
     with running_warm(topic, *ALL) as sinks:
         wait_caught_up(sinks, topic, ALL)
         admin = AdminClient(client_config(topic))
-        admin.create_partitions([NewPartitions(topic.topic, 7)])[topic.topic].result(10)
+        admin.create_partitions([NewPartitions(topic_of(topic), 7)])[topic_of(topic)].result(10)
         wait_for(
-            "brokers to know the partitions", lambda: topics.describe(topic, topic.topic).partitions == 7, timeout_s=30
+            "brokers to know the partitions",
+            lambda: topics.describe(topic, topic_of(topic)).partitions == 7,
+            timeout_s=30,
         )
         after = Publisher(topic, continued=before)  # one that knows of the new partitions
         more = after.events(120, keys=40)
         after.send(more)
-        assert all(topics.last_stable_offsets(topic, topic.topic).get(partition, 0) for partition in (4, 5, 6))
+        assert all(topics.last_stable_offsets(topic, topic_of(topic)).get(partition, 0) for partition in (4, 5, 6))
         wait_caught_up(sinks, topic, ALL)
         for name in ALL:
             assert Database(topic, name).totals() == sums([*some, *more]), name

@@ -20,6 +20,7 @@ from tests.support.events import DECODER, sums, uuid7
 from tests.support.record_corpus import GOOD, HEADERS, KEY
 from tests.support.sink_driver import Database
 from tests.support.sink_process import RANDOM, Publisher, catch_up
+from tests.support.topic_reader import topic_of
 
 MANY = 200  # more than a driver reads itself
 OFTEN = 1_000  # then Python has optimised the call
@@ -35,7 +36,7 @@ def send_unreadable(topic: Settings, headers: dict[str, str] = HEADERS) -> None:
 def message(topic: Settings) -> Message:
     """Such a record, as it is read."""
     send_unreadable(topic)
-    (found,) = records.read(topic, topic.topic, topics.watermarks(topic, topic.topic))
+    (found,) = records.read(topic, topic_of(topic), topics.watermarks(topic, topic_of(topic)))
     return found
 
 

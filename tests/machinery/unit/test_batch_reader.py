@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from outbox.base.settings import load
 from outbox.sink.postgres.staging import Staging
 from outbox.sink.spark.reader import Part, StagingTask
-from tests.support.events import DECODER
+from tests.support.events import MAIN, TOPIC
 
 RANGES = st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 2**62), st.integers(0, 10**6)), max_size=5)
 
@@ -22,7 +22,7 @@ RANGES = st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 2**62), st.
 def test_parts_follow_each_other_and_are_of_one_size(ranges: dict[int, tuple[int, int]], count: int) -> None:
     start = {partition: first for partition, (first, _) in ranges.items()}
     end = {partition: first + more for partition, (first, more) in ranges.items()}
-    parts = Part(start, end).divided(count)
+    parts = Part("t", start, end).divided(count)
     assert len(parts) == count
     assert (parts[0].start, parts[-1].end) == (start, end)
     assert all(one.end == following.start for one, following in pairwise(parts))
@@ -34,7 +34,7 @@ def test_a_task_knows_the_passwords_that_it_needs_alone(tmp_path: Path) -> None:
     settings = load(tmp_path, environment=False)
     names = [name for name, value in settings if isinstance(value, SecretStr)]
     known = settings.model_copy(update={name: SecretStr(f"secret of {name}") for name in names})
-    task = StagingTask.of(known, known.topic, Staging("dedup", 1, DECODER, with_days=True))
+    task = StagingTask.of(known, TOPIC, Staging("dedup", 1, MAIN.decoders, MAIN.layout, with_days=True))
     sent = pickle.dumps(task)
     told = {name for name in names if f"secret of {name}".encode() in sent}
     assert told == {"kafka_password", "sink_db_writer_password"}

@@ -34,27 +34,79 @@ class TestCommand:
 
     @pytest.fixture
     def ran(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """The names of the sinks that were run, in a project with two strategies."""
+        """The names of the sinks that were run, in a project that runs two."""
         names: list[str] = []
         monkeypatch.setattr(stream, "run", lambda _, specs, **__: names.extend(one.name for one in specs))
-        mine = replace(project.current(), strategies=("upsert", "dedup"))
+        mine = replace(project.current(), sinks=("upsert", "dedup"))
         monkeypatch.setattr(project, "current", lambda: mine)
         return names
 
-    def test_it_runs_the_strategies_of_the_project(self, ran: list[str]) -> None:
+    def test_it_runs_those_of_the_project(self, ran: list[str]) -> None:
         assert CliRunner().invoke(sink, []).exit_code == 0
         assert ran == ["upsert", "dedup"]
 
     def test_it_runs_the_given_ones_instead(self, ran: list[str]) -> None:
-        assert CliRunner().invoke(sink, ["--strategy", "merge"]).exit_code == 0
-        assert ran == ["merge"]
+        assert CliRunner().invoke(sink, ["merge", "naive", "merge"]).exit_code == 0
+        assert ran == ["merge", "naive"]
 
     def test_an_unknown_one_of_the_project_is_refused(self, ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        mine = replace(project.current(), strategies=("dedup", "nonsense"))
+        mine = replace(project.current(), sinks=("dedup", "nonsense"))
         monkeypatch.setattr(project, "current", lambda: mine)
-        with raises("strategy-unknown", "called nonsense", "there are", "upsert"):
+        with raises("sink-unknown", "called nonsense", "there are", "upsert"):
             CliRunner().invoke(sink, [], catch_exceptions=False)
         assert ran == []
+
+    def test_without_any_the_remedy_is_named(self, ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        mine = replace(project.current(), sinks=())
+        monkeypatch.setattr(project, "current", lambda: mine)
+        with raises("sink-unnamed", "sinks = ["):
+            CliRunner().invoke(sink, [], catch_exceptions=False)
+        assert ran == []
+
+    def test_the_help_lists_each_sink_with_its_events_and_strategy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "200")
+        shown = " ".join(CliRunner().invoke(sink, ["--help"]).output.split())
+        for name, one in spec.sinks(settings.load(environment=False)).items():
+            assert f"{name} {', '.join(one.job.events)}, by strategy {one.strategy.name}" in shown
+
+
+class TestJobs:
+    """What a job may say."""
+
+    def resolve(self, **changes: Any) -> spec.SinkSpec:
+        return spec.resolve(settings.load(environment=False), replace(made.JOB, **changes))
+
+    def test_an_event_stands_for_its_topic(self) -> None:
+        assert self.resolve(events=["order.placed", "item"]).topics == ["stock.item", "stock.order"]
+
+    @pytest.mark.parametrize("name", ["", "Stock", "1st", "a/b", "a.rebuild", "a" * 41, "a\n"])
+    def test_a_name_that_is_no_word_is_refused(self, name: str) -> None:
+        with raises("sink-unusable", "its name is not a word"):
+            self.resolve(name=name)
+
+    def test_a_job_takes_events_or_has_decoders(self) -> None:
+        wrong: list[dict[str, Any]] = [{"events": []}, {"decoders": made.MAIN.decoders}]
+        for changes in wrong:
+            with raises("sink-unusable", "it takes no events"):
+                self.resolve(**changes)
+
+    @pytest.mark.parametrize("name", ["orders", "item.lost", "order.placed.v3", "order.placed.v1.v1"])
+    def test_an_event_that_is_not_declared_is_refused(self, name: str) -> None:
+        with raises("event-undeclared", name):
+            self.resolve(events=["item", name])
+
+    def test_an_unknown_strategy_is_refused(self, tmp_path: Path) -> None:
+        for one in ("best", tmp_path / "mine.sql"):
+            with raises("strategy-unknown"):
+                self.resolve(strategy=one)
+
+    def test_two_jobs_of_one_name_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(spec, "jobs", lambda _: [made.JOB, replace(made.JOB, events=["order"])])
+        with raises("sink-ambiguous", made.JOB.name):
+            spec.sinks(settings.load(environment=False))
+
+    def test_a_sink_by_another_strategy_has_a_name_of_its_own(self) -> None:
+        assert made.JOB.by("merge").name == f"{made.JOB.name}-merge"
 
 
 class TestStrategyFiles:
@@ -67,7 +119,7 @@ class TestStrategyFiles:
     def test_the_help_tells_each_with_its_survives_costs_and_choose(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "200")
         told = " ".join(CliRunner().invoke(sink, ["--help"]).output.split())
-        for name, (_, one) in spec.sinks(settings.load(environment=False)).items():
+        for name, one in strategy.load(strategy.BUILT_IN).items():
             words = f"{name} {one.idea}. Survives {one.survives}. Costs {one.costs}. Choose it {one.choose}."
             assert " ".join(words.split()) in told, name
 

@@ -19,7 +19,7 @@ from outbox.sink.positions import Offsets
 from outbox.sink.writer import Counts
 from outbox.stack import ports
 
-COUNTS = Counts(rows=10, applied=6, duplicates=3, rejected=1, dead=1)
+COUNTS = Counts(rows=10, applied=6, duplicates=3, rejected=1, dead=1, skipped=4)
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 class TestCounts:
     def test_all_is_there_as_zero_once_a_sink_has_started(self) -> None:
         metrics = Metrics()
-        metrics.started("a", "t", {0: 5})
-        for name in ("rows", "duplicates", "dead_letters"):
+        metrics.started("a", {"t": {0: 5}})
+        for name in ("rows", "duplicates", "skipped", "dead_letters"):
             assert value(metrics, f"outbox_sink_{name}_total", sink="a") == 0
         for stage in ("read", "apply"):
             assert value(metrics, "outbox_sink_batch_duration_seconds_count", sink="a", stage=stage) == 0
@@ -45,12 +45,13 @@ class TestCounts:
     def test_batches_add_up_by_sink(self) -> None:
         metrics = Metrics()
         for sink in ("a", "b"):
-            metrics.started(sink, "t", {0: 0})
-        metrics.applied("a", COUNTS, {0: 12}, read_s=0.25, apply_s=0.5)
-        metrics.applied("a", COUNTS, {0: 24}, read_s=0.25, apply_s=0.5)
+            metrics.started(sink, {"t": {0: 0}})
+        metrics.applied("a", COUNTS, {"t": {0: 12}}, read_s=0.25, apply_s=0.5)
+        metrics.applied("a", COUNTS, {"t": {0: 24}}, read_s=0.25, apply_s=0.5)
         assert value(metrics, "outbox_sink_rows_total", sink="a") == 20
         assert value(metrics, "outbox_sink_duplicates_total", sink="a") == 6
         assert value(metrics, "outbox_sink_dead_letters_total", sink="a") == 4
+        assert value(metrics, "outbox_sink_skipped_total", sink="a") == 8
         assert value(metrics, "outbox_sink_batch_duration_seconds_count", sink="a", stage="read") == 2
         assert value(metrics, "outbox_sink_batch_duration_seconds_sum", sink="a", stage="read") == 0.5
         assert value(metrics, "outbox_sink_batch_duration_seconds_sum", sink="a", stage="apply") == 1.0
@@ -59,9 +60,9 @@ class TestCounts:
     def test_progress_is_the_time_of_the_start_and_then_of_the_last_batch(self) -> None:
         metrics, name = Metrics(), "outbox_sink_last_progress_timestamp_seconds"
         before = time.time()
-        metrics.started("a", "t", {0: 0})
+        metrics.started("a", {"t": {0: 0}})
         started = value(metrics, name, sink="a")
-        metrics.applied("a", COUNTS, {0: 12}, read_s=0.1, apply_s=0.1)
+        metrics.applied("a", COUNTS, {"t": {0: 12}}, read_s=0.1, apply_s=0.1)
         applied = value(metrics, name, sink="a")
         assert started is not None
         assert applied is not None
@@ -69,7 +70,7 @@ class TestCounts:
 
     def test_two_do_not_meet(self) -> None:
         one, other = Metrics(), Metrics()
-        one.started("a", "t", {0: 0})
+        one.started("a", {"t": {0: 0}})
         assert value(other, "outbox_sink_rows_total", sink="a") is None
 
 
@@ -83,19 +84,46 @@ class TestLag:
 
         metrics = Metrics()
         metrics.collect_lag({"t": ask})
-        metrics.started("a", "t", {0: 5, 1: 0})
+        metrics.started("a", {"t": {0: 5, 1: 0}})
         assert asked == []
         assert value(metrics, "outbox_sink_lag_events", sink="a") == 42
-        metrics.applied("a", COUNTS, {0: 7, 1: 9}, read_s=0.1, apply_s=0.1)
-        assert value(metrics, "outbox_sink_partition_lag_events", sink="a", partition="1") == 12
+        metrics.applied("a", COUNTS, {"t": {0: 7, 1: 9}}, read_s=0.1, apply_s=0.1)
+        assert value(metrics, "outbox_sink_partition_lag_events", sink="a", topic="t", partition="1") == 12
         assert value(metrics, "outbox_sink_lag_seconds", sink="a") == 1.5
         assert value(metrics, "outbox_sink_kafka_up") == 1
         assert [offsets["a"] for offsets in asked[:2]] == [{0: 5, 1: 0}, {0: 7, 1: 9}]
 
+    def test_of_several_topics_adds_up_and_the_oldest_record_counts(self) -> None:
+        metrics = Metrics()
+        metrics.collect_lag(
+            {
+                "t": lambda asked: dict.fromkeys(asked, Lag({0: 3}, 1.5)),
+                "u": lambda asked: dict.fromkeys(asked, Lag({0: 4}, 7.5)),
+            }
+        )
+        metrics.started("a", {"t": {0: 0}, "u": {0: 0}})
+        metrics.started("b", {"u": {0: 0}})
+        assert value(metrics, "outbox_sink_lag_events", sink="a") == 7
+        assert value(metrics, "outbox_sink_lag_events", sink="b") == 4
+        assert value(metrics, "outbox_sink_lag_seconds", sink="a") == 7.5
+        for topic, count in (("t", 3), ("u", 4)):
+            assert value(metrics, "outbox_sink_partition_lag_events", sink="a", topic=topic, partition="0") == count
+        assert value(metrics, "outbox_sink_partition_lag_events", sink="b", topic="t", partition="0") is None
+
+    def test_is_left_out_when_one_of_its_topics_is_not_known(self) -> None:
+        metrics = Metrics()
+        metrics.collect_lag({"t": lambda asked: dict.fromkeys(asked, Lag({0: 3}, 1.5)), "u": lambda _: None})
+        metrics.started("a", {"t": {0: 0}, "u": {0: 0}})
+        metrics.started("b", {"t": {0: 0}})
+        assert value(metrics, "outbox_sink_kafka_up") == 0
+        assert value(metrics, "outbox_sink_lag_events", sink="a") is None, "less than it is would be wrong"
+        assert value(metrics, "outbox_sink_lag_seconds", sink="a") is None
+        assert value(metrics, "outbox_sink_lag_events", sink="b") == 3
+
     def test_is_left_out_when_kafka_does_not_tell_it(self) -> None:
         metrics = Metrics()
         metrics.collect_lag({"t": lambda _: None})
-        metrics.started("a", "t", {0: 0})
+        metrics.started("a", {"t": {0: 0}})
         assert value(metrics, "outbox_sink_kafka_up") == 0
         assert value(metrics, "outbox_sink_lag_events", sink="a") is None
         assert value(metrics, "outbox_sink_rows_total", sink="a") == 0
@@ -113,7 +141,7 @@ class TestServed:
     def test_over_http_within_the_block_even_without_kafka(self, settings: Settings) -> None:
         url = f"http://{settings.sink_metrics_host}:{settings.sink_metrics_port}/metrics"
         metrics = Metrics()
-        metrics.started("a", "t", {0: 0})
+        metrics.started("a", {"t": {0: 0}})
         with sink_metrics.served(settings, metrics, ["t"]):
             told = urllib.request.urlopen(url, timeout=30).read().decode()
         assert 'outbox_sink_rows_total{sink="a"} 0.0' in told
