@@ -256,11 +256,11 @@ class TestReplay:
         assert Database(databases, name).totals() == sums([late])
         assert Database(databases, name).statuses() == {late.event_id: "replayed"}
 
-    def test_letters_of_a_strategy_that_is_gone_are_told(self, databases: Settings, known: Known) -> None:
+    def test_letters_of_a_sink_that_is_gone_are_reported(self, databases: Settings, known: Known) -> None:
         set_aside(databases, kilos())
         with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
             cursor.execute("UPDATE dead_letters SET sink = 'gone'")
-        with raises("strategy-unknown", "gone"):
+        with raises("sink-unknown", "gone"):
             replay(databases, known, "gone")
 
     def test_several_sinks_at_once(self, databases: Settings, known: Known) -> None:
@@ -462,22 +462,25 @@ class TestCommand:
 
     def test_replay_and_discard(self, databases: Settings, database: Database, letters: Sequence[Event]) -> None:
         late, refused = letters
-        for name in ("replay", "discard"):
-            assert "--all" in self.run(databases, name, status=2)
-        mine = ("--sink", "dedup")
+        mine, because = ("--sink", "dedup"), ("--because", "looked at")
+        for words in (["replay"], ["discard", *because]):
+            assert "--all" in self.run(databases, *words, status=2)
+        assert "'--because'" in self.run(databases, "discard", *mine, status=2)
         before = everything(database)
         would = self.run(databases, "replay", *mine, "--dry-run", status=1)
         assert "2 dead letters would stay open" in would
-        told = self.run(databases, "discard", "--event-id", refused.event_id, "--dry-run")
+        told = self.run(databases, "discard", "--event-id", refused.event_id, *because, "--dry-run")
         assert told == "sink dedup: would discard 1\n"
         assert everything(database) == before
         told = self.run(databases, "replay", *mine, "--reason", "unknown schema version")
         assert told == "sink dedup: replayed 1 (1 applied, 0 were applied already), 0 rejected again\n"
         again = json.loads(self.run(databases, "replay", *mine, "--event-id", late.event_id, "--json"))
         assert again == {"dry_run": False, "sinks": {}}
-        assert self.run(databases, "discard", *mine) == "sink dedup: discarded 2\n"
+        assert self.run(databases, "discard", *mine, *because) == "sink dedup: discarded 2\n"
         assert self.run(databases, "replay", *mine) == "no dead letters to replay\n"
         assert set(database.statuses().values()) == {"replayed", "discarded"}
+        shown = json.loads(self.run(databases, "show", refused.event_id, *mine, "--json"))
+        assert (shown["status"], shown["resolution"]) == ("discarded", "looked at")
         assert set(Database(databases, "naive").statuses().values()) == {"open"}
         assert database.totals()[late.key] == late.quantity
 

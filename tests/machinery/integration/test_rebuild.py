@@ -332,7 +332,11 @@ class TestFromTopic:
         with open_sink(databases, name) as live:
             live.apply(batch(mine[:4]))
             execute(databases, "UPDATE stock SET stock = 1000; DELETE FROM event_log")
-            execute(databases, f"INSERT INTO base_versions VALUES ('{name}', '{nth_key(1)}', 9)")
+            execute(
+                databases,
+                f"INSERT INTO base_versions (sink, topic, key, version)"
+                f" VALUES ('{name}', '{TOPIC}', '{nth_key(1)}', 9)",
+            )
             with copying(databases, name) as copy:
                 copy.apply(batch(mine[:3]))
             with rebuild.reserved(databases, name) as owner:

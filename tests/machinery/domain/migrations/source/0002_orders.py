@@ -1,0 +1,31 @@
+"""Orders of items, and the view with the state of each."""
+
+from __future__ import annotations
+
+from alembic import op
+
+from outbox.migrations.migrate import execute
+
+revision = "source_domain_0002"
+down_revision = "source_domain_0001"
+branch_labels = None
+depends_on = None
+
+UP = """
+CREATE TABLE orders (
+    id      uuid   PRIMARY KEY,
+    version bigint NOT NULL -- how many events the order has had
+);
+CREATE VIEW source_orders AS SELECT id::text AS key, version FROM orders;
+
+GRANT SELECT, INSERT, UPDATE (version) ON orders TO {app};
+GRANT SELECT ON source_orders TO {auditor};
+"""
+
+
+def upgrade() -> None:
+    execute(UP)
+
+
+def downgrade() -> None:
+    op.execute("DROP VIEW source_orders; DROP TABLE orders;")

@@ -1,0 +1,17 @@
+"""Order events in, orders out: all events of one aggregate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outbox.base.settings import Settings
+from outbox.sink.postgres.target import PostgresTarget
+from outbox.sink.spec import SinkJob
+
+PROJECTIONS = Path(__file__).with_name("projections")
+
+
+def jobs(settings: Settings) -> list[SinkJob]:
+    """The sink `orders`."""
+    del settings
+    return [SinkJob(name="orders", events=["order"], projections=PROJECTIONS, target=PostgresTarget())]
