@@ -9,24 +9,30 @@ from typing import Any
 from flask import Response
 from flask_openapi3.blueprint import APIBlueprint
 from prometheus_client import Counter
-from sqlalchemy import Engine, Row, insert, select
+from pydantic import BaseModel
+from sqlalchemy import Engine, Row, select
 from werkzeug.exceptions import NotFound
 
 from outbox.base import trace
 from outbox.base.settings import Settings
 from outbox.http import problems
 from outbox.http.auth import SECURITY
-from outbox.http.idempotency import Key
+from outbox.http.idempotency import Answer, Key
 from outbox.http.problems import READING, WRITING, responses
 from service import tables
+from service.account import close, freeze, open_account
 from service.schemas import (
     Account,
+    AccountFreeze,
     AccountPath,
+    AccountStatus,
     NewAccount,
+    NewClosing,
+    NewFreeze,
     NewTransfer,
     Transfer,
-    TransferHeaders,
     TransferPath,
+    WriteHeaders,
 )
 from service.transfer import transfer
 
@@ -38,14 +44,31 @@ def ledger_api(engine: Engine, transfers: Counter, settings: Settings) -> APIBlu
     """The routes of the ledger."""
     api = APIBlueprint("ledger", __name__, abp_security=SECURITY)
 
-    @api.post("/accounts", responses={HTTPStatus.CREATED: Account, **WRITING})
-    def open_account(body: NewAccount) -> Response:
+    def claim(route: str, header: WriteHeaders, body: BaseModel) -> Key:
+        return Key.of(f"POST {route}", header.idempotency_key, body, settings.idempotency_ttl_hours)
+
+    @api.post("/accounts", responses={HTTPStatus.CREATED: Account, **WRITING, **responses(HTTPStatus.CONFLICT)})
+    def make_account(header: WriteHeaders, body: NewAccount) -> Response:
         """Open an account with a balance of zero."""
+        key = claim("/accounts", header, body)
         with engine.begin() as connection:
-            row = connection.execute(
-                insert(tables.accounts).values(**dict(body)).returning(*tables.accounts.columns)
-            ).one()
-        return _created("accounts", _account(row))
+            return _response(open_account(connection, body, key, trace.valid(header.traceparent)), "accounts")
+
+    @api.post("/accounts/<uuid:account_id>/freeze", responses={HTTPStatus.OK: AccountStatus, **WRITING, **REFUSING})
+    def freeze_account(header: WriteHeaders, path: AccountPath, body: NewFreeze) -> Response:
+        """Let an account take part in no more transfers."""
+        wanted = AccountFreeze(account_id=path.account_id, reason=body.reason)
+        key = claim("/accounts/{account_id}/freeze", header, wanted)
+        with engine.begin() as connection:
+            return _response(freeze(connection, wanted, key, trace.valid(header.traceparent)))
+
+    @api.post("/accounts/<uuid:account_id>/close", responses={HTTPStatus.OK: AccountStatus, **WRITING, **REFUSING})
+    def close_account(header: WriteHeaders, path: AccountPath, body: NewClosing) -> Response:
+        """Close an account for good. Its balance must be zero."""
+        del body
+        key = claim("/accounts/{account_id}/close", header, path)
+        with engine.begin() as connection:
+            return _response(close(connection, path, key, trace.valid(header.traceparent)))
 
     @api.get("/accounts/<uuid:account_id>", responses={HTTPStatus.OK: Account, **READING})
     def read_account(path: AccountPath) -> Response:
@@ -59,16 +82,14 @@ def ledger_api(engine: Engine, transfers: Counter, settings: Settings) -> APIBlu
         return Response(_account(row), mimetype=JSON)
 
     @api.post("/transfers", responses={HTTPStatus.CREATED: Transfer, **WRITING, **REFUSING})
-    def make_transfer(header: TransferHeaders, body: NewTransfer) -> Response:
+    def make_transfer(header: WriteHeaders, body: NewTransfer) -> Response:
         """Transfer an amount from an account to another of the same currency."""
-        key = Key.of("POST /transfers", header.idempotency_key, body, settings.idempotency_ttl_hours)
+        key = claim("/transfers", header, body)
         with engine.begin() as connection:
             answer = transfer(connection, body, key, trace.valid(header.traceparent))
         created = answer.status == HTTPStatus.CREATED
         transfers.labels("repeated" if answer.is_repeated else "created" if created else "refused").inc()
-        if created:
-            return _created("transfers", answer.body)
-        return Response(answer.body, answer.status, mimetype=problems.MEDIA_TYPE)
+        return _response(answer, "transfers")
 
     @api.get("/transfers/<uuid:transfer_id>", responses={HTTPStatus.OK: Transfer, **READING})
     def read_transfer(path: TransferPath) -> Response:
@@ -84,8 +105,14 @@ def ledger_api(engine: Engine, transfers: Counter, settings: Settings) -> APIBlu
     return api
 
 
-def _created(collection: str, body: str) -> Response:
-    return Response(body, HTTPStatus.CREATED, {"Location": f"/{collection}/{json.loads(body)['id']}"}, mimetype=JSON)
+def _response(answer: Answer, collection: str = "") -> Response:
+    """The response of an answer; one that has made something says where in ``collection`` it is."""
+    if answer.status >= HTTPStatus.BAD_REQUEST:
+        return Response(answer.body, answer.status, mimetype=problems.MEDIA_TYPE)
+    response = Response(answer.body, answer.status, mimetype=JSON)
+    if answer.status == HTTPStatus.CREATED:
+        response.headers["Location"] = f"/{collection}/{json.loads(answer.body)['id']}"
+    return response
 
 
 def _account(row: Row[Any]) -> str:
@@ -93,6 +120,8 @@ def _account(row: Row[Any]) -> str:
         id=row.id,
         kind=row.kind,
         currency=row.currency,
+        label=row.label,
+        status=row.status,
         balance=row.balance_minor,
         version=row.version,
         created_at=row.created_at,

@@ -9,7 +9,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from service.ledger import BALANCE_MAX_MINOR, Kind
+from service.ledger import BALANCE_MAX_MINOR, Kind, Status
 
 Currency = Annotated[str, Field(pattern="^[A-Z]{3}$", description="ISO 4217", examples=["EUR"])]
 # Strict: 1.0 is rejected, because a larger number in that form would lose its last digits as a float.
@@ -17,6 +17,9 @@ Amount = Annotated[
     StrictInt,
     Field(ge=1, le=BALANCE_MAX_MINOR, description="in minor units, written without a fraction", examples=[1250]),
 ]
+# Postgres has no text with the character NUL.
+Label = Annotated[str, Field(max_length=100, pattern="^[^\\x00]*$", description="what the owner calls it")]
+Reason = Annotated[str, Field(min_length=1, max_length=200, pattern="^[^\\x00]+$", examples=["court order"])]
 
 
 class NewAccount(BaseModel):
@@ -26,6 +29,21 @@ class NewAccount(BaseModel):
 
     currency: Currency
     kind: Kind = Field("user", description="the balance of a system account may fall below zero")
+    label: Label = ""
+
+
+class NewFreeze(BaseModel):
+    """Why an account is to be frozen."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: Reason
+
+
+class NewClosing(BaseModel):
+    """Nothing is said of an account that is to be closed."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 class NewTransfer(BaseModel):
@@ -51,22 +69,26 @@ class AccountPath(BaseModel):
     account_id: UUID
 
 
+class AccountFreeze(AccountPath, NewFreeze):
+    """A freeze of an account: a key is claimed for both."""
+
+
 class TransferPath(BaseModel):
     """The transfer in the path."""
 
     transfer_id: UUID
 
 
-class TransferHeaders(BaseModel):
-    """The headers of a transfer's request."""
+class WriteHeaders(BaseModel):
+    """The headers of a request that changes something."""
 
     idempotency_key: str = Field(
         alias="Idempotency-Key",
         pattern="^[!-~]{1,255}$",
-        description="Chosen by the client, one per transfer. The same key with the same body returns the first"
-        " response again, be it 201, 404 or 409; with another body it returns 409. Other errors store nothing: correct"
-        " the request or wait, and repeat it with the same key. A key is valid for this client and route, and is kept"
-        " for OUTBOX_IDEMPOTENCY_TTL_HOURS, by default one day.",
+        description="Chosen by the client, one per change. The same key with the same request returns the first"
+        " response again, be it a success, 404 or 409; with another body or account it returns 409. Other errors store"
+        " nothing: correct the request or wait, and repeat it with the same key. A key is valid for this client and"
+        " route, and is kept for OUTBOX_IDEMPOTENCY_TTL_HOURS, by default one day.",
     )
     traceparent: str | None = Field(
         None,
@@ -80,9 +102,19 @@ class Account(BaseModel):
     id: UUID
     kind: Kind
     currency: Currency
+    label: str
+    status: Status
     balance: int = Field(description="in minor units")
-    version: int = Field(description="the number of transfers that have changed it")
+    version: int = Field(description="the number of transfers that have changed its balance")
     created_at: datetime
+
+
+class AccountStatus(BaseModel):
+    """An account after a change of its status."""
+
+    id: UUID
+    status: Status
+    changed_at: datetime
 
 
 class Transfer(BaseModel):

@@ -25,6 +25,9 @@ accounts = Table(
     Column("balance_minor", BigInteger, nullable=False, server_default=text("0")),
     Column("version", BigInteger, nullable=False, server_default=text("0")),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=text("now()")),
+    Column("label", Text, nullable=False, server_default=text("''")),
+    Column("status", Text, nullable=False, server_default=text("'open'")),
+    Column("account_version", BigInteger, nullable=False, server_default=text("0")),
 )
 
 transfers = Table(

@@ -10,27 +10,20 @@ from __future__ import annotations
 import uuid
 from datetime import UTC, datetime
 from http import HTTPStatus
-from uuid import UUID
 
-from sqlalchemy import ARRAY, BigInteger, Connection, Uuid, bindparam, insert, select, text
+from sqlalchemy import ARRAY, BigInteger, Connection, Uuid, bindparam, insert, text
 
-from outbox.http import idempotency, problems
+from outbox.http import idempotency
 from outbox.http.idempotency import Answer, Key
-from outbox.writing.append import Event, append
-from service import ledger
-from service.ledger import Account, Refusal, UnknownAccount
-from service.refusals import REFUSALS
+from outbox.writing.append import append
+from service import events, ledger
+from service.ledger import Account, Refusal
+from service.locking import lock, pick
+from service.refusals import refuse
 from service.schemas import NewTransfer, Transfer
-from service.tables import accounts, transfers
+from service.tables import transfers
 
-# Statements are built once. The order is always that of the ids, so that transfers between the same accounts queue up
-# instead of deadlocking.
-_LOCK = (
-    select(accounts.c.id, accounts.c.kind, accounts.c.currency, accounts.c.balance_minor, accounts.c.version)
-    .where(accounts.c.id.in_(bindparam("ids", expanding=True)))
-    .order_by(accounts.c.id)
-    .with_for_update(key_share=True)
-)
+# Statements are built once.
 _UPDATE = text("""
     UPDATE accounts
        SET balance_minor = after.balance_minor, version = after.version
@@ -50,31 +43,19 @@ def transfer(connection: Connection, wanted: NewTransfer, key: Key, traceparent:
     If the key is taken, nothing is written and the first answer is returned. Never commits. Raises KeyReused if another
     request has claimed the key.
     """
-    before = _lock(connection, wanted.from_account, wanted.to_account)
+    before = lock(connection, wanted.from_account, wanted.to_account)
     try:
-        after = ledger.transfer(_pick(before, wanted.from_account), _pick(before, wanted.to_account), wanted.amount)
+        after = ledger.transfer(pick(before, wanted.from_account), pick(before, wanted.to_account), wanted.amount)
     except Refusal as refusal:
-        problem = problems.of_kind(REFUSALS[type(refusal)], str(refusal))
-        return idempotency.first_answer(connection, key, Answer(problem.status, problems.dump(problem)))
+        return refuse(connection, key, refusal)
 
     # The id and the time come from here, not from the database: the claim stores the answer before the row exists.
     made = Transfer(id=uuid.uuid4(), **dict(wanted), currency=after[0].currency, created_at=datetime.now(UTC))
     answer = idempotency.first_answer(connection, key, Answer(HTTPStatus.CREATED, made.model_dump_json()))
     if not answer.is_repeated:
         _write(connection, made, after)
-        append(connection, *_events(made, after, traceparent))
+        append(connection, *events.transferred(made, after, traceparent))
     return answer
-
-
-def _lock(connection: Connection, *account_ids: UUID) -> dict[UUID, Account]:
-    """Lock the accounts that exist until the end of the transaction, and return their locked state."""
-    return {row.id: Account(*row) for row in connection.execute(_LOCK, {"ids": account_ids})}
-
-
-def _pick(found: dict[UUID, Account], account_id: UUID) -> Account:
-    if account_id not in found:
-        raise UnknownAccount(f"account {account_id} does not exist")
-    return found[account_id]
 
 
 def _write(connection: Connection, made: Transfer, after: tuple[Account, Account]) -> None:
@@ -97,27 +78,3 @@ def _write(connection: Connection, made: Transfer, after: tuple[Account, Account
             "created_at": made.created_at,
         },
     )
-
-
-def _events(made: Transfer, after: tuple[Account, Account], traceparent: str | None) -> list[Event]:
-    """One event per account, as defined by connect/events/ledger-event.v1.schema.json."""
-    source, target = after
-    changes = [("transfer.debited", source, -made.amount), ("transfer.credited", target, made.amount)]
-    return [
-        Event(
-            aggregatetype="account",
-            aggregateid=str(account.id),
-            type=type_,
-            payload={
-                "transfer_id": str(made.id),
-                "account_id": str(account.id),
-                "amount": amount_minor,
-                "currency": account.currency,
-                "balance_after": account.balance_minor,
-                "version": account.version,
-                "occurred_at": made.created_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            },
-            traceparent=traceparent,
-        )
-        for type_, account, amount_minor in changes
-    ]

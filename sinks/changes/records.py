@@ -9,6 +9,7 @@ import hashlib
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from outbox.events import schema
@@ -18,6 +19,15 @@ from outbox.sink.records import UUID, Event, Record, RecordDecoder
 
 CHANGE = "account.change"  # the name of these events; no service has declared them
 SCHEMA = Path(__file__).with_name("account-change.schema.json")
+COLUMNS = (
+    Column("table_name", "text", is_nullable=False),
+    Column("account_id", "uuid", is_nullable=False),  # the row's primary key
+    Column("op", "text", is_nullable=False),  # r: of a snapshot; c, u, d: inserted, updated, deleted
+    Column("lsn", "bigint", is_nullable=False),  # place in the log; of a snapshot's rows, where it was taken
+    Column("currency", "text", is_nullable=True),  # the rest is the row afterwards; NULL if it was deleted
+    Column("balance_minor", "bigint", is_nullable=True),  # minor units
+    Column("version", "bigint", is_nullable=True),  # how many transfers have changed the account
+)
 STATE = ("currency", "balance_minor", "version")
 OPERATIONS = {"r", "c", "u", "d"}
 
@@ -27,17 +37,7 @@ class ChangeDecoder(RecordDecoder):
 
     key = "account_id"
     version = "version"
-    types = {
-        CHANGE: (
-        Column("table_name", "text", is_nullable=False),
-        Column("account_id", "uuid", is_nullable=False),  # the row's primary key
-        Column("op", "text", is_nullable=False),  # r: of a snapshot; c, u, d: inserted, updated, deleted
-        Column("lsn", "bigint", is_nullable=False),  # place in the log; of a snapshot's rows, where it was taken
-        Column("currency", "text", is_nullable=True),  # the rest is the row afterwards; NULL if it was deleted
-        Column("balance_minor", "bigint", is_nullable=True),  # minor units
-        Column("version", "bigint", is_nullable=True),  # how many transfers have changed the account
-    )
-    }
+    types = MappingProxyType({CHANGE: COLUMNS})
 
     def __init__(self) -> None:
         self._schema = schema.load(SCHEMA)

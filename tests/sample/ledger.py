@@ -15,11 +15,21 @@ from tests.support.service_client import ServiceClient
 class Client(ServiceClient):
     """A client of the ledger service."""
 
-    def open(self, kind: str = "user", currency: str = "EUR") -> str:
+    def open(self, kind: str = "user", currency: str = "EUR", label: str = "") -> str:
         """Open an account and return its id."""
-        response = self.post("/accounts", {"kind": kind, "currency": currency})
+        body = {"kind": kind, "currency": currency, "label": label}
+        response = self.post("/accounts", body, Idempotency_Key=str(uuid.uuid4()))
         assert response.status_code == 201, response.text
         return str(response.get_json()["id"])
+
+    def freeze(self, account: str, reason: str = "court order", key: str | None = None, **headers: str) -> TestResponse:
+        """Ask to freeze an account, with a key of its own if none is given."""
+        path = f"/accounts/{account}/freeze"
+        return self.post(path, {"reason": reason}, Idempotency_Key=key or str(uuid.uuid4()), **headers)
+
+    def close(self, account: str, key: str | None = None, **headers: str) -> TestResponse:
+        """Ask to close an account, with a key of its own if none is given."""
+        return self.post(f"/accounts/{account}/close", {}, Idempotency_Key=key or str(uuid.uuid4()), **headers)
 
     def transfer(self, source: str, target: str, amount: int, key: str | None = None, **headers: str) -> TestResponse:
         """Ask for a transfer, with a key of its own if none is given."""
@@ -37,7 +47,7 @@ class Client(ServiceClient):
 
 
 EVENTS = """(
-    SELECT id AS event_id, aggregateid AS key, (payload ->> 'amount')::numeric AS amount,
+    SELECT id AS event_id, aggregatetype, aggregateid AS key, type, (payload ->> 'amount')::numeric AS amount,
            (payload ->> 'version')::bigint AS version
       FROM outbox) AS events"""
 
@@ -45,22 +55,30 @@ EVENTS = """(
 WRONG = {
     "money made or lost": "SELECT sum(balance_minor) FROM accounts HAVING sum(balance_minor) <> 0",
     "users below zero": "SELECT id FROM accounts WHERE kind = 'user' AND balance_minor < 0",
+    "closed accounts with money": "SELECT id FROM accounts WHERE status = 'closed' AND balance_minor <> 0",
     "accounts that are not the sum of their events": f"""
         SELECT accounts.id, balance_minor, accounts.version, count(event_id), sum(amount)
-          FROM accounts LEFT JOIN {EVENTS} ON key = accounts.id::text
+          FROM accounts LEFT JOIN {EVENTS} ON aggregatetype = 'balance' AND key = accounts.id::text
          GROUP BY accounts.id
         HAVING balance_minor <> coalesce(sum(amount), 0) OR accounts.version <> count(event_id)""",
+    "accounts that are not as their latest event says": f"""
+        SELECT accounts.id, status, account_version, newest.type, newest.version
+          FROM accounts LEFT JOIN (
+               SELECT DISTINCT ON (key) key, CASE type WHEN 'opened' THEN 'open' ELSE type END AS type, version
+                 FROM {EVENTS} WHERE aggregatetype = 'account'
+                ORDER BY key, version DESC) AS newest ON newest.key = accounts.id::text
+         WHERE (status, account_version) IS DISTINCT FROM (newest.type, newest.version)""",
     "versions that are not 1, 2, 3 …": f"""
-        SELECT key, version
-          FROM (SELECT key, version, row_number() OVER (PARTITION BY key ORDER BY version) AS due FROM {EVENTS})
+        SELECT aggregatetype, key, version
+          FROM (SELECT *, row_number() OVER (PARTITION BY aggregatetype, key ORDER BY version) AS due FROM {EVENTS})
          WHERE version <> due""",
     "events whose balance_after is not the sum of amounts until then": """
         SELECT id
-          FROM (SELECT id, (payload ->> 'balance_after')::numeric AS told,
+          FROM (SELECT id, (payload ->> 'balance_after')::numeric AS stated,
                        sum((payload ->> 'amount')::numeric)
                            OVER (PARTITION BY aggregateid ORDER BY (payload ->> 'version')::bigint) AS due
-                  FROM outbox)
-         WHERE told <> due""",
+                  FROM outbox WHERE aggregatetype = 'balance')
+         WHERE stated <> due""",
     "transfers without their two events": """
         SELECT transfers.id, count(outbox.id)
           FROM transfers LEFT JOIN outbox ON payload ->> 'transfer_id' = transfers.id::text
@@ -71,11 +89,15 @@ WRONG = {
     "events without their transfer": """
         SELECT outbox.id
           FROM outbox LEFT JOIN transfers ON payload ->> 'transfer_id' = transfers.id::text
-         WHERE transfers.id IS NULL""",
-    "answers of transfers that are not there": """
+         WHERE aggregatetype = 'balance' AND transfers.id IS NULL""",
+    "answers of transfers that do not exist": """
         SELECT key
           FROM idempotency_keys LEFT JOIN transfers ON transfers.id = (body::json ->> 'id')::uuid
-         WHERE status = 201 AND transfers.id IS NULL""",
+         WHERE route = 'POST /transfers' AND status = 201 AND transfers.id IS NULL""",
+    "answers of accounts that do not exist": """
+        SELECT key
+          FROM idempotency_keys LEFT JOIN accounts ON accounts.id = (body::json ->> 'id')::uuid
+         WHERE route LIKE 'POST /accounts%' AND idempotency_keys.status < 300 AND accounts.id IS NULL""",
 }
 
 

@@ -1,8 +1,8 @@
 -- The balance of each account is that of its newest state.
 --
 -- Newest means the highest version, not the last arrival. A replayed dead letter, or a change that the slot still holds
--- when a snapshot is taken, arrives after younger states. So each change of a row must raise its version, as the service
--- does.
+-- when a snapshot is taken, arrives after younger states. So each change of a balance must raise the row's version, as the
+-- service does. (Another column, such as the status, may change without it: this sink does not read it.)
 --
 -- A deleted account stays with a balance of 0 and its version, so that older states are recognised as old. The log has no
 -- version of a deleted row, so a deletion counts by its place among the changes of the row, which arrive in order. (Here a

@@ -1,0 +1,34 @@
+-- `outbox rebuild --from source`: set the accounts to those of the source.
+--
+-- `source` has the rows of the views that both aggregates name, as JSON; all that is wanted is in source_accounts. An
+-- account that the source does not have keeps its label, and nothing else.
+-- The last statement returns a row (key, difference) for each account whose turnover has changed.
+WITH truth AS (
+    SELECT (total ->> 'key')::uuid AS account_id, total ->> 'kind' AS kind, total ->> 'currency' AS currency,
+           total ->> 'label' AS label, total ->> 'status' AS status, (total ->> 'version')::bigint AS version,
+           (total ->> 'transfers')::bigint AS transfers, (total ->> 'turnover')::numeric AS turnover
+      FROM source
+     WHERE aggregate = 'account'
+), settled AS (
+    INSERT INTO accounts AS stored
+           (sink, account_id, kind, currency, label, status, version, transfers, turnover_minor)
+    SELECT %(sink)s, account_id, kind, currency, label, status, version, transfers, turnover
+      FROM truth
+     ORDER BY account_id
+    ON CONFLICT (sink, account_id) DO UPDATE
+       SET kind = excluded.kind,
+           currency = excluded.currency,
+           label = excluded.label,
+           status = excluded.status,
+           version = excluded.version,
+           transfers = excluded.transfers,
+           turnover_minor = excluded.turnover_minor,
+           updated_at = now()
+    RETURNING new.account_id, new.turnover_minor - coalesce(old.turnover_minor, 0) AS difference
+), unknown AS (
+    UPDATE accounts AS stored
+       SET status = NULL, transfers = 0, turnover_minor = 0, updated_at = now()
+     WHERE sink = %(sink)s AND NOT EXISTS (SELECT FROM truth WHERE truth.account_id = stored.account_id)
+    RETURNING new.account_id, - old.turnover_minor AS difference
+)
+SELECT account_id::text, difference FROM (TABLE settled UNION ALL TABLE unknown) AS changed WHERE difference <> 0;
