@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import Any, NamedTuple
 
 from werkzeug.test import TestResponse
 
@@ -44,6 +44,37 @@ class Client(ServiceClient):
 
     def balance(self, account: str) -> int:
         return int(self.get(f"/accounts/{account}").get_json()["balance"])
+
+
+def refused(response: TestResponse, status: int, kind: str) -> None:
+    """Require that a response is this problem."""
+    assert (response.status_code, response.get_json(force=True)["type"]) == (status, f"/problems/{kind}"), response.text
+    assert response.content_type == "application/problem+json"
+
+
+class Written(NamedTuple):
+    """An event in the outbox table."""
+
+    name: str  # with its version, such as account.opened.v2
+    key: str
+    payload: dict[str, Any]
+    traceparent: str | None
+
+    @property
+    def declaration(self) -> tuple[str, str, int]:
+        """Its aggregate type, event type and version."""
+        aggregate, type_, version = self.name.split(".")
+        return aggregate, type_, int(version.removeprefix("v"))
+
+
+def written(settings: Settings, aggregate: str = "") -> list[Written]:
+    """The events of an aggregate type, or all of them, the oldest first."""
+    rows = query(
+        settings,
+        "SELECT concat(aggregatetype, '.', type, '.v', schema_version), aggregateid, payload, traceparent"
+        f" FROM outbox WHERE '{aggregate}' IN ('', aggregatetype) ORDER BY id",
+    )
+    return [Written(*row) for row in rows]
 
 
 EVENTS = """(

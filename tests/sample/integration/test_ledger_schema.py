@@ -59,7 +59,9 @@ def test_a_difference_between_declared_and_migrated_tables_is_found(owner: Conne
         (SourceRole.APP, "DELETE FROM accounts"),
         (SourceRole.APP, "DELETE FROM transfers"),
         (SourceRole.APP, "UPDATE transfers SET amount_minor = 1"),
+        (SourceRole.APP, "UPDATE accounts SET label = ''"),
         (SourceRole.APP, "SELECT FROM source_totals"),
+        (SourceRole.APP, "SELECT FROM source_accounts"),
         (SourceRole.CDC, "SELECT FROM accounts"),
         (SourceRole.PRUNER, "SELECT FROM accounts"),
         (SourceRole.AUDITOR, "SELECT FROM accounts"),
@@ -74,7 +76,9 @@ def test_what_a_role_may_not_do_is_refused(shared_databases: Settings, role: Sou
     ("role", "statement"),
     [
         (SourceRole.APP, "UPDATE accounts SET balance_minor = 0, version = 0"),
+        (SourceRole.APP, "UPDATE accounts SET status = 'open', account_version = 0"),
         (SourceRole.AUDITOR, "SELECT key, total, version FROM source_totals"),
+        (SourceRole.AUDITOR, "SELECT key, version, label, status, transfers, turnover FROM source_accounts"),
     ],
 )
 def test_what_a_role_has_to_do_it_can(shared_databases: Settings, role: SourceRole, statement: str) -> None:
@@ -87,6 +91,9 @@ def test_what_a_role_has_to_do_it_can(shared_databases: Settings, role: SourceRo
         "INSERT INTO accounts (kind, currency, balance_minor) VALUES ('user', 'EUR', -1)",
         "INSERT INTO accounts (kind, currency) VALUES ('root', 'EUR')",
         "INSERT INTO accounts (kind, currency) VALUES ('user', 'euro')",
+        "INSERT INTO accounts (kind, currency, status) VALUES ('user', 'EUR', 'lost')",
+        "INSERT INTO accounts (kind, currency, status, balance_minor) VALUES ('user', 'EUR', 'closed', 1)",
+        "INSERT INTO accounts (kind, currency, label) VALUES ('user', 'EUR', repeat('x', 101))",
     ],
 )
 def test_the_database_itself_refuses_an_account_that_cannot_be(shared_databases: Settings, statement: str) -> None:

@@ -7,17 +7,13 @@ from collections import Counter
 
 from flask import Flask
 from sqlalchemy import Engine, event
-from werkzeug.test import TestResponse
 
 from outbox.base.settings import Settings
 from outbox.http.idempotency import Key
-from outbox.writing.contract import EventSchema
 from service.ledger import BALANCE_MAX_MINOR
 from service.schemas import NewTransfer
 from service.transfer import transfer
-from tests.sample.ledger import Client, audit
-from tests.support.events import SHAPE
-from tests.support.outbox_records import as_records
+from tests.sample.ledger import Client, audit, refused, written
 from tests.support.queries import query
 from tests.support.seeds import chosen_seed, seeded
 from tests.support.threads import all_at_once
@@ -26,16 +22,7 @@ CLIENTS = 8
 TRACEPARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 
 
-def test_an_account_begins_with_nothing_and_can_be_read_back(client: Client, databases: Settings) -> None:
-    response = client.post("/accounts", {"currency": "EUR"})
-    opened = response.get_json()
-    assert (opened["kind"], opened["currency"], opened["balance"], opened["version"]) == ("user", "EUR", 0, 0)
-    assert response.headers["Location"] == f"/accounts/{opened['id']}"
-    assert client.get(response.headers["Location"]).get_json() == opened
-    assert as_records(databases) == []
-
-
-def test_a_transfer_moves_the_money_and_tells_it_in_two_events(client: Client, databases: Settings) -> None:
+def test_a_transfer_moves_the_money_and_writes_two_events(client: Client, databases: Settings) -> None:
     user = client.open()
     bank = client.fund(user, 500)
     response = client.transfer(user, bank, 120)
@@ -50,20 +37,18 @@ def test_a_transfer_moves_the_money_and_tells_it_in_two_events(client: Client, d
     assert client.get(response.headers["Location"]).get_json() == made
     assert (client.balance(user), client.balance(bank)) == (380, -380)
 
-    debit, credit = as_records(databases)[-2:]
+    debit, credit = written(databases, "balance")[-2:]
     for one in (debit, credit):
-        assert one["key"] == one["value"]["account_id"]
-        assert (one["value"]["transfer_id"], one["value"]["occurred_at"]) == (made["id"], made["created_at"])
-    assert debit["headers"]["eventType"] == "transfer.debited"
-    assert {name: debit["value"][name] for name in ("account_id", "amount", "balance_after", "version")} == {
-        "account_id": user,
+        assert one.key == one.payload["account_id"]
+        assert (one.payload["transfer_id"], one.payload["occurred_at"]) == (made["id"], made["created_at"])
+    assert (debit.name, debit.key) == ("balance.debited.v1", user)
+    assert {name: debit.payload[name] for name in ("amount", "balance_after", "version")} == {
         "amount": -120,
         "balance_after": 380,
         "version": 2,
     }
-    assert credit["headers"]["eventType"] == "transfer.credited"
-    assert {name: credit["value"][name] for name in ("account_id", "amount", "balance_after", "version")} == {
-        "account_id": bank,
+    assert (credit.name, credit.key) == ("balance.credited.v1", bank)
+    assert {name: credit.payload[name] for name in ("amount", "balance_after", "version")} == {
         "amount": 120,
         "balance_after": -380,
         "version": 2,
@@ -71,41 +56,16 @@ def test_a_transfer_moves_the_money_and_tells_it_in_two_events(client: Client, d
     assert audit(databases) == {}
 
 
-def test_every_event_keeps_the_contract(client: Client, databases: Settings) -> None:
-    user = client.open()
-    bank = client.fund(user, BALANCE_MAX_MINOR)
-    client.transfer(user, bank, 1, traceparent=TRACEPARENT)
-    contract = EventSchema(SHAPE.schema_file)
-    found = as_records(databases)
-    assert len(found) == 4
-    for one in found:
-        contract.check_value(one["value"])
-        contract.check_headers(one["headers"])
-
-
-def test_the_traceparent_of_the_request_goes_into_its_events_and_none_is_made_up(
-    client: Client, databases: Settings
-) -> None:
+def test_traceparent_of_the_request_is_in_its_events(client: Client, databases: Settings) -> None:
     user = client.open()
     bank = client.fund(user, 10)
     client.transfer(user, bank, 1, traceparent=TRACEPARENT)
     client.transfer(user, bank, 1, traceparent="nonsense")
-    assert [one["headers"]["traceparent"] for one in as_records(databases)] == [
-        None,
-        None,
-        TRACEPARENT,
-        TRACEPARENT,
-        None,
-        None,
-    ]
+    traced = [one.traceparent for one in written(databases, "balance")]
+    assert traced == [None, None, TRACEPARENT, TRACEPARENT, None, None]
 
 
 # Refusals -----------------------------------------------------------------------------------------------------------
-
-
-def refused(response: TestResponse, status: int, kind: str) -> None:
-    assert (response.status_code, response.get_json(force=True)["type"]) == (status, f"/problems/{kind}"), response.text
-    assert response.content_type == "application/problem+json"
 
 
 def test_more_than_a_user_has_is_409_and_writes_nothing(client: Client, databases: Settings) -> None:
@@ -113,7 +73,7 @@ def test_more_than_a_user_has_is_409_and_writes_nothing(client: Client, database
     bank = client.fund(user, 10)
     refused(client.transfer(user, bank, 11), 409, "insufficient-funds")
     assert client.balance(user) == 10
-    assert len(as_records(databases)) == 2
+    assert len(written(databases, "balance")) == 2
     assert audit(databases) == {}
 
 
@@ -207,15 +167,15 @@ def test_an_expired_key_may_be_used_again(client: Client, databases: Settings) -
 
 def test_a_key_is_remembered_as_long_as_the_setting_says(client: Client, databases: Settings) -> None:
     client.fund(client.open(), 1)
-    assert query(databases, "SELECT round(extract(epoch FROM expires_at - now()) / 3600) FROM idempotency_keys") == [
-        (databases.idempotency_ttl_hours,)
-    ]
+    assert query(
+        databases, "SELECT DISTINCT round(extract(epoch FROM expires_at - now()) / 3600) FROM idempotency_keys"
+    ) == [(databases.idempotency_ttl_hours,)]
 
 
 def test_expired_keys_are_forgotten_as_new_ones_come(client: Client, databases: Settings) -> None:
     user = client.open()
     bank = client.fund(user, 100)
-    for _ in range(10):
+    for _ in range(8):
         client.transfer(user, bank, 1)
     query(databases, "UPDATE idempotency_keys SET expires_at = now()")
     for _ in range(6):
@@ -273,7 +233,7 @@ def test_eight_clients_between_two_accounts_in_both_directions_neither_deadlock_
     assert set(answered) <= {201, 409}, answered
     assert answered[201] > CLIENTS * 25, answered
     assert client.balance(one) + client.balance(other) == 2000
-    assert len(as_records(databases)) == 2 * (answered[201] + 2)
+    assert len(written(databases, "balance")) == 2 * (answered[201] + 2)
     assert deadlocks(databases) == 0
     assert audit(databases) == {}
 
@@ -311,7 +271,8 @@ def test_the_audit_of_these_tests_finds_what_is_wrong(client: Client, databases:
     for harm, found in {
         "UPDATE accounts SET balance_minor = balance_minor + 1 WHERE kind = 'user'": "money made or lost",
         "UPDATE accounts SET version = version + 1": "accounts that are not the sum of their events",
-        "DELETE FROM outbox WHERE type = 'transfer.debited'": "transfers without their two events",
+        "UPDATE accounts SET status = 'frozen' WHERE kind = 'user'": "accounts that are not as their latest event says",
+        "DELETE FROM outbox WHERE type = 'debited'": "transfers without their two events",
         "UPDATE outbox SET payload = payload || '{\"version\": 9}'": "versions that are not 1, 2, 3 …",
         "UPDATE outbox SET payload = payload || '{\"balance_after\": 9}'": "events whose balance_after is not the sum"
         " of amounts until then",

@@ -122,9 +122,33 @@ def test_no_or_an_invalid_idempotency_key_is_422_and_named(app: Flask, key: str 
     assert [error["field"] for error in told["errors"]] == ["Idempotency-Key"], told
 
 
-@pytest.mark.parametrize("body", [{}, {"currency": "eur"}, {"currency": "EURO"}, {"currency": "EUR", "kind": "root"}])
-def test_an_invalid_account_is_422(app: Flask, body: dict[str, str]) -> None:
-    problem(app.test_client().post("/accounts", json=body, headers=AUTHORIZED), 422)
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"currency": "eur"},
+        {"currency": "EURO"},
+        {"currency": "EUR", "kind": "root"},
+        {"currency": "EUR", "label": "x" * 101},
+        {"currency": "EUR", "label": None},
+        {"currency": "EUR", "label": "a\0b"},
+    ],
+)
+def test_an_invalid_account_is_422(app: Flask, body: dict[str, object]) -> None:
+    problem(app.test_client().post("/accounts", json=body, headers=KEYED), 422)
+
+
+@pytest.mark.parametrize(
+    "path", ["/accounts", f"/accounts/{SOME_ID}/freeze", f"/accounts/{SOME_ID}/close", "/transfers"]
+)
+def test_each_change_needs_an_idempotency_key(app: Flask, path: str) -> None:
+    found = problem(app.test_client().post(path, json={}, headers=AUTHORIZED), 422)
+    assert "Idempotency-Key" in [error["field"] for error in found["errors"]]
+
+
+def test_a_closing_takes_no_fields(app: Flask) -> None:
+    response = app.test_client().post(f"/accounts/{SOME_ID}/close", json={"reason": "x"}, headers=KEYED)
+    assert [error["field"] for error in problem(response, 422)["errors"]] == ["reason"]
 
 
 @pytest.mark.parametrize("path", ["/", "/nothing", "/accounts/7", "/transfers/x", "/static/x"])
@@ -143,6 +167,8 @@ def test_a_wrong_method_is_405_and_the_right_ones_are_named(app: Flask) -> None:
     [
         ("POST", "/transfers", BODY),
         ("POST", "/accounts", {"currency": "EUR"}),
+        ("POST", f"/accounts/{SOME_ID}/freeze", {"reason": "x"}),
+        ("POST", f"/accounts/{SOME_ID}/close", {}),
         ("GET", f"/accounts/{SOME_ID}", None),
         ("GET", f"/transfers/{SOME_ID}", None),
         ("GET", "/readyz", None),
@@ -184,8 +210,11 @@ def test_openapi_names_every_status_with_its_form_and_where_the_token_is_asked(a
         for method, operation in methods.items()
     }
     writing = {"201", "400", "401", "413", "415", "422", "500", "503"}
+    changing = writing - {"201"} | {"200", "404", "409"}
     assert found == {
-        "POST /accounts": writing,
+        "POST /accounts": writing | {"409"},
+        "POST /accounts/{account_id}/freeze": changing,
+        "POST /accounts/{account_id}/close": changing,
         "POST /transfers": writing | {"404", "409"},
         **{f"GET {path}": {"200", "401", "404", "500", "503"} for path in READS},
         "GET /healthz": {"200", "500"},

@@ -12,6 +12,9 @@ from service.ledger import (
     BALANCE_MAX_MINOR,
     BALANCE_MIN_MINOR,
     Account,
+    AccountClosed,
+    AccountFrozen,
+    BalanceNotZero,
     BalanceOutOfRange,
     CurrencyMismatch,
     InsufficientFunds,
@@ -55,6 +58,41 @@ def test_a_balance_that_would_not_fit_is_refused() -> None:
 def test_two_currencies_do_not_mix() -> None:
     with pytest.raises(CurrencyMismatch):
         transfer(account(100, currency="EUR"), account(100, currency="USD"), 1)
+
+
+def test_each_change_of_its_life_is_one_more_account_version() -> None:
+    opened = account(0)
+    frozen = opened.frozen()
+    closed = frozen.closed()
+    assert [(one.status, one.account_version) for one in (opened, frozen, closed)] == [
+        ("open", 1),
+        ("frozen", 2),
+        ("closed", 3),
+    ]
+    assert closed.version == opened.version
+
+
+@pytest.mark.parametrize(("kind", "balance_minor"), [("user", 1), ("system", 1), ("system", -1)])
+def test_an_account_with_money_or_debts_is_not_closed(kind: Kind, balance_minor: int) -> None:
+    with pytest.raises(BalanceNotZero):
+        account(balance_minor, kind).closed()
+
+
+def test_a_frozen_or_closed_account_takes_part_in_no_transfer() -> None:
+    frozen, closed, other = account(100).frozen(), account(0).closed(), account(100)
+    for one, refusal in ((frozen, AccountFrozen), (closed, AccountClosed)):
+        for pair in ((one, other), (other, one)):
+            with pytest.raises(refusal):
+                transfer(*pair, 1)
+
+
+def test_no_status_comes_twice_and_none_behind_closed() -> None:
+    with pytest.raises(AccountFrozen):
+        account(0).frozen().frozen()
+    with pytest.raises(AccountClosed):
+        account(0).closed().frozen()
+    with pytest.raises(AccountClosed):
+        account(0).closed().closed()
 
 
 BALANCES = st.integers(BALANCE_MIN_MINOR, BALANCE_MAX_MINOR)
