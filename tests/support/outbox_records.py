@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import Any
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
+from outbox.events import catalog
 from outbox.events.schema import Rejection
 from outbox.sink import spec
 from outbox.sink.batch import Batch, DeadRecord
-from outbox.sink.records import Event, Record
-from outbox.sink.writer import Counts
+from outbox.sink.records import Event, Record, RecordDecoder
+from outbox.sink.writer import Counts, SinkWriter
 from tests.support.queries import query
 
 TOPIC_ID = "topic-1"
@@ -22,37 +24,60 @@ TOPIC_ID = "topic-1"
 
 def as_records(settings: Settings) -> list[dict[str, Any]]:
     """The events in the outbox table, the oldest first, as a record of the topic would carry them."""
+    topics = {name: aggregate.topic for name, aggregate in catalog.of(settings).aggregates.items()}
     rows = query(
-        settings, "SELECT id::text, aggregateid, type, schema_version, payload, traceparent FROM outbox ORDER BY id"
+        settings,
+        "SELECT id::text, aggregatetype, aggregateid, type, schema_version, payload, traceparent"
+        " FROM outbox ORDER BY id",
     )
     return [
         {
+            "topic": topics[aggregate],
             "key": key,
             "headers": {"id": id_, "eventType": type_, "schemaVersion": str(version), "traceparent": traceparent},
             "value": payload,
         }
-        for id_, key, type_, version, payload, traceparent in rows
+        for id_, aggregate, key, type_, version, payload, traceparent in rows
     ]
 
 
-def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str = "dedup") -> Counts:
-    """Apply records as the next batch of a sink: its own transaction on its own tables, without Kafka and Spark."""
+def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) -> Counts:
+    """Apply records as the next batches of a sink, without Kafka and Spark: its own transactions on its own tables.
+
+    There is a batch for each topic that the sink reads, in the order of the topics' first records. Returns what all of
+    them come to.
+    """
     chosen = spec.sinks(settings)[sink]
-    [(topic, decoder)] = chosen.decoders.items()
+    topics = dict.fromkeys(record["topic"] for record in records if record["topic"] in chosen.decoders)
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         writer = chosen.job.target.writer(settings, connection, chosen)
-        start = writer.positions(topic, TOPIC_ID).get(0, 0)
-        events, places, dead = dict[str, list[Event]](), dict[str, list[tuple[int, int]]](), list[DeadRecord]()
-        for offset, record in enumerate(map(_as_kafka_has_it, records), start):
-            found = decoder.record(record)
-            if isinstance(found, Event):
-                events.setdefault(found.name, []).append(found)
-                places.setdefault(found.name, []).append((0, offset))
-            elif isinstance(found, Rejection):
-                dead.append(DeadRecord(0, offset, record, decoder.event_id(record), found))
-        end = start + len(records)
-        rows = {name: decoder.rows(name, of, places[name]) for name, of in events.items()}
-        return writer.apply(Batch(topic, TOPIC_ID, {0: start}, {0: end}, rows, dead))
+        counts = [
+            _apply(writer, chosen.decoders[topic], topic, [one for one in records if one["topic"] == topic])
+            for topic in topics
+        ]
+    return _sum(counts)
+
+
+def _apply(writer: SinkWriter, decoder: RecordDecoder, topic: str, records: Sequence[dict[str, Any]]) -> Counts:
+    start = writer.positions(topic, TOPIC_ID).get(0, 0)
+    events, places, dead = dict[str, list[Event]](), dict[str, list[tuple[int, int]]](), list[DeadRecord]()
+    skipped = Counter[str]()
+    for offset, record in enumerate(map(_as_kafka_has_it, records), start):
+        found = decoder.record(record)
+        if isinstance(found, Event):
+            events.setdefault(found.name, []).append(found)
+            places.setdefault(found.name, []).append((0, offset))
+        elif isinstance(found, Rejection):
+            dead.append(DeadRecord(0, offset, record, decoder.event_id(record), found))
+        else:
+            skipped[found.name] += 1
+    rows = {name: decoder.rows(name, of, places[name]) for name, of in events.items()}
+    end = start + len(records)
+    return writer.apply(Batch(topic, TOPIC_ID, {0: start}, {0: end}, rows, dead, skipped=skipped))
+
+
+def _sum(counts: Iterable[Counts]) -> Counts:
+    return Counts(*map(sum, zip(Counts(), *counts, strict=True)))
 
 
 def _as_kafka_has_it(record: dict[str, Any]) -> Record:
