@@ -1,5 +1,5 @@
 -- In how many transfers each account took part.
--- adds: 1 of balance.debited, balance.credited
+-- adds: 1 of balance
 --
 -- [source]
 SELECT key, transfers AS total FROM source_accounts;

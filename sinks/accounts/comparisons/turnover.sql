@@ -1,5 +1,6 @@
--- What the transfers of each account come to, whatever their direction. A debit has a negative amount, so no property
--- of the events says what they add: it is compared when nothing is in flight.
+-- What the transfers of each account come to, whatever their direction: the amount of a debit is negative.
+-- adds: amount of balance.credited
+-- adds: -amount of balance.debited
 --
 -- [source]
 SELECT key, turnover AS total FROM source_accounts;
