@@ -38,7 +38,7 @@ def main(seed: int | None) -> None:
         report = check.check_settled(settings, SETTLE_TIMEOUT_S)
         click.echo(describe(report))
         failed = [*traffic.surprises[:1], *map(str, report.findings)]
-        for name in project.current().strategies:
+        for name in project.current().sinks:
             report.sink(name)  # raises if it never ran
         if not 0 < traffic.events <= report.records:
             failed.append(f"the requests wrote {traffic.events} events, but the topic has {report.records}")

@@ -9,11 +9,12 @@ from decimal import Decimal
 from demo.crash import kill_before_offsets, wait_replayed
 from demo.screen import Screen
 from demo.traffic import Traffic
-from demo.workload import Workload
+from demo.workload import NAIVE, RIGHT, Workload
 from outbox.audit import check
 from outbox.audit.report import Report, number
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
+from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
@@ -27,7 +28,6 @@ REQUESTS_BURST = 300
 SETTLE_TIMEOUT_S = 120.0
 PUBLISHED_EVENTS = 200  # what a worker has published before it is killed
 BACKLOG_EVENTS = 20  # and what it has not
-RIGHT, NAIVE = "dedup", "naive"  # `naive` is optional: without it, the walkthrough runs one sink
 RESENT = "sink B drifts, key by key, by exactly the sum of the resent events"
 
 
@@ -96,7 +96,7 @@ class Story:
         http.wait_ready()
         self._screen.progress(f"service on http://{self._settings.service_host}:{self._settings.service_port}")
         self._sinks.wait_ready()
-        ideas = {RIGHT: "A `dedup` (remembers event ids)", NAIVE: "B `naive` (adds up whatever comes)"}
+        ideas = {RIGHT: f"A `{RIGHT}` (remembers event ids)", NAIVE: f"B `{NAIVE}` (adds up whatever comes)"}
         self._screen.progress(f"streaming: sink {', sink '.join(ideas[name] for name in self._names)}")
 
     def _all_well(self) -> None:
@@ -255,7 +255,8 @@ class Story:
         return seen[0]
 
     def _published(self) -> int:
-        return sum(topics.last_stable_offsets(self._settings, self._settings.topic).values())
+        names = catalog.of(self._settings).topics
+        return sum(sum(topics.last_stable_offsets(self._settings, name).values()) for name in names)
 
     def _unrelayed(self) -> int:
         return check.check(self._settings).in_flight

@@ -1,4 +1,5 @@
-"""What the demo sends to this project's service: accounts are opened and funded, then money is transferred.
+"""What the demo sends to this project's service: accounts are opened and funded, some are frozen or closed, then money
+is transferred.
 
 This is the only module of demo/ that knows the domain. A project of another domain replaces it.
 """
@@ -12,9 +13,14 @@ from typing import Any
 
 from demo.traffic import Request
 
+# The sinks of the walkthrough: A is right under every fault, B is not. B is optional.
+RIGHT, NAIVE = "balances", "balances-naive"
+
 ACCOUNTS = 100
+FROZEN = CLOSED = 5  # beside these
 FUNDS_MINOR = 1_000_000
 INVALID_SHARE = 0.05
+LABELS = ("rent", "food", "holidays", "savings", "")
 
 
 class Workload:
@@ -23,31 +29,50 @@ class Workload:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._accounts: list[str] = []
+        self._frozen: list[str] = []
+        self._closed: list[str] = []
 
     def set_up(self, send: Callable[[Sequence[Request]], list[Any]]) -> None:
-        """Open accounts, and fund each of them from a system account."""
-        kinds = ["system", *["user"] * ACCOUNTS]
-        opened = send([Request("account", "/accounts", {"currency": "EUR", "kind": kind}, (201,)) for kind in kinds])
-        bank, *self._accounts = (account["id"] for account in opened)
-        send([_transfer("funding", _body(bank, account, FUNDS_MINOR), (201,)) for account in self._accounts])
+        """Open accounts, fund them from a system account, and freeze or close some."""
+        kinds = ["system", *["user"] * (ACCOUNTS + FROZEN + CLOSED)]
+        bank, *users = (account["id"] for account in send([self._opening(kind) for kind in kinds]))
+        self._accounts = users[:ACCOUNTS]
+        self._frozen, self._closed = users[ACCOUNTS : ACCOUNTS + FROZEN], users[ACCOUNTS + FROZEN :]
+        funded = [*self._accounts, *self._frozen]
+        send([_transfer("funding", _body(bank, account, FUNDS_MINOR), (201,)) for account in funded])
+        send(
+            [
+                *(_change(account, "freeze", {"reason": "court order"}, (200,)) for account in self._frozen),
+                *(_change(account, "close", {}, (200,)) for account in self._closed),
+            ]
+        )
 
     def plan(self) -> Request:
-        """A transfer; one in twenty is invalid. Each transfer writes an event for either account."""
+        """A transfer; one request in twenty is invalid. Each transfer writes an event for either account."""
         source, target = self._random.sample(self._accounts, 2)
         body = _body(source, target, self._random.randint(1, 5_000))
         if self._random.random() >= INVALID_SHARE:
             return _transfer("transfer", body, (201, 409))
         stranger = str(uuid.UUID(int=self._random.getrandbits(128), version=4))
+        frozen, closed = self._random.choice(self._frozen), self._random.choice(self._closed)
         return self._random.choice(
             [
                 Request("not JSON", "/transfers", b"{amount: ", (400,)),
                 Request("no token", "/transfers", body, (401,), has_token=False),
                 Request("unknown account", "/transfers", {**body, "to_account": stranger}, (404,)),
                 Request("insufficient funds", "/transfers", {**body, "amount": 10**15}, (409,)),
+                Request("frozen account", "/transfers", {**body, "from_account": frozen}, (409,)),
+                Request("closed account", "/transfers", {**body, "to_account": closed}, (409,)),
                 Request("negative amount", "/transfers", {**body, "amount": -1}, (422,)),
                 Request("no Idempotency-Key", "/transfers", body, (400, 422), has_key=False),
+                _change(frozen, "freeze", {"reason": "again"}, (409,)),
+                _change(frozen, "close", {}, (409,)),  # it has money
             ]
         )
+
+    def _opening(self, kind: str) -> Request:
+        body = {"currency": "EUR", "kind": kind, "label": self._random.choice(LABELS)}
+        return Request("account", "/accounts", body, (201,), events=1)
 
 
 def _body(source: str, target: str, amount: int) -> dict[str, object]:
@@ -56,3 +81,7 @@ def _body(source: str, target: str, amount: int) -> dict[str, object]:
 
 def _transfer(kind: str, body: object, expected: tuple[int, ...]) -> Request:
     return Request(kind, "/transfers", body, expected, events=2)
+
+
+def _change(account: str, kind: str, body: object, expected: tuple[int, ...]) -> Request:
+    return Request(kind, f"/accounts/{account}/{kind}", body, expected, events=1)
