@@ -80,10 +80,6 @@ class SinkSpec:
         """By topic the names of its events, with every version that it takes: what it must not have skipped."""
         return {topic: decoder.asked_for for topic, decoder in self.decoders.items()}
 
-    def topic_of(self, event: str) -> str:
-        """The topic of one of its events."""
-        return next(topic for topic, decoder in self.decoders.items() if event in decoder.types)
-
     @property
     def has_version(self) -> bool:
         """Whether all its events are numbered by key."""
