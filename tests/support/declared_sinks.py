@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from random import Random
+from typing import Any
 
 from outbox.events.catalog import Catalog
 from outbox.sink import strategy
+from outbox.sink.batch import Batch
 from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.records import EventDecoder
+from outbox.sink.records import EventDecoder, Record
 from outbox.sink.spec import SinkJob, SinkSpec
+from tests.support.events import NOW_MS, TOPIC_ID, as_read, uuid7
+
+RANDOM = Random(22)  # noqa: S311
 
 
 def decoders(known: Catalog, *names: str) -> dict[str, EventDecoder]:
@@ -34,3 +42,25 @@ def sink(
     found = {of: one for of, one in decoders(known, *names).items() if topic in ("", of)}
     job = SinkJob(name=name, projections=projections, target=PostgresTarget(), events=names, strategy=by)
     return SinkSpec(name, job, strategy.find(by), found)
+
+
+def record(
+    type_: str,
+    payload: Any,
+    version: object = 1,
+    *,
+    key: str | None = None,
+    event_id: str | None = None,
+) -> Record:
+    """A record of an event. Its key is the payload's ``id`` unless another is given."""
+    headers = {"id": event_id or uuid7(RANDOM), "eventType": type_, "schemaVersion": str(version)}
+    own_key = payload.get("id") if key is None and isinstance(payload, dict) else key
+    encoded = [(name, text.encode()) for name, text in headers.items()]
+    return Record(None if own_key is None else str(own_key).encode(), encoded, json.dumps(payload).encode(), NOW_MS)
+
+
+def batch_of(spec: SinkSpec, topic: str, *records: Record, start: int = 0) -> Batch:
+    """The records as a batch of partition 0, decoded as the sink decodes them."""
+    end = start + len(records)
+    read = replace(as_read(*records, partition=0), offsets=range(start, end))
+    return Batch(topic, TOPIC_ID, {0: start}, {0: end}, **spec.decoders[topic].decode(read)._asdict())

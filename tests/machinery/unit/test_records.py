@@ -151,9 +151,9 @@ def count(decoded: Decoded) -> int:
     return sum(table.num_rows for table in decoded.rows.values())
 
 
-def both_ways(records: Records) -> Decoded:
+def both_ways(records: Records, decoder: RecordDecoder = DECODER) -> Decoded:
     """The records as their decoder decodes them; one by one it comes to the same."""
-    decoded, expected = DECODER.decode(records), RecordDecoder.decode(DECODER, records)
+    decoded, expected = decoder.decode(records), RecordDecoder.decode(decoder, records)
     assert {name: sorted_rows(table) for name, table in decoded.rows.items()} == {
         name: sorted_rows(table) for name, table in expected.rows.items()
     }
