@@ -53,7 +53,6 @@ COMBINATIONS: dict[str, dict[str, object]] = {
     },
     "minimal": {"sample": "minimal"},
     "minimal with nothing": {"sample": "minimal", "monitoring": False, "demo": False, "licence": "none"},
-    "minimal with every strategy": {"sample": "minimal", "strategies": "[dedup, upsert, merge, offsets, offset-log]"},
 }
 
 
@@ -90,8 +89,19 @@ def test_every_module_loads_and_every_sink_is_found(project: Path) -> None:
     modules = [".".join(file.with_suffix("").parts) for file in files if file.stem not in ("__init__", "__main__")]
     assert len(modules) > 100
     sinks = bake.python(project, "-c", LOAD, *modules).split()
-    optional = {name for name in ("changes", "lakehouse", "naive") if (project / "sinks" / name).exists()}
-    assert set(sinks) == {"dedup", "merge", "offset-log", "offsets", "upsert", *optional}
+    optional = {"changes": "changes", "lakehouse": "lakehouse", "naive": "balances-naive"}
+    there = {sink for folder, sink in optional.items() if (project / "sinks" / folder).exists()}
+    if (project / "sinks" / "depots").exists():
+        assert set(sinks) == {"depots"}
+    else:
+        strategies = ("merge", "offset-log", "offsets", "upsert")
+        assert set(sinks) == {"accounts", "balances", *(f"balances-{name}" for name in strategies), *there}
+
+
+def test_the_sinks_that_run_exist(project: Path) -> None:
+    names = tomllib.loads((project / "pyproject.toml").read_text())["tool"]["outbox"]["sinks"]
+    assert names == (["depots"] if (project / "sinks" / "depots").exists() else ["balances", "accounts"])
+    assert set(names) <= set(bake.python(project, "-c", LOAD).split())
 
 
 def test_the_images_have_their_files(project: Path) -> None:
@@ -115,7 +125,7 @@ def test_it_has_its_own_names(project: Path) -> None:
     assert made["project"]["name"] == "stock-room"
     assert names["source-database"] == "stock_room"
     assert names["sink-database"] == "stock_room_sink"
-    assert names["topic"] == "stock-room.events"
+    assert names["topic-prefix"] == "stock-room"
     assert names["connector"] == "stock_room_outbox"
     assert {name.replace("-", "_") for name in names} <= set(Project.__dataclass_fields__)
     assert (project / "README.md").read_text().startswith("# stock-room\n")
@@ -225,14 +235,13 @@ def test_a_name_that_works(template: Template, tmp_path: Path, name: str) -> Non
         {"project_name": "postgres"},
         {"project_name": "pg-stock"},
         {"project_name": "flask"},
-        {"topic": "stock/room"},
-        {"topic": ".."},
-        {"topic": "a" * 201},
+        {"topic_prefix": "stock/room"},
+        {"topic_prefix": ".."},
+        {"topic_prefix": "a" * 101},
         {"connector": "Stock"},
         {"connector": "stock-room"},
-        {"connector": "ledger", "topic": "ledger.offsets"},
-        {"strategies": "[]"},
-        {"strategies": "[naive]"},
+        {"connector": "ledger"},
+        {"connector": "ledger", "topic_prefix": "ledger.offsets"},
         {"sample": "large"},
         {"licence": "MIT"},
     ],

@@ -40,6 +40,7 @@ def send(planned):
 
 Workload(1).set_up(send)
 """
+EVENTS = (100, 331)  # arrivals; accounts opened, funded by two events each, frozen, closed
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def projects(tmp_path: Path) -> Iterator[tuple[Running, Running]]:
     made = Template(tmp_path / "template").made(tmp_path / "stock room", project_name="stock-room", sample="minimal")
     clone = scratch.copy(tmp_path / "clone")
     names = clone / "pyproject.toml"
-    text, count = re.subn(r'(-database|topic|connector) = "ledger', r'\1 = "bank', names.read_text())
+    text, count = re.subn(r'(-database|topic-prefix|connector) = "ledger', r'\1 = "bank', names.read_text())
     assert count == 4
     names.write_text(text)
     both = Running(made), Running(clone)
@@ -93,13 +94,14 @@ def projects(tmp_path: Path) -> Iterator[tuple[Running, Running]]:
 def test_two_projects_run_side_by_side(projects: tuple[Running, Running]) -> None:
     made, clone = projects
     assert not made.ports & clone.ports
-    own = ("source-database", "sink-database", "topic", "connector")
+    own = ("source-database", "sink-database", "topic-prefix", "connector")
     assert not {made.names[name] for name in own} & {clone.names[name] for name in own}
-    for project, events in zip(projects, (100, 200), strict=True):
+    for project, events in zip(projects, EVENTS, strict=True):
         bake.python(project.folder, "-c", SEND)
         project.outbox("sink", "--until-caught-up")
         report = project.check()
-        assert (report["topic"], report["records"]) == (project.names["topic"], events)
-        assert [sink["name"] for sink in report["sinks"]] == ["dedup"]
+        assert report["total"]["records"] == events
+        assert all(topic["name"].startswith(f"{project.names['topic-prefix']}.") for topic in report["topics"])
+        assert [sink["name"] for sink in report["sinks"]] == sorted(project.names["sinks"])
     made.outbox("down")
-    assert clone.check()["records"] == 200
+    assert clone.check()["total"]["records"] == EVENTS[1]

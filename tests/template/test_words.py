@@ -69,7 +69,7 @@ def test_words_of_others_are_none_of_the_ledger(text: str) -> None:
 
 def test_a_name_of_the_project_stands_in_its_table_alone() -> None:
     ours = project.load(ROOT)
-    names = {ours.source_database, ours.sink_database, ours.topic, ours.connector}
+    names = {ours.source_database, ours.sink_database, ours.topic_prefix, ours.connector}
     names = {name for name in names if not name.isalpha()}  # a plain word is also a word of the domain
     files = [file for place in EVERYWHERE for file in files_of(place)]
     assert len(files) > 100

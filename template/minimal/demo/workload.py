@@ -12,6 +12,9 @@ from typing import Any
 
 from demo.traffic import Request
 
+# The sinks of the walkthrough: A is right under every fault, B is not. This project has no B.
+RIGHT, NAIVE = "depots", "depots-naive"
+
 DEPOTS = 100
 INVALID_SHARE = 0.05
 

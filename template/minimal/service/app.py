@@ -28,7 +28,7 @@ COUNT_MAX = 1_000_000
 ADD = text("""
     INSERT INTO depots AS stored (id, parcels, version) VALUES (:depot_id, :count, 1)
     ON CONFLICT (id) DO UPDATE SET parcels = stored.parcels + excluded.parcels, version = stored.version + 1
-    RETURNING parcels, version
+    RETURNING version
 """)
 
 
@@ -86,22 +86,21 @@ def record(connection: Connection, wanted: NewArrival, key: Key, traceparent: st
     made = Arrival(**wanted.model_dump(), id=uuid.uuid4(), occurred_at=datetime.now(UTC))
     answer = idempotency.first_answer(connection, key, Answer(HTTPStatus.CREATED, made.model_dump_json()))
     if not answer.is_repeated:
-        parcels, version = connection.execute(ADD, wanted.model_dump()).one()
-        append(connection, _event(made, parcels, version, traceparent))
+        version = connection.execute(ADD, wanted.model_dump()).scalar_one()
+        append(connection, _event(made, version, traceparent))
     return answer
 
 
-def _event(made: Arrival, parcels_after: int, version: int, traceparent: str | None) -> Event:
-    """The event of an arrival, as connect/events/parcels-event.v1.schema.json defines it."""
+def _event(made: Arrival, version: int, traceparent: str | None) -> Event:
+    """The event of an arrival, as connect/events/depot declares it."""
     return Event(
         aggregatetype="depot",
         aggregateid=str(made.depot_id),
-        type="parcels.arrived",
+        type="received",
         payload={
             "arrival_id": str(made.id),
             "depot_id": str(made.depot_id),
             "count": made.count,
-            "parcels_after": parcels_after,
             "version": version,
             "occurred_at": made.occurred_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         },
