@@ -1,14 +1,13 @@
-"""Compare source, topic and sinks: duplicates, losses, gaps, drift, events in flight and events set aside.
+"""Compare source, topics and sinks: duplicates, losses, gaps, drift, events in flight and events set aside.
 
-It is sound beside running writers and sinks because of the order of its reading: each sink's totals with its positions
-in one snapshot, then the topic up to its last stable offset, then the source in one snapshot. So every applied event is
-in the part of the topic that was read, and every event of the topic is in the source that was read, unless it was
-pruned. The difference is in flight, and is subtracted exactly.
+It is sound beside running writers and sinks because of the order of its reading: all sinks, with their totals and
+positions, in one snapshot; then all topics up to their last stable offsets; then the source in one snapshot. So every
+applied event is in the part of its topic that was read, and every event of a topic is in the source that was read,
+unless it was pruned. The difference is in flight, and is subtracted exactly.
 
-The job that reads the project's topic declares what an event looks like: its decoder validates every record, and names
-key, version and quantity. Without a version no gap is looked for. Without a quantity no total is compared. The totals
-are two views of the domain, both optional: ``source_totals`` (key, total, version) in the source database, and
-``sink_totals`` (sink, key, total, version) in the sink database.
+The catalog (`outbox.events.catalog`) declares the events. All of them are decoded, so a record that nobody has declared
+breaks the contract. The view ``source`` of an aggregate says the version of each key; without it no foreign event is
+recognised by its version. The comparisons of a sink (`outbox.audit.comparison_files`) say which totals are compared.
 
 `outbox.audit.comparison` defines when a missing event is in flight or lost, and an unknown one foreign or pruned.
 """
@@ -16,20 +15,19 @@ are two views of the domain, both optional: ``source_totals`` (key, total, versi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
+from outbox.audit import declared as declarations
 from outbox.audit import sinks, source, verified
-from outbox.audit.comparison import NO_TOTALS, compare, compare_states
-from outbox.audit.report import Report
-from outbox.audit.topic_log import TopicLog
+from outbox.audit.comparison import Observed, compare
+from outbox.audit.declared import Declared, EventTopic
+from outbox.audit.report import Report, plural
+from outbox.audit.topic_log import TopicLogs
 from outbox.audit.verified import Doubt, Verified
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
-from outbox.sink import spec
-from outbox.sink.records import RecordDecoder
 
 POLL_S = 0.5
 
@@ -39,7 +37,7 @@ def _ignore(_: str) -> None:
 
 
 def check(settings: Settings, *, incremental: bool = False, progress: Callable[[str], None] = _ignore) -> Report:
-    """Compare now. Raises Failure if a database or Kafka is unavailable, or if no job declares the events.
+    """Compare now. Raises Failure if a database or Kafka is unavailable, or if nothing is declared.
 
     ``incremental`` reads what came since the last such check that found no problem, and everything if there is none or
     in doubt: see `outbox.audit.verified`. ``progress`` receives many lines that say how far it is.
@@ -73,19 +71,19 @@ def check_settled(
 
 
 class Check:
-    """A check, which may compare again and again: the log of the topic is read on from where it stopped."""
+    """A check, which may compare again and again: the topics are read on from where that stopped."""
 
     def __init__(self, settings: Settings, *, incremental: bool, progress: Callable[[str], None]) -> None:
         self._settings = settings
         self._progress = progress
-        self._decoder = event_decoder(settings)
+        self._declared = declarations.load(settings)
         self._is_incremental = incremental
         self._doubt = ""
-        self._begin(verified.load(settings, self._decoder) if incremental else Verified())
+        self._begin(verified.load(settings, self._declared) if incremental else Verified())
 
     def close(self) -> None:
         """Delete its temporary files."""
-        self._log.close()
+        self._logs.close()
 
     def compare(self) -> Report:
         """Compare now."""
@@ -112,59 +110,45 @@ class Check:
         return None
 
     def _begin(self, at: Verified) -> None:
-        if at.topic_id and at.topic_id != topics.describe(self._settings, self._settings.topic).id:
+        """Begin at a verified point, unless one of its topics was recreated since."""
+        if any(topics.describe(self._settings, name).id != point.topic_id for name, point in at.topics.items()):
             at = Verified(at.of)
         self._verified = at
-        self._log = TopicLog(self._decoder, at.topic_id or None, at.next_offsets)
+        self._logs = TopicLogs(self._declared.topics, at.ends)
 
     def _compare(self) -> Report:
-        settings, decoder = self._settings, self._decoder
-        states = sinks.read(settings)
-        self._log.read_on(settings, self._progress)
-        if self._log.has_gap and not self._verified.is_beginning:
-            raise Doubt("the topic has dropped records that were not read")
-        of_events = [state for state in states if state.carries == "events"]
-        with source.read(settings, decoder, self._verified.since_ms) as read:
-            since = self._verified if self._is_incremental and decoder.version is not None else None
-            report = compare(read, self._log, of_events, self._progress, topic=settings.topic, verified=since)
-            report.sinks += compare_states(read, [state for state in states if state.carries == "states"])
-            report.notes += _notes(decoder, read)
-        if report.findings:
-            report.verified = None  # also of sinks of states
+        settings, declared = self._settings, self._declared
+        of_sinks = sinks.read(settings, declared)
+        self._logs.read_on(settings, self._progress)
+        with source.read(settings, declared, self._verified.since_ms) as read:
+            since = self._verified if self._is_incremental else None
+            report = compare(Observed(declared, of_sinks, self._logs, read), self._progress, since)
+            report.notes += _notes(declared, read)
+        report.notes += [
+            f"nothing compares table {table}: it has a column sink, and no [sink] query of a comparison reads it"
+            for table in report.uncompared_tables
+        ]
         return report
 
 
-def event_decoder(settings: Settings) -> RecordDecoder:
-    """The declaration of the events on the project's topic. Of several jobs, one that has a quantity.
-
-    Raises Failure if no job reads the topic, or if jobs disagree on the key or the version.
-    """
-    decoders = [job.decoder for job in spec.jobs(settings) if job.topic == settings.topic and job.carries == "events"]
-    if not decoders:
-        raise Failure(
-            f"no sink job declares the events of topic {settings.topic}: nothing can be compared",
-            "add a job (docs/adopting.md), or correct OUTBOX_TOPIC",
-            code="event-undeclared",
-        )
-    if len({(decoder.key, decoder.version) for decoder in decoders}) > 1:
-        raise Failure(
-            f"the sink jobs of topic {settings.topic} disagree on the events' key or version",
-            "declare the same in each",
-            code="event-ambiguous",
-        )
-    return next((decoder for decoder in decoders if decoder.quantity is not None), decoders[0])
-
-
-def _notes(decoder: RecordDecoder, read: source.Source) -> list[str]:
+def _notes(declared: Declared, read: source.Source) -> Iterator[str]:
     """What is not compared."""
-    notes = []
-    if decoder.version is None:
-        notes.append(
-            "events have no version: no gap is looked for, a lost event is recognised by its age,"
+    yield from read.notes
+    for topic in declared.topics:
+        yield from _topic_notes(topic)
+    for aggregate, count in sorted(read.undeclared.items()):
+        yield f"{plural(count, 'event')} in the outbox of aggregate type {aggregate}, which is not declared: ignored"
+
+
+def _topic_notes(topic: EventTopic) -> Iterator[str]:
+    if topic.decoder.version is None:
+        yield (
+            f"topic {topic.name}: events have no version: no gap is looked for, a lost event is recognised by its age,"
             " and an incremental check reads everything"
         )
-    if decoder.quantity is None:
-        notes.append("events have no quantity: totals are not compared")
-    elif read.totals is None:
-        notes.append(f"{NO_TOTALS}: totals are not compared")
-    return notes
+    elif not topic.sources:
+        lacking = ", ".join(aggregate.name for aggregate in topic.aggregates if aggregate.source is None)
+        yield (
+            f"topic {topic.name}: no view says the versions in the source (`source` in aggregate.toml of {lacking}):"
+            " an incremental check reads everything of it"
+        )

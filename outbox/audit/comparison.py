@@ -1,18 +1,18 @@
-"""Compare source, topic and sinks: pure, on what was read before.
+"""Compare source, topics and sinks: pure, on what was read before.
 
 Which events count
     A record that breaks the contract counts in no drift, gap or loss. If it is an event of the outbox, nobody knows
     what it should have added. So its key is *uncertain*, and not compared, for every sink that has set it aside or not
-    read it yet.
+    read it yet. A record whose dead letter was discarded is acknowledged: it is no finding any more.
 
 In flight or lost
-    The relay keeps the order of commits. An event of the outbox that is not on the topic is lost if a later event of
+    The relay keeps the order of commits. An event of the outbox that is not on its topic is lost if a later event of
     its key is there: one with a higher version. Events without versions are compared by time: a lost one is more than
     `LATE_MS` older than another event that was relayed. Other missing events are in flight, unless they are so old that
     the topic has dropped them.
 
 Foreign or pruned
-    An event on the topic that the outbox does not have was deleted by `outbox prune`, or never was there. It is
+    An event on a topic that the outbox does not have was deleted by `outbox prune`, or never was there. It is
     *foreign*, never there, if either is true:
 
     - Its version is higher than the version of its key in the source.
@@ -26,138 +26,102 @@ Foreign or pruned
 from __future__ import annotations
 
 import uuid
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import product
-from typing import Literal
 
-from outbox.audit import buckets
+from outbox.audit import buckets, versions
 from outbox.audit.buckets import Buckets
-from outbox.audit.report import Report, SinkReport
-from outbox.audit.sinks import SinkState
+from outbox.audit.declared import Declared, EventTopic
+from outbox.audit.quantity import EXACT
+from outbox.audit.report import ComparisonReport, EventCounts, Report, SinkReport, TopicReport
+from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.source import LATE_MS, Source, Written
-from outbox.audit.topic_log import TopicLog, add_version
-from outbox.audit.topic_part import EXACT, Delivered, TopicOffset
-from outbox.audit.verified import Doubt, Verified, advance
+from outbox.audit.tally import Fate, Tally
+from outbox.audit.topic_log import TopicLogs
+from outbox.audit.topic_part import EVENT_ID_BYTES, Delivered, Refused, TopicOffset
+from outbox.audit.totals import Totals
+from outbox.audit.verified import Doubt, EventsBefore, TopicPoint, Verified
+from outbox.audit.versions import Counted, Numbered
 
 CLOCK_MARGIN_MS = 1_000  # between the time inside a UUIDv7 and occurred_at of the same row
-
-Fate = Literal["relayed", "in flight", "lost", "aged out"]
 UUID_V7 = 7
-NO_STATES = "the source has no view source_totals with columns total and version"
-NO_TOTALS = "the source has no view source_totals with a column total"
+UNDECLARED = "(undeclared)"  # events of the outbox whose type or version is not declared
+NO_VERSIONS = "a query has no column version, by which states are compared"
 
 
-class _Tally:
-    """Counts the events that one sink has not applied."""
+@dataclass(frozen=True)
+class Observed:
+    """What was read: the sinks first, then the topics, then the source."""
 
-    def __init__(self, state: SinkState, not_compared: str) -> None:
-        self.state = state
-        self.report = SinkReport(
-            state.name, duplicates=state.duplicates, not_compared=state.not_compared or not_compared
-        )
-        self._unapplied: dict[str, Decimal] = defaultdict(Decimal)
-
-    def add(
-        self, event_id: bytes, event: Written | Delivered, place: TopicOffset | None, fate: Fate = "relayed"
-    ) -> None:
-        """Count an event that the source's totals contain."""
-        if self.classify(event_id, event, place, fate):
-            return
-        if event.quantity is None:
-            self.report.uncertain.add(event.key)
-        else:
-            self._unapplied[event.key] = EXACT.add(self._unapplied[event.key], event.quantity)
-
-    def classify(
-        self, event_id: bytes, event: Written | Delivered, place: TopicOffset | None, fate: Fate = "relayed"
-    ) -> bool:
-        """Count an event as parked, lost or in flight unless the sink has applied it; True if its totals have it."""
-        state, version = self.state, event.version
-        if version is not None and version <= state.bases.get(event.key, 0):
-            return True
-        if state.is_parked(event_id, place):
-            self.report.parked += 1
-            text = str(uuid.UUID(bytes=event_id))
-            self.report.first_parked = min(self.report.first_parked or text, text)  # the oldest
-        elif state.has_seen(place) or fate == "aged out":
-            return True
-        elif fate == "lost":
-            self.report.lost += 1
-        else:
-            self.report.in_flight += 1
-        # A later state makes up for an event that was not applied.
-        return state.takes_states and version is not None and version <= state.versions.get(event.key, 0)
-
-    def compare(self, source: Source) -> None:
-        """Compare the totals of each key."""
-        if self.report.not_compared or source.totals is None:
-            return
-        for key in source.totals.keys() | self.state.totals.keys():
-            if key not in self.report.uncertain:
-                due = EXACT.subtract(source.totals.get(key, Decimal(0)), self._unapplied.get(key, Decimal(0)))
-                difference = EXACT.subtract(self.state.totals.get(key, Decimal(0)), due)
-                if difference:
-                    self.report.drift[key] = difference
+    declared: Declared
+    sinks: Sinks
+    logs: TopicLogs
+    source: Source
 
 
-class _Comparison:
-    """One comparison: three passes over the buckets of events, because what a pass finds decides in the next one."""
+@dataclass
+class _Bucket:
+    """The rows of one topic in one bucket; of events on the topic all, and by id the first of each."""
 
-    def __init__(
-        self,
-        source: Source,
-        log: TopicLog,
-        outbox: Buckets[Written],
-        states: Sequence[SinkState],
-        *,
-        topic: str,
-        verified: Verified,
-    ) -> None:
-        self._source, self._log, self._outbox = source, log, outbox
-        self._verified = verified
-        self._tallies = [_Tally(state, NO_TOTALS if source.totals is None else "") for state in states]
+    delivered: list[tuple[bytes, Delivered]] = field(default_factory=list)
+    firsts: dict[bytes, Delivered] = field(default_factory=dict)
+    refused: list[tuple[bytes, Refused]] = field(default_factory=list)
+    written: list[tuple[bytes, Written]] = field(default_factory=list)
+
+
+class _TopicComparison:
+    """The comparison of one topic: three passes over its buckets, because what a pass finds decides in the next one."""
+
+    def __init__(self, seen: Observed, topic: EventTopic, tallies: Iterable[Tally], point: TopicPoint) -> None:
+        declared = seen.declared
+        self.topic, self.point = topic, point
+        self._log = seen.logs.ends[topic.number]
+        self._source_versions = seen.source.versions.get(topic.name)
+        self._acknowledged = seen.sinks.acknowledged
+        self._states = [state for state in seen.sinks.states if _reads(declared, state, topic)]
+        self._tallies = [tally.of(topic) for tally in tallies if topic.name in tally.topics]
         self._earliest: dict[int, tuple[int, int]] = {}  # by partition, offset and time of the outbox's first event
         self._latest_ms = 0  # the time of the outbox's latest event that is on the topic
         # By key, of the events on the topic that are not foreign.
-        self._versions = verified.counted_versions()
-        self.report = Report(
-            topic=topic,
-            totals=source.totals or {},
-            outbox_events=source.events_before,
-            records=verified.records + log.records,
-            verified_before=verified.records,
-            duplicates=verified.duplicates,
-            pruned=verified.pruned,
-            malformed=log.malformed,
-            sinks=[tally.report for tally in self._tallies],
+        self._versions = point.counted_versions()
+        self._unclear: set[str] = set()  # keys whose versions have to be counted one by one
+        self._refused_keys: Counter[str] = Counter()
+        self._distinct: Counter[str] = Counter()  # versions of the unclear keys that were read
+        self.report = TopicReport(
+            topic.name,
+            outbox_events=seen.source.events_before.get(topic.name, 0),
+            records=point.records + self._log.records,
+            verified_before=point.records,
         )
+        self.report.malformed.acknowledged = point.acknowledged
+        self._counts: dict[int, EventCounts] = {}  # by kind; those of an event are the same
+        for number, kind in enumerate(declared.kinds):
+            if kind.topic == topic.name:
+                before = point.events.get(kind.event, EventsBefore())
+                counts = EventCounts(before.delivered, before.duplicates, pruned=before.pruned)
+                self._counts[number] = self.report.events.setdefault(kind.event, counts)
+        if not point.is_beginning:
+            if self._log.has_gap:
+                raise Doubt(f"topic {topic.name} has dropped records that were not read")
+            point.require_usual(topic.name, self._states, self._source_versions)
 
-    def run(self, progress: Callable[[str], None]) -> None:
-        """Fill the report."""
-        steps = (self._match, self._count_delivered, self._count_missing)
-        for done, (step, bucket) in enumerate(product(steps, range(buckets.COUNT)), start=1):
-            step(bucket)
-            progress(f"compared {100 * done // (len(steps) * buckets.COUNT)} %")
-        self.report.lost.sort()  # the oldest first: UUIDv7s sort by time
-        self._count_gaps()
-        for tally in self._tallies:
-            tally.compare(self._source)
-
-    def _match(self, bucket: int) -> None:
+    def match(self, bucket: _Bucket) -> None:
         """Count duplicates, and note which events of the outbox are on the topic."""
-        delivered: dict[bytes, Delivered] = {}
-        repeated = self.report.repeated
-        for event_id, event in self._log.delivered.rows(bucket):
-            if delivered.setdefault(event_id, event) is not event:
-                self.report.duplicates += 1
-                repeated[event.key] = EXACT.add(repeated.get(event.key, Decimal(0)), event.quantity)
-        for event_id, row in self._outbox.rows(bucket):
+        for event_id, event in bucket.delivered:
+            counts = self._counts[event.kind]
+            counts.delivered += 1
+            if bucket.firsts[event_id] is not event:
+                counts.duplicates += 1
+                for tally in self._tallies:
+                    tally.repeat(event)
+        for event_id, row in bucket.written:
             self.report.outbox_events += 1
-            if event_id in delivered:
-                self._note(delivered[event_id].place, row.occurred_ms)
+            if event_id in bucket.firsts:
+                self._note(bucket.firsts[event_id].place, row.occurred_ms)
 
     def _note(self, place: TopicOffset, occurred_ms: int) -> None:
         known = self._earliest.get(place.partition)
@@ -165,54 +129,82 @@ class _Comparison:
             self._earliest[place.partition] = place.offset, occurred_ms
         self._latest_ms = max(self._latest_ms, occurred_ms)
 
-    def _count_delivered(self, bucket: int) -> None:
+    def count_delivered(self, bucket: _Bucket) -> None:
         """Count the events on the topic. Those that the outbox does not have are foreign or pruned."""
-        written = self._outbox.firsts(bucket)
-        for event_id, event in self._log.delivered.firsts(bucket).items():
-            if not self._verified.is_beginning:
-                self._require_usual(event, is_written=event_id in written)
-            is_foreign = event_id not in written and self._is_foreign(event_id, event)
+        written = dict(bucket.written)
+        for event_id, event in bucket.firsts.items():
+            is_written = event_id in written
+            if not self.point.is_beginning:
+                self._require_usual(event, is_written=is_written)
+            is_foreign = not is_written and self._is_foreign(event_id, event)
             if is_foreign:
+                self._counts[event.kind].foreign += 1
                 text = f"{uuid.UUID(bytes=event_id)} at {event.place}, key {event.key}"
-                self.report.foreign.add(text, event.quantity)
+                self.report.foreign.add(text, event.numbers)
             else:
-                self.report.pruned += event_id not in written
-                add_version(self._versions, event)
+                self._counts[event.kind].pruned += not is_written
+                versions.add(self._versions, event.key, event.version)
             for tally in self._tallies:
-                (tally.classify if is_foreign else tally.add)(event_id, event, event.place)
+                tally.add(event_id, event, event.place, is_foreign=is_foreign)
+        for identity, refused in bucket.refused:
+            if identity in self._acknowledged:
+                self.report.malformed.acknowledged += 1
+            else:
+                self.report.malformed.add(refused)
 
     def _require_usual(self, event: Delivered, *, is_written: bool) -> None:
         if not is_written:
-            raise Doubt(f"an event at {event.place} is not in the outbox")
-        if self._verified.has(event.key, event.version):
-            raise Doubt(f"the event at {event.place} repeats a version that was verified")
+            raise Doubt(f"topic {self.topic.name}: an event at {event.place} is not in the outbox")
+        if self.point.has(event.key, event.version):
+            raise Doubt(f"topic {self.topic.name}: the event at {event.place} repeats a version that was verified")
 
     def _is_foreign(self, event_id: bytes, event: Delivered) -> bool:
-        known = (self._source.versions or {}).get(event.key)
+        known = (self._source_versions or {}).get(event.key)
         if known is not None and event.version is not None and event.version > known:
             return True
         # The outbox has an older event that stands before this one: so prune has not deleted this one.
         offset, occurred_ms = self._earliest.get(event.partition, (event.offset, 0))
         return offset < event.offset and occurred_ms + CLOCK_MARGIN_MS < _made_at_ms(event_id)
 
-    def _count_missing(self, bucket: int) -> None:
+    def find_unclear(self) -> None:
+        """Choose the keys whose versions have to be counted one by one: one is missing or repeated."""
+        self._unclear = {key for key, found in self._versions.items() if not found.is_complete}
+
+    def count_missing(self, bucket: _Bucket, counted: Counted) -> None:
         """Count the events of the outbox that are not on the topic, or that break the contract there."""
-        delivered = self._log.delivered.firsts(bucket)
-        refused = self._log.refused.firsts(bucket)
-        for event_id, row in self._outbox.rows(bucket):
-            if event_id in delivered or self._verified.has(row.key, row.version):
+        refused: dict[bytes, Refused] = {}
+        for event_id, record in bucket.refused:
+            if len(event_id) == EVENT_ID_BYTES and refused.setdefault(event_id, record) is record:
+                self._refused_keys[record.key] += record.key in self._unclear
+        for event_id, row in bucket.written:
+            if event_id in bucket.firsts or self.point.has(row.key, row.version):
                 continue
-            if event_id in refused:
-                for tally in self._tallies:
-                    tally.add(event_id, row._replace(quantity=None), refused[event_id].place)
+            if event_id in refused or event_id in self._acknowledged:
+                self._count_refused(event_id, row, refused.get(event_id))
                 continue
-            fate = self._fate(row)
-            if fate == "lost":
-                self.report.lost.append(str(uuid.UUID(bytes=event_id)))
-            elif fate == "in flight":
-                self.report.in_flight += 1
-            for tally in self._tallies:
-                tally.add(event_id, row, None, fate)
+            self._count_unrelayed(event_id, row)
+        if self._unclear:
+            self._count_versions(bucket, counted)
+
+    def _count_refused(self, event_id: bytes, row: Written, refused: Refused | None) -> None:
+        """An event whose record breaks the contract, or was discarded and is on the topic no more."""
+        for tally in self._tallies:
+            if refused is None:
+                tally.add(event_id, row, None, "aged out")
+            else:
+                tally.add(event_id, row, refused.place, is_refused=True)
+
+    def _count_unrelayed(self, event_id: bytes, row: Written) -> None:
+        fate = self._fate(row)
+        kind = row.kind
+        counts = self._counts[kind] if kind is not None else self.report.events.setdefault(UNDECLARED, EventCounts())
+        if fate == "lost":
+            counts.lost += 1
+            self.report.lost.append(str(uuid.UUID(bytes=event_id)))
+        elif fate == "in flight":
+            counts.in_flight += 1
+        for tally in self._tallies:
+            tally.add(event_id, row, None, fate)
 
     def _fate(self, row: Written) -> Fate:
         log, known = self._log, self._versions.get(row.key)
@@ -226,76 +218,235 @@ class _Comparison:
 
     def _applied(self, key: str) -> int:
         """The highest version of a key that any sink has."""
-        return max((tally.state.versions.get(key, 0) for tally in self._tallies), default=0)
+        return max((state.versions.get(self.topic.name, {}).get(key, 0) for state in self._states), default=0)
 
-    def _count_gaps(self) -> None:
+    def _count_versions(self, bucket: _Bucket, counted: Counted) -> None:
+        written = dict(bucket.written)
+        for event_id, event in bucket.firsts.items():
+            if event.version is None or event.key not in self._unclear:
+                continue
+            if event_id in written or not self._is_foreign(event_id, event):
+                counted.add(Numbered(self.topic.number, event.key, event.version, event_id))
+
+    def add_version(self, one: versions.Repeated) -> None:
+        """Count a version of an unclear key, and whether different events have it."""
+        self._distinct[one.key] += 1
+        if len(one.event_ids) > 1:
+            self.report.repeated_versions += 1
+            self.report.first_repeated = min(self.report.first_repeated or str(one), str(one))
+
+    def finish(self) -> None:
         """Count the versions that no event on the topic has. Each record that breaks the contract explains one."""
-        refused = Counter(
-            one.key
-            for bucket in range(buckets.COUNT)
-            for one in self._log.refused.firsts(bucket).values()
-            if one.key in self._versions
-        )
-        missing = {key: found.missing - refused[key] for key, found in self._versions.items()}
-        gaps = {key: count for key, count in missing.items() if count > 0}
+        self.report.lost.sort()  # the oldest first: UUIDv7s sort by time
+        gaps: dict[str, int] = {}
+        for key in self._unclear:
+            found, before = self._versions[key], self.point.versions.get(key)
+            distinct = self._distinct[key] + (before[1] - before[0] + 1 if before else 0)
+            missing = found.highest - found.lowest + 1 - distinct - self._refused_keys[key]
+            if missing > 0:
+                gaps[key] = missing
         self.report.missing_versions = sum(gaps.values())
         if gaps:
-            worst = max(gaps, key=lambda key: gaps[key])
+            worst = max(gaps, key=lambda key: (gaps[key], key))
             self.report.most_missing = f"key {worst}, {gaps[worst]}"
 
+    def next_offsets(self) -> dict[int, int]:
+        """The offsets up to which all sinks have applied the topic."""
+        positions = [state.positions.get(self.topic.name, {}) for state in self._states]
+        return {
+            partition: min([offset, *(one.get(partition, 0) for one in positions)])
+            for partition, offset in self._log.next_offsets.items()
+        }
 
-def compare(
-    source: Source,
-    log: TopicLog,
-    states: Sequence[SinkState],
-    progress: Callable[[str], None],
-    *,
-    topic: str,
-    verified: Verified | None = None,
-) -> Report:
-    """Compare the source with a topic and with sinks of events. Sinks were read first, and the source last.
 
-    Its memory grows with the number of keys, and not with the number of events. If source and log begin at a verified
-    point, it may raise Doubt.
+class _Advance:
+    """Finds the point up to which all sinks have applied a topic, after a comparison that has found nothing wrong."""
+
+    def __init__(self, comparison: _TopicComparison, seen: Observed) -> None:
+        self._point, self._report = comparison.point, comparison.report
+        self._kinds = seen.declared.kinds
+        self._topic_id = seen.logs.ends[comparison.topic.number].topic_id or ""
+        self._next_offsets = comparison.next_offsets()
+        self._versions: dict[str, list[int]] = {key: list(one) for key, one in self._point.versions.items()}
+        self._records, self._acknowledged = self._point.records, self._point.acknowledged
+        self._events = {name: [before.delivered, before.duplicates] for name, before in self._point.events.items()}
+        self._open_ms = seen.source.read_at_ms
+
+    def add(self, bucket: _Bucket) -> None:
+        """Count what is before the point."""
+        known: set[bytes] = set()
+        for event_id, event in bucket.delivered:
+            if event.offset < self._next_offsets[event.partition]:
+                counts = self._events.setdefault(self._kinds[event.kind].event, [0, 0])
+                self._records += 1
+                counts[0] += 1
+                counts[1] += event_id in known
+                known.add(event_id)
+                if event.version is not None:
+                    found = self._versions.setdefault(event.key, [event.version, event.version])
+                    found[:] = min(found[0], event.version), max(found[1], event.version)
+        for event_id, refused in bucket.refused:
+            if refused.offset < self._next_offsets[refused.partition]:
+                self._records += 1
+                self._acknowledged += 1
+                known.add(event_id)
+        for event_id, row in bucket.written:
+            if event_id not in known and not self._point.has(row.key, row.version):
+                self._open_ms = min(self._open_ms, row.occurred_ms)
+
+    def point(self) -> TopicPoint:
+        """The point."""
+        pruned = {name: counts.pruned for name, counts in self._report.events.items()}
+        return TopicPoint(
+            topic_id=self._topic_id,
+            next_offsets=self._next_offsets,
+            records=self._records,
+            acknowledged=self._acknowledged,
+            events={
+                name: EventsBefore(delivered, duplicates, pruned.get(name, 0))
+                for name, (delivered, duplicates) in self._events.items()
+            },
+            versions={key: (lowest, highest) for key, (lowest, highest) in self._versions.items()},
+            since_ms=self._open_ms - LATE_MS,
+        )
+
+
+class _Comparison:
+    """The comparison of all topics and sinks of events."""
+
+    def __init__(self, seen: Observed, outbox: Buckets[Written], verified: Verified) -> None:
+        self._seen, self._outbox = seen, outbox
+        of_events = [state for state in seen.sinks.states if state.carries == "events"]
+        of_states = [state for state in seen.sinks.states if state.carries == "states"]
+        self._tallies = [Tally(state, seen.declared, seen.source) for state in of_events]
+        self._topics = [
+            _TopicComparison(seen, topic, self._tallies, verified.topic(topic.name)) for topic in seen.declared.topics
+        ]
+        self.report = Report(
+            topics=[topic.report for topic in self._topics],
+            sinks=[
+                *(tally.report for tally in self._tallies),
+                *(compare_states(seen.declared, seen.source, state) for state in of_states),
+            ],
+            uncompared_tables=list(seen.sinks.uncompared_tables),
+        )
+
+    def run(self, progress: Callable[[str], None]) -> None:
+        """Fill the report."""
+        with closing(Counted(self._seen.logs.salt)) as counted:
+            steps = (self._match, self._count_delivered, lambda bucket: self._count_missing(bucket, counted))
+            for done, (step, bucket) in enumerate(product(steps, range(buckets.COUNT)), start=1):
+                step(bucket)
+                progress(f"compared {100 * done // (len(steps) * buckets.COUNT)} %")
+            for one in counted.all():
+                self._topics[one.topic].add_version(one)
+        for topic in self._topics:
+            topic.finish()
+        for tally in self._tallies:
+            tally.compare()
+
+    def _match(self, bucket: int) -> None:
+        for topic, of_topic in self._buckets(bucket):
+            topic.match(of_topic)
+
+    def _count_delivered(self, bucket: int) -> None:
+        for topic, of_topic in self._buckets(bucket):
+            topic.count_delivered(of_topic)
+
+    def _count_missing(self, bucket: int, counted: Counted) -> None:
+        if bucket == 0:
+            for topic in self._topics:
+                topic.find_unclear()
+        for topic, of_topic in self._buckets(bucket):
+            topic.count_missing(of_topic, counted)
+
+    def _buckets(self, bucket: int) -> Iterator[tuple[_TopicComparison, _Bucket]]:
+        """The rows of a bucket by topic."""
+        found = [_Bucket() for _ in self._topics]
+        for event_id, event in self._seen.logs.delivered.rows(bucket):
+            of_topic = found[event.topic]
+            of_topic.delivered.append((event_id, event))
+            of_topic.firsts.setdefault(event_id, event)
+        for event_id, refused in self._seen.logs.refused.rows(bucket):
+            found[refused.topic].refused.append((event_id, refused))
+        for event_id, row in self._outbox.rows(bucket):
+            found[row.topic].written.append((event_id, row))
+        return zip(self._topics, found, strict=True)
+
+    def verified(self, of: str) -> Verified:
+        """The point up to which all sinks have applied the topics. Call it if nothing was found wrong."""
+        points = {
+            topic.topic.name: _Advance(topic, self._seen)
+            for topic in self._topics
+            if topic.topic.decoder.version is not None and topic.topic.name in self._seen.source.versions
+        }
+        for bucket in range(buckets.COUNT):
+            for topic, of_topic in self._buckets(bucket):
+                if topic.topic.name in points:
+                    points[topic.topic.name].add(of_topic)
+        return Verified(of, {name: point.point() for name, point in points.items()})
+
+
+def compare(seen: Observed, progress: Callable[[str], None], verified: Verified | None = None) -> Report:
+    """Compare the source with the topics and the sinks.
+
+    Its memory grows with the number of keys, and not with the number of events. With ``verified`` the report says up to
+    where everything is verified. If source and logs begin at that point, it may raise Doubt.
     """
-    since = verified or Verified()
-    since.require_usual(states, source.versions)
-    with closing(Buckets(Written, log.salt)) as outbox:
-        for row in source.events:
-            outbox.add(row.event_id, row)
-        comparison = _Comparison(source, log, outbox, states, topic=topic, verified=since)
+    with closing(Buckets(Written, seen.logs.salt)) as outbox:
+        for event_id, row in seen.source.events:
+            outbox.add(event_id, row)
+        comparison = _Comparison(seen, outbox, verified or Verified())
         comparison.run(progress)
-        report = comparison.report
-        if verified is not None and source.versions is not None and not report.findings:
-            report.verified = advance(verified, log, outbox, states, pruned=report.pruned, read_at_ms=source.read_at_ms)
-    return report
+        if verified is not None and not comparison.report.findings:
+            comparison.report.verified = comparison.verified(verified.of)
+        return comparison.report
 
 
-def compare_states(source: Source, states: Sequence[SinkState]) -> list[SinkReport]:
-    """Compare the source with sinks of states that were read before it.
+def compare_states(declared: Declared, source: Source, state: SinkState) -> SinkReport:
+    """Compare the source with a sink of states that was read before it.
 
     A key with the source's version must have its total. A key that is behind is in flight, by as many versions: its
     total says nothing yet. So is a key whose change is lost or set aside, until the next change makes up for it. A key
     that the source does not have must have the total 0.
     """
-    reports = []
-    for state in states:
-        report = SinkReport(
-            state.name, parked=len(state.parked), duplicates=state.duplicates, not_compared=state.not_compared
-        )
-        reports.append(report)
-        if source.totals is None or source.versions is None:
-            report.not_compared = report.not_compared or NO_STATES
-        if report.not_compared or source.totals is None or source.versions is None:
+    report = SinkReport(
+        state.name,
+        parked=sum(letter.is_open for letter in state.letters.values()),
+        discarded=state.discarded,
+        duplicates=state.duplicates,
+        not_compared=state.not_compared,
+    )
+    for comparison in () if state.not_compared else declared.comparisons_of(state.name):
+        of_source, of_sink = source.totals[comparison.id], state.totals[comparison.id]
+        compared = ComparisonReport(comparison.name, of_source.totals)
+        report.comparisons.append(compared)
+        if not of_source.has_version or not of_sink.has_version:
+            compared.not_compared = NO_VERSIONS
             continue
-        for key in source.totals.keys() | state.totals.keys():
-            # A key begins with version 0, and that is a change too.
-            behind = source.versions.get(key, 0) - state.versions.get(key, -1)
-            if key in source.totals and behind > 0:
-                report.in_flight += behind
-            elif difference := EXACT.subtract(state.totals[key], source.totals.get(key, Decimal(0))):
-                report.drift[key] = difference
-    return reports
+        behind = _compare_states(of_source, of_sink, compared.drift)
+        report.in_flight = max(report.in_flight, behind)
+    return report
+
+
+def _compare_states(source: Totals, sink: Totals, drift: dict[str, Decimal]) -> int:
+    """By how many versions the sink is behind. Differences of the other keys become drift."""
+    in_flight = 0
+    for key in source.totals.keys() | sink.totals.keys():
+        # A key begins with version 0, and that is a change too.
+        behind = source.versions.get(key, 0) - sink.versions.get(key, -1)
+        difference = EXACT.subtract(sink.totals.get(key, Decimal(0)), source.totals.get(key, Decimal(0)))
+        if key in source.totals and behind > 0:
+            in_flight += behind
+        elif difference:
+            drift[key] = difference
+    return in_flight
+
+
+def _reads(declared: Declared, state: SinkState, topic: EventTopic) -> bool:
+    """Whether something is expected of a sink on a topic."""
+    spec = declared.sink(state.name) if state.is_declared and state.carries == "events" else None
+    return spec is not None and topic.name in spec.decoders
 
 
 def _made_at_ms(event_id: bytes) -> int:

@@ -1,13 +1,15 @@
-"""What a comparison found, as data."""
+"""What a check found, as data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from outbox.audit.topic_part import EXACT, Malformed, Quantity
+from outbox.audit.quantity import EXACT, Quantity, text_of
+from outbox.audit.topic_part import Refused
 from outbox.audit.verified import Verified
 from outbox.base.errors import Failure
 
@@ -21,7 +23,9 @@ class Finding:
     count: int
     first: str = ""  # where to look first
     worst: str = ""  # the largest of them, where they differ in size
+    topic: str | None = None
     sink: str | None = None
+    comparison: str | None = None
 
     def __str__(self) -> str:
         where = "; ".join(f"{name}: {text}" for name, text in (("first", self.first), ("worst", self.worst)) if text)
@@ -30,20 +34,175 @@ class Finding:
 
 @dataclass
 class Foreign:
-    """Valid events on the topic that never were in the outbox."""
+    """Valid events on a topic that never were in the outbox."""
 
     count: int = 0
     first: str = ""
     worst: str = ""
     largest: Decimal = Decimal(-1)
 
-    def add(self, text: str, quantity: Quantity) -> None:
+    def add(self, text: str, numbers: Sequence[Quantity]) -> None:
         """Count an event."""
         self.count += 1
         self.first = min(self.first or text, text)  # the oldest: UUIDv7s sort by time
-        size = Decimal(quantity).copy_abs()
+        size = max((Decimal(number).copy_abs() for number in numbers), default=Decimal(0))
         if size > self.largest or (size == self.largest and text < self.worst):
             self.largest, self.worst = size, text
+
+
+@dataclass
+class Malformed:
+    """The records that break the contract. They count in no comparison.
+
+    Those whose dead letter was discarded are acknowledged, and count apart.
+    """
+
+    count: int = 0
+    first: str = ""  # place and reason
+    reasons: Counter[str] = field(default_factory=Counter)
+    acknowledged: int = 0
+    _first_place: tuple[int, int] = (0, 0)
+
+    def add(self, one: Refused) -> None:
+        """Count a record."""
+        self.count += 1
+        self.reasons[one.reason] += 1
+        if not self.first or one.place < self._first_place:
+            self.first, self._first_place = f"{one.place}: {one.detail}", one.place
+
+
+@dataclass
+class EventCounts:
+    """What became of one event, in all its versions."""
+
+    delivered: int = 0  # on the topic, duplicates too
+    duplicates: int = 0
+    in_flight: int = 0  # in the outbox and not on the topic yet
+    lost: int = 0  # in the outbox, and the topic has skipped it
+    foreign: int = 0  # on the topic, and never in the outbox
+    pruned: int = 0  # on the topic, and `outbox prune` may have deleted it from the outbox
+
+
+@dataclass
+class TopicReport:
+    """How a topic compares with the outbox."""
+
+    name: str
+    outbox_events: int = 0
+    records: int = 0
+    verified_before: int = 0  # of them, not read again by an incremental check
+    events: dict[str, EventCounts] = field(default_factory=dict)  # by name
+    malformed: Malformed = field(default_factory=Malformed)
+    missing_versions: int = 0
+    most_missing: str = ""  # the key that misses most
+    repeated_versions: int = 0  # versions of a key that different events have
+    first_repeated: str = ""
+    lost: list[str] = field(default_factory=list)  # ids of events that the topic has skipped
+    foreign: Foreign = field(default_factory=Foreign)
+
+    @property
+    def duplicates(self) -> int:
+        """How many records repeat an event."""
+        return sum(counts.duplicates for counts in self.events.values())
+
+    @property
+    def in_flight(self) -> int:
+        """How many events of the outbox are not on the topic yet."""
+        return sum(counts.in_flight for counts in self.events.values())
+
+    @property
+    def pruned(self) -> int:
+        """How many events `outbox prune` may have deleted from the outbox."""
+        return sum(counts.pruned for counts in self.events.values())
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong. Duplicates are not: sinks must cope with them."""
+        return [
+            Finding(code, f"topic {self.name}: {text}", count, first, worst, topic=self.name)
+            for code, text, count, first, worst in self._problems()
+            if count
+        ]
+
+    def _problems(self) -> list[tuple[str, str, int, str, str]]:
+        malformed, foreign = self.malformed, self.foreign
+        reasons = ", ".join(f"{reason} {count}" for reason, count in malformed.reasons.most_common())
+        missing = max(0, self.missing_versions - len(self.lost))
+        nothing = self.records if malformed.count == self.records else 0
+        broken = f"{plural(malformed.count, 'record')} violate the contract: {reasons}"
+        lost = f"{plural(len(self.lost), 'event')} lost: in the outbox, skipped on the topic"
+        repeated = f"{plural(self.repeated_versions, 'version')} of a key on different events"
+        return [
+            ("nothing-compared", "nothing was compared: no record is a valid event", nothing, "", ""),
+            ("malformed-records", broken, malformed.count, malformed.first, ""),
+            ("events-lost", lost, len(self.lost), self.lost[0] if self.lost else "", ""),
+            ("versions-missing", f"{plural(missing, 'version')} missing", missing, "", self.most_missing),
+            ("versions-repeated", repeated, self.repeated_versions, self.first_repeated, ""),
+            (
+                "foreign-events",
+                f"{plural(foreign.count, 'event')} never in the outbox",
+                foreign.count,
+                foreign.first,
+                foreign.worst,
+            ),
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            **self.counts(),
+            "lost": self.lost,
+            "malformed": {
+                "count": self.malformed.count,
+                "first": self.malformed.first,
+                "reasons": dict(self.malformed.reasons),
+                "acknowledged": self.malformed.acknowledged,
+            },
+            "foreign": {"count": self.foreign.count, "first": self.foreign.first, "worst": self.foreign.worst},
+            "events": {name: vars(counts) for name, counts in self.events.items()},
+        }
+
+    def counts(self) -> dict[str, int]:
+        """What can be added up over topics."""
+        return {
+            "outbox_events": self.outbox_events,
+            "records": self.records,
+            "verified_before": self.verified_before,
+            "duplicates": self.duplicates,
+            "in_flight": self.in_flight,
+            "pruned": self.pruned,
+            "missing_versions": self.missing_versions,
+            "repeated_versions": self.repeated_versions,
+        }
+
+
+@dataclass
+class ComparisonReport:
+    """How the totals of a sink compare with those of the source, by one comparison."""
+
+    name: str
+    totals: Mapping[str, Decimal] = field(default_factory=dict)  # by key, those of the source
+    drift: dict[str, Decimal] = field(default_factory=dict)  # by key, the sink's total minus what is due, if not zero
+    repeated: dict[str, Decimal] = field(default_factory=dict)  # by key, what the duplicates on the topics would add
+    uncertain: set[str] = field(default_factory=set)  # keys not compared: nobody knows what an event of theirs adds
+    not_compared: str = ""  # why no total is compared, if so
+
+    @property
+    def drift_total(self) -> Decimal:
+        """The sum of the absolute drifts: opposite ones do not cancel."""
+        return sum_of_sizes(self.drift.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            "keys": len(self.totals),
+            "drift": self.drift,
+            "drift_total": self.drift_total,
+            "uncertain_keys": len(self.uncertain),
+            "not_compared": self.not_compared,
+        }
 
 
 @dataclass
@@ -51,39 +210,54 @@ class SinkReport:
     """How a sink compares with the source."""
 
     name: str
-    drift: dict[str, Decimal] = field(default_factory=dict)  # by key, its total minus the source's, where not zero
+    comparisons: list[ComparisonReport] = field(default_factory=list)
     in_flight: int = 0  # events that it has not applied yet; of states, versions that it is behind
     lost: int = 0  # events of the outbox that it will not receive
     parked: int = 0  # events that it has set aside
     first_parked: str = ""
+    discarded: Mapping[str, int] = field(default_factory=dict)  # by reason, how many dead letters
     duplicates: int = 0  # duplicates that it has skipped, ever
-    uncertain: set[str] = field(default_factory=set)  # keys not compared: an event of theirs breaks the contract
-    not_compared: str = ""  # why no total is compared, if so
+    not_compared: str = ""  # why none of its totals is compared, if so
+
+    @property
+    def drift(self) -> dict[str, Decimal]:
+        """By key, the drifts of all comparisons added up."""
+        found: dict[str, Decimal] = {}
+        for comparison in self.comparisons:
+            for key, difference in comparison.drift.items():
+                found[key] = EXACT.add(found.get(key, Decimal(0)), difference)
+        return found
 
     @property
     def drift_total(self) -> Decimal:
-        """The sum of the absolute drifts: opposite ones do not cancel."""
-        total = Decimal(0)
-        for difference in self.drift.values():
-            total = EXACT.add(total, abs(difference))
-        return total
+        """The sum of the absolute drifts of all comparisons."""
+        return sum_of_sizes(one.drift_total for one in self.comparisons)
+
+    def comparison(self, name: str) -> ComparisonReport:
+        """One of the comparisons. Raises Failure if there is none of this name."""
+        for one in self.comparisons:
+            if one.name == name:
+                return one
+        raise Failure(f"sink {self.name} has no comparison {name}", "correct the name", code="comparison-unknown")
 
     @property
     def findings(self) -> list[Finding]:
         """What is wrong with this sink."""
         found = []
-        if self.drift:
-            count = len(self.drift)
-            key, difference = max(self.drift.items(), key=lambda entry: abs(entry[1]))
-            found.append(
-                Finding(
-                    "sink-drift",
-                    f"sink {self.name} drifts by {number(self.drift_total)} in {plural(count, 'key')}",
-                    count,
-                    worst=f"{key} {number(difference, sign='+')}",
-                    sink=self.name,
+        for one in self.comparisons:
+            if one.drift:
+                key, difference = max(one.drift.items(), key=lambda entry: abs(entry[1]))
+                found.append(
+                    Finding(
+                        "sink-drift",
+                        f"sink {self.name}: {one.name} drifts by {text_of(one.drift_total)} in"
+                        f" {plural(len(one.drift), 'key')}",
+                        len(one.drift),
+                        worst=f"{key} {text_of(difference, sign='+')}",
+                        sink=self.name,
+                        comparison=one.name,
+                    )
                 )
-            )
         if self.parked:
             text = f"sink {self.name} has set {plural(self.parked, 'event')} aside"
             found.append(Finding("sink-parked", text, self.parked, self.first_parked, sink=self.name))
@@ -93,66 +267,91 @@ class SinkReport:
         """For JSON."""
         return {
             "name": self.name,
-            "drift": self.drift,
-            "drift_total": self.drift_total,
             "in_flight": self.in_flight,
             "lost": self.lost,
             "parked": self.parked,
             "duplicates": self.duplicates,
-            "uncertain_keys": len(self.uncertain),
+            "comparisons": [one.as_dict() for one in self.comparisons],
             "not_compared": self.not_compared,
         }
 
 
 @dataclass
 class Report:
-    """How source, topic and sinks compare."""
+    """How source, topics and sinks compare."""
 
-    topic: str
-    totals: Mapping[str, Decimal] = field(default_factory=dict)  # by key, as the source has them
-    outbox_events: int = 0
-    records: int = 0
-    verified_before: int = 0  # of them, not read again by an incremental check
-    duplicates: int = 0
-    repeated: dict[str, Decimal] = field(default_factory=dict)  # by key, the quantity of the duplicates
-    malformed: Malformed = field(default_factory=Malformed)
-    missing_versions: int = 0
-    most_missing: str = ""  # the key that misses most
-    lost: list[str] = field(default_factory=list)  # ids of events that the topic has skipped
-    in_flight: int = 0  # events of the outbox that are not on the topic yet
-    foreign: Foreign = field(default_factory=Foreign)
-    pruned: int = 0  # events on the topic that `outbox prune` may have deleted from the outbox
+    topics: list[TopicReport] = field(default_factory=list)
     sinks: list[SinkReport] = field(default_factory=list)
+    uncompared_tables: list[str] = field(default_factory=list)  # of sinks, and no comparison reads them
     notes: list[str] = field(default_factory=list)  # what is not compared, and why
     verified: Verified | None = None  # where the next incremental check may begin
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong. Duplicates are not: sinks must cope with them."""
-        found = []
-        if self.records and self.malformed.count == self.records:
-            text = f"nothing was compared: no record of topic {self.topic} is a valid event"
-            found.append(Finding("nothing-compared", text, self.records))
-        if self.malformed.count:
-            reasons = ", ".join(f"{reason} {count}" for reason, count in self.malformed.reasons.most_common())
-            text = f"{plural(self.malformed.count, 'record')} on the topic violate the contract: {reasons}"
-            found.append(Finding("malformed-records", text, self.malformed.count, self.malformed.first))
-        if self.lost:
-            text = f"{plural(len(self.lost), 'event')} lost: in the outbox, skipped on the topic"
-            found.append(Finding("events-lost", text, len(self.lost), self.lost[0]))
-        if self.missing_versions > len(self.lost):
-            count = self.missing_versions - len(self.lost)
-            text = f"{plural(count, 'version')} missing on the topic"
-            found.append(Finding("versions-missing", text, count, worst=self.most_missing))
-        if self.foreign.count:
-            text = f"{plural(self.foreign.count, 'event')} on the topic never in the outbox"
-            found.append(Finding("foreign-events", text, self.foreign.count, self.foreign.first, self.foreign.worst))
-        return found + [finding for sink in self.sinks for finding in sink.findings]
+        """What is wrong."""
+        of_topics = [finding for topic in self.topics for finding in topic.findings]
+        return of_topics + [finding for sink in self.sinks for finding in sink.findings]
 
     @property
     def settled(self) -> bool:
         """Whether nothing is in flight."""
         return self.in_flight == 0 and all(sink.in_flight == 0 for sink in self.sinks)
+
+    @property
+    def outbox_events(self) -> int:
+        """How many events the outbox has."""
+        return sum(topic.outbox_events for topic in self.topics)
+
+    @property
+    def records(self) -> int:
+        """How many records the topics have."""
+        return sum(topic.records for topic in self.topics)
+
+    @property
+    def verified_before(self) -> int:
+        """How many of them were not read again by an incremental check."""
+        return sum(topic.verified_before for topic in self.topics)
+
+    @property
+    def duplicates(self) -> int:
+        """How many records repeat an event."""
+        return sum(topic.duplicates for topic in self.topics)
+
+    @property
+    def missing_versions(self) -> int:
+        """How many versions are missing on the topics."""
+        return sum(topic.missing_versions for topic in self.topics)
+
+    @property
+    def lost(self) -> list[str]:
+        """Ids of events that the topics have skipped."""
+        return [event_id for topic in self.topics for event_id in topic.lost]
+
+    @property
+    def in_flight(self) -> int:
+        """How many events of the outbox are not on their topic yet."""
+        return sum(topic.in_flight for topic in self.topics)
+
+    @property
+    def pruned(self) -> int:
+        """How many events on the topics `outbox prune` may have deleted from the outbox."""
+        return sum(topic.pruned for topic in self.topics)
+
+    @property
+    def acknowledged(self) -> list[dict[str, Any]]:
+        """What an operator has discarded: by sink how many dead letters, and by reason."""
+        return [
+            {"sink": sink.name, "count": sum(sink.discarded.values()), "reasons": dict(sink.discarded)}
+            for sink in self.sinks
+            if sink.discarded
+        ]
+
+    def topic(self, name: str) -> TopicReport:
+        """The report of one topic. Raises Failure if it is not declared."""
+        for topic in self.topics:
+            if topic.name == name:
+                return topic
+        raise Failure(f"topic {name} is not declared", "`outbox events` lists topics", code="topic-unknown")
 
     def sink(self, name: str) -> SinkReport:
         """The report of one sink. Raises Failure if it never ran."""
@@ -163,34 +362,27 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON. Its keys are stable; numbers may have a fraction."""
+        total: Counter[str] = Counter()
+        for topic in self.topics:
+            total.update(topic.counts())
         return {
-            "topic": self.topic,
-            "keys": len(self.totals),
-            "outbox_events": self.outbox_events,
-            "records": self.records,
-            "verified_before": self.verified_before,
-            "duplicates": self.duplicates,
-            "malformed": {
-                "count": self.malformed.count,
-                "first": self.malformed.first,
-                "reasons": dict(self.malformed.reasons),
-            },
-            "missing_versions": self.missing_versions,
-            "lost": self.lost,
-            "in_flight": self.in_flight,
-            "foreign": {"count": self.foreign.count, "first": self.foreign.first, "worst": self.foreign.worst},
-            "pruned": self.pruned,
+            "topics": [topic.as_dict() for topic in self.topics],
+            "total": dict(total),
             "sinks": [sink.as_dict() for sink in self.sinks],
+            "uncompared_tables": self.uncompared_tables,
+            "acknowledged": self.acknowledged,
             "notes": self.notes,
             "settled": self.settled,
             "findings": [vars(finding) for finding in self.findings],
         }
 
 
-def number(value: Quantity, sign: str = "") -> str:
-    """A number in plain digits: no exponent, no zeros at the end."""
-    text = f"{value:{sign}f}" if isinstance(value, Decimal) else f"{value:{sign}d}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+def sum_of_sizes(numbers: Iterable[Decimal]) -> Decimal:
+    """The exact sum of absolute numbers."""
+    total = Decimal(0)
+    for one in numbers:
+        total = EXACT.add(total, one.copy_abs())
+    return total
 
 
 def plural(count: int, noun: str) -> str:

@@ -1,40 +1,27 @@
-"""Read how far every sink has come, and its totals, in one snapshot of the sink database.
-
-The totals come from the view ``sink_totals`` of the domain, or from the sink's own target if that is elsewhere.
-"""
+"""Read how far every sink has come, its totals, and what it has set aside, in one snapshot of the sink database."""
 
 from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
-from typing import Literal
+from typing import Any, Literal
 
-from psycopg2 import extensions, sql
+from psycopg2 import extensions
 
+from outbox.audit import letters, tables
+from outbox.audit.comparison_files import Comparison, folder_of, unusable
+from outbox.audit.declared import Declared
+from outbox.audit.letters import Letter
 from outbox.audit.source import snapshot
-from outbox.audit.topic_part import TopicOffset
-from outbox.base.database import column_names
+from outbox.audit.totals import Totals, read_totals, tables_read
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink import spec
-from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
 from outbox.sink.state import TargetState
 
-VIEW = "sink_totals"
-NO_VIEW = "the sink database has no view sink_totals with columns sink, key and total"
-NO_QUANTITY = "its events have no quantity"
+NO_COMPARISON = "no file in {} says what to compare"
 UNDECLARED = "no job declares it; to remove it, delete its rows (docs/runbook.md)"
-# The record of a dead letter without an event is invalid: it may repeat the id of an event that was applied.
-PARKED = """
-SELECT sink, event_id, CASE WHEN event IS NULL THEN partition END, CASE WHEN event IS NULL THEN "offset" END
-  FROM dead_letters WHERE status = 'open' AND event_id IS NOT NULL
-"""
-NOT_DISCARDED = """
-SELECT event_id FROM dead_letters WHERE sink = %s AND status <> 'discarded' AND event_id IS NOT NULL
-"""
 
 
 @dataclass(frozen=True)
@@ -42,167 +29,159 @@ class SinkState:
     """One sink in one snapshot."""
 
     name: str
-    positions: Mapping[int, int] = field(default_factory=dict)  # by partition, the next offset to apply
-    totals: Mapping[str, Decimal] = field(default_factory=dict)  # by key
-    versions: Mapping[str, int] = field(default_factory=dict)  # by key, the highest applied
-    bases: Mapping[str, int] = field(default_factory=dict)  # by key, the version up to which its total is the source's
-    parked: Mapping[bytes, TopicOffset | None] = field(
+    positions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # by topic and partition, the next offset
+    totals: Mapping[str, Totals] = field(default_factory=dict)  # by comparison
+    bases: Mapping[str, Mapping[str, int]] = field(
         default_factory=dict
-    )  # by event id; where, if only one record is
+    )  # by topic and key, the version up to which its result is the source's
+    versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by topic and key, the highest applied
+    letters: Mapping[bytes, Letter] = field(default_factory=dict)  # by event id
+    discarded: Mapping[str, int] = field(default_factory=dict)  # by reason, how many dead letters
     duplicates: int = 0  # skipped, ever
     carries: Literal["events", "states"] = "events"
     takes_states: bool = False  # an applied event supersedes the earlier events of its key
-    not_compared: str = ""  # why its totals are not compared, if so
+    not_compared: str = ""  # why none of its totals is compared, if so
     is_declared: bool = True  # otherwise nothing is expected of it
 
-    def has_seen(self, place: TopicOffset | None) -> bool:
-        """Whether the sink is past this place, or will never come there."""
-        if not self.is_declared:
-            return True
-        return place is not None and place.offset < self.positions.get(place.partition, 0)
 
-    def is_parked(self, event_id: bytes, place: TopicOffset | None) -> bool:
-        """Whether the sink has set aside the event that the topic has first at this place."""
-        if event_id not in self.parked:
-            return False
-        parked_at = self.parked[event_id]
-        return parked_at is None or place is None or parked_at == place
+@dataclass(frozen=True)
+class Sinks:
+    """All sinks in one snapshot."""
+
+    states: Sequence[SinkState] = ()
+    acknowledged: frozenset[bytes] = frozenset()
+    """Identities of the records that an operator has discarded."""
+    uncompared_tables: Sequence[str] = ()
 
 
-def read(settings: Settings) -> list[SinkState]:
+def read(settings: Settings, declared: Declared) -> Sinks:
     """Every sink of this project that ever ran, by name. Sinks of other topics than their job's are left out.
 
-    Raises Failure if a database or a target cannot be read.
+    Raises Failure if a database or a target cannot be read, or if a comparison cannot be used.
     """
-    specs = spec.sinks(settings)
-    targets = _targets(settings, specs)  # before their dead letters
+    targets = _targets(settings, declared)  # before their dead letters
     with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT name, duplicates FROM sinks ORDER BY name")
-        duplicates: dict[str, int] = dict(cursor.fetchall())
-        positions, elsewhere = _positions(cursor, settings, specs)
-        has_totals, totals, versions = _totals(connection)
-        bases, parked = _bases(cursor), _parked(cursor)
-        states = [
-            SinkState(
-                name,
-                positions.get(name, {}),
-                totals[name],
-                versions[name],
-                bases[name],
-                parked[name],
-                skipped,
-                not_compared="" if has_totals else NO_VIEW,
-            )
-            for name, skipped in duplicates.items()
-            if name in positions or name not in elsewhere
-        ]
-        states = [
-            state
-            if targets.get(state.name) is None
-            else _of_target(cursor, settings, state, targets[state.name], specs)
-            for state in states
-        ]
-    return [_with_declaration(state, declared(specs, state.name)) for state in states]
+        reader = _Reader(connection, declared, targets)
+        states = [reader.state(name, count) for name, count in _duplicates(cursor).items() if reader.is_ours(name)]
+        read_by_any = set[str]()
+        for one in reader.queries:
+            read_by_any |= tables_read(connection, one)
+        return Sinks(
+            [state if state.name not in targets else _of_target(state, targets[state.name]) for state in states],
+            letters.acknowledged(cursor, [state.name for state in states if state.is_declared]),
+            tables.uncompared(cursor, read_by_any),
+        )
 
 
-def declared(specs: Mapping[str, SinkSpec], name: str) -> SinkSpec | None:
-    """The declaration of a sink, or of the sink that it is a copy of; None if it has none any more."""
-    return specs.get(name.removesuffix(rebuild.SUFFIX))
+class _Reader:
+    """What the database holds of all sinks."""
+
+    def __init__(
+        self, connection: extensions.connection, declared: Declared, targets: Mapping[str, TargetState]
+    ) -> None:
+        self._declared = declared
+        self.queries = _queries(declared, targets)
+        self._totals = {one.id: read_totals(connection, one, one.sink or "", by_sink=True) for one in self.queries}
+        self._letters = letters.read(connection, declared, elsewhere=targets)
+        with connection.cursor() as cursor:
+            self._discarded = letters.reasons(cursor)
+            self._positions = _by_topic(cursor, "SELECT sink, topic, partition, next_offset FROM positions")
+            self._bases = _by_topic(cursor, "SELECT sink, topic, key, version FROM base_versions")
+
+    def is_ours(self, name: str) -> bool:
+        """Whether it has begun to read a topic of its job, or none at all."""
+        spec = self._declared.sink(name)
+        positions = self._positions.get(name, {})
+        return spec is None or not positions or not positions.keys().isdisjoint(spec.decoders)
+
+    def state(self, name: str, duplicates: int) -> SinkState:
+        """The state of a sink."""
+        spec = self._declared.sink(name)
+        state = SinkState(name, self._positions.get(name, {}), bases=self._bases.get(name, {}), duplicates=duplicates)
+        if spec is None:
+            return replace(state, not_compared=UNDECLARED, is_declared=False)
+        comparisons = self._declared.comparisons_of(name)
+        totals = {one.id: self._totals.get(one.id, {}).get(name, Totals(has_version=True)) for one in comparisons}
+        return replace(
+            state,
+            totals=totals,
+            versions=versions_of(self._declared, spec, comparisons, totals),
+            letters=self._letters.get(name, {}),
+            discarded=self._discarded.get(name, {}),
+            carries=spec.job.carries,
+            takes_states=spec.strategy.takes == "states",
+            not_compared="" if comparisons else NO_COMPARISON.format(folder_of(spec)),
+        )
 
 
-def _with_declaration(state: SinkState, found: SinkSpec | None) -> SinkState:
-    """The state with what its job and strategy declare. Without a declaration nothing is compared or counted."""
-    if found is None:
-        return replace(state, parked={}, not_compared=UNDECLARED, is_declared=False)
-    job = found.job
-    return replace(
-        state,
-        carries=job.carries,
-        takes_states=found.strategy.takes == "states",
-        not_compared=NO_QUANTITY if job.carries == "events" and job.decoder.quantity is None else state.not_compared,
-    )
+def versions_of(
+    declared: Declared, spec: SinkSpec, comparisons: Sequence[Comparison], totals: Mapping[str, Totals]
+) -> dict[str, dict[str, int]]:
+    """By topic and key the highest version that the sink has applied, as its comparisons say."""
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    for comparison in comparisons:
+        addends = declared.addends(spec, comparison)
+        topics = {kind.topic for kind, addend in zip(declared.kinds, addends, strict=True) if addend is not None}
+        if len(topics or spec.decoders) == 1:
+            [topic] = topics or spec.decoders
+            for key, version in totals[comparison.id].versions.items():
+                found[topic][key] = max(version, found[topic].get(key, version))
+    return found
 
 
-def _of_target(
-    cursor: extensions.cursor,
-    settings: Settings,
-    state: SinkState,
-    target: TargetState,
-    specs: Mapping[str, SinkSpec],
-) -> SinkState:
+def _of_target(state: SinkState, target: TargetState) -> SinkState:
     """The state of a sink whose result is not in the sink database: positions and dead letters as of that result.
 
     If that result cannot be read, its open dead letters count as set aside, as for other sinks.
     """
     if target.unread:
         return replace(state, not_compared=target.unread)
-    cursor.execute(NOT_DISCARDED, [state.name])
-    lacking = target.lacks([event_id for (event_id,) in cursor])
-    is_current = target.topic == _topic(settings, specs.get(state.name))
+    not_discarded = {str(uuid.UUID(bytes=event_id)) for event_id, letter in state.letters.items() if letter.is_open}
+    lacking = {uuid.UUID(event_id).bytes for event_id in target.lacks(not_discarded)}
+    # The target knows events by their ids, so a letter is about its event, wherever that stands.
+    mine = {
+        event_id: letter._replace(place=None)
+        for event_id, letter in state.letters.items()
+        if event_id in lacking or not letter.is_open
+    }
+    totals = Totals(dict(target.totals), dict(target.versions), has_version=True)
     return replace(
         state,
-        positions=target.positions if is_current else state.positions,
-        totals=target.totals,
-        versions=target.versions,
-        parked={uuid.UUID(event_id).bytes: None for event_id in lacking},
-        not_compared="",
+        positions={**state.positions, **target.positions},
+        totals=dict.fromkeys(state.totals, totals),
+        versions=dict.fromkeys(target.positions, target.versions) if len(target.positions) == 1 else {},
+        letters=mine,
     )
 
 
-def _targets(settings: Settings, specs: Mapping[str, SinkSpec]) -> dict[str, TargetState]:
-    found = {name: one.job.target.state(settings, one) for name, one in specs.items()}
+def _queries(declared: Declared, targets: Mapping[str, TargetState]) -> list[Comparison]:
+    """The comparisons whose totals are in the sink database."""
+    found: dict[str, Comparison] = {}
+    for name, of_sink in declared.comparisons.items():
+        if name in targets:
+            if len(of_sink) > 1:
+                raise unusable(of_sink[1].file, f"sink {name} has one total, which its target says", "keep one file")
+            continue
+        for one in of_sink:
+            if one.sink is None:
+                raise unusable(one.file, "it has no section `-- [sink]`", "write the query of the sinks' totals")
+            found[one.id] = one
+    return list(found.values())
+
+
+def _targets(settings: Settings, declared: Declared) -> dict[str, TargetState]:
+    found = {name: one.job.target.state(settings, one) for name, one in declared.sinks.items()}
     return {name: state for name, state in found.items() if state is not None}
 
 
-def _topic(settings: Settings, declared: SinkSpec | None) -> str:
-    return settings.topic if declared is None else declared.job.topic
+def _duplicates(cursor: extensions.cursor) -> dict[str, int]:
+    cursor.execute("SELECT name, duplicates FROM sinks ORDER BY name")
+    return dict(cursor.fetchall())
 
 
-def _positions(
-    cursor: extensions.cursor, settings: Settings, specs: Mapping[str, SinkSpec]
-) -> tuple[dict[str, dict[int, int]], set[str]]:
-    """By sink its positions on its job's topic, and the sinks that have positions on another one."""
-    found: dict[str, dict[int, int]] = defaultdict(dict)
-    elsewhere = set()
-    cursor.execute("SELECT sink, topic, partition, next_offset FROM positions")
-    for sink, topic, partition, next_offset in cursor:
-        if topic == _topic(settings, specs.get(sink)):
-            found[sink][partition] = next_offset
-        else:
-            elsewhere.add(sink)
-    return dict(found), elsewhere
-
-
-def _totals(
-    connection: extensions.connection,
-) -> tuple[bool, dict[str, dict[str, Decimal]], dict[str, dict[str, int]]]:
-    """Whether the domain offers totals; by sink and key the totals, and the versions that were applied."""
-    totals: dict[str, dict[str, Decimal]] = defaultdict(dict)
-    versions: dict[str, dict[str, int]] = defaultdict(dict)
-    known = column_names(connection, VIEW)
-    if not known >= {"sink", "key", "total"}:
-        return False, totals, versions
-    version = sql.SQL("version" if "version" in known else "NULL")
-    with connection.cursor() as cursor:
-        cursor.execute(sql.SQL("SELECT sink, key, total, {} FROM {}").format(version, sql.Identifier(VIEW)))
-        for sink, key, total, highest in cursor:
-            totals[sink][key] = Decimal(total)
-            if highest is not None:
-                versions[sink][key] = highest
-    return True, totals, versions
-
-
-def _parked(cursor: extensions.cursor) -> dict[str, dict[bytes, TopicOffset | None]]:
-    found: dict[str, dict[bytes, TopicOffset | None]] = defaultdict(dict)
-    cursor.execute(PARKED)
-    for sink, event_id, partition, offset in cursor:
-        found[sink][uuid.UUID(event_id).bytes] = None if partition is None else TopicOffset(partition, offset)
-    return found
-
-
-def _bases(cursor: extensions.cursor) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = defaultdict(dict)
-    cursor.execute("SELECT sink, key, version FROM base_versions")
-    for sink, key, version in cursor:
-        found[sink][key] = version
+def _by_topic(cursor: extensions.cursor, query: str) -> dict[str, dict[str, dict[Any, int]]]:
+    found: dict[str, dict[str, dict[Any, int]]] = {}
+    cursor.execute(query)
+    for sink, topic, name, value in cursor:
+        found.setdefault(sink, {}).setdefault(topic, {})[name] = value
     return found

@@ -1,9 +1,9 @@
-"""Read the source: the events of the outbox table, and the totals that the domain offers, in one snapshot."""
+"""Read the source: the events of the outbox table, and what its totals are to be compared, in one snapshot."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
@@ -11,58 +11,74 @@ from typing import Any, NamedTuple
 
 from psycopg2 import extensions, sql
 
+from outbox.audit.comparison_files import NUMBERS
+from outbox.audit.declared import Declared, EventTopic, Kind
+from outbox.audit.quantity import EXACT
+from outbox.audit.totals import Totals, read_totals
 from outbox.base.database import column_names, connect, database_errors
 from outbox.base.settings import Role, Settings, SourceRole
-from outbox.sink.records import RecordDecoder
-from outbox.writing.contract import BIGINT_MAX, BIGINT_MIN
+from outbox.events.schema import BIGINT_MAX, BIGINT_MIN, Rejection
+from outbox.events.values import decode
 
 AGAIN = "run the command again"
 FETCH_ROWS = 10_000
 LATE_MS = 600_000  # longer than any transaction that writes events
 DIGITS_MAX = 200  # of a number; the contract refuses longer ones
-VIEW = "source_totals"
 EVENTS = """
-SELECT id, aggregateid, {version}, {quantity}, (extract(epoch FROM occurred_at) * 1000)::bigint
+SELECT id, aggregatetype, type, schema_version, aggregateid, (extract(epoch FROM occurred_at) * 1000)::bigint,
+       CASE WHEN (aggregatetype, type, schema_version) IN ({old}) THEN payload::text END{properties}
   FROM outbox
- WHERE occurred_at >= {since}
+ WHERE {since}
 """
-BEFORE = "SELECT count(*), (extract(epoch FROM now()) * 1000)::bigint FROM outbox WHERE occurred_at < {since}"
-SINCE = "to_timestamp({} / 1000.0) AT TIME ZONE 'UTC'"
+COUNTS = "SELECT aggregatetype, count(*), count(*) FILTER (WHERE {since}) FROM outbox GROUP BY aggregatetype"
+SINCE = "aggregatetype = ANY({aggregates}) AND occurred_at >= to_timestamp({since_ms} / 1000.0) AT TIME ZONE 'UTC'"
+MARKERS = ".markers"  # aggregate types of what `outbox prune` sends through the relay end like this
+NOW = "SELECT (extract(epoch FROM now()) * 1000)::bigint"
 
 
 class Written(NamedTuple):
     """An event of the outbox table."""
 
-    event_id: bytes
+    topic: int
+    kind: int | None  # None if its type or version is not declared
     key: str
     version: int | None  # None if the events have none, or if this one has no valid one
-    quantity: Decimal | None  # None if this event has no valid one; 0 if the events have none
+    numbers: tuple[Decimal | None, ...]  # of the topic's properties; None where this event has no valid one
     occurred_ms: int
 
 
 @dataclass
 class Source:
-    """The source in one snapshot. ``totals`` or ``versions`` are None if no view ``source_totals`` has the column."""
+    """The source in one snapshot."""
 
-    events: Iterable[Written] = ()  # read once; those since the moment that was asked for
-    totals: Mapping[str, Decimal] | None = field(default_factory=dict)  # by key
-    versions: Mapping[str, int] | None = field(default_factory=dict)  # by key, the version of its last event
-    events_before: int = 0  # how many more events there are
+    events: Iterable[tuple[bytes, Written]] = ()  # by id, read once; those since the moments that were asked for
+    totals: Mapping[str, Totals] = field(default_factory=dict)  # by comparison
+    versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by topic and key, if they are known
+    events_before: Mapping[str, int] = field(default_factory=dict)  # by topic, how many more events there are
+    undeclared: Mapping[str, int] = field(default_factory=dict)  # by aggregate type, events of undeclared ones
+    notes: Sequence[str] = ()
     read_at_ms: int = 0
 
 
 @contextmanager
-def read(settings: Settings, decoder: RecordDecoder, since_ms: int = 0) -> Iterator[Source]:
-    """The source, with its events since a moment, until the end of the block.
+def read(settings: Settings, declared: Declared, since_ms: Mapping[str, int] | None = None) -> Iterator[Source]:
+    """The source until the end of the block, with its events since a moment by topic, or all.
 
     Raises Failure if the database cannot be read.
     """
-    since = sql.SQL(SINCE).format(sql.Literal(since_ms))
+    since = _since(declared.topics, since_ms or {})
     with snapshot(settings, SourceRole.AUDITOR) as connection:
         with connection.cursor() as cursor:
-            cursor.execute(sql.SQL(BEFORE).format(since=since))
-            [(before, read_at_ms)] = cursor.fetchall()
-        yield Source(_events(connection, decoder, since), *_totals(connection), before, read_at_ms)
+            cursor.execute(NOW)
+            [(read_at_ms,)] = cursor.fetchall()
+            before, undeclared = _counts(cursor, declared.topics, since)
+        totals = {
+            one.id: found
+            for one in declared.all_comparisons
+            for found in read_totals(connection, one, one.source).values()
+        }
+        versions, notes = _versions(connection, declared.topics)
+        yield Source(_events(connection, declared, since), totals, versions, before, undeclared, notes, read_at_ms)
 
 
 @contextmanager
@@ -87,48 +103,133 @@ def rows(connection: extensions.connection, query: str | sql.Composable) -> Iter
         yield from cursor
 
 
-def _events(connection: extensions.connection, decoder: RecordDecoder, since: sql.Composable) -> Iterator[Written]:
-    is_optional = all(column.is_nullable for column in decoder.columns if column.name == decoder.quantity)
+def _since(topics: Iterable[EventTopic], since_ms: Mapping[str, int]) -> sql.Composable:
+    """The condition of the events since a moment by topic."""
+    parts = [
+        sql.SQL(SINCE).format(
+            aggregates=sql.Literal([aggregate.name for aggregate in topic.aggregates]),
+            since_ms=sql.Literal(since_ms.get(topic.name, 0)),
+        )
+        for topic in topics
+    ]
+    return sql.SQL(" OR ").join(parts)
+
+
+def _counts(
+    cursor: extensions.cursor, topics: Sequence[EventTopic], since: sql.Composable
+) -> tuple[dict[str, int], dict[str, int]]:
+    """By topic how many events there are before the moments; by aggregate type how many of undeclared ones."""
+    topic_of = {aggregate.name: topic.name for topic in topics for aggregate in topic.aggregates}
+    before = dict.fromkeys(topic_of.values(), 0)
+    undeclared: dict[str, int] = {}
+    cursor.execute(sql.SQL(COUNTS).format(since=since))
+    for aggregate, count, count_since in cursor:
+        if aggregate in topic_of:
+            before[topic_of[aggregate]] += count - count_since
+        elif not aggregate.endswith(MARKERS):
+            undeclared[aggregate] = count
+    return before, undeclared
+
+
+def _events(
+    connection: extensions.connection, declared: Declared, since: sql.Composable
+) -> Iterator[tuple[bytes, Written]]:
+    known = {aggregate.name: topic for topic in declared.topics for aggregate in topic.aggregates}
+    kinds = {kind.row: number for number, kind in enumerate(declared.kinds)}
+    names = property_names(declared.topics)
+    properties = [sql.SQL(", payload ->> {}").format(sql.Literal(name)) for name in names]
+    old = [kind.row for kind in declared.kinds if kind.upcaster is not None] or [("", "", 0)]
     query = sql.SQL(EVENTS).format(
-        version=_property(decoder.version), quantity=_property(decoder.quantity), since=since
+        old=sql.SQL(", ").join(map(sql.Literal, old)), properties=sql.Composed(properties), since=since
     )
-    for event_id, key, version, quantity, occurred_ms in rows(connection, query):
-        number = Decimal(0) if quantity is None and is_optional else _number(quantity)
-        yield Written(uuid.UUID(event_id).bytes, key, _version(version), number, occurred_ms)
+    numbers = [Numbers(known[kind.row[0]], kind) for kind in declared.kinds]
+    for event_id, aggregate, type_, version, key, occurred_ms, payload, *values in rows(connection, query):
+        topic, kind = known[aggregate], kinds.get((aggregate, type_, version))
+        texts = dict(zip(names, values, strict=True))
+        yield (
+            uuid.UUID(event_id).bytes,
+            Written(
+                topic.number,
+                kind,
+                key,
+                version_of(texts.get(topic.decoder.version or "")),
+                (None,) * len(topic.properties) if kind is None else numbers[kind].of(texts, payload),
+                occurred_ms,
+            ),
+        )
 
 
-def _property(name: str | None) -> sql.Composable:
-    return sql.SQL("NULL") if name is None else sql.SQL("payload ->> {}").format(sql.Literal(name))
+def property_names(topics: Iterable[EventTopic]) -> list[str]:
+    """The properties of events that a check looks at."""
+    found = {name for topic in topics for name in (*topic.properties, topic.decoder.version)}
+    return sorted(name for name in found if name is not None)
 
 
-def _version(text: str | None) -> int | None:
+class Numbers:
+    """Finds the numbers of events of one kind, in the order of their topic's properties."""
+
+    def __init__(self, topic: EventTopic, kind: Kind) -> None:
+        self._upcaster = kind.upcaster
+        columns = {column.name: column for column in kind.form.columns if column.type in NUMBERS}
+        self._columns = [columns.get(name) for name in topic.properties]
+
+    def of(self, texts: Mapping[str, str | None], payload: str | None = None) -> tuple[Decimal | None, ...]:
+        """The numbers of an event with these properties; 0 where it has none, None where it has no valid one.
+
+        ``payload`` is that of an older version, which has to be upcast.
+        """
+        if payload is not None and self._upcaster is not None and any(self._columns):
+            upcast = self._upcaster.upcast(decode(payload))
+            if isinstance(upcast, Rejection):
+                return (None,) * len(self._columns)
+            texts = {name: None if value is None else str(value) for name, value in upcast.items()}
+        return tuple(
+            Decimal(0)
+            if column is None or (column.is_nullable and texts.get(column.name) is None)
+            else number_of(texts.get(column.name))
+            for column in self._columns
+        )
+
+
+def version_of(text: str | None) -> int | None:
     """A version as the contract has it: a whole number of 64 bits; None if the property is none."""
-    number = _number(text)
+    number = number_of(text)
     if number is None or number != number.to_integral_value() or not BIGINT_MIN <= number <= BIGINT_MAX:
         return None
     return int(number)
 
 
-def _number(text: str | None) -> Decimal | None:
+def number_of(text: str | None) -> Decimal | None:
     """The number of a property; None if it has none, as in a payload that breaks the contract."""
     try:
-        number = None if text is None or len(text) > DIGITS_MAX else Decimal(text)
+        number = None if text is None or len(text) > DIGITS_MAX else EXACT.create_decimal(text)
     except InvalidOperation:
         return None
     return number if number is not None and number.is_finite() else None
 
 
-def _totals(connection: extensions.connection) -> tuple[dict[str, Decimal] | None, dict[str, int] | None]:
-    known = column_names(connection, VIEW)
-    wanted = [name for name in ("total", "version") if name in known]
-    if "key" not in known or not wanted:
-        return None, None
-    found: dict[str, dict[str, Any]] = {name: {} for name in wanted}
-    query = sql.SQL("SELECT key, {} FROM {}").format(
-        sql.SQL(", ").join(map(sql.Identifier, wanted)), sql.Identifier(VIEW)
-    )
-    for key, *values in rows(connection, query):
-        for name, value in zip(wanted, values, strict=True):
-            if value is not None:
-                found[name][key] = Decimal(value) if name == "total" else value
-    return found.get("total"), found.get("version")
+def _versions(
+    connection: extensions.connection, topics: Iterable[EventTopic]
+) -> tuple[dict[str, dict[str, int]], list[str]]:
+    """By topic and key the version in the source, where the views say it; and notes about views that do not."""
+    found: dict[str, dict[str, int]] = {}
+    notes = []
+    for topic in topics:
+        lacking = [view for view in topic.sources if not column_names(connection, view) >= {"key", "version"}]
+        if lacking:
+            notes.append(
+                f"topic {topic.name}: the source has no view {', '.join(lacking)} with columns key and version"
+            )
+        elif topic.sources:
+            found[topic.name] = _highest(connection, topic.sources)
+    return found, notes
+
+
+def _highest(connection: extensions.connection, views: Iterable[str]) -> dict[str, int]:
+    """The events of a key on a topic are numbered together, whichever aggregate they are of."""
+    found: dict[str, int] = {}
+    for view in views:
+        query = sql.SQL("SELECT key, version FROM {} WHERE version IS NOT NULL").format(sql.Identifier(view))
+        for key, version in rows(connection, query):
+            found[key] = max(version, found.get(key, version))
+    return found

@@ -1,28 +1,29 @@
-"""Read a part of the topic: its valid events, and the records that break the contract."""
+"""Read a part of a topic: its valid events, and the records that break the contract."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from decimal import Context, Decimal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from itertools import repeat
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from outbox.audit.buckets import Packed
+from outbox.audit.comparison_files import NUMBERS
+from outbox.audit.declared import EventTopic
+from outbox.audit.quantity import Quantity
 from outbox.base.settings import Settings
+from outbox.events.schema import SqlType
 from outbox.kafka import records
 from outbox.kafka.records import Within
 from outbox.sink.batch import DeadRecord
-from outbox.sink.records import RecordDecoder, Records
+from outbox.sink.dead_letters import identity
+from outbox.sink.records import Records
 
 PART_MAX_BYTES = 16 * 2**20  # of packed rows; more only if one answer of the brokers has more
-
-# Sums of quantities are exact: the default context rounds to 28 digits.
-EXACT = Context(prec=1000)
-Quantity = int | Decimal
+EVENT_ID_BYTES = 16  # the identity of a record without an event id is longer: a hash
 
 
 class TopicOffset(NamedTuple):
@@ -36,11 +37,13 @@ class TopicOffset(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """An event at a place on the topic. There may be many, so it is flat."""
+    """An event at a place on a topic. There may be many, so it is flat."""
 
+    topic: int
+    kind: int
     key: str
     version: int | None
-    quantity: Quantity  # 0 if the events have none
+    numbers: tuple[Quantity, ...]  # of the topic's properties
     partition: int
     offset: int
 
@@ -51,38 +54,29 @@ class Delivered(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A record with an event id that breaks the contract."""
+    """A record that breaks the contract."""
 
+    topic: int
     key: str
-    place: TopicOffset
+    partition: int
+    offset: int
+    reason: str
+    detail: str
 
-
-@dataclass
-class Malformed:
-    """The records that break the contract. Sinks set them aside; they count in no comparison."""
-
-    count: int = 0
-    first: str = ""  # place and reason
-    reasons: Counter[str] = field(default_factory=Counter)
-
-    def add(self, one: DeadRecord) -> None:
-        """Count a record."""
-        self.count += 1
-        self.first = self.first or f"{TopicOffset(one.partition, one.offset)}: {one.rejection.detail}"
-        self.reasons[one.rejection.reason] += 1
-
-    def add_all(self, others: Malformed) -> None:
-        """Count records that come after these."""
-        self.count += others.count
-        self.first = self.first or others.first
-        self.reasons += others.reasons
+    @property
+    def place(self) -> TopicOffset:
+        """Where it is."""
+        return TopicOffset(self.partition, self.offset)
 
 
 class TopicPart(NamedTuple):
-    """What was read: rows of `Delivered` and of `Refused`, as `Packed.take` returns them."""
+    """What was read of a topic: rows of `Delivered` and of `Refused`, as `Packed.take` returns them.
 
+    Events are by their id. Refused records are by the identity of their dead letters.
+    """
+
+    topic: int
     records: int
-    malformed: Malformed
     delivered: Sequence[bytes]
     refused: Sequence[bytes]
     rest: Within | None = None  # what was not read
@@ -90,18 +84,19 @@ class TopicPart(NamedTuple):
 
 @dataclass(frozen=True)
 class PartReader:
-    """Reads parts of a topic whose records a decoder knows. Other processes can run it."""
+    """Reads parts of the declared topics. Other processes can run it."""
 
-    decoder: RecordDecoder
+    topics: Sequence[EventTopic]
     salt: bytes  # of the packed rows
 
-    def read(self, settings: Settings, within: Within) -> TopicPart:
-        """The committed records within these offsets of the topic, or the first of them, as many as fit into memory.
+    def read(self, settings: Settings, topic: int, within: Within) -> TopicPart:
+        """The committed records within these offsets of the topic with this number, or the first of them, as many as
+        fit into memory.
 
         Raises Failure if Kafka is unavailable.
         """
-        part, rest = _Part(self), dict(within)
-        for messages in records.batches(settings, settings.topic, within):
+        part, rest = _Part(self.topics[topic], self.salt), dict(within)
+        for messages in records.batches(settings, self.topics[topic].name, within):
             part.add(Records.of(messages))
             for message in messages:
                 partition = message.partition() or 0
@@ -110,19 +105,18 @@ class PartReader:
                 return part.result(rest)
         return part.result()
 
-    def part(self, read: Records) -> TopicPart:
+    def part(self, topic: int, read: Records) -> TopicPart:
         """Records that were read already."""
-        part = _Part(self)
+        part = _Part(self.topics[topic], self.salt)
         part.add(read)
         return part.result()
 
 
 class _Part:
-    def __init__(self, reader: PartReader) -> None:
-        self._decoder = reader.decoder
+    def __init__(self, topic: EventTopic, salt: bytes) -> None:
+        self._topic = topic
         self._records = 0
-        self._malformed = Malformed()
-        self._delivered, self._refused = Packed(Delivered, reader.salt), Packed(Refused, reader.salt)
+        self._delivered, self._refused = Packed(Delivered, salt), Packed(Refused, salt)
 
     @property
     def bytes(self) -> int:
@@ -130,30 +124,42 @@ class _Part:
 
     def add(self, read: Records) -> None:
         self._records += len(read)
-        decoded = self._decoder.decode(read)
-        for event_id, event in _events(decoded.rows, self._decoder):
-            self._delivered.add(_bytes(event_id), event)
+        decoded = self._topic.decoder.decode(read)
+        for name, table in decoded.rows.items():
+            for event_id, event in _events(self._topic, name, table):
+                self._delivered.add(identity_bytes(event_id), event)
         for one in decoded.dead:
-            self._malformed.add(one)
-            if one.event_id is not None:
-                key = (one.record.key or b"").decode(errors="replace")
-                self._refused.add(_bytes(one.event_id), Refused(key, TopicOffset(one.partition, one.offset)))
+            self._refused.add(identity_bytes(identity(one.record, one.event_id)), _refused(self._topic, one))
 
     def result(self, rest: Within | None = None) -> TopicPart:
-        return TopicPart(self._records, self._malformed, self._delivered.take(), self._refused.take(), rest)
+        return TopicPart(self._topic.number, self._records, self._delivered.take(), self._refused.take(), rest)
 
 
-def _events(rows: pa.Table, decoder: RecordDecoder) -> Iterator[tuple[str, Delivered]]:
-    """The events of a decoder's rows, each with its id."""
+def _events(topic: EventTopic, name: str, rows: pa.Table) -> Iterator[tuple[str, Delivered]]:
+    """The events of the rows of a kind, each with its id."""
+    count, decoder, kind = rows.num_rows, topic.decoder, topic.kinds[name]
+    versions = repeat(None, count) if decoder.version is None else rows[decoder.version].to_pylist()
+    numeric = {column.name: column.type for column in decoder.types[name] if column.type in NUMBERS}
+    numbers = [_numbers(rows, one, numeric.get(one)) for one in topic.properties]
+    of_events = zip(*numbers, strict=True) if numbers else repeat((), count)
+    columns = (rows[one].to_pylist() for one in ("event_id", decoder.key, "partition", "offset"))
+    for event_id, key, partition, offset, version, of_event in zip(*columns, versions, of_events, strict=True):
+        yield event_id, Delivered(topic.number, kind, str(key), version, of_event, partition, offset)
 
-    def column(name: str | None) -> Iterable[object]:
-        return repeat(None, rows.num_rows) if name is None else rows[name].to_pylist()
 
-    values = (column(name) for name in (decoder.key, decoder.version, decoder.quantity, "partition", "offset"))
-    for event_id, key, version, quantity, partition, offset in zip(column("event_id"), *values, strict=True):
-        number = quantity if isinstance(quantity, int) else Decimal(quantity or 0)
-        yield event_id, Delivered(str(key), version, number, partition, offset)
+def _numbers(rows: pa.Table, name: str, type_: SqlType | None) -> Sequence[Quantity]:
+    """The values of a property; 0 where an event has none."""
+    if type_ is None:
+        return [0] * rows.num_rows
+    values = rows[name].to_pylist()
+    return [value or 0 for value in values] if type_ == "bigint" else [Decimal(value or 0) for value in values]
 
 
-def _bytes(event_id: str) -> bytes:
-    return bytes.fromhex(event_id.replace("-", ""))
+def _refused(topic: EventTopic, one: DeadRecord) -> Refused:
+    key = (one.record.key or b"").decode(errors="replace")
+    return Refused(topic.number, key, one.partition, one.offset, *one.rejection)
+
+
+def identity_bytes(identity: str) -> bytes:
+    """The identity of a dead letter, which mostly is an event's id, in fewer bytes."""
+    return bytes.fromhex(identity.removeprefix("sha256:").replace("-", ""))

@@ -1,17 +1,19 @@
 """What a check has verified, so that the next one reads only what came since.
 
-A check that finds no problem notes a *verified point*: for each partition the offset up to which every sink had applied
-the topic, and for each key the versions up to there. An incremental check reads the topic from that point on, and of
-the outbox only the rows that may have been written since. Totals it compares for every key, as always.
+A check that finds no problem notes a *verified point*: for each topic and partition the offset up to which every sink
+had applied it, and for each key the versions up to there. An incremental check reads the topics from that point on, and
+of the outbox only the rows that may have been written since. Totals it compares for every key, as always.
 
 That proves as much as a full check if what came is as usual. Whatever is not is a `Doubt`, and everything is read:
 
-- a sink is new, or its positions are before the point; the topic has dropped records that were not read
+- a sink is new, or its positions are before the point; a topic has dropped records that were not read
 - the source has a lower version of a key than before, or no longer has it
-- a record on the topic repeats a version of before, or is no event of the outbox
+- a record on a topic repeats a version of before, or is no event of the outbox
 - anything is found that is wrong
 
 A rewind of a sink is no doubt: its positions stay. If the replay changes a total, the comparison of totals finds that.
+
+A topic whose events have no version, or whose versions the source does not say, has no point: it is read whole.
 
 What it does not see is what happens to old data afterwards, such as an old row of the outbox that somebody changes. A
 full check does. Its one assumption is that no transaction that writes events takes longer than `LATE_MS`. Sinks that no
@@ -23,33 +25,42 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from outbox.audit import buckets
-from outbox.audit.buckets import Buckets
+from outbox.audit.declared import Declared
 from outbox.audit.sinks import SinkState
-from outbox.audit.source import LATE_MS, Written
-from outbox.audit.topic_log import TopicLog, Versions, add_version
+from outbox.audit.topic_log import TopicEnd
+from outbox.audit.versions import Versions
 from outbox.base.settings import Settings
-from outbox.sink.records import RecordDecoder
+
+IDENTITY_BYTES = 32
 
 
 class Doubt(Exception):
     """An incremental check does not suffice. The message says why."""
 
 
-class Verified(msgspec.Struct, frozen=True):
-    """A verified point. Without arguments it is the beginning, where nothing is verified."""
+class EventsBefore(msgspec.Struct, frozen=True):
+    """How many records of an event are verified."""
 
-    of: str = ""  # what was compared; a point of something else is none
+    delivered: int = 0
+    duplicates: int = 0
+    pruned: int = 0
+
+
+class TopicPoint(msgspec.Struct, frozen=True):
+    """What is verified of a topic. Without arguments nothing is."""
+
     topic_id: str = ""
     next_offsets: dict[int, int] = {}
     records: int = 0
-    duplicates: int = 0
-    pruned: int = 0
-    versions: dict[str, tuple[int, int, int]] = {}  # by key the lowest, the highest, and how many
+    acknowledged: int = 0  # of them, those that break the contract and whose dead letters were discarded
+    events: dict[str, EventsBefore] = {}  # by name
+    versions: dict[str, tuple[int, int]] = {}  # by key the lowest and the highest; there is each version in between
     since_ms: int = 0  # a row of the outbox from before this moment is verified
 
     @property
@@ -57,80 +68,83 @@ class Verified(msgspec.Struct, frozen=True):
         """Whether nothing is verified."""
         return not self.next_offsets
 
+    @property
+    def end(self) -> TopicEnd:
+        """Where reading goes on."""
+        return TopicEnd(self.topic_id or None, dict(self.next_offsets))
+
     def counted_versions(self) -> dict[str, Versions]:
         """The versions by key, to count on."""
-        return {key: Versions(*one) for key, one in self.versions.items()}
+        return {key: Versions.complete(*one) for key, one in self.versions.items()}
 
     def has(self, key: str, version: int | None) -> bool:
         """Whether the event with this version of the key is verified."""
         return version is not None and key in self.versions and version <= self.versions[key][1]
 
-    def require_usual(self, states: Iterable[SinkState], versions: Mapping[str, int] | None) -> None:
-        """Raise Doubt if a sink or the source is not at or after this point."""
-        for state in _declared(states):
+    def require_usual(self, topic: str, states: Iterable[SinkState], versions: Mapping[str, int] | None) -> None:
+        """Raise Doubt if a sink that reads the topic, or the source, is not at or after this point."""
+        for state in states:
+            positions = state.positions.get(topic, {})
             for partition, offset in self.next_offsets.items():
-                if state.positions.get(partition, 0) < offset:
-                    raise Doubt(f"sink {state.name} is before offset {offset} of partition {partition}")
-        for key, (_, highest, _) in self.versions.items():
+                if positions.get(partition, 0) < offset:
+                    raise Doubt(f"sink {state.name} is before offset {offset} of {topic}, partition {partition}")
+        for key, (_, highest) in self.versions.items():
             if (versions or {}).get(key, 0) < highest:
-                raise Doubt(f"the source has a lower version of key {key} than {highest}")
+                raise Doubt(f"topic {topic}: the source has a lower version of key {key} than {highest}")
 
 
-def advance(
-    verified: Verified,
-    log: TopicLog,
-    outbox: Buckets[Written],
-    states: Iterable[SinkState],
-    *,
-    pruned: int,
-    read_at_ms: int,
-) -> Verified:
-    """The point up to which all sinks have applied the topic, after a comparison that has found nothing wrong.
+class Verified(msgspec.Struct, frozen=True):
+    """A verified point over all topics. Without arguments it is the beginning, where nothing is verified."""
 
-    ``pruned`` is the number of events on the topic that the outbox no longer has, as the report counts them;
-    ``read_at_ms`` is when the source was read.
-    """
-    declared = _declared(states)
-    next_offsets = {
-        partition: min([offset, *(state.positions.get(partition, 0) for state in declared)])
-        for partition, offset in log.next_offsets.items()
-    }
-    versions = verified.counted_versions()
-    records, duplicates, open_ms = verified.records, verified.duplicates, read_at_ms
-    for bucket in range(buckets.COUNT):
-        known: set[bytes] = set()
-        for event_id, event in log.delivered.rows(bucket):
-            if event.offset >= next_offsets[event.partition]:
-                continue
-            records += 1
-            duplicates += event_id in known
-            if event_id not in known and event.version is not None:
-                known.add(event_id)
-                add_version(versions, event)
-        for event_id, row in outbox.rows(bucket):
-            if event_id not in known and not verified.has(row.key, row.version):
-                open_ms = min(open_ms, row.occurred_ms)
-    return Verified(
-        of=verified.of,
-        topic_id=log.topic_id or "",
-        next_offsets=next_offsets,
-        records=records,
-        duplicates=duplicates,
-        pruned=pruned,
-        versions={key: (one.lowest, one.highest, one.count) for key, one in versions.items()},
-        since_ms=open_ms - LATE_MS,
-    )
+    of: str = ""  # what was compared; a point of something else is ignored
+    topics: dict[str, TopicPoint] = {}
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether nothing is verified."""
+        return all(point.is_beginning for point in self.topics.values())
+
+    def topic(self, name: str) -> TopicPoint:
+        """The point of a topic."""
+        return self.topics.get(name, TopicPoint())
+
+    @property
+    def ends(self) -> dict[str, TopicEnd]:
+        """Where reading goes on, by topic."""
+        return {name: point.end for name, point in self.topics.items()}
+
+    @property
+    def since_ms(self) -> dict[str, int]:
+        """By topic, the moment from which on rows of the outbox have to be read."""
+        return {name: point.since_ms for name, point in self.topics.items()}
 
 
-def identity(settings: Settings, decoder: RecordDecoder) -> str:
+def identity(settings: Settings, declared: Declared) -> str:
     """What is compared: a point is of use for the same only."""
-    source = f"{settings.source_db_host}:{settings.source_db_port}/{settings.source_db_name}"
-    return f"{settings.kafka_bootstrap}/{settings.topic} {source} {decoder.key} {decoder.version} {decoder.quantity}"
+    compared: dict[str, Any] = {
+        "kafka": settings.kafka_bootstrap,
+        "source": [settings.source_db_host, settings.source_db_port, settings.source_db_name],
+        "sink": [settings.sink_db_host, settings.sink_db_port, settings.sink_db_name],
+        "topics": [
+            [topic.name, topic.decoder.key, topic.decoder.version, sorted(topic.kinds), topic.properties, topic.sources]
+            for topic in declared.topics
+        ],
+        "sinks": {
+            name: {topic: sorted(decoder.types) for topic, decoder in spec.decoders.items()}
+            for name, spec in declared.sinks.items()
+        },
+        "comparisons": {
+            name: [[one.name, one.source, one.sink, repr(one.adds)] for one in of_sink]
+            for name, of_sink in declared.comparisons.items()
+        },
+    }
+    encoded = msgspec.json.encode(compared, order="deterministic")
+    return blake2b(encoded, digest_size=IDENTITY_BYTES).hexdigest()
 
 
-def load(settings: Settings, decoder: RecordDecoder) -> Verified:
+def load(settings: Settings, declared: Declared) -> Verified:
     """The point that was stored last; the beginning if there is none of the same."""
-    of = identity(settings, decoder)
+    of = identity(settings, declared)
     try:
         found = msgspec.msgpack.decode(_file(settings).read_bytes(), type=Verified)
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -147,10 +161,6 @@ def store(settings: Settings, verified: Verified) -> None:
     new.rename(file)
 
 
-def _declared(states: Iterable[SinkState]) -> list[SinkState]:
-    return [state for state in states if state.is_declared]
-
-
 def _file(settings: Settings) -> Path:
-    name = re.sub(r"[^\w.-]", "_", settings.topic)
+    name = re.sub(r"[^\w.-]", "_", settings.topic_prefix)
     return settings.home / "check" / f"{name}.verified"

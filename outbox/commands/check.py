@@ -1,21 +1,26 @@
-"""outbox check: compare source, topic and sinks."""
+"""outbox check: compare source, topics and sinks."""
 
 from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Iterable, Iterator, Mapping
 
 import click
 import msgspec
 
 from outbox.audit import check as checker
-from outbox.audit.report import Report, SinkReport, number, plural
+from outbox.audit.quantity import text_of
+from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport, plural
 from outbox.base import settings as configuration
 from outbox.base.errors import Failure
 
 WORST_SHOWN = 5
-LABEL_WIDTH = 13
+REASONS_SHOWN = 5
+LABEL_WIDTH_MIN = 12
 PROGRESS_S = 10.0
+
+Line = tuple[str, str]  # a label, and what is said about it
 
 
 @click.command()
@@ -23,24 +28,33 @@ PROGRESS_S = 10.0
 @click.option("--incremental", is_flag=True, help="Read what came since the last such check that found no problem.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
 def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
-    """Compare the source, the topic and every sink. Status 1 if a problem is found.
+    """Compare the source, the topics and every sink. Status 1 if a problem is found.
 
-    Problems are lost and foreign events, missing versions, records that break the contract, drift, and events that a
-    sink has set aside. Duplicates on the topic are not problems. The command works beside running writers and sinks:
-    events in flight are counted apart.
+    Problems are lost and foreign events, missing and repeated versions, records that break the contract, drift, and
+    events that a sink has set aside. Duplicates on a topic are not problems, and neither is what was discarded with a
+    reason. The command works beside running writers and sinks: events in flight are counted apart.
 
-    With --incremental it can run every few minutes on a large topic. In any doubt it reads everything.
+    Files in the folder `comparisons` of a sink say which totals are compared. Tables that no comparison reads are
+    named.
+
+    With --incremental it can run every few minutes on large topics. In any doubt it reads everything.
 
     \b
-    The keys of --json are stable; `null` is no value:
-      topic, keys, outbox_events, records, verified_before, duplicates, missing_versions, in_flight, pruned, settled
-      lost       ids of the events that are in the outbox and that the topic has skipped
-      malformed  count, first, reasons (by kind): records that break the contract
-      foreign    count, first, worst: valid events that never were in the outbox
-      sinks      name, drift (by key), drift_total, in_flight, lost, parked (all that it has set aside), duplicates,
-                 uncertain_keys, not_compared
-      notes      what is not compared, and why
-      findings   code, message, count, first, worst, sink
+    The keys of --json are stable:
+      topics   name, outbox_events, records, verified_before, duplicates, in_flight, pruned, missing_versions,
+               repeated_versions, and
+                 lost       ids of the events that are in the outbox and that the topic has skipped
+                 malformed  count, first, reasons (by kind), acknowledged: records that break the contract
+                 foreign    count, first, worst: valid events that never were in the outbox
+                 events     by name: delivered, duplicates, in_flight, lost, foreign, pruned
+      total    the numbers of all topics added up
+      sinks    name, in_flight, lost, parked (all that it has set aside), duplicates, not_compared, and
+                 comparisons  name, keys, drift (by key), drift_total, uncertain_keys, not_compared
+      uncompared_tables  tables with rows per sink that no comparison reads
+      acknowledged       sink, count, reasons (by text): dead letters that were discarded
+      notes              what is not compared, and why
+      settled            whether nothing is in flight
+      findings           code, message, count, first, worst, topic, sink, comparison; null or "" if there is none
     """
     settings = configuration.load()
     gc.freeze()  # what is imported stays: to look for garbage in it again and again is a third of the work
@@ -75,35 +89,68 @@ def as_text(report: Report) -> str:
 
 
 def describe(report: Report) -> str:
-    """The report for a person, one line per place of the chain."""
-    outside = f"{plural(report.pruned, 'event')} pruned from the outbox, {report.foreign.count} foreign"
-    before = f" ({report.verified_before} verified before)" if report.verified_before else ""
-    lines = [
-        ("source", f"{plural(len(report.totals), 'key')}, {plural(report.outbox_events, 'event')} in the outbox"),
-        ("topic", f"{plural(report.records, 'record')}{before}, {plural(report.duplicates, 'duplicate')}"),
-        ("", f"{len(report.lost)} lost, {report.missing_versions} versions missing, {report.in_flight} in flight"),
-    ]
-    if report.malformed.count:
-        lines.append(("", f"{plural(report.malformed.count, 'record')} violate the contract"))
-    if report.pruned or report.foreign.count:
-        lines.append(("", outside))
+    """The report for a person: topic by topic, and sink by sink."""
+    lines: list[Line] = []
+    for topic in report.topics:
+        lines += _topic(topic)
+    if len(report.topics) > 1:
+        lines += _total(report)
     for sink in report.sinks:
         lines += _sink(sink)
     lines += [("note", note) for note in report.notes]
-    return "\n".join(f"{label:<{LABEL_WIDTH - 1}} {text}" for label, text in lines)
+    width = max([LABEL_WIDTH_MIN, *(len(label) for label, _ in lines)])
+    return "\n".join(f"{label:<{width}} {text}" for label, text in lines)
 
 
-def _sink(sink: SinkReport) -> list[tuple[str, str]]:
-    if sink.not_compared:
-        result = f"not compared: {sink.not_compared}"
-    elif sink.drift:
-        result = f"DRIFTS by {number(sink.drift_total)} in {plural(len(sink.drift), 'key')}"
+def _topic(topic: TopicReport) -> Iterator[Line]:
+    before = f" ({topic.verified_before} verified before)" if topic.verified_before else ""
+    records = f"{plural(topic.records, 'record')}{before}, {plural(topic.duplicates, 'duplicate')}"
+    yield f"topic {topic.name}", f"{records}; {plural(topic.outbox_events, 'event')} in the outbox"
+    yield "", f"{len(topic.lost)} lost, {topic.missing_versions} versions missing, {topic.in_flight} in flight"
+    if topic.repeated_versions:
+        yield "", f"{plural(topic.repeated_versions, 'version')} of a key on different events"
+    if topic.malformed.count:
+        yield "", f"{plural(topic.malformed.count, 'record')} violate the contract"
+    if topic.malformed.acknowledged:
+        yield "", f"{plural(topic.malformed.acknowledged, 'record')} violate the contract, and were discarded"
+    if topic.pruned or topic.foreign.count:
+        yield "", f"{plural(topic.pruned, 'event')} pruned from the outbox, {topic.foreign.count} foreign"
+
+
+def _total(report: Report) -> Iterator[Line]:
+    yield (
+        "all topics",
+        f"{plural(report.records, 'record')}, {plural(report.duplicates, 'duplicate')};"
+        f" {plural(report.outbox_events, 'event')} in the outbox",
+    )
+    yield "", f"{len(report.lost)} lost, {report.missing_versions} versions missing, {report.in_flight} in flight"
+
+
+def _sink(sink: SinkReport) -> Iterator[Line]:
+    lost = f", {sink.lost} lost" if sink.lost else ""
+    not_compared = f"; not compared: {sink.not_compared}" if sink.not_compared else ""
+    yield f"sink {sink.name}", f"{sink.in_flight} in flight, {sink.parked} parked{lost}{not_compared}"
+    if sink.discarded:
+        yield "", f"{sum(sink.discarded.values())} discarded: {_reasons(sink.discarded)}"
+    for comparison in sink.comparisons:
+        yield from _comparison(comparison)
+
+
+def _reasons(discarded: Mapping[str, int]) -> str:
+    most = sorted(discarded.items(), key=lambda entry: (-entry[1], entry[0]))
+    shown = [f"{reason} ({count})" for reason, count in most[:REASONS_SHOWN]]
+    return ", ".join([*shown, *(["…"] if len(most) > REASONS_SHOWN else [])])
+
+
+def _comparison(one: ComparisonReport) -> Iterable[Line]:
+    if one.not_compared:
+        result = f"not compared: {one.not_compared}"
+    elif one.drift:
+        result = f"DRIFTS by {text_of(one.drift_total)} in {plural(len(one.drift), 'key')}"
     else:
-        result = "equals the source"
-    counts = {"lost": sink.lost, "keys uncertain": len(sink.uncertain)}
-    rest = "".join(f", {count} {name}" for name, count in counts.items() if count)
-    worst = sorted(sink.drift.items(), key=lambda entry: -abs(entry[1]))[:WORST_SHOWN]
-    return [
-        (f"sink {sink.name}", f"{result}; {sink.in_flight} in flight, {sink.parked} parked{rest}"),
-        *(("", f"{key}  {number(difference, sign='+')}") for key, difference in worst),
-    ]
+        result = f"equals the source ({plural(len(one.totals), 'key')})"
+    uncertain = f", {len(one.uncertain)} keys uncertain" if one.uncertain else ""
+    yield "", f"{one.name}: {result}{uncertain}"
+    worst = sorted(one.drift.items(), key=lambda entry: -abs(entry[1]))[:WORST_SHOWN]
+    for key, difference in worst:
+        yield "", f"    {key}  {text_of(difference, sign='+')}"

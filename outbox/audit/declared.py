@@ -1,0 +1,192 @@
+"""What a project declares, as a check needs it: topics, the kinds of events on them, sinks and their comparisons.
+
+A *kind* is one version of one event. Events are decoded as sinks that ask for the event get them: older versions become
+the newest by upcasters. A version that no upcaster takes stays as it is. Kinds and topics have numbers, because every
+row of a check has both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from outbox.audit import comparison_files
+from outbox.audit.comparison_files import Addend, Comparison
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.events import catalog
+from outbox.events.catalog import Aggregate, Catalog, Wanted
+from outbox.events.schema import EventSchema
+from outbox.events.upcasting import Upcaster
+from outbox.sink import spec
+from outbox.sink.records import EventDecoder
+from outbox.sink.repair import rebuild
+from outbox.sink.spec import SinkSpec
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One version of an event. Its rows have the columns of ``form``."""
+
+    topic: str
+    schema: EventSchema
+    form: EventSchema
+    upcaster: Upcaster | None = None
+
+    @property
+    def event(self) -> str:
+        """The name of the event, such as ``account.opened``."""
+        return self.schema.event
+
+    @property
+    def row(self) -> tuple[str, str, int]:
+        """Aggregate type, event type and schema version of its rows in the outbox."""
+        return self.schema.aggregate, self.schema.type, self.schema.version
+
+
+@dataclass(frozen=True)
+class EventTopic:
+    """A topic of events. ``decoder`` calls the kinds by the names in ``kinds``, which has their numbers."""
+
+    number: int
+    name: str
+    aggregates: Sequence[Aggregate]
+    decoder: EventDecoder
+    kinds: Mapping[str, int]
+    properties: Sequence[str]
+    """The properties of which each event has a number, in this order; 0 if it lacks the property."""
+
+    @property
+    def sources(self) -> list[str]:
+        """The views of the source database that say the version of every key; none if one of them is not declared."""
+        views = [aggregate.source for aggregate in self.aggregates]
+        return [] if None in views or self.decoder.version is None else sorted({str(view) for view in views})
+
+
+@dataclass(frozen=True)
+class Declared:
+    """All that is declared."""
+
+    topics: Sequence[EventTopic]
+    kinds: Sequence[Kind]
+    sinks: Mapping[str, SinkSpec]
+    comparisons: Mapping[str, Sequence[Comparison]]
+    """By sink."""
+
+    @cached_property
+    def all_comparisons(self) -> list[Comparison]:
+        """Each comparison once; sinks may share them."""
+        return list({one.id: one for of_sink in self.comparisons.values() for one in of_sink}.values())
+
+    def sink(self, name: str) -> SinkSpec | None:
+        """The declaration of a sink, or of the sink that it is a copy of; None if it has none any more."""
+        return self.sinks.get(name.removesuffix(rebuild.SUFFIX))
+
+    def comparisons_of(self, name: str) -> Sequence[Comparison]:
+        """The comparisons of a sink, or of the sink that it is a copy of."""
+        return self.comparisons.get(name.removesuffix(rebuild.SUFFIX), ())
+
+    def wanted(self, spec: SinkSpec | None) -> list[bool]:
+        """By kind, whether the sink has asked for it."""
+        return [spec is not None and name_in(spec, kind) is not None for kind in self.kinds]
+
+    def addends(self, spec: SinkSpec, comparison: Comparison) -> list[Addend | None]:
+        """By kind, what an event adds to the totals of a comparison; None if it adds nothing."""
+        topics = {topic.name: topic for topic in self.topics}
+        found: list[Addend | None] = []
+        for kind in self.kinds:
+            name = name_in(spec, kind)
+            adds = None if name is None else comparison.adds_of(kind.schema)
+            if adds is None or adds.property is None:
+                found.append(None if adds is None else Addend(adds.sign))
+                continue
+            # A sink that has asked for an old version alone has other columns than the check.
+            is_known = name == kind.event or kind.upcaster is None
+            place = topics[kind.topic].properties.index(adds.property)
+            found.append(Addend(adds.sign, place, is_known=is_known))
+        return found
+
+
+def name_in(spec: SinkSpec, kind: Kind) -> str | None:
+    """The name by which a sink has asked for a kind; None if it has not."""
+    decoder = spec.decoders.get(kind.topic)
+    names = (kind.schema.event, kind.schema.name)
+    return next((name for name in names if decoder is not None and name in decoder.types), None)
+
+
+def load(settings: Settings) -> Declared:
+    """What this project declares.
+
+    Raises Failure if it declares no event, or if a comparison cannot be used.
+    """
+    known = catalog.of(settings)
+    if not known.aggregates:
+        raise Failure(
+            f"{known.folder} declares no event: nothing can be compared",
+            "declare one (docs/events.md)",
+            code="event-undeclared",
+        )
+    sinks = spec.sinks(settings)
+    comparisons = {name: comparison_files.load(one) for name, one in sinks.items()}
+    return of(known, sinks, comparisons, settings.sink_id_age_max_days)
+
+
+def of(
+    known: Catalog,
+    sinks: Mapping[str, SinkSpec],
+    comparisons: Mapping[str, Sequence[Comparison]],
+    age_max_days: int = 3660,
+) -> Declared:
+    """The same of a catalog, sinks and their comparisons."""
+    kinds: list[Kind] = []
+    topics: list[EventTopic] = []
+    for number, (name, aggregates) in enumerate(known.topics.items()):
+        first = len(kinds)
+        kinds += [kind for aggregate in aggregates for kind in _kinds(known, aggregate)]
+        mine = kinds[first:]
+        topics.append(
+            EventTopic(
+                number=number,
+                name=name,
+                aggregates=aggregates,
+                decoder=EventDecoder(aggregates, list(map(_wanted, mine)), age_max_days),
+                kinds={_name(kind): place for place, kind in enumerate(mine, first)},
+                properties=sorted(set(_properties(mine, sinks, comparisons))),
+            )
+        )
+    return Declared(topics, kinds, sinks, comparisons)
+
+
+def _kinds(known: Catalog, aggregate: Aggregate) -> Iterator[Kind]:
+    for type_, versions in aggregate.events.items():
+        try:
+            [newest] = known.wanted([f"{aggregate.name}.{type_}"])
+        except Failure as failure:
+            if failure.code != "upcaster-missing":
+                raise
+            yield from (Kind(aggregate.topic, schema, schema) for schema in versions.values())
+        else:
+            for schema, upcaster in newest.accepts.values():
+                yield Kind(aggregate.topic, schema, newest.schema, upcaster)
+
+
+def _name(kind: Kind) -> str:
+    """Not the name of an event, nor of a version: the decoder skips what was not asked for by one of those."""
+    return f"{kind.event} {kind.schema.version}"
+
+
+def _wanted(kind: Kind) -> Wanted:
+    # As for a sink that asks for the aggregate: what nobody has declared is not skipped, but no event.
+    accepts = {kind.schema.version: (kind.schema, kind.upcaster)}
+    return Wanted(_name(kind), kind.form, accepts, by_aggregate=True)
+
+
+def _properties(
+    kinds: Iterable[Kind], sinks: Mapping[str, SinkSpec], comparisons: Mapping[str, Sequence[Comparison]]
+) -> Iterator[str]:
+    for kind in kinds:
+        for name, of_sink in comparisons.items():
+            for adds in (one.adds_of(kind.schema) for one in of_sink):
+                if adds is not None and adds.property is not None and name_in(sinks[name], kind) is not None:
+                    yield adds.property

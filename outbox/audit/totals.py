@@ -1,0 +1,117 @@
+"""The totals that the queries of a comparison return, and which tables they read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import psycopg2
+from psycopg2 import extensions, sql
+
+from outbox.audit.comparison_files import Comparison, unusable
+from outbox.audit.quantity import EXACT
+
+FETCH_ROWS = 10_000
+# The columns of a query are looked up before it is run: it may take minutes.
+COLUMNS = "SELECT * FROM (\n{query}\n) AS compared LIMIT 0"
+TOTALS = "SELECT {sink}, key, total, {version} FROM (\n{query}\n) AS compared"
+# By the name of a partition that of its table.
+TABLES = """
+SELECT DISTINCT coalesce(pg_partition_root(pg_class.oid), pg_class.oid)::regclass::text
+  FROM unnest(%s::text[], %s::text[]) AS read (schema, name)
+  JOIN pg_namespace ON nspname = read.schema
+  JOIN pg_class ON relnamespace = pg_namespace.oid AND relname = read.name
+"""
+
+
+@dataclass
+class Totals:
+    """By key the total, and the version if the query has one."""
+
+    totals: dict[str, Decimal] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    has_version: bool = False
+
+    def add(self, key: str, total: Any, version: int | None) -> None:
+        """Add a row; several of one key are added up."""
+        if total is not None:
+            self.totals[key] = EXACT.add(self.totals.get(key, Decimal(0)), Decimal(total))
+        if version is not None:
+            self.versions[key] = max(int(version), self.versions.get(key, int(version)))
+
+
+def read_totals(
+    connection: extensions.connection, comparison: Comparison, query: str, *, by_sink: bool = False
+) -> dict[str, Totals]:
+    """What a query of a comparison returns: by sink, or all of it under the name ``""``.
+
+    Raises Failure if the query cannot be run, or lacks a column.
+    """
+    with _errors(connection, comparison):
+        known = _columns(connection, query)
+        required = {"key", "total", *(["sink"] if by_sink else [])}
+        if not known >= required:
+            raise unusable(
+                comparison.file,
+                f"{'[sink]' if by_sink else '[source]'} has no column {', '.join(sorted(required - known))}",
+                f"let it return {', '.join(sorted(required))}",
+            )
+        has_version = "version" in known
+        found = {} if by_sink else {"": Totals(has_version=has_version)}
+        statement = sql.SQL(TOTALS).format(
+            sink=sql.SQL("sink" if by_sink else "''"),
+            version=sql.SQL("version" if has_version else "NULL"),
+            query=sql.SQL(query),
+        )
+        with connection.cursor(name="totals") as cursor:
+            cursor.itersize = FETCH_ROWS
+            cursor.execute(statement)
+            for sink, key, total, version in cursor:
+                if key is not None:
+                    found.setdefault(sink, Totals(has_version=has_version)).add(str(key), total, version)
+    return found
+
+
+def tables_read(connection: extensions.connection, comparison: Comparison) -> set[str]:
+    """The tables that the query of a sink's totals reads, through views too."""
+    with _errors(connection, comparison), connection.cursor() as cursor:
+        cursor.execute(sql.SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(sql.SQL(comparison.sink or "")))
+        [(plans,)] = cursor.fetchall()
+        read = list(_relations(plans))
+        cursor.execute(TABLES, [[schema for schema, _ in read], [name for _, name in read]])
+        return {table for (table,) in cursor}
+
+
+def _relations(plan: Any) -> Iterator[tuple[str, str]]:
+    """Schema and name of what a plan scans, at any depth."""
+    if isinstance(plan, Mapping):
+        if "Relation Name" in plan:
+            yield plan["Schema"], plan["Relation Name"]
+        plan = list(plan.values())
+    if isinstance(plan, list):
+        for part in plan:
+            yield from _relations(part)
+
+
+def _columns(connection: extensions.connection, query: str) -> set[str]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql.SQL(COLUMNS).format(query=sql.SQL(query)))
+        return {column.name for column in cursor.description or ()}
+
+
+@contextmanager
+def _errors(connection: extensions.connection, comparison: Comparison) -> Iterator[None]:
+    """A query that the database refuses is a mistake in its file, unless the database is the cause."""
+    try:
+        yield
+    except (psycopg2.ProgrammingError, psycopg2.DataError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        remedy = "correct the query"
+        if isinstance(error, psycopg2.errors.UndefinedTable):
+            remedy = "`outbox migrate`, or correct the query"
+        elif isinstance(error, psycopg2.errors.InsufficientPrivilege):
+            remedy = f"let a migration GRANT SELECT to {connection.info.user}"
+        raise unusable(comparison.file, f"the database refuses the query: {reason}", remedy) from error
