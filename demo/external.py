@@ -41,7 +41,7 @@ def main(seed: int | None) -> None:
         for name in project.current().sinks:
             report.sink(name)  # raises if it never ran
         if not 0 < traffic.events <= report.records:
-            failed.append(f"the requests wrote {traffic.events} events, but the topic has {report.records}")
+            failed.append(f"the requests wrote {traffic.events} events, but the topics have {report.records}")
     except (Failure, requests.RequestException) as failure:
         failed = [str(failure)]
     if failed:

@@ -11,7 +11,8 @@ from demo.screen import Screen
 from demo.traffic import Traffic
 from demo.workload import NAIVE, RIGHT, Workload
 from outbox.audit import check
-from outbox.audit.report import Report, number
+from outbox.audit.quantity import text_of
+from outbox.audit.report import Report
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.events import catalog
@@ -60,6 +61,7 @@ class Story:
         self._seed = seed
         known = spec.sinks(settings)
         self._names = [name for name in (RIGHT, NAIVE) if name in known]
+        self._topics = known[RIGHT].topics
         self._phases: list[Phase] = []
         self._stop_traffic: Callable[[], None] = lambda: None
 
@@ -127,7 +129,7 @@ class Story:
         )
         self._expect_nothing_lost(report)
         self._expect_right(report)
-        self._expect_naive(report, report.repeated, RESENT)
+        self._expect_naive(report, self._repeated(report), RESENT)
         self._remember("2 worker killed, exactly-once off", report)
 
     def _exactly_once(self) -> None:
@@ -139,7 +141,7 @@ class Story:
         self._screen.expect(added == 0, "no new duplicate on the topic", _found(report))
         self._expect_nothing_lost(report)
         self._expect_right(report)
-        self._expect_naive(report, report.repeated, RESENT)
+        self._expect_naive(report, self._repeated(report), RESENT)
         self._remember("3 worker killed, exactly-once on", report)
 
     def _beyond_kafka(self) -> None:
@@ -159,7 +161,7 @@ class Story:
         change = self._replayed.change
         if NAIVE in self._names:
             self._screen.expect(bool(change), "that batch changes totals", f"of {len(change)} keys")
-        drift = _plus(report.repeated, change)
+        drift = _plus(self._repeated(report), change)
         self._expect_naive(report, drift, "sink B drifts further, key by key, by exactly that batch")
         self._remember("4 sinks killed after their commit", report)
 
@@ -170,8 +172,8 @@ class Story:
                 phase.name,
                 phase.topic_duplicates,
                 phase.skipped,
-                number(phase.drift_right),
-                *([] if phase.drift_naive is None else [number(phase.drift_naive), phase.drifting_keys]),
+                text_of(phase.drift_right),
+                *([] if phase.drift_naive is None else [text_of(phase.drift_naive), phase.drifting_keys]),
             ]
             for phase in self._phases
         ]
@@ -234,7 +236,8 @@ class Story:
         before = self._relayed()
         self._traffic.run(REQUESTS_BURST)
         after = self._relayed()
-        return Burst(after.outbox_events - before.outbox_events, _minus(after.totals, before.totals))
+        events = self._outbox_events(after) - self._outbox_events(before)
+        return Burst(events, _minus(self._totals(after), self._totals(before)))
 
     # Looking ------------------------------------------------------------------------------------------------------
 
@@ -261,6 +264,18 @@ class Story:
     def _unrelayed(self) -> int:
         return check.check(self._settings).in_flight
 
+    def _outbox_events(self, report: Report) -> int:
+        """How many events of the sinks' topics the outbox has."""
+        return sum(report.topic(topic).outbox_events for topic in self._topics)
+
+    def _totals(self, report: Report) -> Mapping[str, Decimal]:
+        """By key, the source's totals that the sinks are compared with."""
+        return report.sink(RIGHT).comparisons[0].totals
+
+    def _repeated(self, report: Report) -> Mapping[str, Decimal]:
+        """By key, what the duplicates on the topics add up to."""
+        return report.sink(RIGHT).comparisons[0].repeated
+
     def _expect_nothing_lost(self, report: Report) -> None:
         missing = report.missing_versions
         found = f"{report.outbox_events} in the outbox, {len(report.lost)} lost, {missing} versions missing"
@@ -268,13 +283,13 @@ class Story:
 
     def _expect_right(self, report: Report) -> None:
         drift = report.sink(RIGHT).drift_total
-        self._screen.expect(drift == 0, "sink A agrees with the source", f"drift {number(drift)}")
+        self._screen.expect(drift == 0, "sink A agrees with the source", f"drift {text_of(drift)}")
 
     def _expect_naive(self, report: Report, drift: Mapping[str, Decimal], what: str) -> None:
         """Sink B is off by this signed drift, in every key."""
         if NAIVE in self._names:
             found = report.sink(NAIVE)
-            detail = f"{number(found.drift_total)} in {len(found.drift)} keys"
+            detail = f"{text_of(found.drift_total)} in {len(found.drift)} keys"
             self._screen.expect(found.drift == _plus(drift, {}), what, detail)
 
     def _remember(self, name: str, report: Report) -> None:
