@@ -1,11 +1,11 @@
 """The catalog of a project's events: what each folder of connect/events declares.
 
-    connect/events/account/aggregate.toml            key, version, topic, partitions, source
-    connect/events/account/opened.v1.schema.json     the payload of event type `opened`, version 1
-    connect/events/account/upcast.py                 from older versions to newer ones (outbox/events/upcasting.py)
+    connect/events/order/aggregate.toml              key, version, topic, partitions, source
+    connect/events/order/placed.v1.schema.json       the payload of event type `placed`, version 1
+    connect/events/order/upcast.py                   from older versions to newer ones (outbox/events/upcasting.py)
     connect/events/common.schema.json                what the others share by `$ref`
 
-An event is called ``account.opened``, one version of it ``account.opened.v1``. `append`, topics, routing, decoding,
+An event is called ``order.placed``, one version of it ``order.placed.v1``. `append`, topics, routing, decoding,
 `check` and retention all ask here.
 """
 
@@ -34,7 +34,7 @@ AGGREGATE_FILE = "aggregate.toml"
 TYPE = re.compile(r"(?!.*\.v[0-9]+\Z)[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 VERSION = re.compile(r"[1-9][0-9]{0,3}")
 SCHEMA_FILE = re.compile(r"(?P<type>.*)\.v(?P<version>[^.]*)\.schema\.json")
-EXAMPLE = "TYPE.vN.schema.json, such as opened.v1.schema.json"
+EXAMPLE = "TYPE.vN.schema.json, such as placed.v1.schema.json"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")  # as Kafka has it
 OPTIONS: dict[str, type] = {"key": str, "version": str, "topic": str, "source": str, "partitions": int}
@@ -268,7 +268,7 @@ def _options(file: Path) -> dict[str, Any]:
     try:
         options = tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:  # tomllib.TOMLDecodeError is a ValueError
-        raise _unusable(file, str(error), 'it needs at least the key, such as key = "account_id"') from None
+        raise _unusable(file, str(error), 'it needs at least the key, such as key = "order_id"') from None
     for name, value in options.items():
         if type(value) is not OPTIONS.get(name) or value == "":
             raise _unusable(file, f"{name} = {value!r}", "known are key, version, topic, source (texts) and partitions")

@@ -127,7 +127,7 @@ class EventSchema(PayloadSchema):
 
     @property
     def event(self) -> str:
-        """The event's name without its version, such as ``account.opened``."""
+        """The event's name without its version, such as ``order.placed``."""
         return f"{self.aggregate}.{self.type}"
 
     @property

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 KEY_TYPES: set[SqlType] = {"uuid", "text", "bigint"}  # of which a record's key is the text
 RESERVED = {"event_id", "event_type", "partition", "offset"}  # columns of every batch
-NAME_MAX_BYTES = 51  # with its SQL type behind it, as in `amount:timestamptz`, it is a name of Postgres
+NAME_MAX_BYTES = 51  # with its SQL type behind it, as in `placed_at:timestamptz`, it is a name of Postgres
 NAME_WITHOUT = set('":%')  # characters with a meaning in SQL, or in the names of columns
 PROPERTIES_MAX = 1000  # a table of Postgres has 1,600 columns at most
 

@@ -178,7 +178,7 @@ class TestHostileDeclarations:
             "",
             "a\0b",
             'a"b',
-            "amount:numeric",
+            "pieces:numeric",
             "50%",
             "x" * 52,
         ],

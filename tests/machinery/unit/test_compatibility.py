@@ -471,7 +471,7 @@ def columns(of_version: EventSchema, value: dict[str, Any]) -> dict[str, Any]:
 
 @given(DOCUMENTS, st.data())
 @hypothesis_settings(
-    max_examples=400,
+    max_examples=250,
     print_blob=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
