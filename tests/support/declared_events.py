@@ -10,7 +10,7 @@ import pytest
 from outbox.base import project
 from tests.support.suite import DOMAIN
 
-NAMES = ("source-database", "sink-database", "topic-prefix")
+NAMES = ("source-database", "sink-database", "topic-prefix", "service", "sinks-package")
 
 
 def declare(folder: Path, aggregate: str, *types: str, **options: object) -> None:

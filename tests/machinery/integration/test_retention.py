@@ -307,6 +307,7 @@ class TestExpire:
         kept.land(databases, aged(0), aged(20))
         kept.set_aside(databases, "young", aged(0), status="replayed", seen_days_ago=1)
         kept.set_aside(databases, "open", aged(200))
+        kept.set_aside(databases, "discarded", aged(200), status="discarded", event="{}")
         result = retention.expire(databases, nudge=unwanted)
         assert (result.due, result.evidence, result.dropped, result.deleted) == (None, (), (), {})
         assert kept.horizon(databases) == ZERO
@@ -410,17 +411,22 @@ class TestDeadLetters:
             kept.set_aside(databases, f"{status} of no v7", random, status=status)
             kept.set_aside(databases, f"{status} below, seen", aged(120), status=status, seen_days_ago=80)
             kept.set_aside(databases, f"{status} elsewhere", aged(120), status=status, topic="other")
+            kept.set_aside(
+                databases, f"{status} on order", aged(120), status=status, topic=topic_of(databases, "order")
+            )
+            kept.set_aside(databases, f"{status} on former", aged(120), status=status, topic="former")
+            kept.set_aside(databases, f"{status} valid", aged(120), status=status, event="{}")
+        kept.stand(databases, "dedup", "former", "x")
         kept.set_aside(databases, "open below", aged(120))
         kept.set_aside(databases, "open without id")
         retention.drop(databases, ago(100))
         before = kept.dead_letters(databases)
-        assert expiry.expire(databases, kept.horizon(databases), dry_run=True) == {"dead_letters": 6}
+        assert expiry.expire(databases, kept.horizon(databases), dry_run=True) == {"dead_letters": 11}
         assert kept.dead_letters(databases) == before
-        assert expiry.expire(databases, kept.horizon(databases)) == {"dead_letters": 6}
-        gone = {
-            f"{status} {which}" for status in ("replayed", "discarded") for which in ("below", "without id", "of no v7")
-        }
-        assert before - kept.dead_letters(databases) == gone
+        assert expiry.expire(databases, kept.horizon(databases)) == {"dead_letters": 11}
+        whichever = ("below", "without id", "of no v7", "on order", "on former")
+        gone = {f"{status} {which}" for status in ("replayed", "discarded") for which in whichever}
+        assert before - kept.dead_letters(databases) == {*gone, "replayed valid"}
 
     def test_a_sink_that_sees_them_again_meanwhile_is_no_deadlock(self, databases: Settings) -> None:
         """Each locks many of them, in its own order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -26,10 +27,14 @@ from outbox.base.wait import wait_for
 from outbox.kafka import clients, topics
 from outbox.kafka.clients import client_config
 from outbox.maintenance import retention
+from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
+from outbox.relay import connectors
 from outbox.sink.repair import rebuild, rewind
 from outbox.stack.postgres import Postgres
+from tests.support import suite
 from tests.support.cli_runner import outbox
+from tests.support.declared_events import declare, work_for
 from tests.support.events import NOW_MS, STRATEGIES, uuid7
 from tests.support.outbox_rows import insert, row
 from tests.support.sink_driver import sink_on
@@ -85,7 +90,12 @@ def test_sound_chain_has_no_problems_and_each_fault_is_found(chain: Settings, po
     assert writer in found[0].message
 
     behind = chain.model_copy(update={"topic_retention_hours": 1})
-    assert problems(behind) == {"kafka": ["topic-config-differs"]}
+    assert problems(behind) == {"kafka": ["topic-config-differs"] * 2}, "each topic of the events"
+
+    wider = chain.model_copy(update={"topic_partitions": 5})
+    assert problems(wider) == {"kafka": ["partitions-differ"]}
+    assert diagnosed(wider, "partitions-differ").message == f"topic {topic_of(chain)} has 4 partitions, 5 are declared"
+    assert "item/aggregate.toml to 4" in str(diagnosed(wider, "partitions-differ").remedy)
 
     other_mode = chain.model_copy(update={"exactly_once": False})
     assert problems(other_mode) == {"connector": ["delivery-differs"]}
@@ -120,6 +130,48 @@ def test_unread_and_missing_slots_are_found(chain: Settings) -> None:
     assert problems(chain)["connector"] == ["connector-not-running"]
     relay.remove(chain, drop_slot=True)
     assert problems(chain)["slot"] == ["slot-missing"]
+
+
+def test_declared_events_that_were_not_migrated_or_applied_are_found(
+    chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = work_for(tmp_path / "project", monkeypatch)
+    shutil.copytree(suite.DOMAIN / "events", events)
+    assert problems(chain) == {}
+    events = work_for(tmp_path / "newer", monkeypatch)
+    shutil.copytree(suite.DOMAIN / "events", events)
+    declare(events, "bill")
+    declare(events, "claim", topic=f"{chain.connector}-claims")
+    found = problems(chain)
+    assert found == {
+        "source-db": ["events-undeclared"],
+        "connector": ["routes-differ"],
+        "kafka": ["topic-missing", "topic-missing"],
+    }
+    assert "bill.changed.v1, claim.changed.v1" in diagnosed(chain, "events-undeclared").message
+    assert diagnosed(chain, "events-undeclared").remedy == "`outbox migrate`"
+    assert diagnosed(chain, "routes-differ").remedy == "`outbox connect apply`"
+    migrate(chain)
+    relay.apply(chain)
+    wait_for("no problems", lambda: not problems(chain), timeout_s=30)
+
+
+def test_outbox_without_its_guard_is_found(topic: Settings, postgres: Postgres) -> None:
+    postgres.psql("ALTER TABLE outbox DROP CONSTRAINT event_is_declared", topic.source_db_name)
+    assert problems(topic)["source-db"] == ["events-unchecked"]
+
+
+def test_missing_topic_does_not_hide_the_others(topic: Settings) -> None:
+    delete_topics(topic, topic_of(topic, "order"))
+    wait_for("it to be gone", lambda: problems(topic).get("kafka") == ["topic-missing"], timeout_s=10)
+    found = [one.message for one in examine(topic) if one.code == "topic-config"]
+    assert any(topic_of(topic, "item") in message for message in found)
+    topics.create(topic, connectors.topic_specs(topic))
+
+
+def delete_topics(settings: Settings, *names: str) -> None:
+    for request in AdminClient(client_config(settings)).delete_topics([*names]).values():
+        request.result(10)
 
 
 def test_missing_publication_is_found(topic: Settings, postgres: Postgres) -> None:
@@ -189,12 +241,13 @@ def test_unlimited_topic_and_too_old_outbox_are_found(topic: Settings, postgres:
     assert "retention" not in problems(topic)
     retention.drop(topic, datetime.now(UTC).date() - timedelta(days=5))
     assert problems(topic)["retention"] == ["outbox-older-than-horizon"]
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic_of(topic))
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic_of(topic, "order"))
     resource.add_incremental_config(ConfigEntry("retention.ms", "-1", incremental_operation=AlterConfigOpType.SET))
     admin = AdminClient(client_config(topic))
     admin.incremental_alter_configs([resource])[resource].result(10)
     both = ["outbox-older-than-horizon", "topic-unlimited"]
     wait_for("the topic to be unlimited", lambda: problems(topic)["retention"] == both, timeout_s=10)
+    assert topic_of(topic, "order") in diagnosed(topic, "topic-unlimited").message
 
 
 def test_local_checkpoint_is_compared_with_the_positions(topic: Settings, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tracemalloc
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -28,7 +29,7 @@ from outbox.kafka.clients import client_config
 from outbox.maintenance import prune as pruning
 from outbox.maintenance.prune import PruneResult, prune
 from outbox.relay import apply as relay
-from outbox.relay import connectors, slot
+from outbox.relay import arrivals, connectors, slot
 from outbox.relay.rest import Rest
 from outbox.stack.postgres import Postgres
 from tests.support import kept_rows as kept
@@ -199,6 +200,28 @@ def test_killed_between_its_transactions_it_is_run_again(shared_chain: Settings)
     assert len(ids(shared_chain)) == 2500
     assert prune(shared_chain, keep_hours=0).deleted == 2500
     assert ids(shared_chain) == []
+
+
+@pytest.mark.parametrize("work", ["prune", "continuity"])
+def test_memory_is_that_of_one_look_up(shared_chain: Settings, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    """Ten times the events need no more of it."""
+    monkeypatch.setattr(arrivals, "LOOK_UP_EVENTS", 4500)
+
+    def peak(events: int) -> int:
+        insert_at_once(shared_chain, *(row() for _ in range(events)))
+        relayed(shared_chain)
+        tracemalloc.start()
+        try:
+            if work == "continuity":
+                assert arrivals.all_arrive(shared_chain, [], 60)
+            assert work == "continuity" or prune(shared_chain, keep_hours=0).deleted == events
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            prune(shared_chain, keep_hours=0)
+
+    one = peak(4500)
+    assert peak(45_000) < 1.5 * one
 
 
 def _pruning(settings: Settings) -> bool:

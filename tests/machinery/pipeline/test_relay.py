@@ -27,6 +27,7 @@ from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
 from outbox.relay import connectors, slot
 from outbox.relay.rest import Rest
+from outbox.relay.routing import Config
 from outbox.stack.connect import worker_file
 from outbox.stack.postgres import Postgres
 from tests.support.cli_runner import outbox
@@ -448,9 +449,9 @@ def test_an_apply_that_comes_too_late_to_create_the_connector_finds_that_of_anot
 ) -> None:
     ours, config = threading.current_thread(), Rest.config
     has_looked, is_created = threading.Event(), threading.Event()
-    looks: list[connectors.Config | None] = []
+    looks: list[Config | None] = []
 
-    def looked(rest: Rest) -> connectors.Config | None:
+    def looked(rest: Rest) -> Config | None:
         found = config(rest)
         if threading.current_thread() is not ours and not looks:
             looks.append(found)

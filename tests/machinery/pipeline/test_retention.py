@@ -15,8 +15,10 @@ from confluent_kafka.admin import AdminClient
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.wait import wait_for
 from outbox.kafka import clients, records, topics
 from outbox.kafka.clients import client_config
+from outbox.kafka.topics import TopicSpec
 from outbox.maintenance import evidence, retention
 from outbox.maintenance.retention import RetentionResult
 from outbox.relay import connectors
@@ -68,6 +70,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "WRITERS_TIMEOUT_S", 0.5)
     monkeypatch.setattr(evidence, "CONFIRM_TIMEOUT_S", 0.5)
     monkeypatch.setattr(evidence, "NUDGE_EVERY_S", 0.05)
+    monkeypatch.setattr(evidence, "TOPIC_TIMEOUT_S", 0.5)
 
 
 @pytest.fixture
@@ -217,6 +220,33 @@ def test_a_resolved_dead_letter_holds_nothing(settled: Settings) -> None:
     assert names(expire(settled)) == [partition(9), partition(6)]
 
 
+def test_a_former_topic_that_sinks_have_read_holds_its_day(settled: Settings) -> None:
+    """An aggregate was moved from there; a sink that begins anew might read it again."""
+    name = f"{settled.connector}-former"
+    topics.create(settled, [TopicSpec(name, 1, {})])
+    Producer(client_config(settled)).produce(name, b"{}", headers=[("id", aged(6))])
+    wait_for("the record", lambda: topics.last_stable_offsets(settled, name) == {0: 1}, timeout_s=10)
+    assert names(expire(settled, dry_run=True)) == [partition(9), partition(6)], "no sink has read it"
+    kept.stand(settled, "naive", name, topics.describe(settled, name).id)
+    result = expire(settled)
+    assert (names(result), places(result)) == ([partition(9)], [f"topic {name}"])
+    AdminClient(client_config(settled)).delete_topics([name])[name].result(10)
+    wait_for("it to be gone", lambda: not topics.exists(settled, name), timeout_s=10)
+    assert names(expire(settled)) == [partition(6)]
+
+
+def test_an_open_transaction_on_a_topic_hides_events_of_any_day(settled: Settings) -> None:
+    producer = Producer({**client_config(settled), "transactional.id": f"open-{settled.connector}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic_of(settled, "order"), b"{}", partition=0, headers=[("id", aged(6))])
+    producer.flush(30)
+    result = expire(settled)
+    assert (names(result), places(result)) == ([], [f"topic {topic_of(settled, 'order')}"])
+    producer.commit_transaction(30)
+    assert names(expire(settled)) == [partition(9)]
+
+
 def test_a_transaction_that_ends_while_it_is_waited_for_is_seen(
     settled: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +350,20 @@ def test_the_event_log_ends_where_the_topic_begins(topic: Settings) -> None:
     assert expire(topic).deleted == {"event_log": 4}
     places = {("offset-log", topic_id, 0, offset) for offset in range(4, 10)}
     assert logged(topic) == {*places, ("offset-log", topic_id, 1, 0), ("without positions", topic_id, 0, 0)}
+
+
+def test_the_event_log_of_one_topic_does_not_keep_or_drop_that_of_another(topic: Settings) -> None:
+    item, order = (topics.describe(topic, topic_of(topic, name)) for name in ("item", "order"))
+    produce(topic, *(aged(0) for _ in range(9)))
+    delete_records(topic, item.name, before=4)
+    kept.stand(topic, "offset-log", item.name, item.id, offset=10)
+    log(topic, "offset-log", item.id, *range(10))
+    log(topic, "offset-log", order.id, 5)  # without a position, the sink may read that topic again
+    kept.stand(topic, "offset-log", "gone", "an earlier topic", offset=10)
+    log(topic, "offset-log", "an earlier topic", 5)
+    assert expire(topic).deleted == {"event_log": 4}
+    left = {(topic_id, offset) for _, topic_id, _, offset in logged(topic)}
+    assert left == {*((item.id, offset) for offset in range(4, 10)), (order.id, 5), ("an earlier topic", 5)}
 
 
 def test_the_event_log_of_a_topic_that_was_created_anew_stays_until_its_sink_has_accepted_that(topic: Settings) -> None:
