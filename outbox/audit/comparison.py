@@ -26,7 +26,7 @@ Foreign or pruned
 from __future__ import annotations
 
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -361,8 +361,8 @@ class _Comparison:
             topic.count_missing(of_topic, counted)
 
     def _buckets(self, bucket: int) -> Iterator[tuple[_TopicComparison, _Bucket]]:
-        """The rows of a bucket by topic."""
-        found = [_Bucket() for _ in self._topics]
+        """The rows of a bucket by topic, as far as there are any."""
+        found: dict[int, _Bucket] = defaultdict(_Bucket)
         for event_id, event in self._seen.logs.delivered.rows(bucket):
             of_topic = found[event.topic]
             of_topic.delivered.append((event_id, event))
@@ -371,7 +371,8 @@ class _Comparison:
             found[refused.topic].refused.append((event_id, refused))
         for event_id, row in self._outbox.rows(bucket):
             found[row.topic].written.append((event_id, row))
-        return zip(self._topics, found, strict=True)
+        for number, of_topic in found.items():
+            yield self._topics[number], of_topic
 
     def verified(self, of: str) -> Verified:
         """The point up to which all sinks have applied the topics. Call it if nothing was found wrong."""

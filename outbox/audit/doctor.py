@@ -7,7 +7,7 @@ sees what was looked at. Whether events are lost or duplicated is another questi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +17,7 @@ import psycopg2
 from psycopg2 import extensions
 from sqlalchemy.exc import DBAPIError
 
-from outbox.audit.sinks import UNDECLARED, declared
+from outbox.audit.sinks import UNDECLARED
 from outbox.audit.source import AGAIN, read_errors
 from outbox.base.database import connect as connect_database
 from outbox.base.errors import Failure
@@ -31,11 +31,11 @@ from outbox.relay import apply as relay
 from outbox.relay import connectors, routing, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
-from outbox.sink import fence, spec
+from outbox.sink import fence, skipped, spec
 from outbox.sink.partitions import day_of
-from outbox.sink.positions import Offsets
 from outbox.sink.repair import rebuild
 from outbox.sink.spark import local_checkpoint
+from outbox.sink.spec import SinkSpec
 
 CLOCK_LIMIT_S = 5.0
 MIB = 2**20
@@ -47,9 +47,7 @@ WIDE = {
     "rolreplication": ("may replicate", SourceRole.CDC),
 }
 ATTRIBUTES = f"SELECT rolname, {', '.join(WIDE)} FROM pg_roles WHERE rolname = ANY(%s)"  # noqa: S608
-POSITIONS = """
-SELECT partition, next_offset, topic_id FROM positions WHERE sink = %s AND topic = %s ORDER BY partition
-"""
+POSITIONS = "SELECT topic, partition, next_offset, topic_id FROM positions WHERE sink = %s ORDER BY topic, partition"
 OPEN_DEAD_LETTERS = "SELECT count(*) FROM dead_letters WHERE sink = %s AND status = 'open'"
 PRIVILEGES = "SELECT privilege FROM unnest(%s) AS privilege WHERE has_table_privilege(%s, 'outbox', privilege)"
 OUTBOX_IS_WRITE_ONLY = ("SELECT", "UPDATE", "DELETE", "TRUNCATE")
@@ -77,6 +75,8 @@ class Diagnosis:
 
 
 Look = Callable[[Settings], Iterator[Diagnosis]]
+Stored = dict[int, tuple[int, str]]  # by partition of a topic, a sink's next offset and the topic's id
+Marks = Mapping[int, tuple[int, int]]  # by partition, the first offset and the end
 
 
 def examine(settings: Settings) -> Iterator[Diagnosis]:
@@ -307,23 +307,27 @@ def _routes(settings: Settings, connector: Connector) -> Diagnosis:
 
 
 def _sinks(settings: Settings) -> Iterator[Diagnosis]:
-    topics.describe(settings, settings.topic)  # Kafka is available, whatever sinks there are
     sinks = dict(_rows(settings, SinkRole.AUDITOR, "SELECT name, generation FROM sinks ORDER BY name"))
     if not sinks:
         yield _ok("no-sinks", "no sink has ever run")
     specs = spec.sinks(settings)
-    undeclared = [name for name in sinks if declared(specs, name) is None]
-    for name in undeclared:
+    of_sink = {name: specs.get(name.removesuffix(rebuild.SUFFIX)) for name in sinks}
+    read = {name: found for name, found in of_sink.items() if found is not None}
+    for name in sinks.keys() - read.keys():
         yield _ok("sink-undeclared", f"sink {name} is not looked at: {UNDECLARED}")
-    topic_of = {name: spec.topic_of(settings, name) for name in sinks if name not in undeclared}
-    watermarks = {topic: topics.watermarks(settings, topic) for topic in set(topic_of.values())}
-    for name, topic in topic_of.items():
+    # Of the declared topics too, so that Kafka is looked at whatever sinks there are.
+    names = {topic for found in read.values() for topic in found.topics} | catalog.of(settings).topics.keys()
+    existing = topics.existing(settings, names)
+    watermarks = {name: topics.watermarks(settings, name) for name in existing}
+    for name, found in read.items():
         # Before the positions are read: a running sink moves them before its checkpoint.
         checkpoint = local_checkpoint.uri(settings, name, sinks[name])
         folder = local_checkpoint.folder(checkpoint)
-        committed = None if folder is None else local_checkpoint.committed(folder, topic)
-        stored = _rows(settings, SinkRole.AUDITOR, POSITIONS, name, topic)
-        yield from _sink(settings, name, topics.describe(settings, topic), watermarks[topic], stored)
+        committed = None if folder is None else local_checkpoint.committed(folder)
+        stored = _positions(settings, name, found)
+        yield from _sink(
+            settings, found, name, stored, {topic: (existing[topic], watermarks[topic]) for topic in existing}
+        )
         if folder is None:
             yield _ok("checkpoint-elsewhere", f"sink {name} keeps its checkpoint at {checkpoint}: not looked at")
         elif committed is None:
@@ -331,37 +335,78 @@ def _sinks(settings: Settings) -> Iterator[Diagnosis]:
                 "checkpoint-missing", f"sink {name} has no checkpoint in {folder}: it starts as its strategy does"
             )
         else:
-            yield from _checkpoint(name, {partition: offset for partition, offset, _ in stored}, committed)
+            yield from _checkpoint(name, stored, committed)
+
+
+def _positions(settings: Settings, name: str, found: SinkSpec) -> dict[str, Stored]:
+    """By topic of the sink's job, its positions."""
+    stored: dict[str, Stored] = {topic: {} for topic in found.topics}
+    for topic, partition, next_offset, topic_id in _rows(settings, SinkRole.AUDITOR, POSITIONS, name):
+        if topic in stored:
+            stored[topic][partition] = (next_offset, topic_id)
+    return stored
 
 
 def _sink(
-    settings: Settings, name: str, topic: Topic, marks: Mapping[int, tuple[int, int]], stored: Sequence[tuple[Any, ...]]
+    settings: Settings,
+    found: SinkSpec,
+    name: str,
+    stored: Mapping[str, Stored],
+    existing: Mapping[str, tuple[Topic, Marks]],
 ) -> Iterator[Diagnosis]:
     lag = 0
-    for partition, next_offset, of_topic in stored:
+    for topic, positions in stored.items():
+        if topic not in existing:
+            yield _problem(
+                "topic-missing",
+                f"sink {name} reads topic {topic}, which does not exist",
+                "`outbox connect apply` creates the topics of the declared events",
+            )
+            continue
+        for one in _partitions_read(name, positions, *existing[topic]):
+            if isinstance(one, int):
+                lag += one
+            else:
+                yield one
+    if any(stored.values()):
+        yield _driver(settings, name, lag)
+    yield from _skipped(settings, found, name)
+    ((parked,),) = _rows(settings, SinkRole.AUDITOR, OPEN_DEAD_LETTERS, name)
+    if parked:
+        message = f"sink {name} has {parked} open dead letters"
+        yield _problem("dead-letters-open", message, f"`outbox dead-letters list --sink {name}`")
+
+
+def _partitions_read(name: str, stored: Stored, topic: Topic, marks: Marks) -> Iterator[Diagnosis | int]:
+    """What is wrong with the positions of a topic, or by how many offsets they are behind."""
+    for partition, (next_offset, of_topic) in stored.items():
         first, last = marks.get(partition, (0, 0))
         if of_topic != topic.id or next_offset > last:
             yield _problem(
                 "topic-recreated",
-                f"sink {name} is at offset {next_offset} of partition {partition}, which the topic does not have: the "
-                "topic was recreated",
+                f"sink {name} is at offset {next_offset} of {topic.name}, partition {partition}, which the topic does "
+                "not have: the topic was recreated",
                 "compare with `outbox check`; to accept it, delete the sink's rows in `positions` and its checkpoint",
             )
         elif next_offset < first:
             yield _problem(
                 "events-dropped",
-                f"sink {name} has not applied offsets {next_offset} to {first - 1} of partition {partition}, and the "
-                "topic has dropped them",
+                f"sink {name} has not applied offsets {next_offset} to {first - 1} of {topic.name}, partition "
+                f"{partition}, and the topic has dropped them",
                 f"`outbox check` shows what is missing, `outbox rebuild {name} --from source` restores it",
             )
         else:
-            lag += last - next_offset
-    if stored:
-        yield _driver(settings, name, lag)
-    ((parked,),) = _rows(settings, SinkRole.AUDITOR, OPEN_DEAD_LETTERS, name)
-    if parked:
-        message = f"sink {name} has {parked} open dead letters"
-        yield _problem("dead-letters-open", message, f"`outbox dead-letters list --sink {name}`")
+            yield last - next_offset
+
+
+def _skipped(settings: Settings, found: SinkSpec, name: str) -> Iterator[Diagnosis]:
+    """Whether the sink asks for events that it has skipped: then it does not start."""
+    with _reading(settings, SinkRole.AUDITOR) as cursor:
+        recorded = skipped.load(cursor, name)
+    try:
+        skipped.require_none(name, recorded, found.wanted)
+    except Failure as failure:
+        yield _problem(failure.code, failure.message, failure.remedy or "see the message")
 
 
 def _driver(settings: Settings, name: str, lag: int) -> Diagnosis:
@@ -376,16 +421,22 @@ def _driver(settings: Settings, name: str, lag: int) -> Diagnosis:
     return _problem("sink-not-running", message, f"`outbox sink {name}`")
 
 
-def _checkpoint(name: str, stored: Offsets, committed: Offsets) -> Iterator[Diagnosis]:
-    ahead = {partition: offset for partition, offset in committed.items() if offset > stored.get(partition, 0)}
-    for partition, offset in sorted(ahead.items()):
-        yield _problem(
-            "checkpoint-ahead",
-            f"the checkpoint of sink {name} is at offset {offset} of partition {partition}, its database at "
-            f"{stored.get(partition, 0)}: the database is older",
-            f"`outbox rewind {name} --to-positions`",
-        )
-    if not ahead:
+def _checkpoint(
+    name: str, stored: Mapping[str, Stored], committed: Mapping[str, Mapping[int, int]]
+) -> Iterator[Diagnosis]:
+    is_ahead = False
+    for topic, positions in stored.items():
+        for partition, offset in sorted(committed.get(topic, {}).items()):
+            position, _ = positions.get(partition, (0, ""))
+            if offset > position:
+                is_ahead = True
+                yield _problem(
+                    "checkpoint-ahead",
+                    f"the checkpoint of sink {name} is at offset {offset} of {topic}, partition {partition}, its "
+                    f"database at {position}: the database is older",
+                    f"`outbox rewind {name} --to-positions`",
+                )
+    if not is_ahead:
         yield _ok("checkpoint", f"the checkpoint of sink {name} is not ahead of its database")
 
 

@@ -1,4 +1,4 @@
-"""A chain in memory for the comparison of `outbox check`: source, topic and one sink, each as a test wants it."""
+"""A chain in memory for the comparison of `outbox check`: source, topics and one sink, each as a test wants it."""
 
 from __future__ import annotations
 
@@ -7,127 +7,253 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from outbox.audit.comparison import compare
-from outbox.audit.report import Report, SinkReport
-from outbox.audit.sinks import SinkState
+from outbox.audit import declared as declarations
+from outbox.audit.comparison import Observed, compare
+from outbox.audit.comparison_files import Adds, Comparison
+from outbox.audit.declared import Declared
+from outbox.audit.report import ComparisonReport, Report, SinkReport
+from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.source import Source, Written
-from outbox.audit.topic_log import TopicLog
+from outbox.audit.topic_log import TopicLogs
 from outbox.audit.topic_part import TopicOffset
+from outbox.audit.totals import Totals
 from outbox.audit.verified import Verified
+from outbox.events import catalog
+from outbox.sink import strategy
+from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.records import EventDecoder, Record, Records
-from outbox.writing.contract import EventSchema
+from outbox.sink.spec import SinkJob, SinkSpec
 from tests.support.events import as_read
 
 NOW_MS = 1_795_000_000_000
 MINUTE_MS = 60_000
 READ_RECORDS = 500
-SCHEMA = {
-    "type": "object",
-    "required": ["item", "change", "serial"],
-    "properties": {
-        "item": {"type": "string"},
-        "change": {"type": "number", "minimum": -1_000_000, "maximum": 1_000_000},
-        "serial": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1},
-    },
+SINK = "dedup"
+KEY = {"item": {"type": "string"}, "serial": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}}
+CHANGE = {"type": "number", "minimum": -1_000_000, "maximum": 1_000_000}
+# By event and version its properties; the chain's own event is the first.
+EVENTS: dict[str, dict[str, Any]] = {
+    "stock/changed.v1": {**KEY, "change": CHANGE},
+    "stock/named.v1": {**KEY, "name": {"type": "string"}},
+    "order/placed.v1": {**KEY, "dozens": {"type": "integer", "minimum": 0, "maximum": 1000}},
+    "order/placed.v2": {**KEY, "change": CHANGE},
 }
+UPCAST = """
+def placed_v1(payload):
+    return {"item": payload["item"], "serial": payload["serial"], "change": 12 * payload["dozens"]}
+"""
+STOCK = Comparison(Path("stock.sql"), (Adds(1, "change", frozenset({"stock.changed", "order"})),), "")
 
 
-def schema(folder: Path) -> EventSchema:
-    """The schema of the chain's events, in a file of this folder."""
-    file = folder / "item-changed.v1.schema.json"
-    file.write_text(json.dumps(SCHEMA))
-    return EventSchema(file)
+@dataclass(frozen=True)
+class Made:
+    """An event that was made, with its row in the outbox."""
+
+    event_id: bytes
+    row: Written
+    event: str
+    payload: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The id as a finding shows it."""
+        return str(uuid.UUID(bytes=self.event_id))
+
+
+def declare(
+    folder: Path,
+    *,
+    names: Sequence[str] = ("stock",),
+    comparisons: Sequence[Comparison] = (STOCK,),
+    has_version: bool = True,
+    takes: str = "dedup",
+) -> Declared:
+    """The chain's events in files of this folder, and a sink that asks for those of these names."""
+    for event, properties in EVENTS.items():
+        file = folder / f"{event}.schema.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps({"type": "object", "required": sorted(properties), "properties": properties}))
+        version = 'version = "serial"\n' if has_version else ""
+        view = f'source = "source_{file.parent.name}"\n'
+        (file.parent / catalog.AGGREGATE_FILE).write_text(f'key = "item"\n{version}{view}')
+    (folder / "order" / "upcast.py").write_text(UPCAST)
+    known = catalog.load.__wrapped__(folder, "chain")
+    wanted = known.wanted(names)
+    decoders = {
+        topic: EventDecoder(aggregates, mine)
+        for topic, aggregates in known.topics.items()
+        if (mine := [one for one in wanted if one.schema.aggregate in {aggregate.name for aggregate in aggregates}])
+    }
+    job = SinkJob(name=SINK, events=names, projections=folder, target=PostgresTarget())
+    spec = SinkSpec(SINK, job, strategy.find(takes), decoders)
+    return declarations.of(known, {SINK: spec}, {SINK: comparisons})
 
 
 class Chain:
-    """A source, a topic and one sink, each as the test wants it."""
+    """A source, its topics and one sink, each as the test wants it."""
 
-    def __init__(self, decoder: EventDecoder, *, keeps_records: bool = False) -> None:
-        self.decoder = decoder
+    def __init__(self, declared: Declared, *, keeps_records: bool = False) -> None:
+        self.declared = declared
         self._keeps_records = keeps_records  # for `compare_since`
-        self.log = TopicLog(decoder)
-        self.outbox: list[Written] = []
-        self.totals: dict[str, Decimal] | None = {}
-        self.versions: dict[str, int] | None = {}
-        self.sink = SinkState("dedup")
-        self.records: list[tuple[Record, TopicOffset]] = []
-        self._unread: list[tuple[Record, TopicOffset]] = []
-        self.offsets = {0: 0, 1: 0}
+        self._topics = {topic.name.removeprefix("chain."): topic for topic in declared.topics}
+        self.logs = TopicLogs(declared.topics)
+        self.outbox: list[Made] = []
+        self.totals: dict[str, Decimal] = {}
+        self.versions: dict[str, dict[str, int]] | None = {topic.name: {} for topic in declared.topics}
+        self.sink = SinkState(SINK, totals={one.id: Totals() for one in declared.all_comparisons})
+        self.acknowledged: set[bytes] = set()
+        self.records: list[tuple[int, Record, TopicOffset]] = []
+        self._unread: list[tuple[int, Record, TopicOffset]] = []
+        self.offsets = {topic.name: {0: 0, 1: 0} for topic in declared.topics}
         self.now_ms = NOW_MS  # when a check reads the source
         self._numbers = itertools.count(1)
 
-    def event(self, key: str, version: int, change: str = "1", at_ms: int = NOW_MS) -> Written:
+    def event(
+        self, key: str, version: int, change: str = "1", at_ms: int = NOW_MS, event: str = "stock/changed.v1"
+    ) -> Made:
         """An event that nobody has yet."""
         number = at_ms << 80 | 7 << 76 | 2 << 62 | next(self._numbers)
-        counted = None if self.decoder.version is None else version
-        quantity = Decimal(0) if self.decoder.quantity is None else Decimal(change)
-        return Written(uuid.UUID(int=number).bytes, key, counted, quantity, at_ms)
+        aggregate, _, name = event.partition("/")
+        type_, _, schema_version = name.rpartition(".v")
+        topic = self._topics[aggregate]
+        kinds = [kind.row for kind in self.declared.kinds]
+        values = {"change": float(change), "dozens": int(Decimal(change)) // 12, "name": change}
+        payload = {"item": key, "serial": version, **{one: values[one] for one in EVENTS[event].keys() - KEY.keys()}}
+        row = Written(
+            topic=topic.number,
+            kind=kinds.index((aggregate, type_, int(schema_version))),
+            key=key,
+            version=None if topic.decoder.version is None else version,
+            numbers=tuple(Decimal(change if "named" not in event else 0) for _ in topic.properties),
+            occurred_ms=at_ms,
+        )
+        return Made(uuid.UUID(int=number).bytes, row, event, payload)
 
-    def written(self, key: str, *changes: str, at_ms: int = NOW_MS) -> list[Written]:
+    def written(self, key: str, *changes: str, at_ms: int = NOW_MS, event: str = "stock/changed.v1") -> list[Made]:
         """A key with an event in the outbox per change."""
-        events = [self.event(key, version, change, at_ms) for version, change in enumerate(changes, start=1)]
+        events = [self.event(key, version, change, at_ms, event) for version, change in enumerate(changes, start=1)]
         self.outbox += events
-        if self.totals is not None:
-            self.totals[key] = sum(map(Decimal, changes), Decimal(0))
+        self.totals[key] = sum(map(Decimal, changes), Decimal(0))
         if self.versions is not None:
-            self.versions[key] = len(changes)
+            self.versions[self.declared.topics[events[0].row.topic].name][key] = len(changes)
         return events
 
-    def publish(self, *events: Written, partition: int = 0, **changed: Any) -> None:
-        """The events on the topic; ``changed`` are properties that differ."""
-        for event in events:
-            value = {"item": event.key, "change": float(event.quantity or 0), "serial": event.version or 1, **changed}
-            self.record(event.event_id, event.key, json.dumps(value).encode(), partition=partition)
+    def publish(self, *events: Made, partition: int = 0, **changed: Any) -> None:
+        """The events on their topics; ``changed`` are properties that differ."""
+        for one in events:
+            value = json.dumps({**one.payload, **changed}).encode()
+            self.record(one.event_id, one.row.key, value, partition=partition, event=one.event)
 
-    def record(self, event_id: bytes | None, key: str, value: bytes, *, partition: int = 0) -> TopicOffset:
-        """Any record."""
-        headers = [] if event_id is None else [("id", str(uuid.UUID(bytes=event_id)).encode())]
-        place = TopicOffset(partition, self.offsets[partition])
-        record = Record(key.encode(), headers, value, NOW_MS)
-        self._unread.append((record, place))
+    def record(
+        self,
+        event_id: bytes | None,
+        key: str,
+        value: bytes,
+        *,
+        partition: int = 0,
+        event: str = "stock/changed.v1",
+    ) -> TopicOffset:
+        """Any record on the topic of an event."""
+        aggregate, _, name = event.partition("/")
+        type_, _, version = name.rpartition(".v")
+        topic = self._topics[aggregate]
+        headers = [("eventType", type_.encode()), ("schemaVersion", version.encode())]
+        if event_id is not None:
+            headers.append(("id", str(uuid.UUID(bytes=event_id)).encode()))
+        place = TopicOffset(partition, self.offsets[topic.name][partition])
+        self._unread.append((topic.number, Record(key.encode(), headers, value, NOW_MS), place))
+        if self._keeps_records:
+            self.records.append(self._unread[-1])
         if len(self._unread) >= READ_RECORDS:
             self.read()
-        if self._keeps_records:
-            self.records.append((record, place))
-        self.offsets[partition] += 1
+        self.offsets[topic.name][partition] += 1
         return place
 
     def read(self) -> None:
-        """Add the records that are not in the log yet."""
-        self.log.add(_records(self._unread))
+        """Add the records that are not in the logs yet."""
+        _add(self.logs, self._unread)
         self._unread.clear()
 
-    def prune(self, *events: Written) -> None:
+    def prune(self, *events: Made) -> None:
         """Remove events from the outbox, as `outbox prune` does."""
         self.outbox = [event for event in self.outbox if event not in events]
 
-    def applied(self, totals: Mapping[str, str], **changes: Any) -> None:
-        """The sink's totals. It has read all of the topic, unless ``changes`` say otherwise."""
-        found = {key: Decimal(total) for key, total in totals.items()}
-        self.sink = replace(self.sink, **{"positions": dict(self.offsets), "totals": found, **changes})
+    def applied(self, totals: Mapping[str, str], versions: Mapping[str, int] | None = None, **changes: Any) -> None:
+        """The sink's totals, by every comparison. It has read all topics, unless ``changes`` say otherwise.
+
+        ``versions`` are those of the first topic.
+        """
+        found = Totals({key: Decimal(total) for key, total in totals.items()})
+        ends = {topic: dict(offsets) for topic, offsets in self.offsets.items()}
+        first = self.declared.topics[self._topics["stock"].number].name
+        if isinstance(changes.get("positions"), dict) and all(isinstance(one, int) for one in changes["positions"]):
+            changes["positions"] = {**ends, first: changes["positions"]}
+        if "bases" in changes:
+            changes["bases"] = {first: changes["bases"]}
+        self.sink = replace(
+            self.sink,
+            **{
+                "positions": ends,
+                "totals": dict.fromkeys(self.sink.totals, found),
+                "versions": {first: versions or {}},
+                **changes,
+            },
+        )
+
+    def source(self, events: Sequence[Made], before: Mapping[str, int] | None = None) -> Source:
+        """The source with these events."""
+        totals = dict.fromkeys(self.sink.totals, Totals(dict(self.totals), has_version=True))
+        return Source(
+            [(event.event_id, event.row) for event in events],
+            totals,
+            self.versions or {},
+            before or {},
+            read_at_ms=self.now_ms,
+        )
 
     def compare(self) -> Report:
         """Compare everything."""
         self.read()
-        return self._compare(Source(iter(self.outbox), self.totals, self.versions), self.log)
+        return self._compare(self.source(self.outbox), self.logs)
 
     def compare_since(self, point: Verified) -> Report:
         """Compare what came since a point, as an incremental check does. May raise Doubt."""
-        since = [event for event in self.outbox if event.occurred_ms >= point.since_ms]
-        source = Source(iter(since), self.totals, self.versions, len(self.outbox) - len(since), self.now_ms)
-        with closing(TopicLog(self.decoder, "x", self.offsets)) as log:
-            log.add(
-                _records([one for one in self.records if one[1].offset >= point.next_offsets.get(one[1].partition, 0)])
+        topics = self.declared.topics
+        since = [one for one in self.outbox if one.row.occurred_ms >= point.topic(topics[one.row.topic].name).since_ms]
+        before = {
+            topic.name: sum(one.row.topic == topic.number for one in self.outbox)
+            - sum(one.row.topic == topic.number for one in since)
+            for topic in topics
+        }
+        with closing(TopicLogs(topics, point.ends)) as logs:
+            for topic in topics:
+                logs.ends[topic.number].next_offsets = dict(self.offsets[topic.name])
+                logs.ends[topic.number].topic_id = "x"
+            _add(
+                logs,
+                [
+                    one
+                    for one in self.records
+                    if one[2].offset >= point.topic(topics[one[0]].name).next_offsets.get(one[2].partition, 0)
+                ],
             )
-            return self._compare(source, log, point)
+            return self._compare(self.source(since, before), logs, point)
 
-    def _compare(self, source: Source, log: TopicLog, verified: Verified | None = None) -> Report:
-        return compare(source, log, [self.sink], lambda _: None, topic="events", verified=verified)
+    def _compare(self, source: Source, logs: TopicLogs, verified: Verified | None = None) -> Report:
+        sinks = Sinks([self.sink], frozenset(self.acknowledged))
+        return compare(Observed(self.declared, sinks, logs, source), lambda _: None, verified)
+
+
+def _add(logs: TopicLogs, read: Sequence[tuple[int, Record, TopicOffset]]) -> None:
+    for number in range(len(logs.ends)):
+        mine = [(record, place) for topic, record, place in read if topic == number]
+        if mine:
+            logs.add(number, _records(mine))
 
 
 def _records(read: Sequence[tuple[Record, TopicOffset]]) -> Records:
@@ -146,3 +272,8 @@ def codes(report: Report) -> list[str]:
 def only_sink(report: Report) -> SinkReport:
     (sink,) = report.sinks
     return sink
+
+
+def only_comparison(report: Report) -> ComparisonReport:
+    (comparison,) = only_sink(report).comparisons
+    return comparison

@@ -13,15 +13,29 @@ import msgspec
 import pytest
 
 from outbox.audit import verified
+from outbox.audit.comparison_files import Adds, Comparison
+from outbox.audit.letters import Letter
 from outbox.audit.report import Report
 from outbox.audit.source import LATE_MS
-from outbox.audit.verified import Doubt, Verified
+from outbox.audit.topic_part import TopicOffset
+from outbox.audit.verified import Doubt, TopicPoint, Verified
 from outbox.base.settings import Settings, load
-from outbox.sink.records import Event, EventDecoder
-from tests.support.audit_chain import MINUTE_MS, NOW_MS, Chain, codes, only_sink, schema
+from outbox.sink.records import Event
+from tests.support.audit_chain import (
+    MINUTE_MS,
+    NOW_MS,
+    SINK,
+    STOCK,
+    Chain,
+    codes,
+    declare,
+    only_comparison,
+    only_sink,
+)
 from tests.support.seeds import chosen_seed, seeded
 
 HISTORIES = 300
+STOCK_TOPIC = "chain.stock"
 
 
 @pytest.fixture
@@ -31,8 +45,8 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Iterator[Chain]:
-    found = Chain(EventDecoder(schema(tmp_path), key="item", version="serial", quantity="change"), keeps_records=True)
-    with closing(found.log):
+    found = Chain(declare(tmp_path), keeps_records=True)
+    with closing(found.logs):
         yield found
 
 
@@ -52,13 +66,23 @@ def sane(chain: Chain) -> Verified:
     return point(chain)
 
 
+def versions_of(chain: Chain) -> dict[str, int]:
+    """The versions in the source."""
+    assert chain.versions is not None
+    return chain.versions[STOCK_TOPIC]
+
+
 def more(chain: Chain, key: str = "a", change: str = "4") -> None:
     """One more event of a key, in the outbox and applied by the sink; not on the topic."""
-    assert chain.totals is not None
-    assert chain.versions is not None
-    chain.versions[key] = chain.versions.get(key, 0) + 1
+    versions_of(chain)[key] = versions_of(chain).get(key, 0) + 1
     chain.totals[key] = chain.totals.get(key, Decimal(0)) + Decimal(change)
-    chain.outbox.append(chain.event(key, chain.versions[key], change))
+    chain.outbox.append(chain.event(key, versions_of(chain)[key], change))
+
+
+def of_stock(point: Verified | None) -> TopicPoint:
+    """The point of the topic that the tests are about."""
+    assert point is not None
+    return point.topic(STOCK_TOPIC)
 
 
 def as_usual(chain: Chain) -> None:
@@ -72,14 +96,14 @@ def as_usual(chain: Chain) -> None:
 
 def test_what_came_since_is_read_and_the_result_is_the_same(chain: Chain) -> None:
     since = sane(chain)
-    assert (since.next_offsets, since.records, since.versions) == ({0: 3, 1: 0}, 3, {"a": (1, 2, 2), "b": (1, 1, 1)})
+    stock = of_stock(since)
+    assert (stock.next_offsets, stock.records, stock.versions) == ({0: 3, 1: 0}, 3, {"a": (1, 2), "b": (1, 1)})
     more(chain)
     as_usual(chain)
     report, everything = chain.compare_since(since), chain.compare()
     assert (codes(report), report.settled, report.verified_before) == ([], True, 3)
     assert (report.records, report.outbox_events) == (everything.records, everything.outbox_events) == (4, 4)
-    assert report.verified is not None
-    assert report.verified.next_offsets == {0: 4, 1: 0}
+    assert of_stock(report.verified).next_offsets == {0: 4, 1: 0}
 
 
 def test_duplicates_and_pruned_events_from_before_are_counted(chain: Chain) -> None:
@@ -97,14 +121,14 @@ def test_duplicates_and_pruned_events_from_before_are_counted(chain: Chain) -> N
 
 def test_rows_from_before_are_not_read(chain: Chain) -> None:
     since = sane(chain)
-    assert all(event.occurred_ms < since.since_ms for event in chain.outbox)
+    assert all(event.row.occurred_ms < of_stock(since).since_ms for event in chain.outbox)
 
 
 def test_a_point_is_where_the_slowest_sink_is(chain: Chain) -> None:
     chain.publish(*chain.written("a", "5", "-2", "1"))
     chain.applied({"a": "3"}, positions={0: 2})
-    assert point(chain).next_offsets == {0: 2, 1: 0}
-    assert point(chain).versions == {"a": (1, 2, 2)}
+    assert of_stock(point(chain)).next_offsets == {0: 2, 1: 0}
+    assert of_stock(point(chain)).versions == {"a": (1, 2)}
 
 
 def test_an_event_that_was_in_flight_is_read_again_however_old_it_becomes(chain: Chain) -> None:
@@ -112,7 +136,7 @@ def test_an_event_that_was_in_flight_is_read_again_however_old_it_becomes(chain:
     chain.publish(events[0])
     chain.applied({"a": "5"})
     since = point(chain)
-    assert since.since_ms <= events[1].occurred_ms
+    assert of_stock(since).since_ms <= events[1].row.occurred_ms
     chain.publish(events[1])
     chain.applied({"a": "3"})
     report = chain.compare_since(since)
@@ -125,19 +149,57 @@ def test_an_event_of_a_transaction_that_was_open_is_found_lost(chain: Chain) -> 
     as_usual(chain)
     late = chain.event("c", 1, "1", NOW_MS - LATE_MS + MINUTE_MS)
     chain.outbox.append(late)
-    assert chain.totals is not None
-    assert chain.versions is not None
-    chain.versions["c"], chain.totals["c"] = 2, Decimal(2)
+    versions_of(chain)["c"], chain.totals["c"] = 2, Decimal(2)
     chain.outbox.append(chain.event("c", 2, "1"))
     as_usual(chain)
     assert codes(chain.compare_since(since)) == codes(chain.compare()) != []
+
+
+def test_a_discarded_event_stays_acknowledged(chain: Chain) -> None:
+    """Its record is before the point: the letter says what it would have added."""
+    events = chain.written("a", "5", "6", at_ms=NOW_MS - 2 * LATE_MS)
+    chain.publish(*events)
+    row = events[1].row
+    letter = Letter(STOCK_TOPIC, "a", is_open=False, kind=row.kind, version=row.version, numbers=row.numbers)
+    chain.applied({"a": "5"}, letters={events[1].event_id: letter})
+    since = point(chain)
+    more(chain)
+    chain.publish(chain.outbox[-1])
+    chain.applied({"a": "9"})
+    report, everything = chain.compare_since(since), chain.compare()
+    assert (codes(report), codes(everything), report.verified_before) == ([], [], 2)
+
+
+def test_a_discarded_invalid_record_stays_acknowledged(chain: Chain) -> None:
+    events = chain.written("a", "5", "6", at_ms=NOW_MS - MINUTE_MS)
+    chain.publish(events[0])
+    chain.publish(events[1], change="six")
+    chain.acknowledged = {events[1].event_id}
+    letter = Letter(STOCK_TOPIC, "a", is_open=False, place=TopicOffset(0, 1), is_event=False)
+    chain.applied({"a": "5"}, letters={events[1].event_id: letter})
+    since = point(chain)
+    assert (of_stock(since).records, of_stock(since).acknowledged) == (2, 1)
+    report, everything = chain.compare_since(since), chain.compare()
+    assert (codes(report), report.settled, report.records) == ([], True, 2)
+    assert (codes(everything), everything.settled, everything.records) == ([], True, 2)
+    assert [one.topic(STOCK_TOPIC).malformed.acknowledged for one in (report, everything)] == [1, 1]
+
+
+def test_a_topic_without_versions_in_the_source_is_read_whole(chain: Chain) -> None:
+    sane(chain)
+    assert chain.versions is not None
+    del chain.versions[STOCK_TOPIC]
+    since = point(chain)
+    assert (set(since.topics), of_stock(since).since_ms) == ({"chain.order"}, 0)
+    report = chain.compare_since(since)
+    assert (codes(report), report.records, report.verified_before) == ([], 3, 0)
 
 
 # Doubts -------------------------------------------------------------------------------------------------------------
 
 
 def restore_sink(chain: Chain) -> None:
-    chain.sink = replace(chain.sink, positions={0: 1})
+    chain.sink = replace(chain.sink, positions={STOCK_TOPIC: {0: 1}})
 
 
 def forget_sink(chain: Chain) -> None:
@@ -145,13 +207,11 @@ def forget_sink(chain: Chain) -> None:
 
 
 def restore_source(chain: Chain) -> None:
-    assert chain.versions is not None
-    chain.versions["a"] -= 1
+    versions_of(chain)["a"] -= 1
 
 
 def delete_key(chain: Chain) -> None:
-    assert chain.versions is not None
-    del chain.versions["b"]
+    del versions_of(chain)["b"]
 
 
 def repeat(chain: Chain) -> None:
@@ -183,7 +243,7 @@ def test_a_rewind_is_no_doubt_and_the_totals_show_what_its_replay_changes(chain:
     """A rewind leaves the positions as they are (`outbox.sink.repair.rewind`)."""
     since = sane(chain)
     assert codes(chain.compare_since(since)) == []
-    chain.sink = replace(chain.sink, totals={**chain.sink.totals, "a": Decimal(8)})
+    chain.applied({"a": "8", "b": "7"})
     assert codes(chain.compare_since(since)) == codes(chain.compare()) == ["sink-drift"]
 
 
@@ -211,24 +271,22 @@ class Chance:
 
     def _write(self) -> None:
         chain, key = self._chain, self._random.choice("abc")
-        assert chain.totals is not None
-        assert chain.versions is not None
-        chain.versions[key] = chain.versions.get(key, 0) + 1
+        versions = versions_of(chain)
+        versions[key] = versions.get(key, 0) + 1
         change = self._random.randint(-5, 5)
         chain.totals[key] = chain.totals.get(key, Decimal(0)) + change
         self._unsent.append(len(chain.outbox))
-        chain.outbox.append(chain.event(key, chain.versions[key], str(change), chain.now_ms))
+        chain.outbox.append(chain.event(key, versions[key], str(change), chain.now_ms))
 
     def _relay(self, faults: float) -> None:
         chain = self._chain
         while self._unsent and self._random.random() < 0.8:
             event = chain.outbox[self._unsent.pop(0)]
-            partition = ord(event.key) % 2
+            partition = ord(event.row.key) % 2
             fault = self._random.choice(["skip", "repeat", "forge", "break"]) if self._random.random() < faults else ""
             if fault == "forge":
-                chain.publish(
-                    chain.event(event.key, (event.version or 0) + self._random.randint(-2, 2)), partition=partition
-                )
+                version = (event.row.version or 0) + self._random.randint(-2, 2)
+                chain.publish(chain.event(event.row.key, version), partition=partition)
             if fault != "skip":
                 chain.publish(event, partition=partition, **({"change": None} if fault == "break" else {}))
             if fault == "repeat":
@@ -238,10 +296,11 @@ class Chance:
         """The sink applies what is on the topic, each event once; sometimes it loses or adds something."""
         chain = self._chain
         known: dict[str, tuple[str, Decimal]] = {}
-        for record, _ in chain.records:
-            found = chain.decoder.record(record)
+        decoder = chain.declared.sinks[SINK].decoders[STOCK_TOPIC]
+        for _, record, _ in chain.records:
+            found = decoder.record(record)
             if isinstance(found, Event):
-                names = [column.name for column in chain.decoder.columns]
+                names = [column.name for column in decoder.types[found.name]]
                 values = dict(zip(names, found.values, strict=True))
                 known.setdefault(found.event_id, (str(values["item"]), Decimal(str(values["change"]))))
         totals: dict[str, Decimal] = {}
@@ -255,20 +314,29 @@ class Chance:
 def result(report: Report) -> tuple[object, ...]:
     sink = only_sink(report)
     counts = (report.records, report.outbox_events, report.duplicates, report.missing_versions, report.in_flight)
-    return (codes(report), *counts, report.lost, report.pruned, sink.drift, sink.in_flight, sink.lost, sink.uncertain)
+    return (
+        codes(report),
+        *counts,
+        report.lost,
+        report.pruned,
+        sink.drift,
+        sink.in_flight,
+        sink.lost,
+        only_comparison(report).uncertain,
+    )
 
 
 def test_an_incremental_check_finds_what_a_full_one_finds(tmp_path: Path) -> None:
     seed = chosen_seed()
-    decoder = EventDecoder(schema(tmp_path), key="item", version="serial", quantity="change")
+    declared = declare(tmp_path)
     compared, doubts, wrong = 0, 0, 0
     for number in range(HISTORIES):
-        chain = Chain(decoder, keeps_records=True)
-        with closing(chain.log):
+        chain = Chain(declared, keeps_records=True)
+        with closing(chain.logs):
             chance = Chance(chain, seeded(seed, number))
             chance.run(20, faults=0)
             since = point(chain)
-            assert since.records > 0
+            assert of_stock(since).records > 0
             chance.run(10, faults=0.1)
             expected = chain.compare()
             wrong += bool(expected.findings)
@@ -285,17 +353,22 @@ def test_an_incremental_check_finds_what_a_full_one_finds(tmp_path: Path) -> Non
 # Its file -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_point_is_stored_and_of_use_for_the_same_only(chain: Chain, settings: Settings) -> None:
-    since = msgspec.structs.replace(sane(chain), of=verified.identity(settings, chain.decoder))
-    assert verified.load(settings, chain.decoder) == Verified(since.of)
+def test_a_point_is_stored_and_of_use_for_the_same_only(chain: Chain, settings: Settings, tmp_path: Path) -> None:
+    since = msgspec.structs.replace(sane(chain), of=verified.identity(settings, chain.declared))
+    assert verified.load(settings, chain.declared) == Verified(since.of)
     verified.store(settings, since)
-    assert verified.load(settings, chain.decoder) == since
+    assert verified.load(settings, chain.declared) == since
     other = settings.model_copy(update={"source_db_name": "elsewhere"})
-    assert verified.load(other, chain.decoder).next_offsets == {}
+    assert verified.load(other, chain.declared).is_beginning
+    count = Comparison(Path("count.sql"), (Adds(1, None),), "")
+    for changed in ({"names": ("stock.changed",)}, {"comparisons": (STOCK, count)}):
+        folder = tmp_path / str(len(changed["names" if "names" in changed else "comparisons"]))
+        folder.mkdir()
+        assert verified.load(settings, declare(folder, **changed)).is_beginning, changed
 
 
 def test_a_file_that_is_cut_off_is_no_point(chain: Chain, settings: Settings) -> None:
-    verified.store(settings, msgspec.structs.replace(sane(chain), of=verified.identity(settings, chain.decoder)))
+    verified.store(settings, msgspec.structs.replace(sane(chain), of=verified.identity(settings, chain.declared)))
     [file] = (settings.home / "check").iterdir()
     file.write_bytes(file.read_bytes()[:-3])
-    assert verified.load(settings, chain.decoder).next_offsets == {}
+    assert verified.load(settings, chain.declared).is_beginning
