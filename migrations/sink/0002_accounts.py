@@ -35,7 +35,7 @@ CREATE OR REPLACE VIEW sink_totals AS
     SELECT sink, account_id::text, turnover_minor, NULL FROM accounts;
 
 GRANT SELECT, INSERT, UPDATE ON accounts TO {writer};
-GRANT SELECT ON accounts TO {auditor};
+GRANT SELECT ON accounts, balances TO {auditor};
 """
 
 
