@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from alembic import op
-
 from outbox.migrations.migrate import execute
 
 revision = "sink_domain_0002"
@@ -43,6 +41,7 @@ DOWN = """
 CREATE OR REPLACE VIEW sink_totals AS
     SELECT sink, account_id::text AS key, balance_minor AS total, version FROM balances;
 DROP TABLE accounts;
+REVOKE SELECT ON balances FROM {auditor};
 """
 
 
@@ -51,4 +50,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.execute(DOWN)
+    execute(DOWN)

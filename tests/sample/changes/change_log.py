@@ -19,13 +19,13 @@ from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.strategy import Strategy
-from sinks.changes.records import ChangeDecoder
+from sinks.changes.records import CHANGE, ChangeDecoder
 from tests.support.events import nth_key
 from tests.support.paths import ROOT
 from tests.support.sink_driver import projections_in
 
 FOLDER = ROOT / "sinks" / "changes"
-STRATEGY = strategy.load(FOLDER / "strategies")["changes"]
+STRATEGY = strategy.find(FOLDER / "strategies" / "changes.sql")
 PROJECTIONS = FOLDER / "projections"
 PROJECTION = PROJECTIONS / "balances.sql"
 DECODER = ChangeDecoder()
@@ -57,7 +57,13 @@ class Change:
 
         ``changes`` are columns of the row to be other than they should be.
         """
-        row = {"id": self.account_id, "kind": "user", "currency": self.currency, "created_at": "2026-11-21T05:00:00Z"}
+        row: dict[str, Any] = {
+            "id": self.account_id,
+            "kind": "user",
+            "currency": self.currency,
+            "created_at": "2026-11-21T05:00:00Z",
+        }
+        row |= {"label": "rent", "status": "open", "account_version": 1}
         state = {**row, "balance_minor": self.balance_minor, "version": self.version, **changes}
         made_up = {"id": self.account_id, "kind": "", "currency": "", "balance_minor": 0, "version": 0}
         envelope = {
@@ -145,13 +151,14 @@ def under_another_lsn(change: Change, lsn: int) -> Change:
 def decoded(change: Change) -> records.Event:
     """The change as the decoder returns it."""
     row = asdict(change)
-    return records.Event(change.event_id, tuple(row[column.name] for column in DECODER.columns))
+    return records.Event(change.event_id, tuple(row[column.name] for column in DECODER.types[CHANGE]), CHANGE)
 
 
 def batch(changes: Sequence[Change], start: int = 0, dead: Sequence[DeadRecord] = ()) -> Batch:
     """A batch of one partition."""
     end = start + len(changes) + len(dead)
-    rows = DECODER.rows([decoded(change) for change in changes], [(0, start + place) for place in range(len(changes))])
+    places = [(0, start + place) for place in range(len(changes))]
+    rows = {CHANGE: DECODER.rows(CHANGE, [decoded(change) for change in changes], places)}
     return Batch(TOPIC, TOPIC_ID, {0: start}, {0: end}, rows, dead)
 
 
@@ -159,9 +166,16 @@ def batch(changes: Sequence[Change], start: int = 0, dead: Sequence[DeadRecord] 
 def open_sink(settings: Settings, one: Strategy = STRATEGY, projection: str | None = None) -> Iterator[PostgresWriter]:
     """The sink, with the fence, until the end of the block; ``projection`` is SQL in place of its own."""
     folder = PROJECTIONS if projection is None else projections_in(settings.home, projection)
-    job = SinkJob(TOPIC, DECODER, folder, target=PostgresTarget(), carries="states")
+    job = SinkJob(
+        name=one.name,
+        decoders={TOPIC: DECODER},
+        strategy=FOLDER / "strategies" / "changes.sql",
+        projections=folder,
+        target=PostgresTarget(),
+        carries="states",
+    )
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        yield PostgresWriter(connection, SinkSpec(job, one))
+        yield PostgresWriter(connection, SinkSpec(one.name, job, one, job.decoders))
 
 
 UPDATED = Change(nth_key(7), "u", 4096, balance_minor=-(2**63), version=2**63 - 1)

@@ -14,19 +14,21 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from psycopg2 import extensions
 
-from outbox.audit import check, sinks, source
+from outbox.audit import declared as declarations
+from outbox.audit import sinks, source
 from outbox.audit.comparison import compare_states
 from outbox.audit.report import SinkReport
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.events.schema import Rejection
 from outbox.relay import slot
 from outbox.relay.connectors import load
 from outbox.sink import spec
 from outbox.sink.batch import DeadRecord
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.records import Record, Rejection
+from outbox.sink.records import Record
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen, Selection
@@ -66,7 +68,7 @@ def test_a_large_batch_is_staged(databases: Settings, database: Database) -> Non
     read = [Record(key, [], value, NOW_MS) for key, value in (change.record() for change in ledger.log)]
     with open_sink(databases) as sink:
         assert sink.staging is not None
-        task = sink.staging.copier(databases.dsn(SinkRole.WRITER))
+        task = sink.staging.copier(databases.dsn(SinkRole.WRITER), TOPIC)
         done = task(1, [as_read(*read, partition=0)])
         assert sink.apply(replace(batch(ledger.log), rows=batch([]).rows, staged=done)).applied == len(read)
         sink.close()
@@ -176,8 +178,8 @@ def test_the_balances_are_those_of_the_log_however_it_is_delivered(
     delivery = Delivery(run.sink, ledger, Random(seed))  # noqa: S311
     for each in [*batches, (len(ledger.log), 3, 1, 3, True)]:
         delivery.next(*each)
-        ours, told = ledger.balances(delivery.sent), run.database.totals()
-        assert {key: told.get(key) for key in ours} == ours
+        ours, found = ledger.balances(delivery.sent), run.database.totals()
+        assert {key: found.get(key) for key in ours} == ours
 
 
 # What each part is for --------------------------------------------------------------------------------------------
@@ -338,10 +340,10 @@ def test_a_letter_that_is_still_wrong_stays_open(databases: Settings, database: 
 
 def checked(settings: Settings) -> SinkReport:
     """The sink against the ledger."""
-    states = sinks.read(settings)
-    with source.read(settings, check.event_decoder(settings)) as read:
-        (report,) = compare_states(read, states)
-    return report
+    declared = declarations.load(settings)
+    [state] = sinks.read(settings, declared).states
+    with source.read(settings, declared) as read:
+        return compare_states(declared, read, state)
 
 
 def test_check_compares_states_and_tells_what_is_behind_from_what_is_wrong(databases: Settings) -> None:
@@ -408,6 +410,6 @@ def test_a_publication_that_does_not_let_every_change_pass_is_refused(databases:
 
 
 def test_without_the_table_there_is_nothing_to_capture(databases: Settings) -> None:
-    query(databases, "DROP VIEW source_totals; DROP TABLE transfers, accounts", SourceRole.OWNER)
+    query(databases, "DROP VIEW source_totals, source_accounts; DROP TABLE transfers, accounts", SourceRole.OWNER)
     with pytest.raises(Failure, match=r"refuses the capture of public.accounts"):
         slot.publish(databases, load(databases, "changes"))

@@ -15,7 +15,7 @@ OWN = ("slot.name", "topic.prefix", "publication.name", "offsets.storage.topic",
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return load(tmp_path, environment=False, connector="mine", topic="events")
+    return load(tmp_path, environment=False, connector="mine", topic_prefix="mine.of")
 
 
 def test_the_outbox_comes_first_and_each_file_is_a_connector() -> None:
@@ -40,7 +40,8 @@ def test_they_differ_in_nothing_that_makes_the_relay_lose_or_repeat(settings: Se
 
 def test_topics_and_tables(settings: Settings) -> None:
     outbox, changes = (connectors.load(settings, kind) for kind in connectors.kinds())
-    assert (outbox.topic, outbox.table, outbox.is_outbox) == ("events", ("public", "outbox"), True)
+    assert (set(outbox.topics), outbox.is_outbox) == ({"mine.of.account", "mine.of.balance"}, True)
+    assert outbox.table == ("public", "outbox")
     assert (changes.topic, changes.table) == ("mine_changes.public.accounts", ("public", "accounts"))
     assert (outbox.command("apply"), changes.command("apply")) == (
         "outbox connect apply",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from outbox.sink.records import Event, Record, Rejection
-from sinks.changes.records import ChangeDecoder
+from outbox.events.schema import Rejection
+from outbox.sink.records import Event, Record, Skipped
+from sinks.changes.records import CHANGE, ChangeDecoder
 from tests.sample.changes.change_log import CASES, DELETED, UPDATED
 
 DECODER = ChangeDecoder()
 
 
-def decoded(key: bytes | None, value: bytes | None) -> Event | Rejection:
+def decoded(key: bytes | None, value: bytes | None) -> Event | Rejection | Skipped:
     return DECODER.record(Record(key, [], value, 0))
 
 
@@ -26,7 +27,7 @@ def test_a_valid_change_has_the_columns_of_the_batch() -> None:
     found = decoded(*UPDATED.record())
     assert isinstance(found, Event)
     assert found.event_id == UPDATED.event_id
-    assert dict(zip((column.name for column in DECODER.columns), found.values, strict=True)) == {
+    assert dict(zip((column.name for column in DECODER.types[CHANGE]), found.values, strict=True)) == {
         "table_name": "accounts",
         "account_id": UPDATED.account_id,
         "op": "u",

@@ -5,4 +5,4 @@
 SELECT key, total FROM source_totals;
 
 -- [sink]
-SELECT sink, depot_id::text AS key, parcels AS total, version FROM depot_parcels;
+SELECT sink, key, total, version FROM sink_totals;
