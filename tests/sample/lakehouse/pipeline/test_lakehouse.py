@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
 from outbox.audit import check, sinks
+from outbox.audit import declared as declarations
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole, load
 from outbox.base.wait import wait_for
@@ -89,7 +90,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture
 def lake(databases: Settings, spark: SparkSession, tmp_path: Path) -> Settings:
     """Settings with databases and a folder of tables of this test alone."""
-    return databases.model_copy(update={"topic": TOPIC, "sink_lakehouse": f"file://{tmp_path}/it's a lake"})
+    return databases.model_copy(update={"sink_lakehouse": f"file://{tmp_path}/it's a lake"})
 
 
 @contextmanager
@@ -115,6 +116,11 @@ def table(settings: Settings) -> lakehouse_table.DeltaState:
     return lakehouse_table.read(settings, NAME, TOTALS)
 
 
+def states(settings: Settings) -> list[sinks.SinkState]:
+    """What `outbox check` reads of the sinks that ever ran."""
+    return list(sinks.read(settings, declarations.load(settings)).states)
+
+
 def database(settings: Settings) -> Database:
     return Database(settings, NAME)
 
@@ -135,7 +141,7 @@ def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) 
         f"event_day={lakehouse._day(event.event_id)}" for event in (new[0], old[0])
     }
     # All that the last commit says, although it has nothing new: how far the table is.
-    assert (table(lake).topic, table(lake).positions) == (TOPIC, {0: 17}) == (TOPIC, database(lake).positions())
+    assert table(lake).positions == {TOPIC: {0: 17}} == {TOPIC: database(lake).positions()}
 
 
 @pytest.fixture
@@ -232,7 +238,7 @@ def test_a_letter_decides_about_its_event_and_one_that_comes_well_closes_its_own
         sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
         chosen = [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)]
         with closing(connect(lake, SinkRole.WRITER)) as connection:
-            repair.discard(connection, chosen)
+            repair.discard(connection, chosen, because="a test")
         assert sink.apply(batch([well, given_up], start=2)) == Counts(rows=2, applied=1, duplicates=1)
     assert ids(lake) == [well.event_id]
     statuses = database(lake).query("SELECT identity, status FROM dead_letters")
@@ -267,9 +273,9 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings, spark: Sp
             cursor.execute("UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
         assert before.lacks([one.event_id]), "the version that was read then"
         assert not table(lake).lacks([one.event_id, other.event_id])
-        assert not sinks.read(lake)[0].parked, "its letter is open, and the table has it"
+        assert not states(lake)[0].letters, "its letter is open, and the table has it"
         assert replay(one, dry_run=True) == replay(one) == {NAME: Replayed(duplicates=1)}
-        assert table(lake).positions == {0: 3}, "a replay says nothing of positions, and hides none"
+        assert table(lake).positions == {TOPIC: {0: 3}}, "a replay says nothing of positions, and hides none"
         assert sink.apply(batch([one, other], start=3)).duplicates == 2
     stored = DeltaTable(folder(lake)).to_pyarrow_table().to_pylist()
     assert {row["event_id"]: (row["amount"], row["version"]) for row in stored if row["event_id"] == one.event_id} == {
@@ -323,13 +329,13 @@ def test_without_the_package_check_says_that_it_does_not_compare(
     databases: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("INSERT INTO sinks (name, epoch) VALUES ('lakehouse', 1), ('dedup', 1)")
-    assert {state.name: state.not_compared for state in sinks.read(databases)} == {NAME: "", "dedup": ""}
+        cursor.execute("INSERT INTO sinks (name, epoch) VALUES ('lakehouse', 1), ('balances', 1)")
+    assert {state.name: state.not_compared for state in states(databases)} == {NAME: "", "balances": ""}
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deltalake" else find(name))
-    assert {state.name: state.not_compared for state in sinks.read(databases)} == {
+    assert {state.name: state.not_compared for state in states(databases)} == {
         NAME: lakehouse_table.UNREAD,
-        "dedup": "",
+        "balances": "",
     }
 
 
@@ -350,9 +356,10 @@ def test_without_the_package_only_open_letters_are_set_aside(
             )
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deltalake" else find(name))
-    [state] = sinks.read(databases)
+    [state] = states(databases)
     assert state.not_compared == lakehouse_table.UNREAD
-    assert [statuses[str(uuid.UUID(bytes=event_id))] for event_id in state.parked] == ["open"]
+    found = {statuses[str(uuid.UUID(bytes=event_id))]: letter.is_open for event_id, letter in state.letters.items()}
+    assert found == {"open": True, "discarded": False}
 
 
 def test_many_letters_are_looked_up_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +392,7 @@ def write_ledger(settings: Settings, some: Sequence[Event]) -> None:
             )
             cursor.execute(
                 "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)"
-                " VALUES (%s, 'account', %s, 'transfer.credited', %s)",
+                " VALUES (%s, 'balance', %s, 'credited', %s)",
                 [event.event_id, event.key, json.dumps(event.payload())],
             )
 
