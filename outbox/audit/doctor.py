@@ -163,7 +163,10 @@ def _schema(settings: Settings, database: Database) -> Iterator[Diagnosis]:
     if current:
         yield _ok("schema", "the schema has every migration")
     else:
-        yield _problem("schema-behind", "the schema lacks migrations of this code", "`outbox migrate`")
+        message = "the schema lacks migrations of this code, or the outbox refuses declared events"
+        if database == "sink":
+            message = "the schema lacks migrations of this code"
+        yield _problem("schema-behind", message, "`outbox migrate`")
 
 
 def _roles(settings: Settings, as_role: SourceRole | SinkRole, *roles: SourceRole | SinkRole) -> Iterator[Diagnosis]:

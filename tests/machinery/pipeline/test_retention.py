@@ -224,13 +224,15 @@ def test_a_former_topic_that_sinks_have_read_holds_its_day(settled: Settings) ->
     """An aggregate was moved from there; a sink that begins anew might read it again."""
     name = f"{settled.connector}-former"
     topics.create(settled, [TopicSpec(name, 1, {})])
-    Producer(client_config(settled)).produce(name, b"{}", headers=[("id", aged(6))])
-    wait_for("the record", lambda: topics.last_stable_offsets(settled, name) == {0: 1}, timeout_s=10)
+    producer = Producer(client_config(settled))
+    producer.produce(name, b"{}", headers=[("id", aged(6))])
+    assert producer.flush(30) == 0
     assert names(expire(settled, dry_run=True)) == [partition(9), partition(6)], "no sink has read it"
     kept.stand(settled, "naive", name, topics.describe(settled, name).id)
     result = expire(settled)
     assert (names(result), places(result)) == ([partition(9)], [f"topic {name}"])
-    AdminClient(client_config(settled)).delete_topics([name])[name].result(10)
+    admin = AdminClient(client_config(settled))
+    admin.delete_topics([name])[name].result(10)
     wait_for("it to be gone", lambda: not topics.exists(settled, name), timeout_s=10)
     assert names(expire(settled)) == [partition(6)]
 
