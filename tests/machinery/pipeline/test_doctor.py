@@ -24,10 +24,12 @@ from outbox.audit.doctor import HOPS, Diagnosis, examine
 from outbox.base.database import connect as connect_database
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
+from outbox.events import catalog
 from outbox.kafka import clients, topics
 from outbox.kafka.clients import client_config
 from outbox.maintenance import retention
-from outbox.migrations.migrate import migrate
+from outbox.migrations.declared import guard
+from outbox.migrations.migrate import owner_engine
 from outbox.relay import apply as relay
 from outbox.relay import connectors
 from outbox.sink.repair import rebuild, rewind
@@ -151,7 +153,7 @@ def test_declared_events_that_were_not_migrated_or_applied_are_found(
     assert "bill.changed.v1, claim.changed.v1" in diagnosed(chain, "events-undeclared").message
     assert diagnosed(chain, "events-undeclared").remedy == "`outbox migrate`"
     assert diagnosed(chain, "routes-differ").remedy == "`outbox connect apply`"
-    migrate(chain)
+    guard(owner_engine(chain, "source"), catalog.of(chain))
     relay.apply(chain)
     wait_for("no problems", lambda: not problems(chain), timeout_s=30)
 

@@ -193,8 +193,9 @@ def test_a_name_that_kafka_takes_for_another_topic_is_refused(
     unapplied: Settings, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kafka tells no `.` from `_` in the names of metrics."""
-    redeclare(project, monkeypatch, "bill", topic=f"{unapplied.topic_prefix}_item")
-    with raises("topic-refused", f"{unapplied.topic_prefix}_item"):
+    topics.create(unapplied, [TopicSpec(f"{unapplied.connector}.bills", 1, {})])
+    redeclare(project, monkeypatch, "bill", topic=f"{unapplied.connector}_bills")
+    with raises("topic-refused", f"{unapplied.connector}_bills", f"{unapplied.connector}.bills"):
         relay.apply(unapplied)
 
 
