@@ -74,7 +74,7 @@ class PayloadSchema:
     @cached_property
     def columns(self) -> tuple[Column, ...]:
         """The named properties as columns, in their order. Objects, arrays and mixed types become ``jsonb``."""
-        required = self._required()
+        required = self.required
         return tuple(self._column(name, rule, name in required) for name, rule in self._properties().items())
 
     def are_valid(self, payloads: Iterable[object]) -> bool:
@@ -107,8 +107,10 @@ class PayloadSchema:
                 found.setdefault(name, rule)
         return found
 
-    def _required(self) -> set[str]:
-        return {name for part in self._parts() for name in part.get("required", ())}
+    @cached_property
+    def required(self) -> frozenset[str]:
+        """The properties that a payload must have; one may still be null."""
+        return frozenset(name for part in self._parts() for name in part.get("required", ()))
 
     def _column(self, name: str, rule: Any, is_required: bool) -> Column:
         rule = resolve(self.document, rule)

@@ -48,6 +48,8 @@ ON CONFLICT (sink, identity) DO UPDATE
        schema_version = excluded.schema_version, reason = excluded.reason, detail = excluded.detail, status = 'open',
        last_seen_at = now()
 """
+# A letter that was skipped, because the sink did not ask for its event, keeps no event from being applied.
+SKIPPED = "SELECT EXISTS (SELECT FROM dead_letters WHERE sink = %(sink)s AND status = 'skipped')"
 # An open letter of an invalid record does not keep a valid record of the same event from being applied.
 DROP_RESOLVED = """
 WITH known AS (
@@ -63,7 +65,7 @@ RETURNING identity
 MARK_REPLAYED = """
 UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
   FROM batch
- WHERE letter.sink = %(sink)s AND letter.identity = batch.event_id::text AND letter.status = 'open'
+ WHERE letter.sink = %(sink)s AND letter.identity = batch.event_id::text AND letter.status IN ('open', 'skipped')
    AND NOT EXISTS (SELECT FROM rejections WHERE rejections.event_id = batch.event_id)
 """
 UPDATE_REASONS = """
@@ -108,8 +110,15 @@ def drop_resolved(cursor: extensions.cursor, sink: str) -> list[str]:
     return [event_id for (event_id,) in cursor]
 
 
+def has_skipped(cursor: extensions.cursor, sink: str) -> bool:
+    """Whether letters were closed because the sink did not ask for their events."""
+    cursor.execute(SKIPPED, {"sink": sink})
+    ((found,),) = cursor.fetchall()
+    return bool(found)
+
+
 def mark_replayed(cursor: extensions.cursor, sink: str) -> None:
-    """Close the open letters of the events in ``batch`` that are not in ``rejections``: they are applied."""
+    """Close the letters of the events in ``batch`` that are not in ``rejections``: they are applied."""
     cursor.execute(MARK_REPLAYED, {"sink": sink})
 
 

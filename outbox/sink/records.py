@@ -142,6 +142,16 @@ class RecordDecoder(ABC):
         """The names that a skipped event must not have."""
         return set(self.types)
 
+    @property
+    def declared(self) -> Mapping[str, Sequence[Column]]:
+        """By the name of an event on the topic, asked for or not, the columns of its newest version."""
+        return self.types
+
+    @property
+    def declared_names(self) -> set[str]:
+        """The names of the events on the topic, and of their versions."""
+        return set(self.declared)
+
     def columns(self, name: str, version: int | None) -> Sequence[Column] | None:
         """The columns of a version of an event, newest or not; None if that version is not taken any more."""
         return self.types.get(name) if version == self.schema_versions.get(name) else None
@@ -235,6 +245,18 @@ class EventDecoder(RecordDecoder):
         self._takes_every_version = {one.schema.type for one in wanted if not one.by_version}
         schemas = [schema for aggregate in aggregates for schema in aggregate.schemas]
         self._events = {schema.type: schema.event for schema in schemas}
+        self._declared = {schema.event: schema.columns for schema in schemas}
+        self._declared_names = {name for schema in schemas for name in (schema.event, schema.name)}
+
+    @property
+    def declared(self) -> Mapping[str, Sequence[Column]]:
+        """By the name of an event on the topic, asked for or not, the columns of its newest version."""
+        return self._declared
+
+    @property
+    def declared_names(self) -> set[str]:
+        """The names of the events on the topic, and of their versions."""
+        return self._declared_names
 
     @property
     def asked_for(self) -> set[str]:
@@ -272,7 +294,9 @@ class EventDecoder(RecordDecoder):
         """An event of which the payload is known, in a version that has ``columns``."""
         known = self._version(name, version)
         assert known is not None  # noqa: S101 - the caller has its columns
-        return self._event(known, event_id, None, payload)
+        # A column that is null may have been absent.
+        present = {key: value for key, value in payload.items() if value is not None or key in known.schema.required}
+        return self._event(known, event_id, None, present)
 
     def _version(self, name: str, version: int | None) -> Version | None:
         return next((one for one in self._versions.values() if (one.name, one.schema.version) == (name, version)), None)

@@ -12,7 +12,7 @@ from psycopg2.extras import execute_values
 
 from outbox.base.errors import Failure
 
-NAMES_MAX = 1000  # recorded per sink and topic: whoever writes to a topic chooses the names of undeclared events
+NAMES_MAX = 1000  # of undeclared events, per sink and topic: whoever writes to a topic chooses them
 INSERT = "INSERT INTO skipped_events (sink, topic, event) VALUES %s ON CONFLICT DO NOTHING"
 
 Names = Mapping[str, set[str]]  # of events, by topic
@@ -27,9 +27,11 @@ def load(cursor: extensions.cursor, sink: str) -> dict[str, set[str]]:
     return found
 
 
-def new(recorded: Collection[str], events: Iterable[str]) -> list[str]:
-    """Those of the events that are still to be recorded for a topic, as many as there is room for."""
-    return sorted({*events}.difference(recorded))[: max(0, NAMES_MAX - len(recorded))]
+def new(recorded: Collection[str], events: Iterable[str], declared: Collection[str]) -> list[str]:
+    """Those of the events that are still to be recorded for a topic: the declared ones, and others up to NAMES_MAX."""
+    missing, declared = {*events}.difference(recorded), {*declared}
+    room = max(0, NAMES_MAX - len({*recorded} - declared))
+    return sorted(missing & declared) + sorted(missing - declared)[:room]
 
 
 def record(cursor: extensions.cursor, sink: str, topic: str, events: Collection[str]) -> None:

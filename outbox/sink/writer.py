@@ -64,6 +64,7 @@ class SinkWriter(ABC):
         """
         self.name = spec.name
         self._connection = connection
+        self._declared = {topic: decoder.declared_names for topic, decoder in spec.decoders.items()}
         with self._errors("does not let the sink start"):
             self._epoch = fence.acquire(connection, spec.name)
             with connection, connection.cursor() as cursor:
@@ -118,7 +119,7 @@ class SinkWriter(ABC):
         """
         positions.write(cursor, self.name, batch.topic, batch.topic_id, batch.end)
         recorded = self._skipped.setdefault(batch.topic, set())
-        new = skipped.new(recorded, batch.skipped_events)
+        new = skipped.new(recorded, batch.skipped_events, self._declared[batch.topic])
         skipped.record(cursor, self.name, batch.topic, new)
         recorded.update(new)
 

@@ -48,12 +48,13 @@ UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
  WHERE letter.sink = %(sink)s AND letter.identity = based.event_id::text AND letter.status = 'open'
 """
 # An event whose dead letter is open is new although the strategy knows it. {condition} leaves out what the dead letter
-# itself cannot decide.
+# itself cannot decide. So is one whose letter was skipped because the sink did not ask for the event.
 ADMIT = """
 WITH admitted AS (
     SELECT batch.event_id, batch.partition, batch."offset"
       FROM batch JOIN dead_letters AS letter ON letter.sink = %(sink)s AND letter.identity = batch.event_id::text
      WHERE letter.status = 'open' AND ({condition})
+        OR letter.status = 'skipped' AND (letter.event IS NOT NULL OR {condition})
 ), reopened AS (
     DELETE FROM rejections USING admitted WHERE rejections.event_id = admitted.event_id
 )
@@ -86,7 +87,7 @@ INSERT INTO rejections (event_id, reason, detail)
 SELECT DISTINCT new.event_id, %(parked)s, format('behind %%s', blocker.identity)
   FROM new_events AS new
   JOIN (SELECT DISTINCT ON (key) key, version, identity
-          FROM (SELECT key, (event ->> {version_name})::numeric AS version, identity
+          FROM (SELECT key, {version_of_letter}::numeric AS version, identity
                   FROM dead_letters
                  WHERE sink = %(sink)s AND topic = %(topic)s AND status = 'open' AND event IS NOT NULL
                    AND NOT EXISTS (SELECT FROM batch WHERE batch.event_id::text = identity)
@@ -123,6 +124,7 @@ class PostgresApplier:
                 "name the version in connect/events/AGGREGATE/aggregate.toml, or remove the line `-- ordered`",
                 code="projection-needs-version",
             )
+        self._has_skipped = False
         self._names = {topic: _names(decoder, spec.layout) for topic, decoder in spec.decoders.items()}
 
     def prepare(self, cursor: extensions.cursor) -> None:
@@ -134,6 +136,8 @@ class PostgresApplier:
             for column in self._layout.columns
         )
         cursor.execute(sql.SQL(TABLES).format(columns=columns))
+        # Others are skipped later only as long as the sink does not ask for them.
+        self._has_skipped = dead_letters.has_skipped(cursor, self.name)
         for view, event in self._layout.views.items():
             create = sql.SQL("CREATE TEMPORARY VIEW {} AS ").format(sql.Identifier(view))
             cursor.execute(create + self._layout.view(event))
@@ -156,7 +160,7 @@ class PostgresApplier:
         Each event ends as applied or as a duplicate, and an open dead letter of it is closed; or as rejected, with an
         open dead letter.
         """
-        admitted = AT_ITS_PLACE if self.strategy.knows == "positions" else None
+        admitted = AT_ITS_PLACE if self.strategy.knows == "positions" else "false" if self._has_skipped else None
         return self._apply(cursor, {"sink": self.name, "topic": topic, "topic_id": topic_id}, admitted)
 
     def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
@@ -237,5 +241,8 @@ def _names(decoder: RecordDecoder, layout: Layout) -> dict[str, str]:
         names["schema_version"] = f"CASE batch.{EVENT_TYPE} {cases} END" if cases else "NULL::smallint"
     if decoder.version is not None:
         version = layout.place(event, decoder.version)
-        names |= {"version": f'"{version}"', "version_name": f"'{version}'"}
+        # A letter may be from a time when the column had another name: see `outbox.sink.layout`.
+        places = (decoder.version, f"{decoder.version}:bigint")
+        of_letter = ", ".join(f"event ->> '{place}'" for place in places)
+        names |= {"version": f'"{version}"', "version_of_letter": f"coalesce({of_letter})"}
     return names

@@ -90,7 +90,8 @@ UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
   FROM base_versions AS base
  WHERE base.sink = %(sink)s AND letter.sink = %(sink)s AND letter.status = 'open'
    AND base.topic = %(topic)s AND letter.topic = %(topic)s
-   AND letter.key = convert_to(base.key, 'UTF8') AND (letter.event ->> %(version)s)::numeric <= base.version
+   AND letter.key = convert_to(base.key, 'UTF8')
+   AND coalesce(letter.event ->> %(version)s, letter.event ->> (%(version)s || ':bigint'))::numeric <= base.version
 """
 DIFFERENCES = """
 SELECT key, coalesce(copy.total, 0) - coalesce(live.total, 0)

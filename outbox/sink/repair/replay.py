@@ -197,8 +197,8 @@ class _Replay:
     def _skip(self, cursor: extensions.cursor, topic: str, unwanted: Mapping[str, Skipped]) -> None:
         sink = self._applier.name
         cursor.execute(SKIP, {"sink": sink, "identities": list(unwanted)})
-        recorded = skipped.load(cursor, sink).get(topic, set())
-        skipped.record(cursor, sink, topic, skipped.new(recorded, {one.name for one in unwanted.values()}))
+        recorded, names = skipped.load(cursor, sink).get(topic, set()), {one.name for one in unwanted.values()}
+        skipped.record(cursor, sink, topic, skipped.new(recorded, names, self._decoder.declared_names))
 
 
 class _Staging:

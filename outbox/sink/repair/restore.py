@@ -58,9 +58,16 @@ def _validated(letter: Letter, decoder: RecordDecoder) -> Event | Rejection | Sk
 
 def _restored(letter: Letter, decoder: RecordDecoder) -> Event | Rejection | Skipped:
     stored = decode(str(letter.event).encode())
-    name = letter.event_type or _guess(stored, decoder)
-    if name is None:
-        return Rejection(UNKNOWN_TYPE, "the letter does not say which event it has, and its columns are of none")
+    if letter.event_type is not None:
+        return _restored_as(letter.event_type, letter, stored, decoder)
+    found = [_restored_as(name, letter, stored, decoder) for name in _guesses(stored, decoder)]
+    found.append(Rejection(UNKNOWN_TYPE, "the letter does not say which event it has, and its columns are of none"))
+    return next((one for one in found if isinstance(one, Event)), found[0])
+
+
+def _restored_as(
+    name: str, letter: Letter, stored: Mapping[str, Any], decoder: RecordDecoder
+) -> Event | Rejection | Skipped:
     if name not in decoder.types:
         return Skipped(name)
     version = letter.schema_version or decoder.schema_versions.get(name)
@@ -70,27 +77,43 @@ def _restored(letter: Letter, decoder: RecordDecoder) -> Event | Rejection | Ski
     return decoder.restore(name, version, letter.identity, _payload(stored, columns))
 
 
-def _guess(stored: Mapping[str, Any], decoder: RecordDecoder) -> str | None:
-    """The first event that has these columns: letters of earlier versions do not say which event it was."""
+def _guesses(stored: Mapping[str, Any], decoder: RecordDecoder) -> list[str]:
+    """The events that it may be, of all on the topic: those whose columns it has, with the fewest others.
+
+    Letters of earlier versions do not say which event they have. An event that the sink does not ask for must have just
+    these columns, because the letter will be closed.
+    """
     named = stored.get(EVENT_TYPE)
     if named is not None:
-        return str(named)
-    for name, columns in decoder.types.items():
-        if all(stored.get(column.name) is not None for column in columns if not column.is_nullable):
-            return name
-    return None
+        return [str(named)]
+    given = {name for name, value in stored.items() if value is not None and name not in PLACE}
+    lacking: dict[str, int] = {}
+    for event, columns in {**decoder.types, **decoder.declared}.items():
+        others = given - {name for column in columns for name in _places(column)}
+        is_complete = all(column.is_nullable or _stored(stored, column) is not None for column in columns)
+        if is_complete and (event in decoder.types or not others):
+            lacking[event] = len(others)
+    return [event for event, count in lacking.items() if count == min(lacking.values())]
 
 
 def _payload(stored: Mapping[str, Any], columns: Sequence[Column]) -> dict[str, Any]:
-    """The payload that has become these columns. What was null may have been absent, and is left out if it may be."""
+    """The payload that has become these columns, with null for what was null or absent."""
     found: dict[str, Any] = {}
     for column in columns:
-        value = stored.get(column.name, stored.get(f"{column.name}:{column.type}"))
+        value = _stored(stored, column)
         if value is not None and column.type == "timestamptz":
             value = datetime.fromisoformat(value).astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
-        if value is not None or not column.is_nullable:
-            found[column.name] = value
+        found[column.name] = value
     return found
+
+
+def _stored(stored: Mapping[str, Any], column: Column) -> Any:
+    return next((stored[place] for place in _places(column) if place in stored), None)
+
+
+def _places(column: Column) -> tuple[str, str]:
+    """Where the tables of a sink have the column: see `outbox.sink.layout`."""
+    return column.name, f"{column.name}:{column.type}"
 
 
 def _bytes(content: memoryview | None) -> bytes | None:
