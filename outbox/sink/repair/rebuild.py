@@ -53,10 +53,14 @@ INSERT INTO sinks (name, epoch, generation)
 SELECT %(copy)s, 0, coalesce(max(generation), 0) FROM checkpoint_generations WHERE sink = %(copy)s
 ON CONFLICT DO NOTHING
 """
-# The letter as it is, but for its sink.
+# The letter as it is, but for its sink. Postgres computes generated columns itself.
+LETTER_COLUMNS = """
+SELECT attname FROM pg_attribute
+ WHERE attrelid = 'dead_letters'::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
+"""
 COPY_DISCARDED = """
-INSERT INTO dead_letters
-SELECT copied.*
+INSERT INTO dead_letters ({columns})
+SELECT {columns_of_copy}
   FROM dead_letters AS letter, jsonb_populate_record(letter, jsonb_build_object('sink', %(copy)s::text)) AS copied
  WHERE letter.sink = %(sink)s AND letter.status = 'discarded'
 ON CONFLICT DO NOTHING
@@ -218,8 +222,18 @@ def begin(connection: extensions.connection, sink: str, topics: Sequence[Topic],
         for topic in topics:
             positions.write(cursor, copy, topic.name, topic.id, start[topic.name])
         generations.start_next(cursor, copy, start)
-        cursor.execute(COPY_DISCARDED, {"sink": sink, "copy": copy})
+        _copy_discarded(cursor, sink, copy)
         return False
+
+
+def _copy_discarded(cursor: extensions.cursor, sink: str, copy: str) -> None:
+    cursor.execute(LETTER_COLUMNS)
+    columns = [name for (name,) in cursor]
+    statement = sql.SQL(COPY_DISCARDED).format(
+        columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
+        columns_of_copy=sql.SQL(", ").join(sql.Identifier("copied", name) for name in columns),
+    )
+    cursor.execute(statement, {"sink": sink, "copy": copy})
 
 
 def drop_copy(connection: extensions.connection, sink: str) -> bool:

@@ -408,7 +408,7 @@ def test_metrics_of_a_running_sink_show_what_it_applied_and_that_nothing_is_left
             'outbox_sink_duplicates_total{sink="dedup"} 10.0',
             'outbox_sink_dead_letters_total{sink="dedup"} 1.0',
             'outbox_sink_lag_seconds{sink="dedup"} 0.0',
-            'outbox_sink_partition_lag_events{partition="3",sink="dedup"} 0.0',
+            f'outbox_sink_partition_lag_events{{partition="3",sink="dedup",topic="{topic_of(topic)}"}} 0.0',
             "outbox_sink_kafka_up 1.0",
         ):
             assert line in told
@@ -437,7 +437,7 @@ def test_a_rewind_reads_again_and_the_strategy_decides_what_that_does(
     assert logged(catch_up(topic, "dedup"), "applied") == [], "once, not at every start"
 
 
-def test_an_unknown_strategy_is_told_before_anything_starts(topic: Settings) -> None:
-    assert f"no strategy is called best — there are {', '.join(spec.sinks(topic))}" in reported_failure(
+def test_an_unknown_sink_is_reported_before_anything_starts(topic: Settings) -> None:
+    assert f"no sink is called best — there are {', '.join(spec.sinks(topic))}" in reported_failure(
         catch_up_alone(topic, "best")
     )
