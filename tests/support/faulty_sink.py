@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from itertools import count
 from types import TracebackType
 from typing import Any
@@ -26,10 +27,12 @@ from outbox.base.wait import wait_for
 from outbox.cli import main
 from outbox.kafka.clients import client_config
 from outbox.kafka.follower import Closed
+from outbox.sink import spec
 from outbox.sink.batch import Batch
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spark import reader, stream
 from outbox.sink.spark.checkpoint import Checkpoint
+from outbox.sink.spec import SinkJob
 from outbox.sink.writer import Counts
 
 TIMEOUT_S = 60
@@ -72,6 +75,21 @@ def death_between_parts() -> None:
 def death_between_parts_of_lakehouse() -> None:
     """The same with the sink `lakehouse`."""
     signal_at_part(signal.SIGKILL, "lakehouse", 2)
+
+
+def death_between_topics() -> None:
+    """The process is killed when the sink `activity` has applied its batch of one topic, and not that of the other."""
+    signal_at_part(signal.SIGKILL, "activity", 2)
+
+
+def without_orders() -> None:
+    """An earlier deployment: the sink `activity` asks for events of items only."""
+    ask_for("activity", "item")
+
+
+def without_cancellations() -> None:
+    """An earlier deployment: of the orders, the sink `activity` asks for one event."""
+    ask_for("activity", "item", "order.placed")
 
 
 def stop_in_first_part() -> None:
@@ -185,6 +203,16 @@ def signal_at_part(which: signal.Signals, sink: str, number: int) -> None:
         apply(self, batch_id, batch, read_s)
 
     patch(stream.Stream, _apply_part=apply_one)
+
+
+def ask_for(sink: str, *events: str) -> None:
+    """A sink asks for these events."""
+    jobs = spec.jobs
+
+    def asking(settings: Settings) -> list[SinkJob]:
+        return [replace(job, events=events) if job.name == sink else job for job in jobs(settings)]
+
+    patch(spec, jobs=asking)
 
 
 def before_read(happens: Callable[[Settings, reader.Part], None]) -> None:

@@ -17,6 +17,7 @@ from tests.support.paths import ROOT
 # other only as NEIGHBOURS says.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.base",),
+    ("outbox.events",),
     ("outbox.writing",),
     ("outbox.jvm",),
     ("outbox.migrations",),
@@ -63,7 +64,7 @@ LIBRARIES: dict[str, set[str]] = {
     "alembic": {"outbox.migrations", "migrations", "tests"},
 }
 
-# TODO: what the rewrite of other rooms still has to remove. Must become empty; an entry that is not needed fails.
+# Violations that are known, one line each. An entry that is not needed fails.
 EXCEPTIONS: set[str] = set()
 
 FILES = [
@@ -127,6 +128,8 @@ def _may(module: str, name: str) -> bool:
         ("outbox/kafka/topics.py", "from outbox import relay", {"outbox.relay"}),
         ("outbox/base/wait.py", "from outbox.base.errors import Failure", set()),
         ("outbox/base/wait.py", "from outbox.writing import append", {"outbox.writing"}),
+        ("outbox/events/catalog.py", "from outbox.base import project", set()),
+        ("outbox/events/catalog.py", "from outbox.sink import spec", {"outbox.sink"}),
         ("outbox/sink/repair/replay.py", "from outbox.sink import positions", set()),
         ("outbox/sink/repair/replay.py", "from outbox.sink.spark import stream", {"outbox.sink.spark"}),
         ("outbox/sink/positions.py", "from outbox.sink import repair", {"outbox.sink.repair"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,7 +18,6 @@ from outbox.kafka.topics import Topic
 from outbox.sink import skipped, spec
 from outbox.sink.batch import Batch
 from outbox.sink.generations import Beginning
-from outbox.sink.postgres.staging import Copier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
 from outbox.sink.repair import rebuild
@@ -165,7 +165,7 @@ class TestStaging:
 
     def stage(self, seen: Seen, writer: PostgresWriter, topic: str, *records: Record, attempt: int) -> Batch:
         assert writer.staging is not None
-        copier: Copier = writer.staging.copier(seen.settings.dsn(SinkRole.WRITER), topic)
+        copier = writer.staging.copier(seen.settings.dsn(SinkRole.WRITER), topic)
         staged = copier(attempt, [as_read(*records, partition=0)])
         return Batch(topic, TOPIC_ID, {0: 0}, {0: len(records)}, staged=staged, traced=staged.traced)
 
@@ -322,7 +322,7 @@ class TestRebuild:
         self.book(databases, "items", KEY, 4)
         self.book(databases, "orders", KEY, 2)
         done = rebuild.from_source(databases, activity, self.topics(activity), self.first(activity))
-        assert done == RebuildResult({KEY: 5, nth_key(2): -1}, {})
+        assert done == RebuildResult({KEY: Decimal(5), nth_key(2): Decimal(-1)}, {})
         assert self.counted(databases) == {("item", KEY): 4, ("order", KEY): 2}
         bases = Database(databases).query("SELECT topic, key, version FROM base_versions ORDER BY topic")
         assert bases == [("stock.item", KEY, 4), ("stock.order", KEY, 2)]
