@@ -19,12 +19,12 @@ RIGHT, NAIVE = "balances", "balances-naive"
 ACCOUNTS = 100
 FROZEN = CLOSED = 5  # beside these
 FUNDS_MINOR = 1_000_000
-INVALID_SHARE = 0.05
+INVALID_SHARE, OPENING_SHARE, FREEZE_SHARE = 0.05, 0.01, 0.005
 LABELS = ("rent", "food", "holidays", "savings", "")
 
 
 class Workload:
-    """Plans requests from a seed: who pays whom how much, and which requests are invalid."""
+    """Plans requests from a seed: who pays whom how much, whose account is frozen, and which requests are invalid."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -48,13 +48,22 @@ class Workload:
         )
 
     def plan(self) -> Request:
-        """A transfer; one request in twenty is invalid. Each transfer writes an event for either account."""
-        source, target = self._random.sample(self._accounts, 2)
-        body = _body(source, target, self._random.randint(1, 5_000))
-        if self._random.random() >= INVALID_SHARE:
-            return _transfer("transfer", body, (201, 409))
+        """A transfer in most cases; else an account is opened or frozen, or the request is invalid."""
+        chance = self._random.random()
+        if chance < INVALID_SHARE:
+            return self._invalid()
+        if chance < INVALID_SHARE + OPENING_SHARE:
+            return self._opening("user")
+        if chance < INVALID_SHARE + OPENING_SHARE + FREEZE_SHARE:
+            account = self._accounts.pop()  # transfers that are under way may be refused: 409 is expected of each
+            self._frozen.append(account)
+            return _change(account, "freeze", {"reason": "court order"}, (200,))
+        return _transfer("transfer", self._transfer_body(), (201, 409))
+
+    def _invalid(self) -> Request:
+        body = self._transfer_body()
         stranger = str(uuid.UUID(int=self._random.getrandbits(128), version=4))
-        frozen, closed = self._random.choice(self._frozen), self._random.choice(self._closed)
+        frozen, closed = self._frozen[0], self._random.choice(self._closed)
         return self._random.choice(
             [
                 Request("not JSON", "/transfers", b"{amount: ", (400,)),
@@ -65,10 +74,14 @@ class Workload:
                 Request("closed account", "/transfers", {**body, "to_account": closed}, (409,)),
                 Request("negative amount", "/transfers", {**body, "amount": -1}, (422,)),
                 Request("no Idempotency-Key", "/transfers", body, (400, 422), has_key=False),
-                _change(frozen, "freeze", {"reason": "again"}, (409,)),
-                _change(frozen, "close", {}, (409,)),  # it has money
+                Request("frozen again", f"/accounts/{frozen}/freeze", {"reason": "again"}, (409,)),
+                Request("closed with money", f"/accounts/{frozen}/close", {}, (409,)),
             ]
         )
+
+    def _transfer_body(self) -> dict[str, object]:
+        source, target = self._random.sample(self._accounts, 2)
+        return _body(source, target, self._random.randint(1, 5_000))
 
     def _opening(self, kind: str) -> Request:
         body = {"currency": "EUR", "kind": kind, "label": self._random.choice(LABELS)}

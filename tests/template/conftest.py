@@ -9,6 +9,7 @@ from tests.support.paths import ROOT
 from tests.template import scratch
 
 suite.choose(ROOT)
+pytest_plugins = suite.FIXTURES
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
