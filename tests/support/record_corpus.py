@@ -61,7 +61,7 @@ def record(
 
 def unread(event: Event, offset: int, *, version: str = "1", reason: str = "unknown schema version") -> DeadRecord:
     """The event's record, from a time when the contract did not know such records."""
-    headers = HEADERS | {"id": event.event_id, "schemaVersion": version}
+    headers = HEADERS | {"id": event.event_id, "eventType": event.type, "schemaVersion": version}
     found = record(json.dumps(event.payload()).encode(), headers, event.key.encode())
     return DeadRecord(0, offset, found, event.event_id, Rejection(reason, "of another time"))
 
