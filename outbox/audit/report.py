@@ -220,13 +220,19 @@ class SinkReport:
     not_compared: str = ""  # why none of its totals is compared, if so
 
     @property
+    def totals(self) -> dict[str, Decimal]:
+        """By key, the source's totals of all comparisons added up."""
+        return _sums(one.totals for one in self.comparisons)
+
+    @property
     def drift(self) -> dict[str, Decimal]:
         """By key, the drifts of all comparisons added up."""
-        found: dict[str, Decimal] = {}
-        for comparison in self.comparisons:
-            for key, difference in comparison.drift.items():
-                found[key] = EXACT.add(found.get(key, Decimal(0)), difference)
-        return found
+        return _sums(one.drift for one in self.comparisons)
+
+    @property
+    def repeated(self) -> dict[str, Decimal]:
+        """By key, what the duplicates on the topics would add to all comparisons."""
+        return _sums(one.repeated for one in self.comparisons)
 
     @property
     def drift_total(self) -> Decimal:
@@ -375,6 +381,14 @@ class Report:
             "settled": self.settled,
             "findings": [vars(finding) for finding in self.findings],
         }
+
+
+def _sums(numbers: Iterable[Mapping[str, Decimal]]) -> dict[str, Decimal]:
+    found: dict[str, Decimal] = {}
+    for of_one in numbers:
+        for key, number in of_one.items():
+            found[key] = EXACT.add(found.get(key, Decimal(0)), number)
+    return found
 
 
 def sum_of_sizes(numbers: Iterable[Decimal]) -> Decimal:

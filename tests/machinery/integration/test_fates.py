@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,14 @@ from psycopg2 import extensions
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
+from outbox.sink.batch import Rows
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.selection import Chosen, Selection
-from outbox.sink.spec import SinkSpec
 from tests.support.deliveries import POOL, checked
 from tests.support.events import PROJECTIONS, STRATEGIES, TOPIC, Event, batch, nth_key, rows
 from tests.support.record_corpus import unread
-from tests.support.sink_driver import Database, job_with, sink_on
+from tests.support.sink_driver import Database, sink_on, spec_with
 
 EVENTS = POOL[:8]  # of four keys, two each
 NEVER = "2"  # the schema version of a record that no replay makes valid
@@ -193,7 +194,7 @@ class Fates:
 
     def __init__(self, settings: Settings, name: str, folder: Path) -> None:
         self.settings, self.name = settings, name
-        self.spec = SinkSpec(job_with(folder), STRATEGIES[name])
+        self.spec = spec_with(STRATEGIES[name], folder)
         self.generation = 0
         self._connection: extensions.connection | None = None
         self.restart()
@@ -234,7 +235,7 @@ class Fates:
                     for one in numbers:
                         if one in model.letters and model.letters[one].status == "open":
                             model.letters[one].status = "discarded"
-                    self.repair(numbers, repair.discard)
+                    self.repair(numbers, partial(repair.discard, because="a test"))
                 case Restart():
                     self.restart()
             assert self.fates() == self.expected(model), act
@@ -251,13 +252,20 @@ class Fates:
             unread(self.ours(EVENTS[one]), first + offset, version=NEVER if one in never else "1")
             for one, offset in spoilt
         ]
-        table = rows([self.ours(EVENTS[one]) for one, _ in valid])
-        offsets = [[first + offset for _, offset in valid]]
-        if valid:
-            table = table.set_column(table.schema.get_field_index("offset"), "offset", offsets)
         whole = batch([], first + start, first + start + len(places), dead=dead)
-        self.sink.apply(replace(whole, rows=table))
+        self.sink.apply(replace(whole, rows=self._rows([(one, first + offset) for one, offset in valid])))
         model.send(start, spoilt, valid)
+
+    def _rows(self, valid: Sequence[tuple[int, int]]) -> Rows:
+        """The rows of events by their numbers, each with its offset."""
+        events = [self.ours(EVENTS[one]) for one, _ in valid]
+        offsets: dict[str, list[int]] = {}
+        for event, (_, offset) in zip(events, valid, strict=True):
+            offsets.setdefault(event.name, []).append(offset)
+        return {
+            name: table.set_column(table.schema.get_field_index("offset"), "offset", [offsets[name]])
+            for name, table in rows(events).items()
+        }
 
     def _refuse(self, numbers: Collection[int]) -> None:
         with closing(connect(self.settings, SinkRole.WRITER)) as changing, changing, changing.cursor() as cursor:

@@ -7,29 +7,34 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from psycopg2 import extensions
 
-from outbox.audit import check, sinks
+from outbox.audit import check, comparison_files, sinks
 from outbox.audit.report import Report
-from outbox.audit.topic_log import TopicLog
+from outbox.audit.topic_log import TopicLogs
 from outbox.base.database import connect
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import WaitTimeoutError
+from outbox.events import catalog
+from outbox.events.catalog import Catalog
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import arrivals
-from outbox.sink import spec
 from outbox.stack.postgres import Postgres
 from tests.support.cli_runner import outbox
-from tests.support.events import uuid7
+from tests.support.events import MAIN, PROJECTIONS, uuid7
+from tests.support.failures import raises
+from tests.support.topic_reader import topic_of
 
 SINK = "dedup"
 
@@ -62,6 +67,7 @@ class History:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.topic = topic_of(settings)
         self._source = connect(settings, SourceRole.OWNER)
         self._totals = connect(settings, SinkRole.OWNER)
         self._producer = Producer({**client_config(settings), "transactional.id": f"history-{uuid.uuid4()}"})
@@ -80,7 +86,7 @@ class History:
                 payload = Event(item, quantity, version, "").payload
                 cursor.execute(
                     "INSERT INTO outbox (aggregatetype, aggregateid, type, payload)"
-                    " VALUES ('item', %s, 'item.received', %s) RETURNING id",
+                    " VALUES ('item', %s, 'received', %s) RETURNING id",
                     [item, json.dumps(payload)],
                 )
                 (event_id,) = cursor.fetchone() or ("",)
@@ -93,11 +99,11 @@ class History:
         for event in events:
             headers: dict[str, str | bytes | None] = {
                 "id": event.id,
-                "eventType": "item.received",
+                "eventType": "received",
                 "schemaVersion": "1",
             }
             value = json.dumps({**event.payload, **changed})
-            self._producer.produce(self._settings.topic, value, event.item, headers=headers, partition=0)
+            self._producer.produce(self.topic, value, event.item, headers=headers, partition=0)
         if committed:
             self._producer.commit_transaction(30)
         else:
@@ -106,7 +112,7 @@ class History:
 
     def sink(self, next_offset: int | None = None, **totals: int) -> None:
         """A sink that has read so far (default: all of the topic) and has these totals by item."""
-        end = topics.last_stable_offsets(self._settings, self._settings.topic)
+        end = topics.last_stable_offsets(self._settings, self.topic)
         if next_offset is not None:
             end[0] = next_offset
         with self._totals, self._totals.cursor() as cursor:
@@ -116,7 +122,7 @@ class History:
                     "INSERT INTO positions (sink, topic, partition, topic_id, next_offset)"
                     " VALUES (%s, %s, %s, 'x', %s)"
                     " ON CONFLICT (sink, topic, partition) DO UPDATE SET next_offset = excluded.next_offset",
-                    [SINK, self._settings.topic, partition, offset],
+                    [SINK, self.topic, partition, offset],
                 )
             for item, total in totals.items():
                 cursor.execute(
@@ -125,20 +131,31 @@ class History:
                     [SINK, item, total],
                 )
 
-    def set_aside(self, event: Event, offset: int, *, is_valid: bool = True) -> None:
-        """The sink's dead letter of an event that stands at this offset."""
+    def set_aside(
+        self, event: Event, offset: int, *, is_valid: bool = True, because: str | None = None, sink: str = SINK
+    ) -> None:
+        """A sink's dead letter of an event that stands at this offset; discarded if ``because`` says why."""
+        columns = json.dumps({"event_type": "item.received", **event.payload}) if is_valid else None
         with self._totals, self._totals.cursor() as cursor:
             cursor.execute(
                 "INSERT INTO dead_letters"
-                ' (sink, identity, topic, topic_id, partition, "offset", event_id, event, reason, detail)'
-                " VALUES (%s, %s, %s, 'x', 0, %s, %s, %s, 'test', '')",
-                [SINK, event.id, self._settings.topic, offset, event.id, "{}" if is_valid else None],
+                ' (sink, identity, topic, topic_id, partition, "offset", key, event_id, event, event_type,'
+                "  schema_version, reason, detail, status, resolution)"
+                " VALUES (%s, %s, %s, 'x', 0, %s, %s, %s, %s, %s, %s, 'test', '', %s, %s)",
+                [
+                    *(sink, event.id, self.topic, offset, event.item.encode(), event.id, columns),
+                    *(("item.received", 1) if is_valid else (None, None)),
+                    *("discarded" if because else "open", because),
+                ],
             )
 
     def rebuilt(self, item: str, version: int) -> None:
         """The sink's total of the item is the source's, up to this version."""
         with self._totals, self._totals.cursor() as cursor:
-            cursor.execute("INSERT INTO base_versions VALUES (%s, %s, %s)", [SINK, item, version])
+            cursor.execute(
+                "INSERT INTO base_versions (sink, topic, key, version) VALUES (%s, %s, %s, %s)",
+                [SINK, self.topic, item, version],
+            )
 
     def prune(self, *events: Event) -> None:
         """Remove events from the outbox, as `outbox prune` does."""
@@ -149,12 +166,44 @@ class History:
     def age_out(self, offset: int) -> None:
         """Delete the records of the partition up to an offset, as retention does."""
         admin = AdminClient(client_config(self._settings))
-        for future in admin.delete_records([TopicPartition(self._settings.topic, 0, offset)]).values():
+        for future in admin.delete_records([TopicPartition(self.topic, 0, offset)]).values():
             future.result(10)
 
     def close(self) -> None:
         self._source.close()
         self._totals.close()
+
+    def order(self, count: int) -> list[str]:
+        """An order of the source with so many events in the outbox, half of them of each version."""
+        order, ids = str(uuid.uuid4()), []
+        payload = {"order_id": order, "item_id": order, "quantity": 1, "occurred_at": "2026-11-21T10:00:00.123456Z"}
+        with self._source, self._source.cursor() as cursor:
+            cursor.execute("INSERT INTO orders (id, version) VALUES (%s, %s)", [order, count])
+            for version in range(1, count + 1):
+                unit = {"unit": "KGM"} if version % 2 else {}
+                cursor.execute(
+                    "INSERT INTO outbox (aggregatetype, aggregateid, type, schema_version, payload)"
+                    " VALUES ('order', %s, 'placed', %s, %s) RETURNING id",
+                    [order, 2 if unit else 1, json.dumps({**payload, **unit, "version": version})],
+                )
+                ids += [event_id for (event_id,) in cursor]
+        return ids
+
+    def begin(self, sink: str, offsets: Mapping[str, int]) -> None:
+        """A sink that has read partition 0 of these topics so far, and has applied nothing."""
+        with self._totals, self._totals.cursor() as cursor:
+            cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1)", [sink])
+            for name, offset in offsets.items():
+                cursor.execute(
+                    "INSERT INTO positions (sink, topic, partition, topic_id, next_offset) VALUES (%s, %s, 0, 'x', %s)",
+                    [sink, name, offset],
+                )
+
+    @contextmanager
+    def changing(self) -> Iterator[extensions.cursor]:
+        """A cursor of the sink database's owner, in a transaction."""
+        with self._totals, self._totals.cursor() as cursor:
+            yield cursor
 
 
 @pytest.fixture
@@ -169,7 +218,7 @@ def codes(report: Report) -> list[str]:
 
 
 def variables(settings: Settings) -> dict[str, str]:
-    names = ("source_db_name", "sink_db_name", "topic", "connector")
+    names = ("source_db_name", "sink_db_name", "topic_prefix", "connector")
     return {f"OUTBOX_{name.upper()}": getattr(settings, name) for name in names}
 
 
@@ -273,28 +322,150 @@ def test_foreign_event_is_not_taken_for_a_pruned_one(topic: Settings, history: H
     history.prune(*pruned)
     history.sink(**{pruned[0].item: 11, kept[0].item: 7})
     report = check.check(topic)
-    assert (report.pruned, report.foreign.count, codes(report)) == (2, 1, ["foreign-events"])
+    assert (report.pruned, report.topic(history.topic).foreign.count, codes(report)) == (2, 1, ["foreign-events"])
 
 
-def test_domain_without_views_is_compared_by_events_alone(
+def test_without_a_view_of_the_source_only_versions_are_unknown(
     topic: Settings, history: History, postgres: Postgres
 ) -> None:
-    events = history.item(5, 6, 7)
-    history.publish(events[0], events[2])
-    history.sink(**{events[0].item: 1})
-    postgres.psql("DROP VIEW sink_totals", topic.sink_db_name)
-    report = check.check(topic)
-    assert (codes(report), bool(report.sink(SINK).not_compared)) == (["events-lost"], True)
-    postgres.psql("DROP VIEW source_totals", topic.source_db_name)
-    report = check.check(topic)
-    assert (codes(report), len(report.notes)) == (["events-lost"], 1)
+    events = history.item(5, 6)
+    history.publish(*events)
+    history.sink(**{events[0].item: 11})
+    postgres.psql("ALTER VIEW source_orders RENAME TO gone", topic.source_db_name)
+    report = check.check(topic, incremental=True)
+    assert codes(report) == []
+    assert [note for note in report.notes if "source_orders" in note]
+    assert check.check(topic, incremental=True).verified_before == 2, "the other topic is verified"
 
 
-def test_topic_that_no_job_declares_is_a_failure(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spec, "jobs", lambda _: [])
-    with pytest.raises(Failure) as failure:
+@pytest.mark.parametrize(
+    ("database", "damage", "problem"),
+    [
+        ("sink_db_name", "DROP VIEW sink_totals", "does not exist"),
+        ("source_db_name", "REVOKE SELECT ON source_totals FROM {auditor}", "permission denied"),
+    ],
+)
+def test_a_comparison_that_cannot_be_run_is_a_failure(
+    topic: Settings, postgres: Postgres, database: str, damage: str, problem: str
+) -> None:
+    auditor = topic.role_name(SourceRole.AUDITOR)
+    postgres.psql(damage.format(auditor=auditor), getattr(topic, database))
+    with raises("comparison-unusable", "stock.sql", problem):
         check.check(topic)
-    assert failure.value.code == "event-undeclared"
+
+
+def test_a_project_without_events_is_a_failure(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "of", lambda _: Catalog(Path("nowhere"), {}))
+    with raises("event-undeclared", "nowhere"):
+        check.check(topic)
+
+
+TALLIES = """
+CREATE TABLE receipts (sink text, item_id uuid, receipts bigint);
+CREATE VIEW receipts_of_sinks AS SELECT sink, item_id::text AS key, receipts AS total FROM receipts;
+GRANT SELECT ON receipts_of_sinks TO {auditor};
+INSERT INTO receipts SELECT sink, item_id, 2 FROM stock;
+"""
+RECEIPTS = """
+-- adds: 1 of item.received
+-- [source]
+SELECT key, version AS total FROM source_totals;
+-- [sink]
+SELECT sink, key, total FROM receipts_of_sinks;
+"""
+
+
+def test_a_corrupted_table_is_found_if_it_is_compared_and_named_if_not(
+    topic: Settings, history: History, postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = history.item(5, 6)
+    history.publish(*events)
+    history.sink(**{events[0].item: 11})
+    postgres.psql(TALLIES.format(auditor=topic.role_name(SinkRole.AUDITOR)), topic.sink_db_name)
+    postgres.psql("UPDATE receipts SET receipts = receipts + 5", topic.sink_db_name)
+    report = check.check(topic)
+    assert (codes(report), report.uncompared_tables) == ([], ["receipts"])
+    assert [note for note in report.notes if "table receipts" in note]
+
+    folder = tmp_path / "comparisons"
+    folder.mkdir()
+    (folder / "stock.sql").write_text((comparison_files.folder_of(MAIN) / "stock.sql").read_text())
+    (folder / "receipts.sql").write_text(RECEIPTS)
+    original = comparison_files.folder_of
+    monkeypatch.setattr(
+        comparison_files, "folder_of", lambda spec: folder if spec.job.projections == PROJECTIONS else original(spec)
+    )
+    report = check.check(topic)
+    assert (codes(report), report.uncompared_tables) == (["sink-drift"], [])
+    assert (report.findings[0].comparison, report.sink(SINK).comparison("stock").drift) == ("receipts", {})
+    assert report.sink(SINK).comparison("receipts").drift == {events[0].item: 5}
+
+
+def test_partitions_are_compared_as_their_table(topic: Settings, postgres: Postgres) -> None:
+    statements = """
+        CREATE TABLE movements (sink text, moved int) PARTITION BY LIST (moved);
+        CREATE TABLE movements_1 PARTITION OF movements FOR VALUES IN (1);
+        CREATE TABLE movements_2 PARTITION OF movements FOR VALUES IN (2);
+    """
+    postgres.psql(statements, topic.sink_db_name)
+    assert check.check(topic).uncompared_tables == ["movements"]
+    also = (
+        " CREATE OR REPLACE VIEW sink_totals AS SELECT sink, item_id::text AS key, stock AS total, version FROM stock"
+    )
+    also += " UNION ALL SELECT sink, '', moved, NULL FROM movements WHERE moved = 2"
+    postgres.psql(also, topic.sink_db_name)
+    assert check.check(topic).uncompared_tables == []
+
+
+def test_a_discard_is_acknowledged(topic: Settings, history: History) -> None:
+    events = history.item(5, 6, 7)
+    history.publish(*events)
+    stranger = foreign(events[0].item, 999_999_943)
+    history.publish(stranger, quantity="five")
+    history.sink(**{events[0].item: 12})
+    history.set_aside(events[1], 1, because="test data")
+    history.set_aside(stranger, 4, is_valid=False, because="not ours")
+    for _ in range(2):
+        report = check.check(topic, incremental=True)
+        assert (codes(report), report.settled) == ([], True)
+        assert report.acknowledged == [{"sink": SINK, "count": 2, "reasons": {"not ours": 1, "test data": 1}}]
+        assert report.topic(history.topic).malformed.acknowledged == 1
+    assert report.verified_before == 4
+    history.set_aside(stranger, 4, is_valid=False, sink="naive")
+    with history.changing() as cursor:
+        cursor.execute("INSERT INTO sinks (name, epoch) VALUES ('naive', 1)")
+    assert "malformed-records" in codes(check.check(topic)), "it is open in another sink"
+
+
+def test_events_pruned_and_dropped_that_were_discarded_are_due_no_more(topic: Settings, history: History) -> None:
+    events = history.item(5, 6, 7)
+    history.publish(*events[:2])
+    history.publish(events[2])
+    history.sink(**{events[0].item: 12})
+    history.set_aside(events[1], 1, because="test data")
+    history.prune(*events)
+    history.age_out(3)
+    report = check.check(topic)
+    assert (codes(report), report.records, report.sink(SINK).drift) == ([], 1, {})
+
+
+def test_topics_are_read_together_and_reported_each(topic: Settings, history: History) -> None:
+    events, placed = history.item(5, 6), history.order(2)
+    history.publish(*events)
+    history.sink(**{events[0].item: 11})
+    report = check.check(topic)
+    assert (report.settled, report.in_flight) == (False, 2)
+    orders = topic_of(topic, "order")
+    assert [(one.name, one.records, one.in_flight) for one in report.topics] == [(history.topic, 2, 0), (orders, 0, 2)]
+    assert report.topic(orders).events["order.placed"].in_flight == 2
+    assert (report.sink(SINK).in_flight, len(placed)) == (0, 2), "it asks for items alone"
+
+    history.begin("orders", {orders: 0})
+    history.begin("activity", {history.topic: 1})
+    report = check.check(topic)
+    assert (report.sink("orders").in_flight, report.sink("activity").in_flight) == (2, 1 + 2)
+    assert report.sink("orders").comparison("orders").not_compared.startswith("not now")
+    assert report.sink("activity").drift == {events[0].item: -1}, "one of its two events is lost"
 
 
 def test_waiting_reads_only_new_records(topic: Settings, history: History, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,16 +473,16 @@ def test_waiting_reads_only_new_records(topic: Settings, history: History, monke
     history.publish(events[0])
     history.sink(next_offset=4, **{events[0].item: 11})
     read: list[int] = []
-    original = TopicLog.read_on
+    original = TopicLogs.read_on
 
-    def counting(self: TopicLog, *arguments: Any) -> None:
+    def counting(self: TopicLogs, *arguments: Any) -> None:
         before = self.records
         original(self, *arguments)
         read.append(self.records - before)
         if len(read) == 1:
             history.publish(events[1])
 
-    monkeypatch.setattr(TopicLog, "read_on", counting)
+    monkeypatch.setattr(TopicLogs, "read_on", counting)
     report = check.check_settled(topic, timeout_s=10)
     assert (codes(report), report.records, read) == ([], 2, [1, 1])
 
@@ -320,14 +491,14 @@ def test_waiting_reads_only_new_records(topic: Settings, history: History, monke
 def records_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many records each reading of the topic returned."""
     read: list[int] = []
-    original = TopicLog.read_on
+    original = TopicLogs.read_on
 
-    def counting(self: TopicLog, *arguments: Any) -> None:
+    def counting(self: TopicLogs, *arguments: Any) -> None:
         before = self.records
         original(self, *arguments)
         read.append(self.records - before)
 
-    monkeypatch.setattr(TopicLog, "read_on", counting)
+    monkeypatch.setattr(TopicLogs, "read_on", counting)
     return read
 
 
@@ -401,18 +572,12 @@ def test_command_ends_with_1_and_prints_json(topic: Settings, history: History) 
     assert plain.stderr.startswith("outbox: 2 problems found: ")
     done = outbox("check", "--json", "--wait", "10", home=topic.home, **variables(topic))
     report = json.loads(done.stdout)
-    assert (done.returncode, report["malformed"]["count"], report["outbox_events"]) == (1, 2, 2)
+    assert (done.returncode, report["topics"][0]["malformed"]["count"], report["total"]["outbox_events"]) == (1, 2, 2)
     assert [finding["code"] for finding in report["findings"]] == ["nothing-compared", "malformed-records"]
     assert set(report) == {
-        *(
-            "topic",
-            "keys",
-            "outbox_events",
-            "records",
-            "verified_before",
-            "duplicates",
-            "malformed",
-            "missing_versions",
-        ),
-        *("lost", "in_flight", "foreign", "pruned", "sinks", "notes", "settled", "findings"),
+        *("topics", "total", "sinks", "uncompared_tables", "acknowledged", "notes", "settled", "findings"),
     }
+    assert set(report["topics"][0]) - set(report["total"]) == {"name", "lost", "malformed", "foreign", "events"}
+    described = outbox("check", "--help", home=topic.home).stdout
+    for part in (report, report["topics"][0], report["sinks"][0], report["sinks"][0]["comparisons"][0]):
+        assert [key for key in part if key not in described] == []
