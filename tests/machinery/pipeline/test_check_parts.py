@@ -19,10 +19,9 @@ import psutil
 import pytest
 from confluent_kafka import Producer
 
-from outbox.audit import processes, topic_part
+from outbox.audit import declared, processes, topic_part
 from outbox.audit.buckets import COUNT
-from outbox.audit.check import event_decoder
-from outbox.audit.topic_log import TopicLog
+from outbox.audit.topic_log import TopicLogs
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
@@ -30,6 +29,7 @@ from outbox.kafka.clients import client_config
 from tests.support.cli_runner import environment
 from tests.support.events import uuid7
 from tests.support.seeds import chosen_seed
+from tests.support.topic_reader import topic_of
 
 RECORDS = 400
 READ_AND_STAND_STILL = """
@@ -37,14 +37,14 @@ import multiprocessing
 import time
 
 from outbox.audit import processes
-from outbox.audit.check import event_decoder
-from outbox.audit.topic_log import TopicLog
+from outbox.audit import declared
+from outbox.audit.topic_log import TopicLogs
 from outbox.base.settings import load
 
 if __name__ == "__main__":
     settings = load()
     processes.PART_OFFSETS = 1
-    log = TopicLog(event_decoder(settings))
+    log = TopicLogs(declared.load(settings).topics)
 
     def stand_still(_):
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)
@@ -56,7 +56,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def filled(topic: Settings) -> Settings:
-    """A topic with events, duplicates and garbage in two partitions, some of it aborted."""
+    """Two topics, each with events, duplicates and garbage in two partitions, some of it aborted."""
     chance = random.Random(chosen_seed())  # noqa: S311
     producer = Producer({**client_config(topic), "transactional.id": f"test-{uuid.uuid4()}"})
     producer.init_transactions(30)
@@ -75,12 +75,11 @@ def filled(topic: Settings) -> Settings:
                 "version": version + 1,
                 "occurred_at": "2026-11-21T10:00:00.123456Z",
             }
-            headers: dict[str, str | bytes | None] = {
-                "id": chance.choice(ids),
-                "eventType": "item.received",
-                "schemaVersion": "1",
-            }
-            producer.produce(topic.topic, json.dumps(value), item, headers=headers, partition=chance.randrange(2))
+            headers: dict[str, str | bytes | None] = {"eventType": "received", "schemaVersion": "1"}
+            if chance.random() < 0.9:
+                headers["id"] = chance.choice(ids)
+            name = topic_of(topic, chance.choice(["item", "item", "order"]))
+            producer.produce(name, json.dumps(value), item, headers=headers, partition=chance.randrange(2))
         producer.flush(30)
         if chance.random() < 0.8:
             producer.commit_transaction(30)
@@ -90,13 +89,13 @@ def filled(topic: Settings) -> Settings:
 
 
 def contents(settings: Settings, progress: Callable[[str], None] = lambda _: None) -> tuple[object, ...]:
-    """All that a log has, read from the beginning of the topic. It shows its progress after each piece."""
-    with closing(TopicLog(event_decoder(settings))) as log:
-        log.read_on(settings, progress)
+    """All that the logs have, read from the beginning of the topics. They show their progress after each piece."""
+    with closing(TopicLogs(declared.load(settings).topics)) as logs:
+        logs.read_on(settings, progress)
         rows = [
-            sorted(row for bucket in range(COUNT) for row in one.rows(bucket)) for one in (log.delivered, log.refused)
+            sorted(row for bucket in range(COUNT) for row in one.rows(bucket)) for one in (logs.delivered, logs.refused)
         ]
-        return log.records, log.malformed, log.next_offsets, rows
+        return logs.records, [(end.records, end.next_offsets) for end in logs.ends], rows
 
 
 @pytest.fixture
@@ -136,19 +135,19 @@ def test_a_killed_process_is_a_failure(filled: Settings, monkeypatch: pytest.Mon
         for child in multiprocessing.active_children():
             child.kill()
 
-    with closing(TopicLog(event_decoder(filled))) as log, pytest.raises(Failure) as failure:
-        log.read_on(filled, kill)
+    with closing(TopicLogs(declared.load(filled).topics)) as logs, pytest.raises(Failure) as failure:
+        logs.read_on(filled, kill)
     assert failure.value.code == "process-ended"
     assert not multiprocessing.active_children()
 
 
 def test_a_failure_in_a_process_is_the_failure_of_the_check(filled: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBOX_TIMEOUT_SCALE", "0.1")
-    away = filled.model_copy(update={"topic": f"missing-{uuid.uuid4()}"})
+    away = filled.model_copy(update={"topic_prefix": f"missing-{uuid.uuid4()}"})
     monkeypatch.setattr(processes, "PART_OFFSETS", 1)
-    reader = topic_part.PartReader(event_decoder(filled), bytes(16))
+    reader = topic_part.PartReader(declared.load(away).topics, bytes(16))
     with pytest.raises(Failure) as failure:
-        list(processes.read_parts(reader, away, {0: (0, 2)}))
+        list(processes.read_parts(reader, away, {0: {0: (0, 2)}}))
     assert failure.value.code == "topic-silent"
     assert not multiprocessing.active_children()
 
