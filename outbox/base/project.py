@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -100,20 +101,31 @@ def load(root: Path) -> Project:
     known = {name for name in Project.__dataclass_fields__ if name not in ("root", "folders")}
     unknown = sorted(values.keys() - known)
     if unknown:
+        names = sorted(name.replace("_", "-") for name in {*known, *FOLDERS})
         hints = [f"{name} is now {RENAMED[name]} (docs/updating.md)" for name in unknown if name in RENAMED]
-        raise _wrong(
-            root,
-            f"does not know {', '.join(unknown)}",
-            "; ".join(hints)
-            or f"known are {', '.join(sorted(name.replace('_', '-') for name in {*known, *FOLDERS}))}",
-        )
+        problem = f"does not know {', '.join(unknown)}"
+        raise _wrong(root, problem, "; ".join(hints) or f"known are {', '.join(names)}")
     for name, value in values.items():
-        wanted = {"sinks": list, "validate_events": bool}.get(name, str)
-        if not isinstance(value, wanted) or (isinstance(value, list) and not all(isinstance(one, str) for one in value)):
-            kind = {list: 'a list of names, for example ["balances"]', bool: "true or false"}.get(wanted, "a text")
+        is_right, kind = KINDS.get(name, (_is_text, "a text"))
+        if not is_right(value):
             raise _wrong(root, f"has {name.replace('_', '-')} = {value!r}", f"it must be {kind}")
     values["sinks"] = tuple(values.get("sinks", ()))
     return Project(root=root, folders=folders, **values)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list_of_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+# What a value must be, where it is not a text.
+KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "sinks": (_is_list_of_texts, 'a list of names, for example ["orders"]'),
+    "validate_events": (lambda value: isinstance(value, bool), "true or false"),
+}
 
 
 def _wrong(root: Path, problem: str, remedy: str) -> Failure:
