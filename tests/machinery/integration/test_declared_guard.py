@@ -27,7 +27,7 @@ from tests.support.queries import query
 
 INSERT = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload, schema_version) VALUES (%s, '1', %s, '{}', %s)"
 SCHEMA = json.dumps({"type": "object", "required": ["id"], "properties": {"id": {"type": "string"}}})
-OLD, NEW = ("parcel.sent.v1",), ("parcel.sent.v1", "parcel.sent.v2", "depot.line.added.v1")
+OLD, NEW = ("crate.sent.v1",), ("crate.sent.v1", "crate.sent.v2", "bin.line.added.v1")
 
 Declare = Callable[..., None]
 
@@ -78,7 +78,7 @@ def takes(settings: Settings, *event: object) -> bool:
 def holding(settings: Settings) -> Iterator[None]:
     """A transaction of the service that has written an event and is still open."""
     with closing(connect(settings, SourceRole.APP)) as connection, connection.cursor() as cursor:
-        cursor.execute(INSERT, ["parcel", "sent", 1])
+        cursor.execute(INSERT, ["crate", "sent", 1])
         yield
         connection.commit()
 
@@ -88,22 +88,22 @@ def holding(settings: Settings) -> Iterator[None]:
 
 def test_declared_events_are_taken_and_no_others(bare: Settings, declare: Declare) -> None:
     declare(*NEW)
-    assert migrate(bare).events.added == ["depot.line.added.v1", "parcel.sent.v1", "parcel.sent.v2"]
-    for event in (("parcel", "sent", 1), ("parcel", "sent", 2), ("depot", "line.added", 1)):
+    assert migrate(bare).events.added == ["bin.line.added.v1", "crate.sent.v1", "crate.sent.v2"]
+    for event in (("crate", "sent", 1), ("crate", "sent", 2), ("bin", "line.added", 1)):
         assert takes(bare, *event)
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        ("parcel", "sent", 3),
-        ("parcel", "sent", 0),
-        ("parcel", "sent.v1", 1),
-        ("parcel", "line.added", 1),
-        ("parcel.sent", "v1", 1),
-        ("depot.line", "added", 1),
-        ("Parcel", "sent", 1),
-        ("parcel ", "sent", 1),
+        ("crate", "sent", 3),
+        ("crate", "sent", 0),
+        ("crate", "sent.v1", 1),
+        ("crate", "line.added", 1),
+        ("crate.sent", "v1", 1),
+        ("bin.line", "added", 1),
+        ("Crate", "sent", 1),
+        ("crate ", "sent", 1),
         ("", "", 1),
         ("outbox", "outbox.marker", 1),
         ("x.markers", "sent", 1),
@@ -128,7 +128,7 @@ def test_the_marker_of_prune_is_taken(bare: Settings, declare: Declare) -> None:
 
 def test_psql_gets_the_state_of_a_check(databases: Settings) -> None:
     dsn = {name: str(value) for name, value in databases.dsn(SourceRole.APP).items()}
-    statement = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('parcel', '1', 'sent', '{}')"
+    statement = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('crate', '1', 'sent', '{}')"
     words = ["-X", "-v", "VERBOSITY=sqlstate", "-h", dsn["host"], "-p", dsn["port"], "-U", dsn["user"]]
     done = subprocess.run(
         [Postgres(databases).program("psql"), *words, "-d", dsn["dbname"], "-c", statement],
@@ -150,7 +150,7 @@ def test_hundreds_of_events_can_be_declared(bare: Settings, declare: Declare) ->
 def test_a_project_without_events_takes_none(bare: Settings, declare: Declare) -> None:
     declare()
     assert migrate(bare).events == declared.Change([], [])
-    assert not takes(bare, "parcel", "sent", 1)
+    assert not takes(bare, "crate", "sent", 1)
 
 
 # Rolling out -------------------------------------------------------------------------------------------------------
@@ -159,12 +159,12 @@ def test_a_project_without_events_takes_none(bare: Settings, declare: Declare) -
 def test_an_older_image_that_migrates_again_removes_nothing(bare: Settings, declare: Declare) -> None:
     declare(*OLD)
     migrate(bare)
-    assert not takes(bare, "depot", "line.added", 1)
+    assert not takes(bare, "bin", "line.added", 1)
     declare(*NEW)
-    assert migrate(bare).events == declared.Change(["depot.line.added.v1", "parcel.sent.v2"], [])
+    assert migrate(bare).events == declared.Change(["bin.line.added.v1", "crate.sent.v2"], [])
     declare(*OLD)
     assert migrate(bare).events == declared.Change([], [])
-    assert takes(bare, "depot", "line.added", 1)
+    assert takes(bare, "bin", "line.added", 1)
 
 
 def test_only_declared_removes_the_others(bare: Settings, declare: Declare) -> None:
@@ -172,21 +172,21 @@ def test_only_declared_removes_the_others(bare: Settings, declare: Declare) -> N
     migrate(bare)
     declare(*OLD)
     assert migrate_outbox(bare, only_declared=True).events == declared.Change(
-        [], ["depot.line.added.v1", "parcel.sent.v2"]
+        [], ["bin.line.added.v1", "crate.sent.v2"]
     )
-    assert takes(bare, "parcel", "sent", 1)
-    assert not takes(bare, "parcel", "sent", 2)
+    assert takes(bare, "crate", "sent", 1)
+    assert not takes(bare, "crate", "sent", 2)
 
 
 def test_sets_that_migrate_at_once_are_both_taken(bare: Settings, tmp_path: Path, declare: Declare) -> None:
     catalogs = []
-    for names in (OLD, ("depot.line.added.v1",)):
+    for names in (OLD, ("bin.line.added.v1",)):
         declare(*names)
         catalogs.append(load(project.current().events, "stock"))
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda one: declared.guard(owner_engine(bare, "source"), one), catalogs))
-    assert takes(bare, "parcel", "sent", 1)
-    assert takes(bare, "depot", "line.added", 1)
+    assert takes(bare, "crate", "sent", 1)
+    assert takes(bare, "bin", "line.added", 1)
 
 
 def test_rows_of_undeclared_events_stay_in_the_table(bare: Settings, declare: Declare) -> None:
@@ -201,10 +201,10 @@ def test_rows_of_undeclared_events_stay_in_the_table(bare: Settings, declare: De
 def test_a_deprecated_event_is_taken(bare: Settings, declare: Declare) -> None:
     """A service of an older version may still write it."""
     declare(*OLD)
-    file = project.current().events / "parcel" / "sent.v1.schema.json"
+    file = project.current().events / "crate" / "sent.v1.schema.json"
     file.write_text(json.dumps({**json.loads(SCHEMA), "deprecated": True}))
     migrate(bare)
-    assert takes(bare, "parcel", "sent", 1)
+    assert takes(bare, "crate", "sent", 1)
 
 
 def test_a_service_is_ready_once_its_events_are_taken(bare: Settings, declare: Declare) -> None:
@@ -239,7 +239,7 @@ def test_a_transaction_that_holds_the_table_is_named(bare: Settings, declare: De
     with holding(bare):
         with raises("outbox-locked", bare.role_name(SourceRole.APP), "outbox migrate"):
             migrate(bare)
-        insert(bare, "parcel", "sent")  # nobody waits behind it
+        insert(bare, "crate", "sent")  # nobody waits behind it
     assert migrate(bare).events.added == [*OLD]
 
 
@@ -249,7 +249,7 @@ def test_a_transaction_that_ends_in_time_is_waited_for(
     monkeypatch.setattr(declared, "ATTEMPTS", 20)
     declare(*OLD)
     with closing(connect(bare, SourceRole.APP)) as connection, connection.cursor() as cursor:
-        cursor.execute(INSERT, ["parcel", "sent", 1])
+        cursor.execute(INSERT, ["crate", "sent", 1])
         timer = threading.Timer(declared.LOCK_TIMEOUT_S + 0.2, connection.commit)  # after the first attempt
         timer.start()
         assert migrate(bare).events.added == [*OLD]
@@ -265,7 +265,7 @@ def test_a_constraint_that_is_not_ours_is_left_alone(bare: Settings, declare: De
 
 def test_an_unusable_declaration_changes_nothing(bare: Settings, declare: Declare) -> None:
     declare(*OLD)
-    (project.current().events / "parcel" / "sent.v2.schema.json").write_text("{")
+    (project.current().events / "crate" / "sent.v2.schema.json").write_text("{")
     with raises("schema-unusable", "sent.v2.schema.json"):
         migrate(bare)
     assert takes(bare, "anything", "at all", 1)
@@ -280,8 +280,8 @@ def test_the_command_reports_what_it_changed(bare: Settings, declare: Declare, t
     declare(*NEW)
     assert run("--only", "outbox").splitlines() == [
         "outbox     up to date",
-        "events     added depot.line.added.v1, parcel.sent.v1, parcel.sent.v2",
+        "events     added bin.line.added.v1, crate.sent.v1, crate.sent.v2",
     ]
     declare(*OLD)
     assert "events     up to date" in run()
-    assert "events     removed depot.line.added.v1, parcel.sent.v2" in run("--only-declared")
+    assert "events     removed bin.line.added.v1, crate.sent.v2" in run("--only-declared")
