@@ -372,15 +372,15 @@ def test_settings_are_ours(name: str) -> None:
         ([], False),
         (["one/commits/0"], False),
         (["one/commits/0", "two/commits/.0.crc"], False),
-        (["one/commits/0", "naive/commits/0", "two.rebuild/commits/0"], False),
+        (["one/commits/0", "one-naive/commits/0", "two.rebuild/commits/0"], False),
         (["one/commits/0", "two/commits/0"], True),
         (["one.2/commits/7", "two/commits/0"], True),  # rewound; the volume is younger than the database
     ],
 )
-def test_the_sink_is_healthy_when_each_strategy_of_the_project_has_committed(
+def test_the_sink_is_healthy_when_each_sink_of_the_project_has_committed(
     tmp_path: Path, committed: list[str], is_healthy: bool
 ) -> None:
-    (tmp_path / project.FILE).write_text('[tool.outbox]\nstrategies = ["one", "two"]\n')
+    (tmp_path / project.FILE).write_text('[tool.outbox]\nsinks = ["one", "two"]\n')
     folder = tmp_path / "checkpoints"
     for name in committed:
         (folder / name).parent.mkdir(parents=True)
@@ -402,8 +402,17 @@ def test_the_sink_is_healthy_when_each_strategy_of_the_project_has_committed(
     assert is_healthy or "AssertionError" in done.stderr
 
 
-def test_the_sink_runs_the_strategies_of_the_project() -> None:
+def test_the_sink_runs_the_sinks_of_the_project() -> None:
     assert SERVICES["sink"]["command"] == ["python", "-m", "outbox", "sink"]
+
+
+def test_beside_it_runs_the_sink_that_drifts(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    _, *arguments = SERVICES["sink-naive"]["command"]
+    env = {project.VARIABLE: str(ROOT), "PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, env=env)
+    assert done.stdout == "-m outbox sink balances-naive\n", done.stderr
 
 
 # Operators --------------------------------------------------------------------------------------------------------
