@@ -4,11 +4,12 @@
 |---|---|
 | `outbox_sink_rows_total` | valid events read: applied, duplicate or refused |
 | `outbox_sink_duplicates_total` | events that the strategy knew and skipped |
+| `outbox_sink_skipped_total` | events on its topics that it has not asked for; it passes them |
 | `outbox_sink_dead_letters_total` | records set aside, invalid or refused; a repetition counts again |
 | `outbox_sink_batch_duration_seconds` | by `stage`: `read` (with decoding) or `apply`; of a large batch by part |
 | `outbox_sink_last_progress_timestamp_seconds` | Unix time of the last applied batch; before it, of the start |
-| `outbox_sink_lag_events` | upper bound of events not applied: markers and aborted records count too |
-| `outbox_sink_partition_lag_events` | the same by `partition` |
+| `outbox_sink_lag_events` | upper bound of events not applied: markers, aborted and skipped records count too |
+| `outbox_sink_partition_lag_events` | the same by `topic` and `partition` |
 | `outbox_sink_lag_seconds` | age of the oldest record that is not applied; 0 when there is none |
 | `outbox_sink_kafka_up` | 1 if Kafka answered for this scrape; at 0 the lag is absent, not outdated |
 
