@@ -279,7 +279,7 @@ def test_local_checkpoint_is_compared_with_the_positions(topic: Settings, tmp_pa
     assert found() == [("checkpoint", True)], "cut off: the sink removes it"
     commit(11, 3)
     assert found() == [("checkpoint-ahead", False)]
-    assert diagnosed(topic, "checkpoint-ahead").remedy == "`outbox rewind --sink dedup --to-positions`"
+    assert diagnosed(topic, "checkpoint-ahead").remedy == "`outbox rewind dedup --to-positions`"
     rewind.rewind(topic, "dedup", rewind.to_positions(topic, "dedup"))
     assert found() == [("checkpoint-missing", True)]
 
