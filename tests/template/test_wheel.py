@@ -19,6 +19,29 @@ from tests.template import scratch
 
 pytestmark = pytest.mark.copies
 
+PLACED = {
+    "type": "object",
+    "required": ["order_id", "cents"],
+    "properties": {"order_id": {"type": "string", "maxLength": 40}, "cents": {"type": "integer", "minimum": 0}},
+}
+# Without site no .pth is read: the environment has the wheel and the standard library. The driver is a stand-in.
+APPEND = """
+import sys
+sys.path += sys.argv[1:]
+from outbox.base.errors import Failure
+from outbox.writing.dbapi import Event, append
+
+class Driver:
+    def cursor(self): return self
+    def execute(self, query, parameters): print(query.partition("(")[0], *parameters)
+    def close(self): pass
+
+append(Driver(), Event("order", "o-1", "placed", {"order_id": "o-1", "cents": 5}))
+try:
+    append(Driver(), Event("order", "o-1", "placed", {"order_id": "o-1", "cents": -5}))
+except Failure as failure:
+    print(failure.code)
+"""
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 
 
@@ -46,11 +69,23 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project as docs/existing-service.md has it: a table in pyproject.toml, and the connector's file."""
-    (tmp_path / "pyproject.toml").write_text('[tool.outbox]\nsource-database = "shop"\ntopic = "shop.orders"\n')
-    (tmp_path / "connect").mkdir()
+    """A project as docs/existing-service.md has it: a table in pyproject.toml, the connector's file, and an event."""
+    (tmp_path / "pyproject.toml").write_text('[tool.outbox]\nsource-database = "shop"\ntopic-prefix = "shop"\n')
+    events = tmp_path / "connect" / "events" / "order"
+    events.mkdir(parents=True)
+    (events / "aggregate.toml").write_text('key = "order_id"\n')
+    (events / "placed.v1.schema.json").write_text(json.dumps(PLACED))
     (tmp_path / "connect" / "outbox.json").write_bytes((ROOT / "connect" / "outbox.json").read_bytes())
     return tmp_path
+
+
+@pytest.fixture
+def needed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with only the packages that a service installs beside the wheel."""
+    folder = tmp_path_factory.mktemp("needed")
+    for name in ("msgspec", "jsonschema_rs"):
+        (folder / name).symlink_to(Path(sysconfig.get_path("purelib"), name))
+    return folder
 
 
 def run(command: Sequence[str | Path], folder: Path) -> str:
@@ -89,10 +124,11 @@ def test_the_command_works_for_a_project_elsewhere(installed: Path, project: Pat
     assert "migrate" in run([installed / "outbox", "--help"], project)
     rendered = json.loads(run([installed / "outbox", "connect", "render"], project))
     assert rendered["database.dbname"] == "shop"
-    assert rendered["transforms.outbox.route.topic.replacement"] == "shop.orders"
+    assert rendered["transforms.outbox.route.topic.replacement"] == "shop.${routedByValue}"
 
 
-def test_append_by_dbapi_needs_the_standard_library_alone(installed: Path, project: Path) -> None:
+def test_append_by_dbapi_needs_two_packages(installed: Path, project: Path, needed: Path) -> None:
     (packages,) = installed.parent.glob("lib/python*/site-packages")
-    code = f"import sys; sys.path.append({str(packages)!r}); from outbox.writing.dbapi import Event, append"
-    run([installed / "python", "-S", "-c", code], project)  # without site: no .pth is read
+    inserted, refused = run([installed / "python", "-S", "-c", APPEND, packages, needed], project).splitlines()
+    assert inserted == 'INSERT INTO outbox  order o-1 placed {"order_id":"o-1","cents":5} 1 None'
+    assert refused == "event-invalid"
