@@ -205,7 +205,7 @@ class TestWayOut:
         with closing(connect(databases, SinkRole.WRITER)) as connection:
             with connection, connection.cursor() as cursor:
                 chosen = Selection(sink="dedup").choose(cursor)
-            assert repair.discard(connection, chosen) == {"dedup": 1}
+            assert repair.discard(connection, chosen, because="known by hand") == {"dedup": 1}
         assert replay(databases, older_than_horizon=True) == Replayed()
         assert apply(databases, late, start=1) == Counts(1, 0, 1)
         assert database.totals() == {}

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from outbox.audit import check, sinks
+from outbox.audit import check
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
@@ -22,6 +22,7 @@ from tests.machinery.stock import Client
 from tests.support.cli_runner import outbox
 from tests.support.events import nth_key
 from tests.support.seeds import chosen_seed
+from tests.support.sink_driver import Database
 from tests.support.sink_process import applied_until, sink_arguments
 from tests.support.topic_reader import topic_of
 from tests.support.warm_jvm import WarmSink
@@ -135,7 +136,7 @@ def test_from_the_source_beside_a_sink_and_a_service_that_go_on(chain: Settings,
 
 def wait_applied(settings: Settings, items: int = 6) -> None:
     """Wait until the sink knows so many items."""
-    wait_for("the sink to apply", lambda: len(sinks.read(settings)[0].totals) >= items, timeout_s=TIMEOUT_S)
+    wait_for("the sink to apply", lambda: len(Database(settings).totals()) >= items, timeout_s=TIMEOUT_S)
 
 
 def test_a_topic_that_has_dropped_events_is_refused_and_the_source_is_the_way_out(topic: Settings) -> None:
@@ -150,7 +151,7 @@ def test_a_topic_that_has_dropped_events_is_refused_and_the_source_is_the_way_ou
     assert "there is no copy" in rebuild(topic, "--from", "topic", "--drop-copy").stdout
 
     would = rebuild(topic, "--from", "source", "--dry-run")
-    assert (would.returncode, sinks.read(topic)[0].positions[0]) == (0, 1), would.stderr
+    assert (would.returncode, Database(topic).positions()[0]) == (0, 1), would.stderr
     done = rebuild(topic, "--from", "source", "--yes")
     assert "partition 0: offsets 1 to 3 are skipped" in done.stdout, done.stderr
-    assert sinks.read(topic)[0].positions[0] == 4
+    assert Database(topic).positions()[0] == 4

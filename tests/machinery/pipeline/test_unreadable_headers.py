@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 
 import pytest
 from confluent_kafka import Message
 
-from outbox.audit.topic_log import TopicLog
+from outbox.audit import check
 from outbox.base.settings import Settings
 from outbox.kafka import records, topics
 from outbox.kafka.headers import headers_of
@@ -52,9 +51,7 @@ def test_it_is_no_event_for_any_reader(message: Message, topic: Settings) -> Non
     assert evidence._event_id(message) is None
     (dead,) = DECODER.decode(Records.of([message])).dead
     assert (dead.event_id, dead.rejection.reason) == (None, "missing id")
-    with closing(TopicLog(DECODER)) as log:
-        log.read_on(topic, lambda _: None)
-        assert log.malformed.reasons == {"missing id": 1}
+    assert check.check(topic).topic(topic_of(topic)).malformed.reasons == {"missing id": 1}
 
 
 def test_driver_and_executors_keep_it_as_the_same_dead_letter(
