@@ -284,6 +284,22 @@ def test_local_checkpoint_is_compared_with_the_positions(topic: Settings, tmp_pa
     assert found() == [("checkpoint-missing", True)]
 
 
+def test_a_sink_is_looked_at_on_each_of_its_topics(topic: Settings, postgres: Postgres) -> None:
+    item, order = topic_of(topic), topic_of(topic, "order")
+    ids = {name: topics.describe(topic, name).id for name in (item, order)}
+    positions = f"('activity', '{item}', 0, '{ids[item]}', 0), ('activity', '{order}', 0, '{ids[order]}', 7)"
+    statements = f"""
+        INSERT INTO sinks (name, epoch) VALUES ('activity', 1);
+        INSERT INTO positions (sink, topic, partition, topic_id, next_offset) VALUES {positions};
+        INSERT INTO skipped_events VALUES ('activity', '{order}', 'order.placed.v1');
+    """
+    postgres.psql(statements, topic.sink_db_name)
+    assert problems(topic)["sinks"] == ["topic-recreated", "sink-not-running", "events-skipped"]
+    assert f"offset 7 of {order}, partition 0" in diagnosed(topic, "topic-recreated").message
+    gone = topic.model_copy(update={"topic_prefix": "missing"})
+    assert [one.code for one in examine(gone) if one.hop == "sinks" and not one.is_ok] == ["topic-missing"] * 2
+
+
 def test_command_prints_every_diagnosis_and_ends_with_1(topic: Settings) -> None:
     names = {
         "OUTBOX_SOURCE_DB_NAME": topic.source_db_name,
