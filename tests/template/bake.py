@@ -13,18 +13,28 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.support.archive import unpack
+from tests.support.paths import ROOT
 from tests.template import scratch
 
 GIT = ["git", "-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
 
 
 class Template:
-    """A repository with the checkout's files, which copier can copy from and a test can go on with."""
+    """A repository with the checkout's files, or those of an earlier commit, which copier can copy from and a test can
+    go on with.
+    """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = scratch.copy(folder)
+    def __init__(self, folder: Path, revision: str | None = None) -> None:
+        self.folder = scratch.copy(folder) if revision is None else archived(folder, revision)
         git(folder, "init", "--quiet")
         commit(folder)
+
+    def to_the_present(self) -> None:
+        """Become the checkout as it is now, by one more commit."""
+        git(self.folder, "rm", "-r", "--quiet", ".")
+        scratch.copy(self.folder)
+        commit(self.folder, "the present state")
 
     def generate(self, project: Path, **answers: object) -> subprocess.CompletedProcess[str]:
         """Make a project; what is not answered has its default."""
@@ -46,6 +56,20 @@ def copier(folder: Path, command: str, *words: str, **variables: str) -> subproc
     # HEAD: without it, copier would take the newest tag that looks like a version.
     options = ["--defaults", "--quiet", "--vcs-ref", "HEAD"]
     return run(folder, [sys.executable, "-m", "copier", command, *options, *words], **variables)
+
+
+def has(revision: str) -> bool:
+    """Whether the checkout's history has a commit; that of a shallow clone lacks most of them."""
+    return run(ROOT, ["git", "cat-file", "-e", f"{revision}^{{commit}}"]).returncode == 0
+
+
+def archived(folder: Path, revision: str) -> Path:
+    """The files of a commit of the checkout's history, in this folder."""
+    with tempfile.TemporaryDirectory() as temporary:
+        archive = Path(temporary, "archive.tar")
+        git(ROOT, "archive", "--output", str(archive), revision)
+        unpack(archive, folder)
+    return folder
 
 
 def git(folder: Path, *words: str) -> str:
