@@ -48,7 +48,7 @@ def truncate(folder: Path, *files: str) -> None:
 
 
 def checkpoint(spark: SparkSession, folder: Path) -> Checkpoint:
-    return Checkpoint(spark, folder.as_uri(), "dedup", TOPIC)
+    return Checkpoint(spark, folder.as_uri(), "dedup")
 
 
 def test_complete_files_are_kept(spark: SparkSession, folder: Path) -> None:
@@ -56,7 +56,9 @@ def test_complete_files_are_kept(spark: SparkSession, folder: Path) -> None:
     commit(folder, 0)
     found = checkpoint(spark, folder)
     assert found.repair() == []
-    assert (found.start(0), found.end(0), found.start(1), found.applied()) == ({0: 5}, {0: 10}, {0: 10}, {0: 10})
+    first, second = {TOPIC: {0: 5}}, {TOPIC: {0: 10}}
+    assert (found.start(0), found.end(0), found.start(1), found.applied()) == (first, second, second, second)
+    assert found.topics() == {TOPIC}
 
 
 def test_an_offsets_file_without_its_last_line_is_deleted(spark: SparkSession, folder: Path) -> None:
@@ -65,7 +67,7 @@ def test_an_offsets_file_without_its_last_line_is_deleted(spark: SparkSession, f
     (folder / "offsets/2").write_text(f"v1\n{BATCH_METADATA}")
     found = checkpoint(spark, folder)
     assert found.repair() == ["offsets/2"]
-    assert found.applied() == {0: 20}
+    assert found.applied() == {TOPIC: {0: 20}}
     assert found.repair() == []
 
 
@@ -73,10 +75,10 @@ def test_a_commit_without_its_planned_batch_is_deleted(spark: SparkSession, fold
     plan(folder, 0, 1)
     commit(folder, 0, 1)
     truncate(folder, "offsets/1")
-    assert local_checkpoint.committed(folder, TOPIC) == {0: 10}
+    assert local_checkpoint.committed(folder) == {TOPIC: {0: 10}}
     found = checkpoint(spark, folder)
     assert found.repair() == ["offsets/1", "commits/1"]
-    assert found.applied() == {0: 10}
+    assert found.applied() == {TOPIC: {0: 10}}
 
 
 @pytest.mark.parametrize("content", ["", "\0v1", "\0v1\n", '\0v1\n{"events":{"0":', "\0" * 20])
@@ -106,7 +108,7 @@ def test_after_the_first_commit_the_beginning_is_not_needed(spark: SparkSession,
     truncate(folder, "sources/0/0")
     found = checkpoint(spark, folder)
     assert found.repair() == []
-    assert found.start(1) == {0: 10}
+    assert found.start(1) == {TOPIC: {0: 10}}
 
 
 @pytest.mark.parametrize("file", ["metadata", "offsets/1"])
@@ -114,7 +116,7 @@ def test_another_file_that_is_truncated_is_reported_with_a_remedy(spark: SparkSe
     plan(folder, 0, 1, 2)
     commit(folder, 0, 1)
     truncate(folder, file)
-    with raises("checkpoint-broken", folder.as_uri(), f": {file} ", "`outbox rewind --sink dedup --to-positions`"):
+    with raises("checkpoint-broken", folder.as_uri(), f": {file} ", "`outbox rewind dedup --to-positions`"):
         checkpoint(spark, folder).repair()
     assert (folder / file).exists()
 
