@@ -143,6 +143,11 @@ class RecordDecoder(ABC):
         return set(self.types)
 
     @property
+    def taken(self) -> Mapping[tuple[str, int | None], Sequence[Column]]:
+        """By the name of an event and a version of it that is taken, its columns."""
+        return {(name, self.schema_versions.get(name)): columns for name, columns in self.types.items()}
+
+    @property
     def declared(self) -> Mapping[str, Sequence[Column]]:
         """By the name of an event on the topic, asked for or not, the columns of its newest version."""
         return self.types
@@ -247,6 +252,11 @@ class EventDecoder(RecordDecoder):
         self._events = {schema.type: schema.event for schema in schemas}
         self._declared = {schema.event: schema.columns for schema in schemas}
         self._declared_names = {name for schema in schemas for name in (schema.event, schema.name)}
+
+    @property
+    def taken(self) -> Mapping[tuple[str, int | None], Sequence[Column]]:
+        """By the name of an event and a version of it that is taken, its columns."""
+        return {(one.name, one.schema.version): one.schema.columns for one in self._versions.values()}
 
     @property
     def declared(self) -> Mapping[str, Sequence[Column]]:

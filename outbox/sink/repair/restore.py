@@ -6,7 +6,7 @@ columns of that time. Since then the sink may take other events, and the event a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -59,41 +59,48 @@ def _validated(letter: Letter, decoder: RecordDecoder) -> Event | Rejection | Sk
 def _restored(letter: Letter, decoder: RecordDecoder) -> Event | Rejection | Skipped:
     stored = decode(str(letter.event).encode())
     if letter.event_type is not None:
-        return _restored_as(letter.event_type, letter, stored, decoder)
-    found = [_restored_as(name, letter, stored, decoder) for name in _guesses(stored, decoder)]
+        return _restored_as(letter.event_type, letter.schema_version, letter, stored, decoder)
+    found = [_restored_as(name, version, letter, stored, decoder) for name, version in _guesses(stored, decoder)]
     found.append(Rejection(UNKNOWN_TYPE, "the letter does not say which event it has, and its columns are of none"))
     return next((one for one in found if isinstance(one, Event)), found[0])
 
 
 def _restored_as(
-    name: str, letter: Letter, stored: Mapping[str, Any], decoder: RecordDecoder
+    name: str, version: int | None, letter: Letter, stored: Mapping[str, Any], decoder: RecordDecoder
 ) -> Event | Rejection | Skipped:
     if name not in decoder.types:
         return Skipped(name)
-    version = letter.schema_version or decoder.schema_versions.get(name)
+    version = version or decoder.schema_versions.get(name)
     columns = decoder.columns(name, version)
     if columns is None:
         return Rejection(UNKNOWN_VERSION, f"the letter has version {version} of {name}, which is not declared any more")
     return decoder.restore(name, version, letter.identity, _payload(stored, columns))
 
 
-def _guesses(stored: Mapping[str, Any], decoder: RecordDecoder) -> list[str]:
-    """The events that it may be, of all on the topic: those whose columns it has, with the fewest others.
+def _guesses(stored: Mapping[str, Any], decoder: RecordDecoder) -> list[tuple[str, int | None]]:
+    """The events, with their versions, that it may be: those whose columns it has, with the fewest others.
 
     Letters of earlier versions do not say which event they have. An event that the sink does not ask for must have just
-    these columns, because the letter will be closed.
+    these columns, because the letter will be closed. Of several versions the oldest is first: the letter is from before
+    the others.
     """
     named = stored.get(EVENT_TYPE)
     if named is not None:
-        return [str(named)]
+        return [(str(named), None)]
     given = {name for name, value in stored.items() if value is not None and name not in PLACE}
-    lacking: dict[str, int] = {}
-    for event, columns in {**decoder.types, **decoder.declared}.items():
+    lacking: dict[tuple[str, int | None], int] = {}
+    for event, columns in _known(decoder):
         others = given - {name for column in columns for name in _places(column)}
         is_complete = all(column.is_nullable or _stored(stored, column) is not None for column in columns)
-        if is_complete and (event in decoder.types or not others):
+        if is_complete and (event[0] in decoder.types or not others):
             lacking[event] = len(others)
     return [event for event, count in lacking.items() if count == min(lacking.values())]
+
+
+def _known(decoder: RecordDecoder) -> Iterator[tuple[tuple[str, int | None], Sequence[Column]]]:
+    """The columns of each version that the sink takes, the oldest first, and then of the events that it passes."""
+    yield from sorted(decoder.taken.items(), key=lambda one: one[0][1] or 0)
+    yield from (((name, None), columns) for name, columns in decoder.declared.items() if name not in decoder.types)
 
 
 def _payload(stored: Mapping[str, Any], columns: Sequence[Column]) -> dict[str, Any]:

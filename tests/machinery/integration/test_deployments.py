@@ -215,6 +215,12 @@ class TestFromBefore:
         assert seen.replay() == Replayed(applied=2)
         assert seen.events("event_type", "quantity") == [("order.less", -5), ("order.more", 5)]
 
+    def test_of_a_type_that_has_a_newer_version_by_now_it_is_upcast(self, seen: Seen, shop: Shop) -> None:
+        self.keep(seen, placed())
+        seen.deploy(known=shop.declare_placed_v2())
+        assert seen.replay() == Replayed(applied=1)
+        assert seen.events("unit", *AFTER) == [("PCE", *AFTER.values())]
+
     def test_columns_of_no_event_leave_it_open(self, seen: Seen) -> None:
         self.keep(seen, placed())
         seen.execute("UPDATE dead_letters SET event = event - 'quantity'")
