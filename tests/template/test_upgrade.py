@@ -20,7 +20,7 @@ from tests.template import bake
 from tests.template.bake import Template
 from tests.template.test_update import edit, updated
 
-pytestmark = [pytest.mark.copies, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.copies, pytest.mark.timeout(1800)]
 
 BEFORE = "a3227078573cef1f896919ee77d7c83d1afc0dbf"
 TOPIC = "stock-room.events"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -194,9 +194,14 @@ def test_what_is_scraped_is_where_compose_runs_it() -> None:
         "sinks": {
             (name, str(service["environment"]["OUTBOX_SINK_METRICS_PORT"]))
             for name, service in SERVICES.items()
-            if "python -m outbox sink" in " ".join(service.get("command", []))
+            if runs_sinks(service)
         },
     }
+
+
+def runs_sinks(service: Mapping[str, Any]) -> bool:
+    """Whether its command is `python -m outbox sink`, perhaps by way of another program."""
+    return " m outbox sink" in re.sub(r"\W+", " ", " ".join(service.get("command", [])))
 
 
 def test_the_files_are_copied_to_where_they_are_looked_for() -> None:
