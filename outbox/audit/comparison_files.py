@@ -1,6 +1,6 @@
 """The comparisons of a sink: SQL files in a folder ``comparisons`` beside its projections, one per total to compare.
 
-    -- adds: amount
+    -- adds: quantity
     -- [source]
     SELECT key, total FROM source_totals
     -- [sink]
@@ -120,7 +120,7 @@ def _adds(file: Path) -> Iterable[Adds]:
         line = ADDS.fullmatch(text.rstrip())
         if line is None:
             raise unusable(
-                file, f"`-- adds{text}` cannot be read", "write `-- adds: amount`, or `-- adds: 1 of account.opened`"
+                file, f"`-- adds{text}` cannot be read", "write `-- adds: quantity`, or `-- adds: 1 of order.placed`"
             )
         names = frozenset(name.strip() for name in (line["names"] or "").split(",") if name.strip())
         yield Adds(-1 if line["sign"] else 1, None if line["what"] == "1" else line["what"], names)

@@ -36,7 +36,7 @@ class Kind:
 
     @property
     def event(self) -> str:
-        """The name of the event, such as ``account.opened``."""
+        """The name of the event, such as ``order.placed``."""
         return self.schema.event
 
     @property

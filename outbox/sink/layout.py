@@ -1,11 +1,11 @@
 """How the events of a sink lie in its temporary tables: ``batch``, ``new_events``, and the staging tables.
 
 The tables have the columns of all event types of the sink. Columns of one name and one SQL type are one column; where
-types differ, the column's name is followed by its type, as in ``amount:numeric``. A sink of several event types has one
+types differ, the column's name is followed by its type, as in ``price:numeric``. A sink of several event types has one
 more column, ``event_type``, with the event's name. A column that an event type lacks is NULL.
 
 For each event type there is a view over ``new_events`` with just that type's columns, under their own names:
-``new_account_opened`` for the event ``account.opened``, ``new_account_opened_v1`` if that version is asked for alone.
+``new_order_placed`` for the event ``order.placed``, ``new_order_placed_v1`` if that version is asked for alone.
 """
 
 from __future__ import annotations

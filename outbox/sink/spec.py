@@ -36,8 +36,8 @@ NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")  # the names of its staging tables m
 class SinkJob:
     """A sink, as a project declares it.
 
-    ``events`` are names from the catalog (`outbox.events.catalog`): ``account`` for all events of an aggregate type,
-    ``account.opened`` for one, ``account.opened.v1`` for one version. ``strategy`` is the name of a built-in strategy,
+    ``events`` are names from the catalog (`outbox.events.catalog`): ``order`` for all events of an aggregate type,
+    ``order.placed`` for one, ``order.placed.v1`` for one version. ``strategy`` is the name of a built-in strategy,
     or a file. ``projections`` is a folder of SQL files (`outbox.sink.projection`). ``target`` is where the events are
     applied. Records that are no events of the catalog, such as raw CDC, have ``decoders`` by topic instead; then
     ``carries`` says what `outbox check` compares: each event, or the state that a key has reached.
@@ -122,7 +122,7 @@ def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
     if not NAME.fullmatch(job.name):
         raise _unusable(job, "its name is not a word", "a-z, 0-9, _ and -, at most 40, a letter first")
     if bool(job.events) is bool(job.decoders):
-        raise _unusable(job, "it takes no events", 'name them: events=["account.opened"]')
+        raise _unusable(job, "it takes no events", 'name them: events=["order.placed"]')
     found = strategy.find(job.strategy)
     spec = SinkSpec(job.name, job, found, job.decoders or event_decoders(settings, job.events))
     if found.needs == "version" and not spec.has_version:

@@ -1,4 +1,4 @@
-"""`outbox sink` for spark-submit, which runs a file: `spark-submit --master … outbox/submit/sink.py balances`.
+"""`outbox sink` for spark-submit, which runs a file: `spark-submit --master … outbox/submit/sink.py orders`.
 
 The file is alone in its folder, because Python looks for modules there first.
 """

@@ -30,7 +30,7 @@ CREATE TABLE skipped_events (
 );
 
 ALTER TABLE dead_letters
-    ADD COLUMN event_type     text,     -- of a valid event, such as account.opened; null in letters from before
+    ADD COLUMN event_type     text,     -- of a valid event, such as order.placed; null in letters from before
     ADD COLUMN schema_version smallint, -- the version whose columns `event` has
     ADD COLUMN resolution     text,     -- why it was discarded
     -- Whether it holds a valid event: for the pruner, which may not read the event.

@@ -15,7 +15,7 @@ from outbox.sink.spec import SinkSpec
 from tests.support.audit_chain import SINK, declare
 from tests.support.failures import raises
 
-QUERIES = "\n-- [source]\nSELECT key, total FROM accounts;\n\n-- [sink]\nSELECT sink, key, total FROM totals\n"
+QUERIES = "\n-- [source]\nSELECT key, total FROM orders;\n\n-- [sink]\nSELECT sink, key, total FROM totals\n"
 HUGE = Decimal("12345678901234567890123456789012345678.5")
 
 
@@ -54,7 +54,7 @@ def test_no_folder_is_no_comparison(spec: SinkSpec) -> None:
 def test_queries_are_read_without_their_last_semicolon(spec: SinkSpec) -> None:
     found = written(spec, QUERIES)
     assert (found.name, found.adds) == ("totals", ())
-    assert (found.source, found.sink) == ("SELECT key, total FROM accounts", "SELECT sink, key, total FROM totals")
+    assert (found.source, found.sink) == ("SELECT key, total FROM orders", "SELECT sink, key, total FROM totals")
 
 
 def test_a_line_without_names_is_about_all_events(declared: Declared, spec: SinkSpec) -> None:
@@ -80,7 +80,7 @@ def test_a_line_may_name_one_version(declared: Declared, spec: SinkSpec) -> None
 @pytest.mark.parametrize(
     ("adds", "problem"),
     [
-        ("-- adds amount", "`-- adds amount` cannot be read"),
+        ("-- adds quantity", "`-- adds quantity` cannot be read"),
         ("-- adds: change, name", "cannot be read"),
         ("-- adds: 1 of", "cannot be read"),
         ("-- adds: change", "adds: change is no property of stock.named, and not a number"),

@@ -197,10 +197,10 @@ def test_an_event_is_refused_wherever_it_stands(declare: Declare) -> None:
 # Typed objects -----------------------------------------------------------------------------------------------------
 
 
-class Currency(StrEnum):
+class Unit(StrEnum):
     """A text with a name."""
 
-    EUR = "EUR"
+    KGM = "KGM"
 
 
 class Level(IntEnum):
@@ -265,10 +265,10 @@ def test_typed_objects_may_be_nested() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (Currency.EUR, '"EUR"'),
+        (Unit.KGM, '"KGM"'),
         (Level.HIGH, "3"),
         (Text("x"), '"x"'),
-        ({Text("x"): Currency.EUR}, '{"x":"EUR"}'),
+        ({Text("x"): Unit.KGM}, '{"x":"KGM"}'),
         ({1: 2}, '{"1":2}'),
         ("null", '"null"'),
         ([None, 1.5], "[null,1.5]"),
