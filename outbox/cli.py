@@ -37,7 +37,7 @@ COMMANDS = {
     "status": Entry("Check", "outbox.commands.stack:status", "the parts of the embedded stack"),
     "logs": Entry("Check", "outbox.commands.stack:logs", "the log of one part of the embedded stack"),
     "check": Entry(
-        "Check", "outbox.commands.check:check", "compare source, topic and sinks: duplicates, losses, drift"
+        "Check", "outbox.commands.check:check", "compare source, topics and sinks: duplicates, losses, drift"
     ),
     "events": Entry(
         "Check", "outbox.commands.events:events", "the declared events; check examples, upcasters and edits"

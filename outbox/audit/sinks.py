@@ -82,7 +82,9 @@ class _Reader:
         self._declared = declared
         self.queries = _queries(declared, targets)
         self._totals = {one.id: read_totals(connection, one, one.sink or "", by_sink=True) for one in self.queries}
-        self._letters = letters.read(connection, declared, elsewhere=targets)
+        self._letters = letters.read(
+            connection, declared, elsewhere=[name for name, target in targets.items() if not target.unread]
+        )
         with connection.cursor() as cursor:
             self._discarded = letters.reasons(cursor)
             self._positions = _by_topic(cursor, "SELECT sink, topic, partition, next_offset FROM positions")

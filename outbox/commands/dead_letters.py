@@ -164,6 +164,8 @@ def replay(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bo
 @as_json_option
 def discard(is_all: bool, because: str, dry_run: bool, as_json: bool, **chosen: Any) -> None:
     """Give them up: their events are never applied, even if they are repeated. `outbox check` reports them no more."""
+    if not because.strip():
+        raise click.UsageError("--because needs a reason: the next reader will want it")
     with _to_repair(configuration.load(), chosen, is_all) as (connection, letters):
         done = repair.discard(connection, letters, because=because, dry_run=dry_run)
     if as_json:

@@ -6,7 +6,7 @@ import json
 from random import Random
 
 from outbox.sink.records import Record
-from tests.support.events import NOW_MS, nth_key, uuid7
+from tests.support.made_events import NOW_MS, nth_key, uuid7
 
 RANDOM = Random(42)  # noqa: S311
 MOMENT = "2026-11-21T10:00:00.123456Z"

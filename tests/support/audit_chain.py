@@ -28,7 +28,7 @@ from outbox.sink import strategy
 from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.records import EventDecoder, Record, Records
 from outbox.sink.spec import SinkJob, SinkSpec
-from tests.support.events import as_read
+from tests.support.made_events import as_read
 
 NOW_MS = 1_795_000_000_000
 MINUTE_MS = 60_000

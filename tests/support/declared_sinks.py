@@ -14,7 +14,7 @@ from outbox.sink.batch import Batch
 from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.records import EventDecoder, Record
 from outbox.sink.spec import SinkJob, SinkSpec
-from tests.support.events import NOW_MS, TOPIC_ID, as_read, uuid7
+from tests.support.made_events import NOW_MS, TOPIC_ID, as_read, uuid7
 
 RANDOM = Random(22)  # noqa: S311
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from outbox.sink.writer import SinkWriter
-from tests.support.events import TOPIC, TOPIC_ID, Event, batch, nth_key, sums, uuid7
+from tests.support.made_events import TOPIC, TOPIC_ID, Event, batch, nth_key, sums, uuid7
 
 KEYS, EVENTS = 4, 16
 

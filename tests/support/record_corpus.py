@@ -11,7 +11,7 @@ from outbox.events.schema import Rejection
 from outbox.sink.batch import DeadRecord
 from outbox.sink.records import Header, Record
 from tests.support import suite
-from tests.support.events import DAY_MS, NOW_MS, Event, uuid7
+from tests.support.made_events import DAY_MS, NOW_MS, Event, uuid7
 
 SHAPE = suite.shape()
 UNIT, OTHER_UNIT = SHAPE.units

@@ -17,7 +17,7 @@ from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import RecordDecoder
 from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Strategy
-from tests.support.events import DECODER, JOB, PROJECTIONS, STRATEGIES, TOPIC
+from tests.support.made_events import DECODER, JOB, PROJECTIONS, STRATEGIES, TOPIC
 
 PROJECTION = next(file.stem for file in sorted(PROJECTIONS.glob("*.sql")) if "." not in file.stem)
 

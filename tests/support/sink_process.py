@@ -24,7 +24,7 @@ from outbox.sink.records import Record
 from outbox.stack.command import Command
 from tests.support import faulty_sink, suite
 from tests.support.cli_runner import environment, outbox
-from tests.support.events import NOW_MS, Event, nth_key, uuid7
+from tests.support.made_events import NOW_MS, Event, nth_key, uuid7
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database, sink_on
 from tests.support.topic_reader import topic_of

@@ -141,7 +141,7 @@ def _may(module: str, name: str) -> bool:
         ("service/app.py", "from sinks.events import Event", {"sinks"}),
         ("sinks/job.py", "import service", {"service"}),
         ("tests/machinery/unit/test_cli.py", "if True:\n    import demo.run as run", {"demo"}),
-        ("tests/machinery/unit/test_cli.py", "from tests.support import events", set()),
+        ("tests/machinery/unit/test_cli.py", "from tests.support import made_events", set()),
         ("tests/machinery/unit/test_cli.py", "from tests.sample import ledger", {"tests.sample"}),
         ("tests/fixtures/chain.py", "from sinks.balances import job", {"sinks"}),
         ("tests/sample/conftest.py", "from service.app import create_app", set()),

@@ -18,7 +18,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import strategy
 from outbox.sink.writer import Counts
-from tests.support.events import NOW_MS, Event, batch, nth_key, uuid7
+from tests.support.made_events import NOW_MS, Event, batch, nth_key, uuid7
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database, projections_in, sink_on
 

@@ -24,8 +24,8 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from tests.support import cli_runner as command
 from tests.support.deliveries import SURVIVES_RE_SENDS
-from tests.support.events import PROJECTIONS, STRATEGIES, TOPIC, Event, batch, dead_record, nth_key, sums, uuid7
 from tests.support.failures import raises
+from tests.support.made_events import PROJECTIONS, STRATEGIES, TOPIC, Event, batch, dead_record, nth_key, sums, uuid7
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database, open_sink, projections_in
 

@@ -23,7 +23,7 @@ from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.selection import Chosen, Selection
 from tests.support.deliveries import POOL, checked
-from tests.support.events import PROJECTIONS, STRATEGIES, TOPIC, Event, batch, nth_key, rows
+from tests.support.made_events import PROJECTIONS, STRATEGIES, TOPIC, Event, batch, nth_key, rows
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database, sink_on, spec_with
 

@@ -22,7 +22,7 @@ from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.writer import Counts
 from tests.support import cli_runner as command
-from tests.support.events import NOW_MS, STRATEGIES, Event, batch, nth_key, sums, uuid7
+from tests.support.made_events import NOW_MS, STRATEGIES, Event, batch, nth_key, sums, uuid7
 from tests.support.sink_driver import Database, open_sink
 
 RANDOM = random.Random(7)  # noqa: S311

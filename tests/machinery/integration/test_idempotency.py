@@ -15,7 +15,7 @@ from outbox.events import catalog
 from outbox.http.idempotency import Answer, Key, first_answer
 from tests.machinery.shape import SHAPE
 from tests.machinery.stock import Client, audit
-from tests.support.events import nth_key
+from tests.support.made_events import nth_key
 from tests.support.outbox_records import as_records
 from tests.support.queries import query
 from tests.support.threads import all_at_once

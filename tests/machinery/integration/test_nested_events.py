@@ -24,7 +24,7 @@ from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec
 from tests.support.declared import Events
 from tests.support.declared_sinks import decoder, sink
-from tests.support.events import NOW_MS, uuid7
+from tests.support.made_events import NOW_MS, uuid7
 
 RANDOM = Random(51)  # noqa: S311
 SCHEMA: dict[str, Any] = {

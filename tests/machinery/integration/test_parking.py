@@ -22,7 +22,7 @@ from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.writer import Counts
-from tests.support.events import STRATEGIES, Event, batch, nth_key, uuid7
+from tests.support.made_events import STRATEGIES, Event, batch, nth_key, uuid7
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database, projections_in, sink_on, spec_with
 

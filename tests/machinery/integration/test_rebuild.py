@@ -31,7 +31,8 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from tests.support.cli_runner import outbox
 from tests.support.deliveries import EVENTS, POOL, SURVIVES_RE_SENDS, Delivery, Run, checked, deliveries
-from tests.support.events import (
+from tests.support.failures import raises
+from tests.support.made_events import (
     PROJECTIONS,
     SPECS,
     STRATEGIES,
@@ -44,7 +45,6 @@ from tests.support.events import (
     sums,
     uuid7,
 )
-from tests.support.failures import raises
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database, open_sink, sink_on, spec_with
 

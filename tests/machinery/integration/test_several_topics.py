@@ -30,8 +30,8 @@ from tests.machinery.orders import cancelled, placed
 from tests.machinery.seen import NAME, ORDERED, Seen, create_tables
 from tests.support.declared import TOML, Events, payload
 from tests.support.declared_sinks import batch_of, record
-from tests.support.events import TOPIC_ID, Event, as_read, nth_key, uuid7
 from tests.support.failures import raises
+from tests.support.made_events import TOPIC_ID, Event, as_read, nth_key, uuid7
 from tests.support.sink_driver import Database
 
 ORDER, INVOICE = "shop.order", "shop.invoice"

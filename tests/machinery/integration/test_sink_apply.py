@@ -19,7 +19,8 @@ from outbox.sink import dead_letters, fence
 from outbox.sink.batch import Batch
 from outbox.sink.strategy import Strategy
 from outbox.sink.writer import Counts
-from tests.support.events import (
+from tests.support.failures import raises
+from tests.support.made_events import (
     NOW_MS,
     PROJECTIONS,
     STRATEGIES,
@@ -33,7 +34,6 @@ from tests.support.events import (
     sums,
     uuid7,
 )
-from tests.support.failures import raises
 from tests.support.sink_driver import Database, open_sink, projections_in, sink_on
 
 RANDOM = Random(3)  # noqa: S311

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from tests.support.deliveries import POOL, PROMISES, Delivery, Run, checked, deliveries, each_event_once, newest_state
-from tests.support.events import PROJECTIONS, STRATEGIES, batch
+from tests.support.made_events import PROJECTIONS, STRATEGIES, batch
 from tests.support.sink_driver import PROJECTION, Database, open_sink, projections_in, sink_on
 
 

@@ -14,8 +14,8 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.batch import Batch
 from outbox.sink.traces import LIMIT
-from tests.support.events import STRATEGIES, TRACE, Event, batch, dead_record, nth_key, other_unit, traced, uuid7
 from tests.support.failures import raises
+from tests.support.made_events import STRATEGIES, TRACE, Event, batch, dead_record, nth_key, other_unit, traced, uuid7
 from tests.support.sink_driver import open_sink, projections_in, sink_on
 
 RANDOM = Random(12)  # noqa: S311

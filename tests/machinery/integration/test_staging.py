@@ -19,7 +19,7 @@ from outbox.base.wait import wait_for
 from outbox.sink.batch import Batch
 from outbox.sink.records import Records
 from outbox.sink.writer import Copier, Counts, SinkWriter
-from tests.support.events import TOPIC, TRACE, Event, as_read, batch, nth_key, rows, sums, uuid7
+from tests.support.made_events import TOPIC, TRACE, Event, as_read, batch, nth_key, rows, sums, uuid7
 from tests.support.record_corpus import HEADERS, record
 from tests.support.sink_driver import Database, open_sink
 

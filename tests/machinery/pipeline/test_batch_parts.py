@@ -9,8 +9,8 @@ import pytest
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from tests.support import faulty_sink
-from tests.support.events import Event, sums
 from tests.support.faulty_sink import PART_RECORDS
+from tests.support.made_events import Event, sums
 from tests.support.sink_driver import Database
 from tests.support.sink_process import TIMEOUT_S, Publisher, catch_up, running_faulty
 

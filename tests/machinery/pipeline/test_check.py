@@ -32,8 +32,8 @@ from outbox.kafka.clients import client_config
 from outbox.relay import arrivals
 from outbox.stack.postgres import Postgres
 from tests.support.cli_runner import outbox
-from tests.support.events import MAIN, PROJECTIONS, uuid7
 from tests.support.failures import raises
+from tests.support.made_events import MAIN, PROJECTIONS, uuid7
 from tests.support.topic_reader import topic_of
 
 SINK = "dedup"

@@ -27,7 +27,7 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from tests.support.cli_runner import environment
-from tests.support.events import uuid7
+from tests.support.made_events import uuid7
 from tests.support.seeds import chosen_seed
 from tests.support.topic_reader import topic_of
 

@@ -37,7 +37,7 @@ from outbox.stack.postgres import Postgres
 from tests.support import suite
 from tests.support.cli_runner import outbox
 from tests.support.declared_events import declare, work_for
-from tests.support.events import NOW_MS, STRATEGIES, uuid7
+from tests.support.made_events import NOW_MS, STRATEGIES, uuid7
 from tests.support.outbox_rows import insert, row
 from tests.support.sink_driver import sink_on
 from tests.support.topic_reader import relayed, topic_of

@@ -20,7 +20,7 @@ from outbox.sink import positions
 from outbox.stack.command import Command
 from tests.machinery.stock import Client
 from tests.support.cli_runner import outbox
-from tests.support.events import nth_key
+from tests.support.made_events import nth_key
 from tests.support.seeds import chosen_seed
 from tests.support.sink_driver import Database
 from tests.support.sink_process import applied_until, sink_arguments

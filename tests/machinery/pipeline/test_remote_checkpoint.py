@@ -8,7 +8,7 @@ from outbox.audit.doctor import examine
 from outbox.base.settings import Settings
 from outbox.sink.repair import rewind
 from tests.fixtures.hdfs import NameNode
-from tests.support.events import sums
+from tests.support.made_events import sums
 from tests.support.sink_driver import Database
 from tests.support.sink_process import (
     Publisher,

@@ -19,8 +19,8 @@ from outbox.sink.generations import Beginning
 from outbox.sink.repair import rewind
 from outbox.sink.repair.rewind import Move, TopicPartition
 from tests.support.cli_runner import outbox
-from tests.support.events import sums
 from tests.support.failures import raises
+from tests.support.made_events import sums
 from tests.support.sink_driver import Database, sink_on
 from tests.support.sink_process import Publisher, applied_until, catch_up, logged
 from tests.support.topic_reader import topic_of

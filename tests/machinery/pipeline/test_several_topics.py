@@ -18,7 +18,7 @@ from outbox.stack import ports
 from tests.machinery.orders import cancelled, placed
 from tests.support import faulty_sink
 from tests.support.cli_runner import outbox
-from tests.support.events import Event, nth_key
+from tests.support.made_events import Event, nth_key
 from tests.support.sink_driver import Database
 from tests.support.sink_process import (
     TIMEOUT_S,

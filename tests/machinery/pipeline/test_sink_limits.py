@@ -22,7 +22,7 @@ from outbox.sink import dead_letters, fence
 from outbox.sink.postgres import binary
 from outbox.sink.postgres.staging import DEAD
 from outbox.sink.records import Records
-from tests.support.events import DAY_MS, DECODER, NOW_MS, uuid7
+from tests.support.made_events import DAY_MS, DECODER, NOW_MS, uuid7
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up, catch_up_alone, logged, running_warm
 from tests.support.topic_reader import topic_of

@@ -27,7 +27,7 @@ from outbox.sink import dead_letters, fence, spec
 from outbox.sink.lag import LagLookup
 from outbox.sink.repair import rewind
 from outbox.stack import ports
-from tests.support.events import STRATEGIES, nth_key, sums, uuid7
+from tests.support.made_events import STRATEGIES, nth_key, sums, uuid7
 from tests.support.sink_driver import Database
 from tests.support.sink_process import (
     RANDOM,

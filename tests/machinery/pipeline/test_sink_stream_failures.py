@@ -9,7 +9,7 @@ import pytest
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from tests.support import faulty_sink
-from tests.support.events import sums
+from tests.support.made_events import sums
 from tests.support.sink_driver import Database, open_sink
 from tests.support.sink_process import (
     TIMEOUT_S,

@@ -15,7 +15,7 @@ from outbox.maintenance import evidence
 from outbox.relay import arrivals
 from outbox.sink.records import Records
 from tests.support import raw_producer
-from tests.support.events import DECODER, sums, uuid7
+from tests.support.made_events import DECODER, sums, uuid7
 from tests.support.record_corpus import GOOD, HEADERS, KEY
 from tests.support.sink_driver import Database
 from tests.support.sink_process import RANDOM, Publisher, catch_up

@@ -6,7 +6,7 @@ import psutil
 
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
-from tests.support.events import sums
+from tests.support.made_events import sums
 from tests.support.sink_driver import Database
 from tests.support.sink_process import TIMEOUT_S, Publisher, catch_up, logged, running_warm, wait_applied
 from tests.support.warm_jvm import WarmJvm

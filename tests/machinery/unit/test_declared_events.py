@@ -16,8 +16,8 @@ from outbox.sink.records import Event, EventDecoder, Record, Skipped
 from outbox.sink.values import ARROW_TYPES, convert_all
 from tests.support.declared import Events
 from tests.support.declared_sinks import decoder
-from tests.support.events import NOW_MS
 from tests.support.failures import raises
+from tests.support.made_events import NOW_MS
 from tests.support.record_corpus import ID
 
 KEY = {"type": "string"}

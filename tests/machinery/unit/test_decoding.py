@@ -16,7 +16,7 @@ from outbox.sink.records import AT_ONCE, Event, EventDecoder, Record, RecordDeco
 from tests.machinery.unit.test_records import both_ways
 from tests.support.declared import TOML, Events, payload
 from tests.support.declared_sinks import decoder, decoders, record
-from tests.support.events import TRACE, as_read
+from tests.support.made_events import TRACE, as_read
 
 QUANTITY = {"quantity": {"type": "integer", "minimum": 1, "maximum": 99}}
 UNIT = {"unit": {"type": "string", "maxLength": 3}}

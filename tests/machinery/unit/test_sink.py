@@ -14,7 +14,7 @@ from outbox.commands.sink import sink
 from outbox.sink import dead_letters, positions, spec, strategy
 from outbox.sink.records import Record
 from outbox.sink.spark import stream
-from tests.support import events as made
+from tests.support import made_events as made
 from tests.support.failures import raises
 
 HEADER = "-- idea: an idea\n-- survives: much\n-- costs: little\n-- choose: always\n"

@@ -20,7 +20,7 @@ from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.strategy import Strategy
 from sinks.changes.records import CHANGE, ChangeDecoder
-from tests.support.events import nth_key
+from tests.support.made_events import nth_key
 from tests.support.paths import ROOT
 from tests.support.sink_driver import projections_in
 

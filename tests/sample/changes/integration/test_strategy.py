@@ -45,7 +45,7 @@ from tests.sample.changes.change_log import (
     open_sink,
     under_another_lsn,
 )
-from tests.support.events import NOW_MS, as_read, nth_key
+from tests.support.made_events import NOW_MS, as_read, nth_key
 from tests.support.queries import query
 from tests.support.sink_driver import Database
 

@@ -42,9 +42,9 @@ from outbox.sink.writer import Counts, SinkWriter
 from tests.fixtures.spark_session import leaves_sockets
 from tests.support.cli_runner import outbox
 from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
-from tests.support.events import NOW_MS, TOPIC, TOPIC_ID, TRACE, Event, batch, nth_key, sums, traced, uuid7
 from tests.support.failures import raises
 from tests.support.faulty_sink import PART_RECORDS
+from tests.support.made_events import NOW_MS, TOPIC, TOPIC_ID, TRACE, Event, batch, nth_key, sums, traced, uuid7
 from tests.support.paths import ROOT
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database
