@@ -105,11 +105,15 @@ def _data(answers: Mapping[str, object]) -> list[str]:
 
 
 def main(sample: str) -> int:
-    """Make a project in a path with a space and run its `make test`. Returns make's exit status."""
+    """Make a project in a path with a space, which installs itself and runs its `make check` and the tests of its sample.
+    Returns the first exit status that is not 0. Its tests of the machinery are those of `make test-machinery`.
+    """
     with tempfile.TemporaryDirectory(prefix="outbox bake ") as temporary:
         template = Template(Path(temporary, "template"))
         project = template.made(Path(temporary, "stock-room"), project_name="stock-room", sample=sample)
-        return subprocess.run(["make", "test"], cwd=project, check=False).returncode
+        tests = [".venv/bin/python", "-m", "pytest", "tests/sample", "-n", "2", "--dist", "loadfile"]
+        steps = (subprocess.run(step, cwd=project, check=False).returncode for step in (["make", "check"], tests))
+        return next(filter(None, steps), 0)
 
 
 if __name__ == "__main__":
