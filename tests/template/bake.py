@@ -105,7 +105,8 @@ def _data(answers: Mapping[str, object]) -> list[str]:
 
 
 def main(sample: str) -> int:
-    """Make a project in a path with a space, which installs itself and runs its `make check` and the tests of its sample.
+    """Make a project in a path with a space. It installs itself, and runs its `make check` and the tests of its sample.
+
     Returns the first exit status that is not 0. Its tests of the machinery are those of `make test-machinery`.
     """
     with tempfile.TemporaryDirectory(prefix="outbox bake ") as temporary:
