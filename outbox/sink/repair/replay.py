@@ -8,7 +8,9 @@ when, and however often the command is run. Positions and epoch are the driver's
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ from outbox.base.database import database_errors
 from outbox.base.errors import Failure
 from outbox.events.schema import Rejection
 from outbox.sink import dead_letters, fence, partitions, skipped
-from outbox.sink.applier import Applier
+from outbox.sink.applier import PARKED, Applier
 from outbox.sink.layout import Layout
 from outbox.sink.records import Event, RecordDecoder, Skipped
 from outbox.sink.repair.restore import Letter, event_of, is_current
@@ -28,6 +30,8 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, count
 
 CHUNK = 1000
+# A sink that runs parks more while letters are replayed. So this is more than it parks in one batch of some seconds.
+FOLLOWING_MAX = 50_000
 FETCHED = 50  # letters in memory with their bytes
 STATEMENT_MAX_BYTES = 4 << 20  # of events as JSON; a single larger one is a statement of its own
 AGAIN = "run the command again: what is done is done, and is not repeated"
@@ -48,6 +52,15 @@ INSERT INTO batch
 SELECT one.*
   FROM dead_letters AS letter, jsonb_populate_record(NULL::batch, letter.event) AS one
  WHERE letter.sink = %(sink)s AND letter.identity = ANY(%(identities)s)
+"""
+KEYS = "SELECT DISTINCT key FROM dead_letters WHERE sink = %(sink)s AND identity = ANY(%(identities)s)"
+FOLLOWING = """
+SELECT sink, topic, topic_id, identity
+  FROM dead_letters
+ WHERE sink = %(sink)s AND topic = %(topic)s AND status = 'open' AND reason = %(parked)s
+   AND key = ANY(%(keys)s) AND identity <> ALL(%(done)s)
+ ORDER BY topic_id, partition, "offset"
+ LIMIT %(limit)s
 """
 # Closed without being applied. Should the sink ask for the event later, it is applied if it comes again.
 SKIP = """
@@ -87,6 +100,9 @@ def replay(
     """Validate letters by today's contract and apply the valid ones, by the strategy and projections of their sink,
     which is among ``known``. Returns by sink what became of them. With ``dry_run`` all of it is rolled back.
 
+    What the sink has parked behind them since they were chosen is replayed too. Otherwise it would keep parking events
+    of these keys, and no replay beside it would ever come to an end.
+
     With ``older_than_horizon`` it is the letters older than the deduplication horizon, and no others, and they are
     applied as new: no strategy can know, so the caller has made sure that they never were. Without it they are rejected
     again.
@@ -105,6 +121,7 @@ def replay(
             with connection, connection.cursor() as cursor:
                 cursor.execute(fence.SESSION)
                 applier.prepare(cursor)
+            dealt_with: dict[str, _DealtWith] = defaultdict(_DealtWith)
             for chunk in _chunks(letters):
                 decoder = _decoder(spec, chunk[0].topic)
                 if applier.strategy.remembers_ids:  # before the transaction: a partition costs locks
@@ -112,8 +129,12 @@ def replay(
                 with connection:
                     one = _Replay(connection, applier, decoder, spec.layout)
                     done[sink] = done[sink].plus(one.run(chunk, older_than_horizon))
+                    dealt_with[chunk[0].topic].add(connection, chunk)
                     if dry_run:
                         connection.rollback()
+            for topic, of_topic in dealt_with.items() if not (dry_run or older_than_horizon) else ():
+                one = _Replay(connection, applier, spec.decoders[topic], spec.layout)
+                done[sink] = done[sink].plus(one.follow(topic, of_topic))
             with connection, connection.cursor() as cursor:
                 applier.end(cursor)
     return done
@@ -152,6 +173,20 @@ def _decoder(spec: SinkSpec, topic: str) -> RecordDecoder:
             code="topic-not-read",
         )
     return spec.decoders[topic]
+
+
+@dataclass
+class _DealtWith:
+    """The letters of a topic that were dealt with, each once, and their keys."""
+
+    keys: set[bytes] = field(default_factory=set)
+    identities: set[str] = field(default_factory=set)
+
+    def add(self, connection: extensions.connection, chunk: Sequence[Chosen]) -> None:
+        self.identities.update(letter.identity for letter in chunk)
+        with connection.cursor() as cursor:
+            cursor.execute(KEYS, _names(chunk))
+            self.keys.update(bytes(key) for (key,) in cursor if key is not None)
 
 
 class _Replay:
@@ -193,6 +228,31 @@ class _Replay:
             duplicates = len(current) + staging.count - applied - rejected
             count(cursor, sink, Counts(applied=applied, duplicates=duplicates, skipped=len(unwanted)))
             return Replayed(applied, duplicates, rejected + len(rejections), len(unwanted))
+
+    def follow(self, topic: str, dealt_with: _DealtWith) -> Replayed:
+        """Replay what was parked behind letters since they were chosen, in transactions of its own.
+
+        In the last one, with the sink's lock, there is nothing left that the sink could park the next event behind.
+        """
+        done = Replayed()
+        while True:
+            with self._connection, self._connection.cursor() as cursor:
+                fence.lock(cursor, self._applier.name)
+                parameters = {
+                    "sink": self._applier.name,
+                    "topic": topic,
+                    "parked": PARKED,
+                    "keys": list(dealt_with.keys),
+                    "done": list(dealt_with.identities),
+                    "limit": FOLLOWING_MAX,
+                }
+                cursor.execute(FOLLOWING, parameters)
+                following = [Chosen(*row) for row in cursor]
+                chunk = [letter for letter in following if letter.topic_id == following[0].topic_id]
+                if not chunk:
+                    return done
+                done = done.plus(self.run(chunk, older_than_horizon=False))
+            dealt_with.identities.update(letter.identity for letter in chunk)
 
     def _skip(self, cursor: extensions.cursor, topic: str, unwanted: Mapping[str, Skipped]) -> None:
         sink = self._applier.name
