@@ -1,0 +1,376 @@
+"""Releases of one shop: projects in folders of their own, each with the events and sinks that it declares.
+
+The shop weighs and labels parcels. Its service is the writer in this process, which works for the release that
+`Shop.deploy` chose; commands and sinks are processes that each work for the release that a test gives them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from psycopg2 import extensions
+
+from outbox.base import project
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.wait import wait_for
+from outbox.kafka.clients import client_config, request_timeout_s
+from outbox.writing.dbapi import append
+from outbox.writing.event import Event
+from tests.support.cli_runner import outbox
+from tests.support.outbox_rows import Writer
+from tests.support.queries import query
+from tests.support.sink_driver import Database
+from tests.support.sink_process import TIMEOUT_S, sink_arguments
+from tests.support.suite import DOMAIN
+from tests.support.warm_jvm import WarmJvm, WarmSink
+
+AGGREGATE = "parcel"
+KEYS = 30
+PAUSE_S = 0.03  # between transactions
+NUMBER = {"type": "integer", "minimum": 1, "maximum": 2**31}
+UUID = {"type": "string", "format": "uuid", "maxLength": 36, "pattern": "^[0-9a-f-]{36}$"}
+IDENTIFIED = {"parcel_id": UUID, "version": NUMBER}
+
+
+def schema(**properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of an event that requires all its properties."""
+    every = {**IDENTIFIED, **properties}
+    return {"type": "object", "required": list(every), "properties": every}
+
+
+WEIGHED_1 = schema(grams=NUMBER)
+WEIGHED_2 = schema(grams=NUMBER, scale={"type": "string", "maxLength": 20})
+LABELLED = schema(label={"type": "string", "maxLength": 20})
+OLD_SCALE = "floor"  # of what was weighed before events said so
+UPCAST = f'def weighed_v1(payload):\n    return {{**payload, "scale": "{OLD_SCALE}"}}\n'
+JOB = """
+from pathlib import Path
+
+from outbox.sink.postgres.target import PostgresTarget
+from outbox.sink.spec import SinkJob
+
+
+def jobs(settings):
+    folder = Path(__file__).with_name("projections")
+    return [SinkJob(name={name!r}, events={events!r}, projections=folder, target=PostgresTarget())]
+"""
+PROJECTION = """
+-- ordered
+INSERT INTO trail (sink, parcel_id, version, grams, scale, release)
+SELECT %(sink)s, parcel_id, version, coalesce(grams, 0), {scale}, '{release}'
+  FROM new_events
+ ORDER BY parcel_id, version;
+"""
+GRAMS = """
+-- adds: grams of parcel.weighed
+-- [source]
+SELECT key, grams AS total FROM source_parcels
+-- [sink]
+SELECT sink, parcel_id::text AS key, sum(grams) AS total, max(version) AS version FROM trail GROUP BY sink, parcel_id
+"""
+SOURCE = """
+CREATE TABLE parcels (id uuid PRIMARY KEY, version bigint NOT NULL, grams bigint NOT NULL);
+CREATE VIEW source_parcels AS SELECT id::text AS key, version, grams FROM parcels;
+GRANT SELECT, INSERT, UPDATE ON parcels TO {app};
+GRANT SELECT ON source_parcels TO {auditor};
+"""
+SINK = """
+CREATE TABLE trail (
+    line bigserial, sink text, parcel_id uuid, version bigint, grams numeric, scale text, release text
+);
+GRANT SELECT, INSERT ON trail TO {writer};
+GRANT USAGE ON SEQUENCE trail_line_seq TO {writer};
+GRANT SELECT ON trail TO {auditor};
+"""
+CHANGE = """
+INSERT INTO parcels AS stored (id, version, grams) VALUES (%s, %s, %s)
+ON CONFLICT (id) DO UPDATE SET version = excluded.version, grams = stored.grams + excluded.grams
+"""
+KINDS: dict[str, dict[str, Any]] = {
+    "weighed.v1": {"grams": 5},
+    "weighed.v2": {"grams": 7, "scale": "belt"},
+    "labelled.v1": {"label": "fragile"},
+}
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release: a project in a folder."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def declare(self, **schemas: Mapping[str, Any] | None) -> None:
+        """Declare events, as ``weighed_v1={…}``; None removes one."""
+        for declared, document in schemas.items():
+            file = self.folder / "events" / AGGREGATE / f"{declared.replace('_', '.')}.schema.json"
+            if document is None:
+                file.unlink()
+            else:
+                file.write_text(json.dumps(document))
+
+    def ask(self, sink: str, *events: str, has_scale: bool = False, is_compared: bool = True) -> None:
+        """Declare a sink of these events."""
+        home = self.folder / "shop_sinks" / sink
+        scale = "scale" if has_scale else "NULL"
+        write(home / "__init__.py", "")
+        write(home / "job.py", JOB.format(name=sink, events=events))
+        write(home / "projections" / "trail.sql", PROJECTION.format(scale=scale, release=self.name))
+        if is_compared:
+            write(home / "comparisons" / "grams.sql", GRAMS)
+
+
+class Parcels(Writer):
+    """A service that never stops weighing parcels: the change and its events in one transaction."""
+
+    def __init__(self, settings: Settings, seed: int) -> None:
+        super().__init__(settings, seed, PAUSE_S, KEYS)
+        self._numbers = {key: number for number, key in enumerate(self._keys)}
+        self.kinds: Callable[[int], Sequence[str]] = lambda _: ["weighed.v1"]
+        """Which events there are of a parcel, by its number."""
+
+    @property
+    def keys(self) -> list[str]:
+        """The parcels."""
+        return self._keys
+
+    def _write(self) -> None:
+        with closing(connect(self._settings, SourceRole.APP)) as connection:
+            while not self._halt.is_set():
+                events = [self._event() for _ in range(self._random.randint(1, 10))]
+                commit(connection, *events)
+                self.committed += len(events)
+                self._halt.wait(self._pause_s)
+
+    def _event(self) -> Event:
+        key = self._random.choice(self._keys)
+        kind = self._random.choice(self.kinds(self._numbers[key]))
+        self._versions[key] += 1
+        return event_of(kind, key, self._versions[key])
+
+
+class ReleasedSink(WarmSink):
+    """The sinks of a release, in the JVM that the runs of a home folder share."""
+
+    def __init__(self, release: Release, settings: Settings, *names: str) -> None:
+        super().__init__(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
+        self._release = release
+
+    def env(self) -> Mapping[str, str]:
+        return {**super().env(), project.VARIABLE: str(self._release.folder)}
+
+
+@dataclass
+class Shop:
+    """Source, topic and sinks of the shop, and its releases."""
+
+    settings: Settings
+    folder: Path
+    releases: dict[str, Release] = field(default_factory=dict)
+
+    @property
+    def topic(self) -> str:
+        return f"{self.settings.topic_prefix}.{AGGREGATE}"
+
+    def release(self, name: str, **schemas: Mapping[str, Any]) -> Release:
+        """Make a release that declares these events; its sinks are to be declared yet."""
+        made = Release(self.folder / name)
+        names = {
+            "source-database": project.load(DOMAIN).source_database,
+            "sink-database": project.load(DOMAIN).sink_database,
+            "connect": str(project.load(DOMAIN).connect),
+            "migrations": str(project.load(DOMAIN).migrations),
+            "events": "events",
+            "sinks-package": "shop_sinks",
+        }
+        lines = [f"{key} = {json.dumps(value)}" for key, value in names.items()]
+        write(made.folder / "pyproject.toml", "\n".join(["[tool.outbox]", *lines, ""]))
+        aggregate = made.folder / "events" / AGGREGATE
+        toml = 'key = "parcel_id"\nversion = "version"\npartitions = 2\nsource = "source_parcels"\n'
+        write(aggregate / "aggregate.toml", toml)
+        write(made.folder / "shop_sinks" / "__init__.py", "")
+        made.declare(**schemas)
+        if {"weighed_v1", "weighed_v2"} <= schemas.keys():
+            write(aggregate / "upcast.py", UPCAST)
+        self.releases[name] = made
+        return made
+
+    def deploy(self, release: Release) -> None:
+        """Let the service work for a release."""
+        os.environ[project.VARIABLE] = str(release.folder)
+
+    def write(self, *events: Event) -> None:
+        """Let the service write events, in one transaction."""
+        with closing(connect(self.settings, SourceRole.APP)) as connection:
+            commit(connection, *events)
+
+    def run(self, release: Release, *words: str) -> CompletedProcess[str]:
+        """Run a command of a release to its end."""
+        variables = {**self.settings.as_env(), project.VARIABLE: str(release.folder)}
+        done = outbox(*words, home=self.settings.home, **variables)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def succeed(self, release: Release, *words: str) -> str:
+        """What a command that succeeds has printed."""
+        done = self.run(release, *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def catch_up(self, release: Release, *sinks: str) -> CompletedProcess[str]:
+        """Let sinks of a release apply all that their topics have."""
+        jvm = WarmJvm(self.settings)
+        jvm.start()
+        variables = {**self.settings.as_env(), **jvm.gateway(), project.VARIABLE: str(release.folder)}
+        return outbox(*sink_arguments(*sinks), "--until-caught-up", home=self.settings.home, **variables)
+
+    def finish(self, release: Release, *sinks: str) -> None:
+        """The same once all events of the outbox are on the topic."""
+        self.wait_relayed(release)
+        done = self.catch_up(release, *sinks)
+        assert done.returncode == 0, done.stderr
+
+    def wait_relayed(self, release: Release) -> None:
+        """Wait until no event of the outbox is in flight."""
+        wait_for("the relay", lambda: not self.check(release)["total"]["in_flight"], timeout_s=TIMEOUT_S, poll_s=1)
+
+    def check(self, release: Release) -> dict[str, Any]:
+        """The report of `outbox check`."""
+        done = self.run(release, "check", "--json")
+        report: dict[str, Any] = json.loads(done.stdout)
+        assert done.returncode == (1 if report["findings"] else 0), done.stderr
+        return report
+
+    @contextmanager
+    def running(self, release: Release, *sinks: str) -> Iterator[ReleasedSink]:
+        """Sinks of a release that run until the end of the block."""
+        sink = ReleasedSink(release, self.settings, *sinks)
+        sink.start_timeout_s = TIMEOUT_S
+        sink.spawn()
+        try:
+            yield sink
+        except BaseException:
+            print(sink.tail(30))  # noqa: T201
+            raise
+        finally:
+            sink.stop()
+
+    @contextmanager
+    def writing(self, seed: int) -> Iterator[Parcels]:
+        """A service at work."""
+        print(f"seed of the writer: {seed}")  # noqa: T201
+        writer = Parcels(self.settings, seed)
+        writer.start()
+        try:
+            yield writer
+            assert writer.is_alive(), "the service has never stopped"
+        finally:
+            writer.halt()
+        assert writer.interruptions == 0
+
+    def wait_more(self, sink: ReleasedSink, *names: str, count: int = 100) -> None:
+        """Wait until each of these sinks has applied so many more events."""
+        due = {name: Database(self.settings, name).applied() + count for name in names}
+
+        def applied() -> bool:
+            assert sink.is_running(), sink.tail()
+            return all(Database(self.settings, name).applied() >= number for name, number in due.items())
+
+        wait_for(f"{count} more events applied", applied, timeout_s=TIMEOUT_S)
+
+    def written(self, *types: str) -> dict[str, list[int]]:
+        """The versions of each parcel's events in the outbox, of all types or of some."""
+        rows = query(
+            self.settings,
+            "SELECT aggregateid, (payload ->> 'version')::bigint FROM outbox "
+            "WHERE aggregatetype = %s AND (type = ANY(%s) OR %s) ORDER BY 2",
+            parameters=[AGGREGATE, list(types), not types],
+        )
+        return by_key(rows)
+
+    def trail(self, sink: str) -> dict[str, list[int]]:
+        """The versions of each parcel's events in the order in which a sink has applied them."""
+        rows = Database(self.settings, sink).query(
+            "SELECT parcel_id::text, version FROM trail WHERE sink = %s ORDER BY line", sink
+        )
+        return by_key(rows)
+
+    def reasons(self, sink: str, status: str = "open") -> dict[str, int]:
+        """How many dead letters a sink has, by reason."""
+        rows = Database(self.settings, sink).query(
+            "SELECT reason, count(*) FROM dead_letters WHERE sink = %s AND status = %s GROUP BY reason", sink, status
+        )
+        return {str(reason): int(str(count)) for reason, count in rows}
+
+
+def commit(connection: extensions.connection, *events: Event) -> None:
+    """The changes of parcels and their events, as the service commits them."""
+    with connection, connection.cursor() as cursor:
+        for event in events:
+            payload = event.payload
+            cursor.execute(CHANGE, [event.aggregateid, payload["version"], payload.get("grams", 0)])
+        append(connection, *events)
+
+
+def event_of(kind: str, key: str, version: int) -> Event:
+    """An event of a parcel."""
+    type_, _, schema_version = kind.rpartition(".v")
+    payload = {"parcel_id": key, "version": version, **KINDS[kind]}
+    return Event(AGGREGATE, key, type_, payload, int(schema_version))
+
+
+def by_key(rows: Collection[Sequence[object]]) -> dict[str, list[int]]:
+    """Versions by key, in their order."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for key, version in rows:
+        found[str(key)].append(int(str(version)))
+    return dict(found)
+
+
+def write(file: Path, text: str) -> None:
+    """Write a file of a release."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def codes(report: Mapping[str, Any]) -> list[str]:
+    """What a check has found."""
+    return [finding["code"] for finding in report["findings"]]
+
+
+@contextmanager
+def opened(topic: Settings, folder: Path) -> Iterator[Shop]:
+    """The shop on databases and a broker; a test makes its releases. Its connector and topic go at the end."""
+    shop = Shop(topic, folder)
+    create(topic, SourceRole.OWNER, SOURCE)
+    create(topic, SinkRole.OWNER, SINK)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(project.VARIABLE, os.environ[project.VARIABLE])  # restored at the end
+        yield shop
+        newest = list(shop.releases.values())[-1]
+        shop.succeed(newest, "connect", "remove", "--drop-slot", "--yes")
+    admin = AdminClient(client_config(topic))
+    for request in admin.delete_topics([shop.topic]).values():
+        request.result(request_timeout_s())
+
+
+def create(settings: Settings, owner: SourceRole | SinkRole, statements: str) -> None:
+    """Run the statements of a migration."""
+    roles = SourceRole if isinstance(owner, SourceRole) else SinkRole
+    names = {role.value: settings.role_name(role) for role in roles}
+    with closing(connect(settings, owner)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(statements.format(**names))
