@@ -440,11 +440,14 @@ def joined(parts: Iterable[Records], count: int) -> Iterator[Records]:
     size_bytes = 0
     for part in parts:
         of_part = sum(len(value) for value in part.values if value is not None)
-        if waiting and (sum(map(len, waiting)) >= count or size_bytes + of_part > JOINED_MAX_BYTES):
+        if waiting and size_bytes + of_part > JOINED_MAX_BYTES:
             yield Records.together(waiting)
             waiting, size_bytes = [], 0
         waiting.append(part)
         size_bytes += of_part
+        if sum(map(len, waiting)) >= count:
+            yield Records.together(waiting)
+            waiting, size_bytes = [], 0
     if waiting:
         yield Records.together(waiting)
 

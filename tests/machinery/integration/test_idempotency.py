@@ -35,8 +35,8 @@ def test_rows_event_and_answer_are_written_together(client: Client, databases: S
     response = client.move(ITEM, -120, traceparent=TRACEPARENT)
     assert (response.status_code, response.get_json()["stock_after"]) == (201, 380)
     first, second = as_records(databases)
-    assert (first["headers"]["eventType"], first["headers"]["traceparent"]) == ("item.received", None)
-    assert (second["headers"]["eventType"], second["headers"]["traceparent"]) == ("item.picked", TRACEPARENT)
+    assert (first["headers"]["eventType"], first["headers"]["traceparent"]) == ("received", None)
+    assert (second["headers"]["eventType"], second["headers"]["traceparent"]) == ("picked", TRACEPARENT)
     assert second["key"] == ITEM
     made = response.get_json()
     assert second["value"] == {

@@ -19,7 +19,7 @@ from outbox.base.wait import wait_for
 from outbox.sink.batch import Batch
 from outbox.sink.records import Records
 from outbox.sink.writer import Copier, Counts, SinkWriter
-from tests.support.made_events import TOPIC, TRACE, Event, as_read, batch, nth_key, rows, sums, uuid7
+from tests.support.made_events import DECODER, TOPIC, TRACE, Event, as_read, batch, nth_key, rows, sums, uuid7
 from tests.support.record_corpus import HEADERS, record
 from tests.support.sink_driver import Database, open_sink
 
@@ -54,7 +54,7 @@ def hanging_task(settings: Settings, sink: SinkWriter, database: Database) -> It
     goes_on, failed = threading.Event(), list[Exception]()
 
     def parts() -> Iterator[Records]:
-        yield from read(events(2))
+        yield from read(events(2) * DECODER.at_once)  # fewer would wait for more of them
         goes_on.wait(TIMEOUT_S)
         yield from read(events(2))
 
