@@ -8,6 +8,7 @@ from typing import Any
 import psycopg2
 import pytest
 
+from outbox.base import project
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka.topics import Topic
 from outbox.sink import spec
@@ -19,7 +20,8 @@ from tests.support.queries import query
 from tests.support.seeds import chosen_seed, seeded
 
 SINK = "accounts"
-ACCOUNT, BALANCE = "ledger.account", "ledger.balance"
+PREFIX = project.current().topic_prefix
+ACCOUNT, BALANCE = f"{PREFIX}.account", f"{PREFIX}.balance"
 COLUMNS = "account_id::text, kind, currency, label, status, version, transfers, turnover_minor"
 SOURCE = "SELECT key, kind, currency, label, status, version, transfers, turnover FROM source_accounts"
 

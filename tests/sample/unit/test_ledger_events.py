@@ -16,7 +16,8 @@ from service import events
 from service.ledger import BALANCE_MAX_MINOR, BALANCE_MIN_MINOR, Account
 from service.schemas import Transfer
 
-CATALOG = catalog.of(load(environment=False))
+SETTINGS = load(environment=False)
+CATALOG = catalog.of(SETTINGS)
 SCHEMAS = {schema.name: schema for schema in CATALOG.schemas}
 # What the readers of each version rely on. A failure here is a broken reader somewhere: add an optional property, or
 # write a new version beside the old one (docs/events.md).
@@ -44,8 +45,8 @@ ACCOUNT = Account(uuid.uuid4(), "user", "EUR")
 def test_the_declared_events() -> None:
     assert set(SCHEMAS) == set(REQUIRED)
     assert {name: one.topic for name, one in CATALOG.aggregates.items()} == {
-        "account": "ledger.account",
-        "balance": "ledger.balance",
+        "account": f"{SETTINGS.topic_prefix}.account",
+        "balance": f"{SETTINGS.topic_prefix}.balance",
     }
 
 
