@@ -93,7 +93,8 @@ def test_the_whole_chain_by_settings_alone(relaying: Secured) -> None:
     assert (total["outbox_events"], total["records"], total["in_flight"]) == (1, 1, 0)
     succeed(relaying, "sink", "--until-caught-up")
     (sink,) = json.loads(succeed(relaying, "check", "--json"))["sinks"]
-    assert (sink["drift"], sink["in_flight"], sink["parked"]) == ({}, 0, 0)
+    (compared,) = sink["comparisons"]
+    assert (compared["drift"], sink["in_flight"], sink["parked"]) == ({}, 0, 0)
     succeed(relaying, "dead-letters", "list")
     assert "from offset 0, replaying" in succeed(relaying, "rewind", "dedup", "--to-earliest", "--dry-run")
 
