@@ -13,7 +13,7 @@ FIRST = ("faults/", "integration/test_stack.py", "pipeline/test_bring_your_own.p
 SPREAD = frozenset(
     f"pipeline/test_{name}.py"
     for name in (
-        *("check", "doctor", "rebuild", "relay", "relay_log", "retention", "rewind"),
+        *("check", "doctor", "hostile_events", "rebuild", "relay", "relay_log", "retention", "rewind", "rollout"),
         *("sink_limits", "sink_stream", "sink_stream_failures", "strategies", "trace", "warm_jvm"),
     )
 )

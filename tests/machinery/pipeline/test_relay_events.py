@@ -128,7 +128,9 @@ def test_deleting_and_changing_rows_is_no_event(shared_chain: Settings, postgres
     written = send(shared_chain, row(), row())
     with transaction(shared_chain, SourceRole.PRUNER) as cursor:
         cursor.execute("DELETE FROM outbox WHERE id = %s", [written[0].id])
-    postgres.psql(f"UPDATE outbox SET traceparent = 'changed' WHERE id = '{written[1].id}'", shared_chain.source_db_name)
+    postgres.psql(
+        f"UPDATE outbox SET traceparent = 'changed' WHERE id = '{written[1].id}'", shared_chain.source_db_name
+    )
     known = len(read(shared_chain))
     send(shared_chain, row())  # comes behind whatever the changes would have become
     assert len(read(shared_chain)) == known + 1
