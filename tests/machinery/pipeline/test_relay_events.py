@@ -128,7 +128,8 @@ def test_deleting_and_changing_rows_is_no_event(shared_chain: Settings, postgres
     written = send(shared_chain, row(), row())
     with transaction(shared_chain, SourceRole.PRUNER) as cursor:
         cursor.execute("DELETE FROM outbox WHERE id = %s", [written[0].id])
-    postgres.psql(
+    change = f"UPDATE outbox SET traceparent = 'changed' WHERE id = '{written[1].id}'"
+    postgres.psql(change, shared_chain.source_db_name)
         f"UPDATE outbox SET traceparent = 'changed' WHERE id = '{written[1].id}'", shared_chain.source_db_name
     )
     known = len(read(shared_chain))
