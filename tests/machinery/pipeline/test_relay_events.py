@@ -130,8 +130,6 @@ def test_deleting_and_changing_rows_is_no_event(shared_chain: Settings, postgres
         cursor.execute("DELETE FROM outbox WHERE id = %s", [written[0].id])
     change = f"UPDATE outbox SET traceparent = 'changed' WHERE id = '{written[1].id}'"
     postgres.psql(change, shared_chain.source_db_name)
-        f"UPDATE outbox SET traceparent = 'changed' WHERE id = '{written[1].id}'", shared_chain.source_db_name
-    )
     known = len(read(shared_chain))
     send(shared_chain, row())  # comes behind whatever the changes would have become
     assert len(read(shared_chain)) == known + 1
