@@ -43,16 +43,21 @@ def produce(settings: Settings, events: int, report: Callable[[str], None]) -> M
             "eventType": "credited",
             "schemaVersion": "1",
         }
-        while True:
-            try:
-                producer.produce(topic(settings), payload(account, 1, versions[account]), account, headers=headers)
-                break
-            except BufferError:
-                producer.poll(0.1)
+        send(producer, topic(settings), payload(account, 1, versions[account]), account, headers)
         if number % 250_000 == 0:
             report(f"produced {number}")
     producer.flush()
     return versions
+
+
+def send(producer: Producer, to: str, value: str | bytes, key: str, headers: dict[str, str | bytes | None]) -> None:
+    """Put one record into the producer's queue, and wait while the queue is full."""
+    while True:
+        try:
+            producer.produce(to, value, key, headers=headers)
+            return
+        except BufferError:
+            producer.poll(0.1)
 
 
 def require_running(process: Process) -> None:

@@ -126,12 +126,7 @@ def produce(settings: Settings, events: Sequence[str], count: int, report: Calla
         versions[aggregate, key] += 1
         headers: dict[str, str | bytes | None] = {"id": str(uuid7()), "eventType": type_, "schemaVersion": "1"}
         payload = json.dumps(_payload(event, key, versions[aggregate, key]))
-        while True:
-            try:
-                producer.produce(f"{settings.topic_prefix}.{aggregate}", payload, key, headers=headers)
-                break
-            except BufferError:
-                producer.poll(0.1)
+        backlog.send(producer, f"{settings.topic_prefix}.{aggregate}", payload, key, headers)
         if number % 250_000 == 0:
             report(f"produced {number}")
     producer.flush()

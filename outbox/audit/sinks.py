@@ -140,7 +140,7 @@ def _of_target(state: SinkState, target: TargetState) -> SinkState:
         return replace(state, not_compared=target.unread)
     not_discarded = {str(uuid.UUID(bytes=event_id)) for event_id, letter in state.letters.items() if letter.is_open}
     lacking = {uuid.UUID(event_id).bytes for event_id in target.lacks(not_discarded)}
-    # The target knows events by their ids, so a letter is about its event, wherever that stands.
+    # The target finds events by id, so it does not matter which record a letter was written for.
     mine = {
         event_id: letter._replace(place=None)
         for event_id, letter in state.letters.items()

@@ -224,7 +224,9 @@ def _declares(entry: Path) -> bool:
 def _aggregate(entry: Path, folder: Path, topic_prefix: str, partitions: int) -> Aggregate:
     if not NAME.fullmatch(entry.name):
         raise _unusable(
-            entry, f"{entry.name} cannot be an aggregate type", "letters, digits, _ and -, at most 100, a letter first"
+            entry,
+            f"{entry.name} cannot be an aggregate type",
+            "letters, digits, _ and -, at most 100, beginning with a letter",
         )
     options = _options(entry / AGGREGATE_FILE)
     topic = options.pop("topic", f"{topic_prefix}.{entry.name}")

@@ -145,7 +145,7 @@ def discard(
 ) -> dict[str, int]:
     """Give letters up: their events are never applied, even if they are repeated. Returns how many, by sink.
 
-    ``because`` is kept with the letters: `outbox check` takes them for acknowledged.
+    ``because`` is kept with the letters: `outbox check` counts them as acknowledged.
 
     Raises Failure if the database refuses it.
     """
