@@ -5,7 +5,8 @@ types differ, the column's name is followed by its type, as in ``price:numeric``
 more column, ``event_type``, with the event's name. A column that an event type lacks is NULL.
 
 For each event type there is a view over ``new_events`` with just that type's columns, under their own names:
-``new_order_placed`` for the event ``order.placed``, ``new_order_placed_v1`` if that version is asked for alone.
+``new_order_placed`` for the event ``order.placed``, ``new_order_placed_v1`` if that version is asked for alone. A batch
+is of one topic, so the views of a sink of several topics are empty, without a scan, unless it is their topic's.
 """
 
 from __future__ import annotations
@@ -66,16 +67,21 @@ class Layout:
         """The column of the tables in which an event has one of its columns."""
         return self._places[event][column]
 
-    def view(self, event: str) -> sql.Composed:
-        """The definition of an event's view: its own columns under their own names."""
+    def view(self, event: str, topic: str | None = None) -> sql.Composed:
+        """The definition of an event's view: its own columns under their own names. With a topic it is empty unless
+        the session's setting ``outbox.topic`` is that topic.
+        """
         columns = [
             sql.SQL("{} AS {}").format(sql.Identifier(place), sql.Identifier(name))
             for name, place in {**{name: name for name in PLACE}, **self._places[event]}.items()
         ]
         query = sql.SQL("SELECT {} FROM new_events").format(sql.SQL(", ").join(columns))
         if not self.has_types:
-            return sql.Composed([query])
-        return sql.Composed([query, sql.SQL(" WHERE event_type = {}").format(sql.Literal(event))])
+            return query
+        query += sql.SQL(" WHERE event_type = {}").format(sql.Literal(event))
+        if topic is None:
+            return query
+        return query + sql.SQL(" AND current_setting('outbox.topic', true) = {}").format(sql.Literal(topic))
 
     def rows(self, event: str, table: pa.Table) -> pa.Table:
         """Rows of an event with the columns of the tables."""

@@ -17,7 +17,7 @@ from outbox.base.errors import Failure
 from outbox.sink import dead_letters
 from outbox.sink.applier import PARKED, Applied
 from outbox.sink.batch import Rows
-from outbox.sink.layout import EVENT_TYPE, Layout
+from outbox.sink.layout import EVENT_TYPE, Layout, view_name
 from outbox.sink.postgres.staging import copy_rows
 from outbox.sink.projection import Projection, load
 from outbox.sink.records import RecordDecoder
@@ -98,6 +98,8 @@ SELECT DISTINCT new.event_id, %(parked)s, format('behind %%s', blocker.identity)
     ON blocker.key = convert_to(new.{key}::text, 'UTF8') AND new.{version} > blocker.version
  WHERE NOT EXISTS (SELECT FROM rejections AS known WHERE known.event_id = new.event_id AND known.reason = %(parked)s)
 """
+# The views of events ask for the topic (`outbox.sink.layout`). The setting ends with the transaction.
+COUNT_BATCH = "SELECT count(*), set_config('outbox.topic', %(topic)s, true) FROM batch"
 COUNT_REJECTIONS = """
 SELECT count(*),
        count(*) FILTER (WHERE NOT EXISTS (SELECT FROM new_events WHERE new_events.event_id = rejections.event_id))
@@ -138,9 +140,10 @@ class PostgresApplier:
         cursor.execute(sql.SQL(TABLES).format(columns=columns))
         # Others are skipped later only as long as the sink does not ask for them.
         self._has_skipped = dead_letters.has_skipped(cursor, self.name)
-        for view, event in self._layout.views.items():
-            create = sql.SQL("CREATE TEMPORARY VIEW {} AS ").format(sql.Identifier(view))
-            cursor.execute(create + self._layout.view(event))
+        for topic, decoder in self._decoders.items():
+            for event in decoder.types:
+                create = sql.SQL("CREATE TEMPORARY VIEW {} AS ").format(sql.Identifier(view_name(event)))
+                cursor.execute(create + self._layout.view(event, topic if len(self._decoders) > 1 else None))
 
     def end(self, cursor: extensions.cursor) -> None:
         """Drop the temporary tables, so that the session may be prepared for another sink."""
@@ -179,7 +182,9 @@ class PostgresApplier:
         """``admitted`` is the condition by which open letters make their events new; None if they never do."""
         if self._decoders[parameters["topic"]].version is not None:
             self._execute(cursor, DROP_BASED, parameters)
-        if not _count(cursor, "SELECT count(*) FROM batch"):
+        cursor.execute(COUNT_BATCH, parameters)
+        ((count, _),) = cursor.fetchall()
+        if not count:
             return Applied(0, 0)
         self._execute(cursor, self.strategy.select, parameters)
         if admitted is not None:

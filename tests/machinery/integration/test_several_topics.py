@@ -196,6 +196,17 @@ class TestViews:
                     cursor.execute(columns, [view])
                     assert [name for (name,) in cursor] == ["event_id", "partition", "offset", "id", "number"]
 
+    @pytest.mark.parametrize(("topic", "is_scanned"), [(ORDER, True), (INVOICE, False)])
+    def test_a_view_of_another_topic_is_not_scanned(self, seen: Seen, topic: str, is_scanned: bool) -> None:
+        with closing(connect(seen.settings, SinkRole.WRITER)) as connection:
+            PostgresWriter(connection, seen.spec)
+            with connection, connection.cursor() as cursor:
+                cursor.execute("SELECT set_config('outbox.topic', %s, true)", [topic])
+                cursor.execute("EXPLAIN (ANALYZE, TIMING off) SELECT FROM new_order_placed")
+                plan = "".join(line for (line,) in cursor)
+        assert "Seq Scan on new_events" in plan
+        assert ("never executed" not in plan) is is_scanned
+
     def test_a_view_shows_the_new_events_of_its_type(self, databases: Settings) -> None:
         key, item = nth_key(3), nth_key(4)
         with running(databases, "orders") as writer:
