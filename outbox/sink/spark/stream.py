@@ -24,6 +24,7 @@ from pathlib import Path
 
 from psycopg2 import extensions
 from pyspark import inheritable_thread_target
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -324,8 +325,11 @@ class Stream:
                 lambda: not self.is_active() or self._checkpoint.is_committed(batch_id),
                 timeout_s=COMMIT_TIMEOUT_S,
             )
-        with suppress(*JVM_GONE):
-            query.stop()
+        with suppress(PySparkException, *JVM_GONE):
+            if query.isActive:
+                query.stop()
+            else:  # a stop would interrupt what its thread still has to clean up
+                query.awaitTermination(COMMIT_TIMEOUT_S)
         if self._failure is None:
             self._writer.close()
         self._log.info("stopped", next_offsets=self._reached)
