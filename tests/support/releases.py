@@ -1,6 +1,6 @@
 """Releases of one shop: projects in folders of their own, each with the events and sinks that it declares.
 
-The shop weighs and labels parcels. Its service is the writer in this process, which works for the release that
+The shop weighs and labels crates. Its service is the writer in this process, which works for the release that
 `Shop.deploy` chose; commands and sinks are processes that each work for the release that a test gives them.
 """
 
@@ -35,12 +35,12 @@ from tests.support.sink_process import TIMEOUT_S, sink_arguments
 from tests.support.suite import DOMAIN
 from tests.support.warm_jvm import WarmJvm, WarmSink
 
-AGGREGATE = "parcel"
+AGGREGATE = "crate"
 KEYS = 30
 PAUSE_S = 0.03  # between transactions
 NUMBER = {"type": "integer", "minimum": 1, "maximum": 2**31}
 UUID = {"type": "string", "format": "uuid", "maxLength": 36, "pattern": "^[0-9a-f-]{36}$"}
-IDENTIFIED = {"parcel_id": UUID, "version": NUMBER}
+IDENTIFIED = {"crate_id": UUID, "version": NUMBER}
 
 
 def schema(**properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,34 +67,34 @@ def jobs(settings):
 """
 PROJECTION = """
 -- ordered
-INSERT INTO trail (sink, parcel_id, version, grams, scale, release)
-SELECT %(sink)s, parcel_id, version, coalesce(grams, 0), {scale}, '{release}'
+INSERT INTO trail (sink, crate_id, version, grams, scale, release)
+SELECT %(sink)s, crate_id, version, coalesce(grams, 0), {scale}, '{release}'
   FROM new_events
- ORDER BY parcel_id, version;
+ ORDER BY crate_id, version;
 """
 GRAMS = """
--- adds: grams of parcel.weighed
+-- adds: grams of crate.weighed
 -- [source]
-SELECT key, grams AS total FROM source_parcels
+SELECT key, grams AS total FROM source_crates
 -- [sink]
-SELECT sink, parcel_id::text AS key, sum(grams) AS total, max(version) AS version FROM trail GROUP BY sink, parcel_id
+SELECT sink, crate_id::text AS key, sum(grams) AS total, max(version) AS version FROM trail GROUP BY sink, crate_id
 """
 SOURCE = """
-CREATE TABLE parcels (id uuid PRIMARY KEY, version bigint NOT NULL, grams bigint NOT NULL);
-CREATE VIEW source_parcels AS SELECT id::text AS key, version, grams FROM parcels;
-GRANT SELECT, INSERT, UPDATE ON parcels TO {app};
-GRANT SELECT ON source_parcels TO {auditor};
+CREATE TABLE crates (id uuid PRIMARY KEY, version bigint NOT NULL, grams bigint NOT NULL);
+CREATE VIEW source_crates AS SELECT id::text AS key, version, grams FROM crates;
+GRANT SELECT, INSERT, UPDATE ON crates TO {app};
+GRANT SELECT ON source_crates TO {auditor};
 """
 SINK = """
 CREATE TABLE trail (
-    line bigserial, sink text, parcel_id uuid, version bigint, grams numeric, scale text, release text
+    line bigserial, sink text, crate_id uuid, version bigint, grams numeric, scale text, release text
 );
 GRANT SELECT, INSERT ON trail TO {writer};
 GRANT USAGE ON SEQUENCE trail_line_seq TO {writer};
 GRANT SELECT ON trail TO {auditor};
 """
 CHANGE = """
-INSERT INTO parcels AS stored (id, version, grams) VALUES (%s, %s, %s)
+INSERT INTO crates AS stored (id, version, grams) VALUES (%s, %s, %s)
 ON CONFLICT (id) DO UPDATE SET version = excluded.version, grams = stored.grams + excluded.grams
 """
 KINDS: dict[str, dict[str, Any]] = {
@@ -134,18 +134,18 @@ class Release:
             write(home / "comparisons" / "grams.sql", GRAMS)
 
 
-class Parcels(Writer):
-    """A service that never stops weighing parcels: the change and its events in one transaction."""
+class Crates(Writer):
+    """A service that never stops weighing crates: the change and its events in one transaction."""
 
     def __init__(self, settings: Settings, seed: int) -> None:
         super().__init__(settings, seed, PAUSE_S, KEYS)
         self._numbers = {key: number for number, key in enumerate(self._keys)}
         self.kinds: Callable[[int], Sequence[str]] = lambda _: ["weighed.v1"]
-        """Which events there are of a parcel, by its number."""
+        """Which events there are of a crate, by its number."""
 
     @property
     def keys(self) -> list[str]:
-        """The parcels."""
+        """The crates."""
         return self._keys
 
     def _write(self) -> None:
@@ -200,7 +200,7 @@ class Shop:
         lines = [f"{key} = {json.dumps(value)}" for key, value in names.items()]
         write(made.folder / "pyproject.toml", "\n".join(["[tool.outbox]", *lines, ""]))
         aggregate = made.folder / "events" / AGGREGATE
-        toml = 'key = "parcel_id"\nversion = "version"\npartitions = 2\nsource = "source_parcels"\n'
+        toml = 'key = "crate_id"\nversion = "version"\npartitions = 2\nsource = "source_crates"\n'
         write(aggregate / "aggregate.toml", toml)
         write(made.folder / "shop_sinks" / "__init__.py", "")
         made.declare(**schemas)
@@ -270,10 +270,10 @@ class Shop:
             sink.stop()
 
     @contextmanager
-    def writing(self, seed: int) -> Iterator[Parcels]:
+    def writing(self, seed: int) -> Iterator[Crates]:
         """A service at work."""
         print(f"seed of the writer: {seed}")  # noqa: T201
-        writer = Parcels(self.settings, seed)
+        writer = Crates(self.settings, seed)
         writer.start()
         try:
             yield writer
@@ -293,7 +293,7 @@ class Shop:
         wait_for(f"{count} more events applied", applied, timeout_s=TIMEOUT_S)
 
     def written(self, *types: str) -> dict[str, list[int]]:
-        """The versions of each parcel's events in the outbox, of all types or of some."""
+        """The versions of each crate's events in the outbox, of all types or of some."""
         rows = query(
             self.settings,
             "SELECT aggregateid, (payload ->> 'version')::bigint FROM outbox "
@@ -303,9 +303,9 @@ class Shop:
         return by_key(rows)
 
     def trail(self, sink: str) -> dict[str, list[int]]:
-        """The versions of each parcel's events in the order in which a sink has applied them."""
+        """The versions of each crate's events in the order in which a sink has applied them."""
         rows = Database(self.settings, sink).query(
-            "SELECT parcel_id::text, version FROM trail WHERE sink = %s ORDER BY line", sink
+            "SELECT crate_id::text, version FROM trail WHERE sink = %s ORDER BY line", sink
         )
         return by_key(rows)
 
@@ -318,7 +318,7 @@ class Shop:
 
 
 def commit(connection: extensions.connection, *events: Event) -> None:
-    """The changes of parcels and their events, as the service commits them."""
+    """The changes of crates and their events, as the service commits them."""
     with connection, connection.cursor() as cursor:
         for event in events:
             payload = event.payload
@@ -327,9 +327,9 @@ def commit(connection: extensions.connection, *events: Event) -> None:
 
 
 def event_of(kind: str, key: str, version: int) -> Event:
-    """An event of a parcel."""
+    """An event of a crate."""
     type_, _, schema_version = kind.rpartition(".v")
-    payload = {"parcel_id": key, "version": version, **KINDS[kind]}
+    payload = {"crate_id": key, "version": version, **KINDS[kind]}
     return Event(AGGREGATE, key, type_, payload, int(schema_version))
 
 

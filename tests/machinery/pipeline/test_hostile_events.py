@@ -45,9 +45,9 @@ TYPES, VERSIONS = 10_000, 5_000  # that somebody makes up
 ODD_VERSIONS = ["0", "-1", "1.0", "x", "", "²", "9" * 1000]
 GARBAGE = 10_000
 WITH_ID = """
-INSERT INTO parcels VALUES (%(key)s, 1, 5);
+INSERT INTO crates VALUES (%(key)s, 1, 5);
 INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
-VALUES (%(id)s, 'parcel', %(key)s, 'weighed', %(payload)s)
+VALUES (%(id)s, 'crate', %(key)s, 'weighed', %(payload)s)
 """
 MEMORY_MAX_BYTES = 128 << 20  # more than before, of a sink that reads all of it
 OUTPUT_MAX_BYTES = 20_000  # of a check that finds all of it
@@ -63,9 +63,9 @@ def shop(topic: Settings, tmp_path: Path) -> Iterator[Shop]:
 def release(shop: Shop) -> Release:
     """The release that is deployed everywhere."""
     made = shop.release("release", weighed_v1=WEIGHED_1, weighed_v2=WEIGHED_2, labelled_v1=LABELLED)
-    made.ask(TRAIL, "parcel", has_scale=True)
-    made.ask(WEIGHTS, "parcel.weighed", has_scale=True)
-    made.ask(FIRST, "parcel.weighed.v1", is_compared=False)
+    made.ask(TRAIL, "crate", has_scale=True)
+    made.ask(WEIGHTS, "crate.weighed", has_scale=True)
+    made.ask(FIRST, "crate.weighed.v1", is_compared=False)
     shop.succeed(made, "migrate")
     shop.succeed(made, "connect", "apply")
     shop.deploy(made)
@@ -83,13 +83,13 @@ def send(shop: Shop, records: Iterable[Record]) -> None:
 
 
 def foreign(type_: str, payload: dict[str, Any], version: object = 1, **more: str) -> Record:
-    """A record that was never in the outbox, on a parcel that the service does not have."""
-    return record(type_, payload, version, **{"key": payload.get("parcel_id", "nobody"), **more})
+    """A record that was never in the outbox, on a crate that the service does not have."""
+    return record(type_, payload, version, **{"key": payload.get("crate_id", "nobody"), **more})
 
 
 def weighed(key: str, version: int = 1) -> dict[str, Any]:
     """The payload of an event."""
-    return {"parcel_id": key, "version": version, **KINDS["weighed.v1"]}
+    return {"crate_id": key, "version": version, **KINDS["weighed.v1"]}
 
 
 def wait_read(shop: Shop, sink: ReleasedSink, *names: str) -> None:
@@ -139,8 +139,8 @@ def test_made_up_types_and_versions(shop: Shop, release: Release) -> None:
     assert shop.reasons(FIRST) == {}, "neither are other versions"
     names = {name: recorded(shop, name) for name in (TRAIL, WEIGHTS, FIRST)}
     assert names[TRAIL] == set()
-    assert "parcel.labelled" in names[WEIGHTS]
-    assert {"parcel.labelled", "parcel.weighed.v2"} <= names[FIRST]
+    assert "crate.labelled" in names[WEIGHTS]
+    assert {"crate.labelled", "crate.weighed.v2"} <= names[FIRST]
     for name, declared in ((WEIGHTS, 1), (FIRST, 2)):
         assert len(names[name]) == NAMES_MAX + declared, "as many as there is room for"
 
@@ -164,7 +164,7 @@ def garbage() -> Iterator[Record]:
     depth = 5_000
     values: list[bytes | None] = [
         *(None, b"", b"{", b"null", b"[]", b'"text"', b"\xff\xfe", b"{}" * 2, b'{"a": NaN}'),
-        *(b"[" * depth + b"]" * depth, b'{"parcel_id": "' + b"x" * 10_000 + b'"}', b'{"version": 1e400}'),
+        *(b"[" * depth + b"]" * depth, b'{"crate_id": "' + b"x" * 10_000 + b'"}', b'{"version": 1e400}'),
     ]
     ids = [None, b"", b"\xff", b"not an id", b"00000000-0000-4000-8000-000000000000"]
     types = [b"weighed", b"labelled", b"\xff", b"x" * 1_000, b"' OR 1 = 1"]
@@ -209,17 +209,17 @@ def parts(records: list[Record], count: int) -> Iterator[list[Record]]:
 
 
 def test_records_without_their_key(shop: Shop, release: Release) -> None:
-    """Each of a parcel of the service, whose own events are applied all the same: those before it, and of others."""
+    """Each of a crate of the service, whose own events are applied all the same: those before it, and of others."""
     mine, other = nth_key(1), nth_key(2)
     shop.write(event_of("weighed.v1", mine, 1), event_of("labelled.v1", other, 1))
     shop.wait_relayed(release)
-    lacking = {name: value for name, value in weighed(mine, 2).items() if name != "parcel_id"}
+    lacking = {name: value for name, value in weighed(mine, 2).items() if name != "crate_id"}
     bad = [
         foreign("weighed", weighed(mine, 2))._replace(key=None),
         foreign("weighed", weighed(mine, 2), key=other),
         foreign("weighed", lacking, key=mine),
-        foreign("weighed", {**lacking, "parcel_id": None}, 2, key=mine),
-        foreign("labelled", {**weighed(mine, 2), "label": "x", "parcel_id": [mine]}, key=mine),
+        foreign("weighed", {**lacking, "crate_id": None}, 2, key=mine),
+        foreign("labelled", {**weighed(mine, 2), "label": "x", "crate_id": [mine]}, key=mine),
         foreign("labelled", {"label": "x", "version": 2}, key=mine),
     ]
     send(shop, bad * 10)  # with one id: they are one dead letter each
@@ -245,13 +245,13 @@ def test_records_without_their_key(shop: Shop, release: Release) -> None:
 def test_event_that_declares_no_key(shop: Shop, release: Release) -> None:
     """Nothing starts with such a declaration, so nothing is written or applied by it."""
     wrong = shop.release("wrong", weighed_v1=WEIGHED_1)
-    wrong.ask(TRAIL, "parcel")
+    wrong.ask(TRAIL, "crate")
     wrong.declare(labelled_v1={"type": "object", "required": ["version"], "properties": {"version": NUMBER}})
     for words in (["migrate"], ["connect", "apply"], ["sink", TRAIL], ["check"], ["events"]):
         done = shop.run(wrong, *words)
         assert done.returncode == 1, words
         (line,) = done.stderr.splitlines()
-        assert "parcel.labelled.v1: parcel_id cannot be the key" in line
+        assert "crate.labelled.v1: crate_id cannot be the key" in line
     shop.deploy(wrong)
     with raises("event-declaration-unusable"):
         shop.write(event_of("weighed.v1", nth_key(1), 1))
@@ -293,7 +293,7 @@ class TestOneIdForTwoEvents:
 
     @staticmethod
     def other_content(event_id: str, key: str, version: int = 1) -> Record:
-        payload = {"parcel_id": key, "version": version, **KINDS["labelled.v1"]}
+        payload = {"crate_id": key, "version": version, **KINDS["labelled.v1"]}
         return foreign("labelled", payload, event_id=event_id)
 
 
@@ -307,12 +307,12 @@ class TestRemovedType:
         """The release after that."""
         del release
         made = shop.release("removed", weighed_v1=WEIGHED_1, weighed_v2=WEIGHED_2)
-        made.ask(TRAIL, "parcel", has_scale=True)
-        made.ask(WEIGHTS, "parcel.weighed", has_scale=True)
+        made.ask(TRAIL, "crate", has_scale=True)
+        made.ask(WEIGHTS, "crate.weighed", has_scale=True)
         return made
 
     def write(self, shop: Shop) -> None:
-        """Events of a parcel, some of them of the type."""
+        """Events of a crate, some of them of the type."""
         kinds = ["weighed.v1", "labelled.v1", "weighed.v2", "labelled.v1", "weighed.v1"]
         shop.write(*(event_of(kind, self.KEY, number) for number, kind in enumerate(kinds, start=1)))
 
@@ -322,7 +322,7 @@ class TestRemovedType:
         deprecated = shop.release(
             "deprecated", weighed_v1=WEIGHED_1, weighed_v2=WEIGHED_2, labelled_v1={**LABELLED, "deprecated": True}
         )
-        deprecated.ask(TRAIL, "parcel", has_scale=True)
+        deprecated.ask(TRAIL, "crate", has_scale=True)
         shop.deploy(deprecated)
         with raises("event-deprecated"):
             shop.write(event_of("labelled.v1", self.KEY, 6))
@@ -333,7 +333,7 @@ class TestRemovedType:
 
         assert "removed" not in shop.succeed(removed, "migrate"), "a service of an older release may run"
         assert not self.is_refused(shop)
-        assert "parcel.labelled.v1" in shop.succeed(removed, "migrate", "--only-declared").partition("removed")[2]
+        assert "crate.labelled.v1" in shop.succeed(removed, "migrate", "--only-declared").partition("removed")[2]
         assert self.is_refused(shop)
         shop.succeed(removed, "rewind", TRAIL, "--to-earliest", "--yes")
         done = shop.catch_up(removed, TRAIL)
@@ -346,9 +346,9 @@ class TestRemovedType:
         """Its events wait until somebody declares them again."""
         self.write(shop)
         shop.wait_relayed(release)
-        removed.ask("labels", "parcel.labelled")
+        removed.ask("labels", "crate.labelled")
         failure = reported_failure(shop.catch_up(removed, TRAIL))
-        assert "there is no event parcel.labelled" in failure
+        assert "there is no event crate.labelled" in failure
         (removed.folder / "shop_sinks" / "labels").rename(removed.folder / "labels")
         done = shop.catch_up(removed, TRAIL, WEIGHTS)
         assert done.returncode == 0, done.stderr
@@ -362,7 +362,7 @@ class TestRemovedType:
 
     def is_refused(self, shop: Shop) -> bool:
         """Whether the database refuses the type."""
-        sql = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('parcel', 'x', 'labelled', '{}')"
+        sql = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('crate', 'x', 'labelled', '{}')"
         try:
             query(shop.settings, f"BEGIN; {sql}; ROLLBACK", SourceRole.APP)
         except psycopg2.errors.CheckViolation:

@@ -17,7 +17,7 @@ from tests.support.releases import (
     OLD_SCALE,
     WEIGHED_1,
     WEIGHED_2,
-    Parcels,
+    Crates,
     Release,
     ReleasedSink,
     Shop,
@@ -41,8 +41,8 @@ def shop(topic: Settings, tmp_path: Path) -> Iterator[Shop]:
 def old(shop: Shop) -> Release:
     """The release that is deployed everywhere."""
     made = shop.release("old", weighed_v1=WEIGHED_1)
-    made.ask(TRAIL, "parcel")
-    made.ask(WEIGHTS, "parcel.weighed")
+    made.ask(TRAIL, "crate")
+    made.ask(WEIGHTS, "crate.weighed")
     shop.succeed(made, "migrate")
     shop.succeed(made, "connect", "apply")
     shop.deploy(made)
@@ -54,8 +54,8 @@ def versions(shop: Shop, old: Release) -> Release:
     """The release with a second version of an event."""
     del old
     made = shop.release("versions", weighed_v1=WEIGHED_1, weighed_v2=WEIGHED_2)
-    made.ask(TRAIL, "parcel", has_scale=True)
-    made.ask(WEIGHTS, "parcel.weighed", has_scale=True)
+    made.ask(TRAIL, "crate", has_scale=True)
+    made.ask(WEIGHTS, "crate.weighed", has_scale=True)
     return made
 
 
@@ -64,8 +64,8 @@ def types(shop: Shop, old: Release) -> Release:
     """The release with a second event."""
     del old
     made = shop.release("types", weighed_v1=WEIGHED_1, labelled_v1=LABELLED)
-    made.ask(TRAIL, "parcel")
-    made.ask(WEIGHTS, "parcel.weighed", "parcel.labelled")
+    made.ask(TRAIL, "crate")
+    made.ask(WEIGHTS, "crate.weighed", "crate.labelled")
     return made
 
 
@@ -84,7 +84,7 @@ def refused(settings: Settings, kind: str) -> bool:
 def migrate(shop: Shop, release: Release, kind: str) -> None:
     """Let the database take the events of a release, beside the service that goes on."""
     assert refused(shop.settings, kind)
-    assert f"added parcel.{kind}" in shop.succeed(release, "migrate")
+    assert f"added crate.{kind}" in shop.succeed(release, "migrate")
     assert not refused(shop.settings, kind)
 
 
@@ -95,7 +95,7 @@ def scales(shop: Shop, release: Release) -> set[object]:
 
 
 def require_complete(shop: Shop, release: Release, *sinks: str) -> None:
-    """Each event was applied once, those of a parcel in their order, and a check finds nothing wrong."""
+    """Each event was applied once, those of a crate in their order, and a check finds nothing wrong."""
     written = shop.written()
     assert len(written) == KEYS
     for sink in sinks:
@@ -134,9 +134,9 @@ class TestVersion:
                 shop.deploy(versions)
                 service.kinds = newer_for_some
                 self.wait_set_aside(shop, sink)
-                shop.wait_more(sink, TRAIL, WEIGHTS)  # of the other parcels
+                shop.wait_more(sink, TRAIL, WEIGHTS)  # of the other crates
             held_back = set(shop.written("weighed")) - self.complete_keys(shop)
-            assert held_back == set(service.keys[: KEYS // 2]), "and no other parcel waits"
+            assert held_back == set(service.keys[: KEYS // 2]), "and no other crate waits"
             service.kinds = lambda _: ["weighed.v1", "weighed.v2"]
             with shop.running(versions, TRAIL, WEIGHTS) as sink:
                 shop.wait_more(sink, TRAIL, WEIGHTS)
@@ -151,7 +151,7 @@ class TestVersion:
 
     @staticmethod
     def wait_set_aside(shop: Shop, sink: ReleasedSink) -> None:
-        """Wait until events of the newer version are set aside, and later ones of all their parcels wait."""
+        """Wait until events of the newer version are set aside, and later ones of all their crates wait."""
 
         def waits() -> bool:
             assert sink.is_running(), sink.tail()
@@ -165,7 +165,7 @@ class TestVersion:
 
     @staticmethod
     def complete_keys(shop: Shop) -> set[str]:
-        """The parcels of which no event is set aside."""
+        """The crates of which no event is set aside."""
         rows = Database(shop.settings).query("SELECT DISTINCT convert_from(key, 'UTF8') FROM dead_letters")
         return set(shop.written()) - {str(key) for (key,) in rows}
 
@@ -208,8 +208,8 @@ class TestType:
         require_complete(shop, types, TRAIL)
 
     @staticmethod
-    def write_labels(shop: Shop, types: Release, service: Parcels) -> None:
-        """Deploy the service, which labels parcels from now on."""
+    def write_labels(shop: Shop, types: Release, service: Crates) -> None:
+        """Deploy the service, which labels crates from now on."""
         migrate(shop, types, "labelled.v1")
         shop.deploy(types)
         service.kinds = lambda _: ["weighed.v1", "labelled.v1"]
@@ -226,7 +226,7 @@ class TestType:
 
 
 def newer_for_some(number: int) -> list[str]:
-    """The kinds of events while some instances of the service are new: half of the parcels have both versions."""
+    """The kinds of events while some instances of the service are new: half of the crates have both versions."""
     return ["weighed.v1", "weighed.v2"] if number < KEYS // 2 else ["weighed.v1"]
 
 
