@@ -27,7 +27,7 @@ LOCK_FILE = Path(__file__).with_name("jars.lock")
 # What is downloaded together, and how it is announced. An optional part is a set of its own.
 SETS = {
     ("kafka", "plugin", "spark"): "the JVM parts (Kafka, Connect, Debezium, Spark's Kafka source): about 75 MB",
-    ("lakehouse",): "Delta Lake for Spark: about 8 MB",
+    ("lakehouse",): "Delta Lake for Spark: about 12 MB",
 }
 CONFIGURATION = re.compile(r'<conf name="(\w+)"')
 IVY_MODULE = """<ivy-module version="2.0"><info organisation="outbox" module="jvm"/>

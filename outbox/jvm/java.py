@@ -56,7 +56,7 @@ def _supported(program: Path) -> Path:
     version = _version(program)
     if version not in SUPPORTED:
         raise Failure(
-            f"{program} is Java {version or '?'}, and Spark 4.0 needs 17 or 21", REMEDY, code="java-unsupported"
+            f"{program} is Java {version or '?'}, and Spark 4.1 needs 17 or 21", REMEDY, code="java-unsupported"
         )
     return program
 

@@ -29,7 +29,7 @@ EXECUTOR_HEAP = "512m"
 # A worker has room for two executors: `outbox rebuild` runs beside a sink, each with one on every worker.
 WORKER_CORES, WORKER_MEMORY = 2, "1g"
 APPLICATIONS_KEPT_S = 24 * 60 * 60  # their logs
-# https://spark.apache.org/docs/4.0.4/configuration.html, https://spark.apache.org/docs/4.0.4/spark-standalone.html
+# https://spark.apache.org/docs/4.1.1/configuration.html, https://spark.apache.org/docs/4.1.1/spark-standalone.html
 PROPERTIES = f"""\
 spark.authenticate                              true
 spark.authenticate.secret                       {{secret}}

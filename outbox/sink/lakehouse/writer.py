@@ -18,7 +18,7 @@ the session's; it keeps repairs out as a transaction's lock would.
 Two drivers do no harm, even if the older one loses its fence in the middle of a MERGE: the table's log has one commit
 per version, so the second committer is refused, or merges on top of the first and finds the events. The log stores of
 HDFS, Azure and Google guarantee that. On a local disk a commit is renamed into place and would replace another one;
-Delta only separates threads of one JVM (io.delta.storage.HDFSLogStore of Delta 4.0.1, RawLocalFileSystem.rename). There
+Delta only separates threads of one JVM (io.delta.storage.HDFSLogStore of Delta 4.2.0, RawLocalFileSystem.rename). There
 a lock on a file beside the table separates processes.
 
 The table refuses no event: what a projection would refuse is a row like any other.

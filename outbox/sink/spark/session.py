@@ -50,7 +50,7 @@ CONFIG = {
     # The default manager forks processes for each log file. This one renames too: safe when the process dies; when the
     # host dies, a log file may be cut off, which `checkpoint.repair` sees to.
     "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
 }

@@ -35,6 +35,13 @@ def test_every_locked_jar_has_a_checksum_and_a_place_of_its_own() -> None:
     assert len({jar.path for jar in locked}) == len(locked)
 
 
+def test_no_jar_for_spark_is_another_copy_of_one_that_pyspark_has() -> None:
+    # The names of jars are those of modules, with a version behind them.
+    of_pyspark = {re.sub(r"-\d.*", "", jar.name) for jar in jars.spark_jars()}
+    assert "jackson-core" in of_pyspark
+    assert {jar.module for jar in jars.locked(["spark", "lakehouse"])} & of_pyspark == set()
+
+
 def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(jars, "_cache", lambda: tmp_path / "file" / "jars")
