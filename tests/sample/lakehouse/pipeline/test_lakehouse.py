@@ -144,6 +144,18 @@ def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) 
     assert table(lake).positions == {TOPIC: {0: 17}} == {TOPIC: database(lake).positions()}
 
 
+def test_a_table_whose_log_has_a_checkpoint_is_merged_into_and_read(lake: Settings, spark: SparkSession) -> None:
+    # Delta reads its checkpoints through classes of Spark: where they do not fit, a table breaks at its tenth commit.
+    some = events(12)
+    with driving(lake) as sink:
+        for number, event in enumerate(some):
+            sink.apply(batch([event], start=number))
+    assert [*folder(lake).glob("_delta_log/*.checkpoint*.parquet")]
+    with driving(lake) as sink:
+        assert sink.apply(batch([*some, *events(1)], start=12)) == Counts(rows=13, applied=1, duplicates=12)
+    assert spark.read.format("delta").load(lakehouse_table.location(lake, NAME)).count() == len(ids(lake)) == 13
+
+
 @pytest.fixture
 def run(lake: Settings) -> Iterator[Run]:
     with driving(lake) as sink:
