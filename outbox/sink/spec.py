@@ -73,7 +73,7 @@ class SinkSpec:
     @cached_property
     def layout(self) -> Layout:
         """How its events lie in its tables."""
-        return Layout({name: columns for topic in self.topics for name, columns in self.decoders[topic].types.items()})
+        return layout_of(self.decoders)
 
     @cached_property
     def wanted(self) -> dict[str, set[str]]:
@@ -143,6 +143,11 @@ def event_decoders(settings: Settings, names: Sequence[str]) -> dict[str, EventD
         for topic, aggregates in known.topics.items()
         if (mine := [one for one in wanted if one.schema.aggregate in {aggregate.name for aggregate in aggregates}])
     }
+
+
+def layout_of(decoders: Mapping[str, RecordDecoder]) -> Layout:
+    """How the events of these decoders, by topic, lie together."""
+    return Layout({name: columns for topic in sorted(decoders) for name, columns in decoders[topic].types.items()})
 
 
 def choose(settings: Settings, names: Sequence[str]) -> list[SinkSpec]:
