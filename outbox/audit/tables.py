@@ -9,6 +9,7 @@ from psycopg2 import extensions
 # What the migrations of the machinery make. A project compares its own tables.
 MACHINERY = frozenset(
     (
+        "applied_versions",
         "base_versions",
         "checkpoint_generations",
         "dead_letters",

@@ -14,7 +14,8 @@ HERE = Path(__file__).parent
 def jobs(settings: Settings) -> list[SinkJob]:
     """The sink `balances`; beside it, to compare, the same by other strategies."""
     del settings
-    return [balances(), *(balances().by(strategy) for strategy in ("merge", "offset-log", "offsets", "upsert"))]
+    others = ("merge", "offset-log", "offsets", "upsert", "versions")
+    return [balances(), *(balances().by(strategy) for strategy in others)]
 
 
 def balances() -> SinkJob:

@@ -88,6 +88,7 @@ def everything(database: Database) -> list[object]:
         "landed_events",
         "event_log",
         "key_versions",
+        "applied_versions",
         "base_versions",
     )
     return [database.query(f"SELECT * FROM {table} ORDER BY 1, 2") for table in tables]

@@ -7,9 +7,9 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,10 +30,19 @@ from outbox.events.catalog import Catalog
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import arrivals
+from outbox.sink import spec
+from outbox.sink.batch import Batch
+from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.records import Record
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Selection
+from outbox.sink.writer import Counts
 from outbox.stack.postgres import Postgres
 from tests.support.cli_runner import outbox
 from tests.support.failures import raises
-from tests.support.made_events import MAIN, PROJECTIONS, uuid7
+from tests.support.made_events import MAIN, NOW_MS, PROJECTIONS, as_read, uuid7
 from tests.support.topic_reader import topic_of
 
 SINK = "dedup"
@@ -73,16 +82,17 @@ class History:
         self._producer = Producer({**client_config(settings), "transactional.id": f"history-{uuid.uuid4()}"})
         self._producer.init_transactions(30)
 
-    def item(self, *quantities: int) -> list[Event]:
-        """An item of the source with an event in the outbox per quantity."""
+    def item(self, *quantities: int, versions: Sequence[int] = ()) -> list[Event]:
+        """An item of the source with an event in the outbox per quantity; its versions are 1, 2, 3 by default."""
+        numbers = versions or range(1, len(quantities) + 1)
         item = str(uuid.uuid4())
         events = []
         with self._source, self._source.cursor() as cursor:
             cursor.execute(
                 "INSERT INTO items (id, unit, stock, version) VALUES (%s, 'KGM', %s, %s)",
-                [item, sum(quantities), len(quantities)],
+                [item, sum(quantities), max(numbers)],
             )
-            for version, quantity in enumerate(quantities, start=1):
+            for version, quantity in zip(numbers, quantities, strict=True):
                 payload = Event(item, quantity, version, "").payload
                 cursor.execute(
                     "INSERT INTO outbox (aggregatetype, aggregateid, type, payload)"
@@ -584,3 +594,58 @@ def test_command_ends_with_1_and_prints_json(topic: Settings, history: History) 
     described = outbox("check", "--help", home=topic.home).stdout
     for part in (report, report["topics"][0], report["sinks"][0], report["sinks"][0]["comparisons"][0]):
         assert [key for key in part if key not in described] == []
+
+
+class ByVersions:
+    """The sink `versions`: it applies what this test publishes."""
+
+    name = "versions"
+
+    def __init__(self, settings: Settings, history: History) -> None:
+        self._settings, self._history = settings, history
+        self._spec = spec.sinks(settings)[self.name]
+        self._topic = topics.describe(settings, topic_of(settings))
+
+    def publish(self, *events: Event) -> Counts:
+        """Put events on the topic, and apply them in one batch."""
+        start = topics.last_stable_offsets(self._settings, self._topic.name).get(0, 0)
+        self._history.publish(*events)
+        end = topics.last_stable_offsets(self._settings, self._topic.name)[0]
+        read = replace(as_read(*map(_record, events), partition=0), offsets=range(start, start + len(events)))
+        decoded = self._spec.decoders[self._topic.name].decode(read)
+        whole = Batch(self._topic.name, self._topic.id, {0: start}, {0: end}, **decoded._asdict())
+        with closing(connect(self._settings, SinkRole.WRITER)) as connection:
+            return PostgresWriter(connection, self._spec).apply(whole)
+
+    def replay(self) -> Replayed:
+        """Replay the open letters."""
+        with closing(connect(self._settings, SinkRole.WRITER)) as connection:
+            with connection, connection.cursor() as cursor:
+                chosen = Selection(sink=self.name).choose(cursor)
+            return repair.replay(connection, {self.name: self._spec}, chosen, applier_of=PostgresApplier)[self.name]
+
+
+def _record(event: Event) -> Record:
+    headers = {"id": event.id, "eventType": "received", "schemaVersion": "1"}
+    encoded = [(name, text.encode()) for name, text in headers.items()]
+    return Record(event.item.encode(), encoded, json.dumps(event.payload).encode(), NOW_MS)
+
+
+def test_a_sink_by_versions_is_right_or_lacks_an_event_or_has_too_many(topic: Settings, history: History) -> None:
+    sink = ByVersions(topic, history)
+    right, at_once, later = history.item(5, 6), history.item(1, 2, versions=(1, 1)), history.item(3, 4, versions=(1, 1))
+    assert sink.publish(*right) == Counts(2, 2)
+    assert sink.publish(*right) == Counts(2, 0, 2)
+    assert sink.publish(*at_once) == Counts(2, 1, 0, 1)
+    report = check.check(topic).sink(sink.name)
+    assert (report.parked, report.in_flight, report.drift) == (1, 2, {})
+    assert sink.replay() == Replayed(applied=1)
+    for event in later:
+        sink.publish(event)
+    checked = check.check(topic)
+    assert {"versions-repeated", "sink-drift"} <= {*codes(checked)}
+    report = checked.sink(sink.name)
+    assert (report.parked, report.in_flight) == (0, 0)
+    assert report.drift == {later[0].item: -4}, "the second event with the version was a duplicate"
+    assert sink.publish(foreign(right[0].item, version=9, quantity=8)) == Counts(1, 1)
+    assert check.check(topic).sink(sink.name).drift == {later[0].item: -4, right[0].item: 8}
