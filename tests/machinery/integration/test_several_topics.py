@@ -80,6 +80,15 @@ class TestKeys:
         versions = seen.query("SELECT topic, key, version FROM key_versions ORDER BY topic")
         assert versions == [(INVOICE, KEY, 2), (ORDER, KEY, 2)]
 
+    def test_versions_keeps_the_versions_of_each(self, seen: Seen) -> None:
+        seen.by = "versions"
+        assert seen.apply(ORDER, order(1), order(2)) == Counts(rows=2, applied=2)
+        assert seen.apply(INVOICE, invoice(2)) == Counts(rows=1, applied=1)
+        assert seen.apply(ORDER, order(2), order(3)) == Counts(rows=2, applied=1, duplicates=1)
+        assert seen.apply(INVOICE, invoice(2), invoice(1)) == Counts(rows=2, applied=1, duplicates=1)
+        versions = seen.query("SELECT topic, key, versions::text FROM applied_versions ORDER BY topic")
+        assert versions == [(INVOICE, KEY, "{[1,3)}"), (ORDER, KEY, "{[1,4)}")]
+
     def test_offset_log_keeps_a_place_of_each(self, seen: Seen) -> None:
         seen.by = "offset-log"
         some = batch_of(seen.spec, ORDER, order(1)), batch_of(seen.spec, INVOICE, invoice(1))

@@ -15,6 +15,8 @@ from outbox.sink import dead_letters, positions, spec, strategy
 from outbox.sink.records import Record
 from outbox.sink.spark import stream
 from tests.support import made_events as made
+from tests.support.declared import Events, payload
+from tests.support.declared_sinks import decoders
 from tests.support.failures import raises
 
 HEADER = "-- idea: an idea\n-- survives: much\n-- costs: little\n-- choose: always\n"
@@ -99,6 +101,14 @@ class TestJobs:
         for one in ("best", tmp_path / "mine.sql"):
             with raises("strategy-unknown"):
                 self.resolve(strategy=one)
+
+    @pytest.mark.parametrize("by", ["upsert", "versions"])
+    def test_events_without_a_version_are_refused_by_strategies_that_need_one(self, tmp_path: Path, by: str) -> None:
+        events = Events(tmp_path)
+        events.aggregate("order", 'key = "id"\n', placed_v1=payload())
+        found = decoders(events.load(), "order")
+        with raises("sink-unusable", by, "numbered by key"):
+            self.resolve(events=[], decoders=found, strategy=by)
 
     def test_two_jobs_of_one_name_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(spec, "jobs", lambda _: [made.JOB, replace(made.JOB, events=["order"])])
