@@ -19,6 +19,7 @@ from typing import Any
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark import SparkContext
+from pyspark.sql.streaming.query import StreamingQuery
 
 from outbox.base.database import connect
 from outbox.base.errors import Failure
@@ -65,6 +66,29 @@ def failure_during_stop() -> None:
 
     patch(stream.Stream, __init__=make_with_lock)
     patch(PostgresWriter, apply=apply)
+
+
+def stop_before_apply() -> None:
+    """The process is asked to stop when it has read a batch and not begun to apply it. Spark gets the time to record
+    what the apply makes of that.
+    """
+    read, stop = stream.Stream._read, stream.Stream._stop_query
+
+    def read_until_stop(self: stream.Stream, part: reader.Part) -> tuple[Batch, float]:
+        found = read(self, part)
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_for("the stop", lambda: self._stopping, timeout_s=TIMEOUT_S)
+        return found
+
+    def stop_late(self: stream.Stream, query: StreamingQuery) -> None:
+        wait_for(
+            "Spark to end or to commit",
+            lambda: not self.is_active() or self._checkpoint.is_committed(0),
+            timeout_s=TIMEOUT_S,
+        )
+        stop(self, query)
+
+    patch(stream.Stream, _read=read_until_stop, _stop_query=stop_late)
 
 
 def death_between_parts() -> None:

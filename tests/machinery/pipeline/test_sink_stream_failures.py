@@ -98,3 +98,16 @@ def test_an_apply_that_fails_during_a_stop_is_a_failure(topic: Settings, publish
         wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
         assert sink.tail(1) == f"outbox: {faulty_sink.REFUSED}"
     assert Database(topic).applied() == 0
+
+
+def test_a_stop_between_read_and_apply_leaves_the_batch_to_the_next_start(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(20)
+    publisher.send(some)
+    with running_faulty(faulty_sink.stop_before_apply.__name__, topic, "dedup") as sink:
+        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
+    assert database.applied() == 0
+    done = catch_up(topic)
+    assert done.returncode == 0, done.stderr
+    assert database.totals() == sums(some)
