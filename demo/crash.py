@@ -51,7 +51,11 @@ def kill_before_offsets(process: Process, names: Sequence[str], settings: Settin
         epoch = {name: _epoch(watcher, name) for name in names}
         planned = {name: _last(checkpoints[name] / "offsets") for name in names}
         process.spawn()
-        _wait("the sinks to acquire their fences", lambda: all(_epoch(watcher, name) > epoch[name] for name in names))
+        _wait(
+            "the sinks to acquire their fences",
+            lambda: all(_epoch(watcher, name) > epoch[name] for name in names),
+            process,
+        )
         with holder.cursor() as cursor:
             for name in names:
                 fence.lock(cursor, name)  # while Spark starts
@@ -61,13 +65,14 @@ def kill_before_offsets(process: Process, names: Sequence[str], settings: Settin
                 _waiting(watcher) == len(names)
                 and all(_last(checkpoints[name] / "offsets") > planned[name] for name in names)
             ),
+            process,
         )
         driver = process.pid()
         for each in process.processes():
             if each.pid != driver:
                 each.suspend()
         holder.rollback()
-        _wait("the sinks to commit", lambda: all(_position(watcher, name) > position[name] for name in names))
+        _wait("the sinks to commit", lambda: all(_position(watcher, name) > position[name] for name in names), process)
         process.kill()
         return {name: _evidence(checkpoints[name], _position(watcher, name)) for name in names}
     finally:
@@ -75,14 +80,14 @@ def kill_before_offsets(process: Process, names: Sequence[str], settings: Settin
         watcher.close()
 
 
-def wait_replayed(name: str, settings: Settings, crash: Crash) -> None:
-    """Wait until the restarted sink has processed the batch of the crash again."""
+def wait_replayed(process: Process, name: str, settings: Settings, crash: Crash) -> None:
+    """Wait until a sink of the restarted process has processed the batch of the crash again."""
     commits = _checkpoint(settings, name) / "commits"
-    _wait(f"sink {name} to replay its batch", lambda: _last(commits) >= crash.planned_batch)
+    _wait(f"sink {name} to replay its batch", lambda: _last(commits) >= crash.planned_batch, process)
 
 
-def _wait(what: str, condition: Callable[[], bool]) -> None:
-    wait_for(what, condition, timeout_s=TIMEOUT_S)
+def _wait(what: str, condition: Callable[[], bool], process: Process) -> None:
+    wait_for(what, condition, timeout_s=TIMEOUT_S, needs=process.require_running)
 
 
 def _evidence(checkpoint: Path, position: int) -> Crash:

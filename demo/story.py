@@ -68,7 +68,7 @@ class Story:
     def play(self) -> None:
         """Play all phases, from an empty stack to the verdict."""
         self._set_up()
-        self._traffic = Traffic(self._settings, Workload(self._seed))
+        self._traffic = Traffic(self._settings, Workload(self._seed), needs=self._service.require_running)
         self._stop_traffic = self._traffic.stop
         self._all_well()
         self._at_least_once()
@@ -92,10 +92,10 @@ class Story:
         relay.apply(self._settings)
         self._screen.progress(f"connector applied: {relay.status(self._settings).mode}")
         self._sinks = sink(self._settings, *self._names)
-        http = service(self._settings)
-        http.spawn()
+        self._service = service(self._settings)
+        self._service.spawn()
         self._sinks.spawn()
-        http.wait_ready()
+        self._service.wait_ready()
         self._screen.progress(f"service on http://{self._settings.service_host}:{self._settings.service_port}")
         self._sinks.wait_ready()
         ideas = {RIGHT: f"A `{RIGHT}` (remembers event ids)", NAIVE: f"B `{NAIVE}` (adds up whatever comes)"}
@@ -202,7 +202,12 @@ class Story:
         worker = self._stack.part("connect")
         published = self._published()
         finish = self._traffic.start(REQUESTS_FAULT)
-        wait_for("the worker to publish", lambda: self._published() >= published + PUBLISHED_EVENTS, timeout_s=60)
+        wait_for(
+            "the worker to publish",
+            lambda: self._published() >= published + PUBLISHED_EVENTS,
+            timeout_s=60,
+            needs=worker.require_running,
+        )
         worker.pause()
         wait_for("events to pile up", lambda: self._unrelayed() >= BACKLOG_EVENTS, timeout_s=60)
         unrelayed, pid = self._unrelayed(), worker.pid()
@@ -229,7 +234,7 @@ class Story:
             )
         self._sinks.start()
         for name, crash in crashes.items():
-            wait_replayed(name, self._settings, crash)
+            wait_replayed(self._sinks, name, self._settings, crash)
 
     def _burst(self) -> Burst:
         """Send traffic that nobody reads yet. Return how many events it caused, and the change of each key's total."""
@@ -242,9 +247,14 @@ class Story:
     # Looking ------------------------------------------------------------------------------------------------------
 
     def _settle(self) -> Report:
-        report = check.check_settled(self._settings, SETTLE_TIMEOUT_S)
+        report = check.check_settled(self._settings, SETTLE_TIMEOUT_S, needs=self._require_chain)
         self._screen.progress(f"nothing is in flight: {_found(report)}")
         return report
+
+    def _require_chain(self) -> None:
+        """Raises Failure with the end of its log if a process has ended that brings events to the sinks' tables."""
+        self._stack.part("connect").require_running()
+        self._sinks.require_running()
 
     def _relayed(self) -> Report:
         """Wait until the whole outbox is on the topic."""
@@ -254,7 +264,8 @@ class Story:
             seen[:] = [check.check(self._settings)]
             return seen[0].in_flight == 0
 
-        wait_for("the outbox to be relayed", relayed, timeout_s=SETTLE_TIMEOUT_S, poll_s=0.2)
+        needs = self._stack.part("connect").require_running
+        wait_for("the outbox to be relayed", relayed, timeout_s=SETTLE_TIMEOUT_S, poll_s=0.2, needs=needs)
         return seen[0]
 
     def _published(self) -> int:

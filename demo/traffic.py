@@ -15,7 +15,7 @@ import requests
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.base.wait import wait_for
+from outbox.base.wait import nothing, wait_for
 
 CLIENTS = 4
 TIMEOUT_S = 30.0
@@ -49,7 +49,9 @@ class Planner(Protocol):
 class Traffic:
     """Sends planned requests by several clients, which decide the order in which the service receives them."""
 
-    def __init__(self, settings: Settings, workload: Planner) -> None:
+    def __init__(self, settings: Settings, workload: Planner, needs: Callable[[], None] = nothing) -> None:
+        """``needs`` raises if the service has ended, so that nobody waits for its response."""
+        self._needs = needs
         self._url = f"http://{settings.service_host}:{settings.service_port}"
         self._token = settings.service_token.get_secret_value()
         self._workload = workload
@@ -126,7 +128,7 @@ class Traffic:
                 return None
             return None if response.status_code == requests.codes.unavailable else (response,)
 
-        return wait_for("a response of the service", answer, timeout_s=RETRY_TIMEOUT_S)[0]
+        return wait_for("a response of the service", answer, timeout_s=RETRY_TIMEOUT_S, needs=self._needs)[0]
 
     def _session(self) -> requests.Session:
         if not hasattr(self._sessions, "session"):

@@ -26,7 +26,7 @@ from outbox.audit.report import Report, plural
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.verified import Doubt, Verified
 from outbox.base.settings import Settings
-from outbox.base.wait import wait_for
+from outbox.base.wait import nothing, wait_for
 from outbox.kafka import topics
 
 POLL_S = 0.5
@@ -47,11 +47,17 @@ def check(settings: Settings, *, incremental: bool = False, progress: Callable[[
 
 
 def check_settled(
-    settings: Settings, timeout_s: float, *, incremental: bool = False, progress: Callable[[str], None] = _ignore
+    settings: Settings,
+    timeout_s: float,
+    *,
+    incremental: bool = False,
+    progress: Callable[[str], None] = _ignore,
+    needs: Callable[[], None] = nothing,
 ) -> Report:
     """Compare until nothing is in flight, or an event is lost. Raises WaitTimeoutError after ``timeout_s``.
 
-    Records are read once. After a comparison it rests for as long as that took.
+    Records are read once. After a comparison it rests for as long as that took. ``needs`` raises if a process has ended
+    that the events in flight need.
     """
     latest: list[Report] = []
     rests_until = 0.0
@@ -66,7 +72,7 @@ def check_settled(
             rests_until = 2 * time.monotonic() - began
             return latest[0].settled or bool(latest[0].lost)
 
-        wait_for("no event to be in flight", settled, timeout_s=timeout_s, poll_s=POLL_S)
+        wait_for("no event to be in flight", settled, timeout_s=timeout_s, poll_s=POLL_S, needs=needs)
     return latest[0]
 
 

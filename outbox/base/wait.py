@@ -37,10 +37,22 @@ def timeout_scale() -> float:
     return scale
 
 
-def wait_for(what: str, condition: Callable[[], T | None], *, timeout_s: float, poll_s: float = 0.05) -> T:
+def nothing() -> None:
+    """The need of a wait that needs nothing."""
+
+
+def wait_for(
+    what: str,
+    condition: Callable[[], T | None],
+    *,
+    timeout_s: float,
+    poll_s: float = 0.05,
+    needs: Callable[[], None] = nothing,
+) -> T:
     """Call ``condition`` until it returns something true, and return that.
 
-    An exception of ``condition`` ends the wait at once: a condition answers "not yet" with a false value.
+    An exception of ``condition`` ends the wait at once: a condition answers "not yet" with a false value. ``needs`` is
+    called after each such answer. It raises if the condition cannot become true any more, as when a process has ended.
     Raises WaitTimeoutError naming ``what`` and the last answer once ``timeout_s`` (scaled) has passed.
     """
     limit_s = timeout_s * timeout_scale()
@@ -49,6 +61,7 @@ def wait_for(what: str, condition: Callable[[], T | None], *, timeout_s: float, 
         answer = condition()
         if answer:
             return answer
+        needs()
         if time.monotonic() >= deadline:
             raise WaitTimeoutError(f"waited {limit_s:.0f} s for {what}; the last answer was {answer!r}", code="timeout")
         time.sleep(poll_s)

@@ -2,6 +2,7 @@
 
 | metric | per sink, since its process started |
 |---|---|
+| `outbox_sink_up` | 1 while its query runs; 0 while it starts, fails or has failed |
 | `outbox_sink_rows_total` | valid events read: applied, duplicate or refused |
 | `outbox_sink_duplicates_total` | events that the strategy knew and skipped |
 | `outbox_sink_skipped_total` | events on its topics that it has not asked for; it passes them |
@@ -13,17 +14,28 @@
 | `outbox_sink_lag_seconds` | age of the oldest record that is not applied; 0 when there is none |
 | `outbox_sink_kafka_up` | 1 if Kafka answered for this scrape; at 0 the lag is absent, not outdated |
 
+`/healthz` on the same port answers 200 if every sink of the process runs, else 503. Its JSON has the state of each sink
+(`State`), and the code of its failure.
+
 A batch counts once it is committed in the database: a failed batch does not count, a repeated batch does. The lag is
 queried when Prometheus scrapes, so no batch waits for it.
 """
 
 from __future__ import annotations
 
+import json
+import socket
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from enum import StrEnum
+from http import HTTPStatus
+from threading import Thread
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -36,12 +48,21 @@ from outbox.sink.writer import Counts
 
 # A batch of one event takes some 5 ms to apply, a full one half a second or more.
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+HEALTH = "/healthz"
 
 AskLag = Callable[[Mapping[str, Offsets]], Mapping[str, Lag] | None]
 
 
+class State(StrEnum):
+    """What a sink is doing."""
+
+    STARTING = "starting"  # it has not begun to read
+    RUNNING = "running"
+    FAILED = "failed"  # for good; its neighbours may run
+
+
 class Metrics:
-    """What the sinks of one process count. Any thread may call each method, and none of them blocks."""
+    """What the sinks of one process count, and their states. Any thread may call each method; none of them blocks."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -63,6 +84,23 @@ class Metrics:
             ["sink"],
             registry=self.registry,
         )
+
+        self._up = Gauge("outbox_sink_up", "Whether the sink's query runs", ["sink"], registry=self.registry)
+        self._states: dict[str, tuple[State, str | None]] = {}  # with the code of the failure
+
+    def now(self, sink: str, state: State, code: str | None = None) -> None:
+        """The sink is in this state from now on, because of the failure with this code if it is one."""
+        self._states[sink] = state, code
+        self._up.labels(sink).set(state is State.RUNNING)
+
+    def health(self) -> dict[str, dict[str, str | None]]:
+        """By sink its state, and the code of the failure if it has one."""
+        return {sink: {"state": state.value, "failure": code} for sink, (state, code) in dict(self._states).items()}
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether every sink runs."""
+        return all(state is State.RUNNING for state, _ in dict(self._states).values())
 
     def started(self, sink: str, next_offsets: TopicOffsets) -> None:
         """A sink is about to read its topics from these offsets. All its metrics exist from now on, as 0."""
@@ -106,13 +144,15 @@ def served(settings: Settings, metrics: Metrics, topics: Collection[str]) -> Ite
         yield
         return
     try:
-        server, thread = start_http_server(port, host, metrics.registry)
+        server = make_server(host, port, _app(metrics), _server_class(host, port), _SilentHandler)
     except OSError as error:
         raise Failure(
             f"the sink's metrics cannot be served at {host}:{port}: {error.strerror}",
             "choose another OUTBOX_SINK_METRICS_PORT, or 0 for none",
             code="port-taken",
         ) from None
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
     with ExitStack() as lookups:
         metrics.collect_lag({topic: lookups.enter_context(closing(LagLookup(settings, topic))).ask for topic in topics})
         try:
@@ -121,6 +161,34 @@ def served(settings: Settings, metrics: Metrics, topics: Collection[str]) -> Ite
             server.shutdown()
             server.server_close()
             thread.join()
+
+
+def _app(metrics: Metrics) -> Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]:
+    """The health at its path, the metrics at any other."""
+    others = make_wsgi_app(metrics.registry)
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != HEALTH:
+            found: Iterable[bytes] = others(environ, start_response)
+            return found
+        status = HTTPStatus.OK if metrics.is_healthy else HTTPStatus.SERVICE_UNAVAILABLE
+        start_response(f"{status.value} {status.phrase}", [("Content-Type", "application/json")])
+        return [json.dumps({"sinks": metrics.health()}).encode()]
+
+    return app
+
+
+def _server_class(host: str, port: int) -> type[ThreadingWSGIServer]:
+    """A server of the host's address family: IPv4 or IPv6."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+    return type("Server", (ThreadingWSGIServer,), {"address_family": family})
+
+
+class _SilentHandler(WSGIRequestHandler):
+    """Logs no request."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
 
 
 class _LagCollector(Collector):

@@ -8,14 +8,11 @@ them. A range that begins below is a re-read, which is what strategies are for.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
 
-from outbox.base.database import connect
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, SinkRole
 
 Offsets = Mapping[int, int]  # by partition
 
@@ -72,13 +69,6 @@ def require_no_gap(sink: str, topic: str, stored: Offsets, start: Offsets) -> No
                 f"`outbox rebuild {sink} --from source`",
                 code="events-lost",
             )
-
-
-def reading(settings: Settings) -> set[str]:
-    """The sinks that have begun to read a topic."""
-    with closing(connect(settings, SinkRole.AUDITOR)) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT DISTINCT sink FROM positions")
-        return {sink for (sink,) in cursor}
 
 
 def write(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, end: Offsets) -> None:

@@ -7,11 +7,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import requests
 
-from outbox.base.settings import DOTENV, Settings
-from outbox.sink import positions
-from outbox.stack.process import Process
+from outbox.base.settings import DOTENV, Settings, variable
+from outbox.sink import metrics
+from outbox.stack import ports
+from outbox.stack.process import Process, environment
+
+PORT = variable("sink_metrics_port")
 
 
 class Command(Process):
@@ -42,23 +46,32 @@ class Command(Process):
         return self._ready()
 
 
+class SinkCommand(Command):
+    """Sinks in one process, ready when its ``/healthz`` says so. Without a port for it they get a free one."""
+
+    def env(self) -> Mapping[str, str]:
+        given = super().env()
+        return given if self._settings.sink_metrics_port else {**given, PORT: str(ports.choose(0)[0])}
+
+    def is_ready(self) -> bool:
+        pid = self.pid()
+        port = None if pid is None else environment(psutil.Process(pid)).get(PORT)
+        return port is not None and _answers(f"http://{self._settings.sink_metrics_host}:{port}{metrics.HEALTH}")
+
+
 def service(settings: Settings) -> Command:
     """The service, ready when ``/readyz`` says so."""
     url = f"http://{settings.service_host}:{settings.service_port}/readyz"
-
-    def ready() -> bool:
-        try:
-            return requests.get(url, timeout=2).ok
-        except requests.RequestException:
-            return False
-
-    return Command("service", settings, ["serve"], ready)
+    return Command("service", settings, ["serve"], lambda: _answers(url))
 
 
 def sink(settings: Settings, *names: str) -> Command:
-    """Sinks in one process, ready once each has ever begun to read its topics."""
+    """Sinks in one process, ready when each of them runs."""
+    return SinkCommand("-".join(["sink", *names]), settings, ["sink", *names])
 
-    def ready() -> bool:
-        return positions.reading(settings).issuperset(names)
 
-    return Command("-".join(["sink", *names]), settings, ["sink", *names], ready)
+def _answers(url: str) -> bool:
+    try:
+        return requests.get(url, timeout=2).ok
+    except requests.RequestException:
+        return False

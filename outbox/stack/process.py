@@ -119,16 +119,12 @@ class Process(Controller):
     def wait_ready(self) -> None:
         """Wait until it serves. Raises Failure with the end of its log if it died or took too long."""
 
-        def ready_or_dead() -> bool:
-            if not self.is_running():
-                raise Failure(
-                    f"{self.name} ended while it was starting; the end of {self.log_file}:\n{self.tail()}",
-                    code="process-ended",
-                )
+        def ready_and_alive() -> bool:
+            self.require_running()  # before the question, which another process might answer
             return self.is_ready()
 
         try:
-            wait_for(f"{self.name} to be ready", ready_or_dead, timeout_s=self.start_timeout_s)
+            wait_for(f"{self.name} to be ready", ready_and_alive, timeout_s=self.start_timeout_s)
         except TimeoutError as error:
             raise Failure(f"{error}; the end of {self.log_file}:\n{self.tail()}", code="process-not-ready") from None
 
@@ -149,6 +145,11 @@ class Process(Controller):
 
     def is_running(self) -> bool:
         return self.pid() is not None
+
+    def require_running(self) -> None:
+        """Raises Failure with the end of its log if it has ended: for a wait that needs it."""
+        if not self.is_running():
+            raise Failure(f"{self.name} has ended; the end of {self.log_file}:\n{self.tail()}", code="process-ended")
 
     # Look-ups -----------------------------------------------------------------------------------------------------
 

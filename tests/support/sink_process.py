@@ -21,7 +21,7 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink import fence, spec
 from outbox.sink.records import Record
-from outbox.stack.command import Command
+from outbox.stack.command import Command, SinkCommand
 from tests.support import faulty_sink, suite
 from tests.support.cli_runner import environment, outbox
 from tests.support.made_events import NOW_MS, Event, nth_key, uuid7
@@ -154,9 +154,9 @@ def checkpoint(settings: Settings, sink: str = "dedup") -> Path:
 
 
 @contextmanager
-def running(settings: Settings, *names: str) -> Iterator[Command]:
+def running(settings: Settings, *names: str) -> Iterator[SinkCommand]:
     """Sinks that run until told otherwise, with a JVM that belongs to the process; killed at the end of the block."""
-    sink = Command(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
+    sink = SinkCommand(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
     with _spawned(sink):
         try:
             yield sink
@@ -165,7 +165,7 @@ def running(settings: Settings, *names: str) -> Iterator[Command]:
 
 
 @contextmanager
-def running_warm(settings: Settings, *names: str) -> Iterator[Command]:
+def running_warm(settings: Settings, *names: str) -> Iterator[WarmSink]:
     """Sinks that run until told otherwise, in the JVM that the runs share; asked to stop at the end of the block."""
     sink = WarmSink(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
     with _spawned(sink):

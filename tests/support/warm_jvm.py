@@ -19,12 +19,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from outbox.base import log
 from outbox.base.settings import DOTENV, Settings, load
-from outbox.stack.command import Command
+from outbox.stack.command import SinkCommand
 from outbox.stack.process import Process
 from tests.support.cli_runner import outbox
 from tests.support.paths import ROOT
@@ -74,13 +74,11 @@ class WarmJvm(Process):
         return done
 
 
-class WarmSink(Command):
+class WarmSink(SinkCommand):
     """A sink that runs in the background, its Spark in a warm JVM."""
 
-    def __init__(
-        self, name: str, settings: Settings, arguments: Sequence[str], ready: Callable[[], bool] = lambda: True
-    ) -> None:
-        super().__init__(name, settings, arguments, ready)
+    def __init__(self, name: str, settings: Settings, arguments: Sequence[str]) -> None:
+        super().__init__(name, settings, arguments)
         self._jvm = WarmJvm(settings)
 
     def env(self) -> Mapping[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -20,9 +21,10 @@ from pydantic import SecretStr
 
 from outbox.base import project
 from outbox.base.errors import Failure
-from outbox.base.settings import PREFIX, Settings, database_passwords
+from outbox.base.settings import PREFIX, Settings, database_passwords, load
 from outbox.jvm import jars, java
-from outbox.stack import connect, envfile, jvm, kafka, postgres
+from outbox.sink.metrics import Metrics, State, served
+from outbox.stack import connect, envfile, jvm, kafka, ports, postgres
 from tests.support.paths import ROOT
 from tests.template import dockerfile
 from tests.template import test_env_example as env_example
@@ -366,40 +368,26 @@ def test_settings_are_ours(name: str) -> None:
 # Healthy ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("committed", "is_healthy"),
-    [
-        ([], False),
-        (["one/commits/0"], False),
-        (["one/commits/0", "two/commits/.0.crc"], False),
-        (["one/commits/0", "one-naive/commits/0", "two.rebuild/commits/0"], False),
-        (["one/commits/0", "two/commits/0"], True),
-        (["one.2/commits/7", "two/commits/0"], True),  # rewound; the volume is younger than the database
-    ],
-)
-def test_the_sink_is_healthy_when_each_sink_of_the_project_has_committed(
-    tmp_path: Path, committed: list[str], is_healthy: bool
-) -> None:
-    (tmp_path / project.FILE).write_text('[tool.outbox]\nsinks = ["one", "two"]\n')
-    folder = tmp_path / "checkpoints"
-    for name in committed:
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).touch()
-    kind, _, *arguments = SERVICES["sink"]["healthcheck"]["test"]
-    assert kind == "CMD"
-    [mounted] = [target for source, target, _ in mounts("sink") if source == "checkpoints"]
-    assert mounted in arguments[-1]
-    arguments[-1] = arguments[-1].replace(mounted, str(folder))
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={project.VARIABLE: str(tmp_path)},
-    )
-    assert (done.returncode == 0) is is_healthy, done.stderr
-    assert is_healthy or "AssertionError" in done.stderr
+@pytest.mark.parametrize("name", ["sink", "sink-naive"])
+def test_sinks_are_healthy_when_each_of_them_runs(name: str) -> None:
+    [port] = ports.choose(0)
+    settings = load(Path("/nonexistent"), environment=False, sink_metrics_port=port)
+    test = SERVICES[name]["healthcheck"]["test"]
+    assert f":{SERVICES[name]['environment']['OUTBOX_SINK_METRICS_PORT']}/" in test
+    command = shlex.split(re.sub(r":\d+/", f":{port}/", test))
+
+    def is_healthy() -> bool:
+        done = subprocess.run([sys.executable, *command[1:]], capture_output=True, check=False, timeout=60)
+        return done.returncode == 0
+
+    metrics = Metrics()
+    metrics.now("one", State.RUNNING)
+    metrics.now("two", State.STARTING)
+    assert not is_healthy()  # nobody answers
+    with served(settings, metrics, []):
+        assert not is_healthy()
+        metrics.now("two", State.RUNNING)
+        assert is_healthy()
 
 
 def test_the_sink_runs_the_sinks_of_the_project() -> None:

@@ -37,7 +37,7 @@ from outbox.kafka import topics
 from outbox.sink import positions
 from outbox.sink.batch import Batch
 from outbox.sink.generations import Beginning, TopicOffsets
-from outbox.sink.metrics import Metrics, served
+from outbox.sink.metrics import Metrics, State, served
 from outbox.sink.spark import local_checkpoint
 from outbox.sink.spark import session as spark_session
 from outbox.sink.spark.checkpoint import Checkpoint, Offsets
@@ -69,6 +69,8 @@ def run(
         opened = [_open(settings, resources, spec) for spec in specs]
         names = {topic for spec in specs for topic in spec.topics}
         metrics = Metrics()
+        for spec in specs:
+            metrics.now(spec.name, State.STARTING)
         resources.enter_context(served(settings, metrics, names))
         ids = {name: topics.describe(settings, name).id for name in names}
         targets = {name: topics.last_stable_offsets(settings, name) for name in names}
@@ -265,7 +267,9 @@ class Stream:
     def _report(self) -> None:
         if self._failure is not None and not self._is_reported:
             self._is_reported = True
-            self._log.error("sink failed", error=str(self._failure), code=getattr(self._failure, "code", "unexpected"))
+            code = str(getattr(self._failure, "code", "unexpected"))
+            self._metrics.now(self._spec.name, State.FAILED, code)
+            self._log.error("sink failed", error=str(self._failure), code=code)
             self._connection.close()  # lets another driver take the sink over
 
     def _open(self) -> None:
@@ -315,6 +319,7 @@ class Stream:
             writer = writer.trigger(availableNow=True)
         self._metrics.started(self._spec.name, self._reached)
         self._query = writer.start()
+        self._metrics.now(self._spec.name, State.RUNNING)
         self._log.info("started", topics=self._spec.topics, checkpoint=self._checkpoint.uri, next_offsets=self._reached)
 
     def _stop_query(self, query: StreamingQuery) -> None:

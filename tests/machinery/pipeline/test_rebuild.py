@@ -16,7 +16,6 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
-from outbox.sink import positions
 from outbox.stack.command import Command
 from tests.machinery.stock import Client
 from tests.support.cli_runner import outbox
@@ -72,7 +71,7 @@ def moving(client: Client) -> Iterator[Movements]:
 @contextmanager
 def running(settings: Settings) -> Iterator[Command]:
     """The sink `dedup`, surely no longer than the block."""
-    sink = WarmSink("sink-dedup", settings, sink_arguments("dedup"), lambda: "dedup" in positions.reading(settings))
+    sink = WarmSink("sink-dedup", settings, sink_arguments("dedup"))
     sink.start_timeout_s = TIMEOUT_S
     sink.start()
     try:

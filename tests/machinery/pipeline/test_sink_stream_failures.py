@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
+from outbox.stack.command import sink as sink_command
 from tests.support import faulty_sink
+from tests.support.failures import raises
 from tests.support.made_events import sums
 from tests.support.sink_driver import Database, open_sink
 from tests.support.sink_process import (
@@ -54,6 +57,18 @@ def test_sinks_that_cannot_start_do_not_stop_their_neighbours(
     failed = {str(line["sink"]): line["code"] for line in logged(done, "sink failed")}
     assert failed == {unusable_checkpoint: "checkpoint-unusable", other_topic: "topic-recreated"}
     assert database.totals() == sums(some)
+
+
+def test_a_process_whose_queries_do_not_run_is_not_ready_and_its_end_is_noticed(
+    topic: Settings, publisher: Publisher
+) -> None:
+    publisher.send(publisher.events(20))
+    assert catch_up(topic).returncode == 0
+    shutil.rmtree(checkpoint(topic))
+    checkpoint(topic).write_text("")
+    process = sink_command(topic, "dedup")
+    with raises("process-ended", f"outbox: checkpoint {topic.sink_checkpoints}/dedup: "):
+        process.start()
 
 
 def test_a_sink_that_cannot_start_releases_its_fence_while_its_neighbours_run(

@@ -102,6 +102,13 @@ def test_starting_what_runs_changes_nothing(script: Make) -> None:
     assert process.pid() == pid
 
 
+def test_a_wait_that_needs_a_process_ends_with_it_and_shows_the_end_of_its_log(script: Make) -> None:
+    process = script("print('no room left')")
+    process.spawn()
+    with raises("process-ended", "no room left"):
+        wait_for("what it would do", lambda: False, timeout_s=60, needs=process.require_running)
+
+
 def test_it_is_found_again_by_a_controller_that_did_not_start_it(script: Make) -> None:
     script().start()
     other = script()

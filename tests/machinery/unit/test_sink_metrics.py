@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import requests
 from prometheus_client import generate_latest
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.sink import metrics as sink_metrics
 from outbox.sink.lag import Lag, LagLookup
-from outbox.sink.metrics import Metrics
+from outbox.sink.metrics import Metrics, State
 from outbox.sink.positions import Offsets
 from outbox.sink.writer import Counts
 from outbox.stack import ports
@@ -149,6 +150,25 @@ class TestServed:
         # Closed: the port can be had again.
         with sink_metrics.served(settings, Metrics(), ["t"]):
             pass
+
+    def test_health_is_red_until_every_sink_runs_and_names_the_one_that_does_not(self, settings: Settings) -> None:
+        url = f"http://{settings.sink_metrics_host}:{settings.sink_metrics_port}/healthz"
+        metrics = Metrics()
+        for sink in ("a", "b"):
+            metrics.now(sink, State.STARTING)
+        with sink_metrics.served(settings, metrics, ["t"]):
+            assert requests.get(url, timeout=30).status_code == 503
+            for sink in ("a", "b"):
+                metrics.now(sink, State.RUNNING)
+            assert requests.get(url, timeout=30).status_code == 200
+            metrics.now("b", State.FAILED, "events-lost")
+            answer = requests.get(url, timeout=30)
+        assert answer.status_code == 503
+        assert answer.json()["sinks"] == {
+            "a": {"state": "running", "failure": None},
+            "b": {"state": "failed", "failure": "events-lost"},
+        }
+        assert [value(metrics, "outbox_sink_up", sink=sink) for sink in ("a", "b")] == [1, 0]
 
     def test_on_loopback_and_not_at_all_by_default(self) -> None:
         default = Settings(_env_file=None)

@@ -8,6 +8,7 @@ import pytest
 
 from outbox.base.errors import Failure
 from outbox.base.wait import WaitTimeoutError, timeout_scale, wait_for
+from tests.support.failures import raises
 
 
 def test_the_first_true_answer_is_returned() -> None:
@@ -45,6 +46,15 @@ def test_an_exception_of_the_condition_ends_the_wait_at_once() -> None:
     with pytest.raises(ValueError, match="broken"):
         wait_for("nothing", broken, timeout_s=5)
     assert asked == 1
+
+
+def test_a_need_that_is_gone_ends_the_wait_at_once_unless_the_condition_is_true() -> None:
+    def gone() -> None:
+        raise Failure("it has ended", code="process-ended")
+
+    with raises("process-ended"):
+        wait_for("nothing", lambda: False, timeout_s=60, needs=gone)
+    assert wait_for("the truth", lambda: True, timeout_s=60, needs=gone)
 
 
 def test_one_multiplier_scales_every_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

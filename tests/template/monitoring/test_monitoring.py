@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from outbox.base.settings import load
 from outbox.sink import metrics as sink_metrics
 from outbox.sink.lag import Lag
-from outbox.sink.metrics import Metrics
+from outbox.sink.metrics import Metrics, State
 from outbox.sink.writer import Counts
 from service.app import create_app
 from tests.support.paths import ROOT
@@ -86,6 +86,7 @@ def labels(query: str) -> set[str]:
 
 def exposed_by_the_sinks() -> str:
     metrics = Metrics()
+    metrics.now("a", State.RUNNING)
     metrics.started("a", {"t": {0: 0}})
     metrics.applied("a", Counts(rows=1), {"t": {0: 1}}, read_s=0.1, apply_s=0.1)
     metrics.collect_lag({"t": lambda _: {"a": Lag({0: 1}, 1.0)}})
