@@ -26,7 +26,7 @@ from outbox.audit.report import Report, plural
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.verified import Doubt, Verified
 from outbox.base.settings import Settings
-from outbox.base.wait import nothing, wait_for
+from outbox.base.wait import WaitTimeoutError, nothing, timeout_scale, wait_for
 from outbox.kafka import topics
 
 POLL_S = 0.5
@@ -34,6 +34,18 @@ POLL_S = 0.5
 
 def _ignore(_: str) -> None:
     """Show no progress."""
+
+
+class InFlightError(WaitTimeoutError):
+    """Events were still in flight at the deadline. ``report`` is the last comparison."""
+
+    def __init__(self, waited_s: float, report: Report) -> None:
+        super().__init__(
+            f"after {waited_s:.0f} s events are in flight: {report.in_flight_text}",
+            "`outbox doctor` finds what does not run",
+            code="events-in-flight",
+        )
+        self.report = report
 
 
 def check(settings: Settings, *, incremental: bool = False, progress: Callable[[str], None] = _ignore) -> Report:
@@ -54,10 +66,10 @@ def check_settled(
     progress: Callable[[str], None] = _ignore,
     needs: Callable[[], None] = nothing,
 ) -> Report:
-    """Compare until nothing is in flight, or an event is lost. Raises WaitTimeoutError after ``timeout_s``.
+    """Compare until nothing is in flight, or an event is lost. Raises InFlightError after ``timeout_s``.
 
     Records are read once. After a comparison it rests for as long as that took. ``needs`` raises if a process has ended
-    that the events in flight need.
+    that the events in flight need. ``progress`` receives how far the first comparison is, and then what is in flight.
     """
     latest: list[Report] = []
     rests_until = 0.0
@@ -69,10 +81,15 @@ def check_settled(
             if began < rests_until:
                 return False
             latest[:] = [one.compare()]
+            one.progress = _ignore  # of the first comparison alone: each of the others would show the same again
+            progress(f"in flight: {latest[0].in_flight_text}")
             rests_until = 2 * time.monotonic() - began
             return latest[0].settled or bool(latest[0].lost)
 
-        wait_for("no event to be in flight", settled, timeout_s=timeout_s, poll_s=POLL_S, needs=needs)
+        try:
+            wait_for("no event to be in flight", settled, timeout_s=timeout_s, poll_s=POLL_S, needs=needs)
+        except WaitTimeoutError:
+            raise InFlightError(timeout_s * timeout_scale(), latest[0]) from None
     return latest[0]
 
 
@@ -81,7 +98,7 @@ class Check:
 
     def __init__(self, settings: Settings, *, incremental: bool, progress: Callable[[str], None]) -> None:
         self._settings = settings
-        self._progress = progress
+        self.progress = progress
         self._declared = declarations.load(settings)
         self._is_incremental = incremental
         self._doubt = ""
@@ -125,10 +142,10 @@ class Check:
     def _compare(self) -> Report:
         settings, declared = self._settings, self._declared
         of_sinks = sinks.read(settings, declared)
-        self._logs.read_on(settings, self._progress)
+        self._logs.read_on(settings, self.progress)
         with source.read(settings, declared, self._verified.since_ms) as read:
             since = self._verified if self._is_incremental else None
-            report = compare(Observed(declared, of_sinks, self._logs, read), self._progress, since)
+            report = compare(Observed(declared, of_sinks, self._logs, read), self.progress, since)
             report.notes += _notes(declared, read)
         report.notes += [
             f"nothing compares table {table}: it has a column sink, and no [sink] query of a comparison reads it"

@@ -304,6 +304,13 @@ class Report:
         return self.in_flight == 0 and all(sink.in_flight == 0 for sink in self.sinks)
 
     @property
+    def in_flight_text(self) -> str:
+        """Where events are in flight: by topic how many it lacks, by sink how many it has not applied."""
+        topics = [f"topic {one.name} lacks {plural(one.in_flight, 'event')}" for one in self.topics if one.in_flight]
+        sinks = [f"sink {one.name} is {plural(one.in_flight, 'event')} behind" for one in self.sinks if one.in_flight]
+        return ", ".join([*topics, *sinks]) or "nothing"
+
+    @property
     def outbox_events(self) -> int:
         """How many events the outbox has."""
         return sum(topic.outbox_events for topic in self.topics)

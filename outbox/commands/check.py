@@ -37,6 +37,8 @@ def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
     Files in the folder `comparisons` of a sink say which totals are compared. Tables that no comparison reads are
     named.
 
+    If --wait ends while events are in flight, the report shows where they are, with status 1.
+
     With --incremental it can run every few minutes on large topics. In any doubt it reads everything.
 
     \b
@@ -62,25 +64,34 @@ def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
     if wait_s is None:
         report = checker.check(settings, incremental=incremental, progress=progress)
     else:
-        report = checker.check_settled(settings, wait_s, incremental=incremental, progress=progress)
-    click.echo(as_text(report) if as_json else describe(report))
+        try:
+            report = checker.check_settled(settings, wait_s, incremental=incremental, progress=progress)
+        except checker.InFlightError as error:
+            _show(error.report, as_json)
+            raise
+    _show(report, as_json)
     findings = report.findings
     if findings:
         problems = "; ".join(map(str, findings))
         raise Failure(f"{plural(len(findings), 'problem')} found: {problems}", code="problems-found")
 
 
+def _show(report: Report, as_json: bool) -> None:
+    click.echo(as_text(report) if as_json else describe(report))
+
+
 class Progress:
-    """Shows on stderr how far a long check is, every ten seconds."""
+    """Shows on stderr how far a long check is, every ten seconds if that has changed."""
 
     def __init__(self) -> None:
         self._due_at = time.monotonic() + PROGRESS_S
+        self._shown = ""
 
     def __call__(self, line: str) -> None:
-        """Show a line, unless another one was shown a moment ago."""
-        if time.monotonic() >= self._due_at:
+        """Show a line, unless it is the last one that was shown, or another one was shown a moment ago."""
+        if line != self._shown and time.monotonic() >= self._due_at:
             click.echo(line, err=True)
-            self._due_at = time.monotonic() + PROGRESS_S
+            self._due_at, self._shown = time.monotonic() + PROGRESS_S, line
 
 
 def as_text(report: Report) -> str:

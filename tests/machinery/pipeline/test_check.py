@@ -576,6 +576,24 @@ def test_wait_ends_at_its_deadline(topic: Settings, history: History) -> None:
         check.check_settled(topic, timeout_s=0.5)
 
 
+def test_wait_that_ends_in_vain_reports_which_topic_and_which_sink_are_how_far_behind(
+    topic: Settings, history: History
+) -> None:
+    first, second, _ = history.item(5, 6, 7)
+    history.publish(first)
+    history.publish(second)
+    history.sink(next_offset=1, **{first.item: 5})
+    done = outbox("check", "--wait", "1", "--json", home=topic.home, **variables(topic))
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert not report["settled"]
+    assert report["total"]["in_flight"] == 1
+    assert {one["name"]: one["in_flight"] for one in report["sinks"]} == {"dedup": 2}
+    [line] = done.stderr.splitlines()
+    assert f"topic {topic_of(topic)} lacks 1 event" in line
+    assert "sink dedup is 2 events behind" in line
+
+
 def test_command_ends_with_1_and_prints_json(topic: Settings, history: History) -> None:
     events = history.item(5, 6)
     history.publish(*events, quantity="5")

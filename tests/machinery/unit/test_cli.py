@@ -9,8 +9,17 @@ from pathlib import Path
 import pytest
 
 from outbox.cli import COMMANDS, GROUPS
+from outbox.commands import check
 from tests.support.cli_runner import environment, outbox
 from tests.support.paths import ROOT
+
+
+def test_progress_shows_a_line_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(check, "PROGRESS_S", 0)
+    show = check.Progress()
+    for line in ("read 5 records", "read 5 records", "compared 50 %", "compared 50 %"):
+        show(line)
+    assert capsys.readouterr().err.splitlines() == ["read 5 records", "compared 50 %"]
 
 
 def test_help_lists_every_command_in_its_group(tmp_path: Path) -> None:
