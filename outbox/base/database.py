@@ -23,6 +23,12 @@ WAITS = {
     "tcp_user_timeout": 30_000,
 }
 
+# SQLSTATEs of what another attempt may not meet: a rollback for a deadlock or a conflict, no room or no memory, a lock
+# that was not free in time, a statement that was cancelled.
+BUSY = ("40", "53", "55P03", "57014")
+# What a server says that takes no login now.
+NOT_NOW = ("the database system is", "connection slots", "too many")
+
 COLUMN_NAMES = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
 
 
@@ -72,6 +78,7 @@ def _refusal(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[str,
         "certificate": ("tls", f"correct {prefix}_SSLROOTCERT, or {prefix}_HOST: use a name in the certificate"),
         "password": ("login-refused", f"correct {password}; outbox/migrations/roles.sql sets it in the database"),
         "no encryption": ("tls", f"set {prefix}_SSLMODE: the server requires TLS"),
+        **dict.fromkeys(NOT_NOW, ("unavailable", "wait until it takes logins")),
         "SSL": ("tls", f"correct {prefix}_SSLMODE, or {place}"),
         "FATAL": (
             "login-refused",
@@ -92,7 +99,8 @@ def _refusal(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[str,
 def database_errors(connection: connection, subject: str, what: str, again: str) -> Iterator[None]:
     """Convert psycopg2 errors inside the block to Failure: "SUBJECT: the database WHAT: the server's message".
 
-    ``again`` says how to repeat the operation once the cause is fixed.
+    ``again`` says how to repeat the operation once the cause is fixed. The code is `database-busy` if the cause may
+    pass by itself.
     """
     try:
         yield
@@ -106,6 +114,7 @@ def database_errors(connection: connection, subject: str, what: str, again: str)
             raise Failure(
                 f"{subject}: the database {what}: {reason}", "`outbox migrate`", code="database-not-migrated"
             ) from error
+        code = "database-busy" if str(error.pgcode).startswith(BUSY) else "database-refused"
         raise Failure(
-            f"{subject}: the database {what}: {reason}", f"correct the cause and {again}", code="database-refused"
+            f"{subject}: the database {what}: {reason}", f"correct the cause and {again}", code=code
         ) from error

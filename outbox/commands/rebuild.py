@@ -78,7 +78,7 @@ def _from_source(settings: Settings, declared: SinkSpec, dry_run: bool, yes: boo
 
 
 def _from_topic(settings: Settings, declared: SinkSpec, restart: bool, dry_run: bool, yes: bool) -> None:
-    from outbox.sink.spark import stream
+    from outbox.sink.spark import supervisor
 
     log.configure(settings)
     sink = declared.name
@@ -91,7 +91,7 @@ def _from_topic(settings: Settings, declared: SinkSpec, restart: bool, dry_run: 
             click.echo("resuming an interrupted rebuild; --restart starts again")
         # The live sink has the metrics port.
         quiet = settings.model_copy(update={"sink_metrics_port": 0})
-        stream.run(quiet, [copy], until_caught_up=True)
+        supervisor.run(quiet, [copy], until_caught_up=True)
         _print_differences(rebuilding.differences(connection, sink))
         if dry_run:
             click.echo(f"{UNCHANGED}; the copy stays: the next run resumes it, --drop-copy deletes it")

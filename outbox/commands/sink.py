@@ -41,13 +41,14 @@ def _strategy(one: Strategy) -> str:
 def sink(names: tuple[str, ...], until_caught_up: bool, fail_fast: bool) -> None:
     """Run the sinks of these names, or those of [tool.outbox], until SIGTERM or Ctrl-C.
 
-    Each applies the events that it asks for to its target, side by side with the others.
+    Each applies the events that it asks for to its target, side by side with the others. A sink whose failure may pass,
+    such as a lost connection, starts again by itself; with one of the options it does not.
     """
-    from outbox.sink.spark import stream
+    from outbox.sink.spark import supervisor
 
     settings = configuration.load()
     log.configure(settings)
     wanted = names or project.current().sinks
     if not wanted:
         raise Failure("no sink is named", 'name one, or set sinks = ["…"] in [tool.outbox]', code="sink-unnamed")
-    stream.run(settings, spec.choose(settings, wanted), until_caught_up=until_caught_up, fail_fast=fail_fast)
+    supervisor.run(settings, spec.choose(settings, wanted), until_caught_up=until_caught_up, fail_fast=fail_fast)

@@ -18,6 +18,8 @@ from psycopg2 import extensions
 
 from outbox.base.errors import Failure
 
+Holder = tuple[str, int, str]  # address, backend and start of a driver's connection
+
 DEAD_HOST_S = 30
 LOCK_TIMEOUT_S = 60
 GRACE_S = 3  # a driver that has just ended may hold its lock for another moment
@@ -63,8 +65,8 @@ def acquire(connection: extensions.connection, sink: str) -> int:
         return _one(cursor)
 
 
-def driver(cursor: extensions.cursor, sink: str) -> tuple[str, int, str] | None:
-    """Who drives the sink: address, backend and start, as far as the asking role may see; None if nobody does."""
+def driver(cursor: extensions.cursor, sink: str) -> Holder | None:
+    """Who drives the sink, as far as the asking role may see; None if nobody does."""
     cursor.execute(HOLDER, {"sink": sink})
     return cursor.fetchone()
 

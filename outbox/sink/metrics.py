@@ -8,7 +8,7 @@
 | `outbox_sink_skipped_total` | events on its topics that it has not asked for; it passes them |
 | `outbox_sink_dead_letters_total` | records set aside, invalid or refused; a repetition counts again |
 | `outbox_sink_batch_duration_seconds` | by `stage`: `read` (with decoding) or `apply`; of a large batch by part |
-| `outbox_sink_last_progress_timestamp_seconds` | Unix time of the last applied batch; before it, of the start |
+| `outbox_sink_last_progress_timestamp_seconds` | Unix time of the last applied batch; before it, of the first start |
 | `outbox_sink_lag_events` | upper bound of events not applied: markers, aborted and skipped records count too |
 | `outbox_sink_partition_lag_events` | the same by `topic` and `partition` |
 | `outbox_sink_lag_seconds` | age of the oldest record that is not applied; 0 when there is none |
@@ -58,6 +58,7 @@ class State(StrEnum):
 
     STARTING = "starting"  # it has not begun to read
     RUNNING = "running"
+    FAILING = "failing"  # it has failed, and starts itself again; until it has applied what it failed at
     FAILED = "failed"  # for good; its neighbours may run
 
 
@@ -86,6 +87,7 @@ class Metrics:
         )
 
         self._up = Gauge("outbox_sink_up", "Whether the sink's query runs", ["sink"], registry=self.registry)
+        self._started = set[str]()
         self._states: dict[str, tuple[State, str | None]] = {}  # with the code of the failure
 
     def now(self, sink: str, state: State, code: str | None = None) -> None:
@@ -108,7 +110,10 @@ class Metrics:
             counter.labels(sink)
         for stage in ("read", "apply"):
             self._duration.labels(sink, stage)
-        self._reached(sink, next_offsets)
+        if sink not in self._started:  # starting again is no progress
+            self._started.add(sink)
+            self._progress.labels(sink).set_to_current_time()
+        self._set_next(sink, next_offsets)
 
     def applied(self, sink: str, counts: Counts, next_offsets: TopicOffsets, read_s: float, apply_s: float) -> None:
         """A batch that ends before these offsets is committed in the database."""
@@ -118,7 +123,8 @@ class Metrics:
         self._dead_letters.labels(sink).inc(counts.dead + counts.rejected)
         self._duration.labels(sink, "read").observe(read_s)
         self._duration.labels(sink, "apply").observe(apply_s)
-        self._reached(sink, next_offsets)
+        self._progress.labels(sink).set_to_current_time()
+        self._set_next(sink, next_offsets)
 
     def collect_lag(self, ask: Mapping[str, AskLag]) -> None:
         """Add the lag to the metrics, queried at each scrape, topic by topic."""
@@ -127,8 +133,7 @@ class Metrics:
     def _counter(self, name: str, documentation: str) -> Counter:
         return Counter(f"outbox_sink_{name}", documentation, ["sink"], registry=self.registry)
 
-    def _reached(self, sink: str, next_offsets: TopicOffsets) -> None:
-        self._progress.labels(sink).set_to_current_time()
+    def _set_next(self, sink: str, next_offsets: TopicOffsets) -> None:
         for topic, of_topic in next_offsets.items():
             self._next_offsets[topic][sink] = of_topic
 

@@ -68,6 +68,7 @@ class SinkWriter(ABC):
         with self._errors("does not let the sink start"):
             self._epoch = fence.acquire(connection, spec.name)
             with connection, connection.cursor() as cursor:
+                self.fence_holder = fence.driver(cursor, spec.name)  # ourselves, as others see us
                 self._skipped = skipped.load(cursor, spec.name)
         skipped.require_none(spec.name, self._skipped, spec.wanted)
 

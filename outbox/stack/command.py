@@ -54,9 +54,13 @@ class SinkCommand(Command):
         return given if self._settings.sink_metrics_port else {**given, PORT: str(ports.choose(0)[0])}
 
     def is_ready(self) -> bool:
-        pid = self.pid()
-        port = None if pid is None else environment(psutil.Process(pid)).get(PORT)
-        return port is not None and _answers(f"http://{self._settings.sink_metrics_host}:{port}{metrics.HEALTH}")
+        return _answers(f"{self.url()}{metrics.HEALTH}")
+
+    def url(self) -> str:
+        """Where its metrics and its health are. Raises Failure if it has ended."""
+        self.require_running()
+        port = environment(psutil.Process(self.pid())).get(PORT)
+        return f"http://{self._settings.sink_metrics_host}:{port}"
 
 
 def service(settings: Settings) -> Command:

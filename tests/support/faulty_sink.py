@@ -28,7 +28,7 @@ from outbox.base.wait import wait_for
 from outbox.cli import main
 from outbox.kafka.clients import client_config
 from outbox.kafka.follower import Closed
-from outbox.sink import spec
+from outbox.sink import fence, retries, spec
 from outbox.sink.batch import Batch
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spark import reader, stream
@@ -89,6 +89,18 @@ def stop_before_apply() -> None:
         stop(self, query)
 
     patch(stream.Stream, _read=read_until_stop, _stop_query=stop_late)
+
+
+def short_waits() -> None:
+    """A lock is waited for during a second, and a sink that has failed starts again at once."""
+    patch(fence, SESSION=fence.SESSION + "SET lock_timeout = '1s';")
+    patch(retries, FIRST_DELAY_S=0.1, MAX_DELAY_S=0.1)
+
+
+def few_retries() -> None:
+    """The same, and the third failure in a row is the last one."""
+    short_waits()
+    patch(retries, FAILURES_MAX=3)
 
 
 def death_between_parts() -> None:

@@ -119,10 +119,23 @@ def catch_up_alone(settings: Settings, *names: str) -> subprocess.CompletedProce
 
 def catch_up_faulty_alone(fault: str, settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
     """The same with a fault of `tests.support.faulty_sink`."""
+    return _run_faulty(fault, settings, {}, *sink_arguments(*names), "--until-caught-up")
+
+
+def run_faulty(fault: str, settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `outbox` with a fault of `tests.support.faulty_sink` to its end, in the JVM that the runs share."""
+    jvm = WarmJvm(settings)
+    jvm.start()
+    return _run_faulty(fault, settings, jvm.gateway(), *arguments)
+
+
+def _run_faulty(
+    fault: str, settings: Settings, variables: Mapping[str, str], *arguments: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", faulty_sink.__name__, fault, *sink_arguments(*names), "--until-caught-up"],
+        [sys.executable, "-m", faulty_sink.__name__, fault, *arguments],
         cwd=ROOT,
-        env=environment(settings.home, **settings.as_env()),
+        env=environment(settings.home, **settings.as_env(), **variables),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S * timeout_scale(),

@@ -59,6 +59,10 @@ class Checkpoint:
         """Whether Spark has recorded that a batch is done, so that it will not be repeated."""
         return self._exists(f"commits/{batch_id}")
 
+    def is_pending(self) -> bool:
+        """Whether a batch is planned and not committed: a query begins with it."""
+        return self._newest("offsets") > self._newest("commits")
+
     def topics(self) -> set[str]:
         """The topics of the newest batch that was planned; none without any."""
         planned = self._newest("offsets")

@@ -1,26 +1,21 @@
-"""The streaming queries: one per sink, all in one Spark session, each batch handed to the sink's writer.
+"""The streaming query of a sink: each batch is handed to the sink's writer.
 
 Spark records a batch as planned, hands it over, and records it as committed when we return: sink first, offsets second.
 A process that ends in between gets the same offsets again.
 
-A sink that fails is reported at once and stops; its neighbours continue, unless the caller wants them to stop too. The
-process then ends with the failure, and a supervisor restarts it. There is no reconnecting inside: the fence lives in
-the database connection, and a driver that lost it must not continue.
+A query that fails is reported at once and stops. There is no reconnecting inside: the fence lives in the database
+connection. `outbox.sink.spark.supervisor` starts another query, with a connection of its own.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import queue
 import re
-import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path
 
 from psycopg2 import extensions
 from pyspark import inheritable_thread_target
@@ -29,15 +24,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from outbox.base import log
-from outbox.base.database import connect, hang_up
+from outbox.base.database import hang_up
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, SinkRole
+from outbox.base.settings import Settings
 from outbox.base.wait import timeout_scale, wait_for
 from outbox.kafka import topics
 from outbox.sink import positions
 from outbox.sink.batch import Batch
 from outbox.sink.generations import Beginning, TopicOffsets
-from outbox.sink.metrics import Metrics, State, served
+from outbox.sink.metrics import Metrics
 from outbox.sink.spark import local_checkpoint
 from outbox.sink.spark import session as spark_session
 from outbox.sink.spark.checkpoint import Checkpoint, Offsets
@@ -46,108 +41,17 @@ from outbox.sink.spark.session import JVM_GONE
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import SinkWriter
 
-POLL_S = 0.2
 APPLY_TIMEOUT_S = 60.0  # of a stop, for what is left of a batch
 COMMIT_TIMEOUT_S = 30
+GONE = "its JVM is gone"
 
 
 class Stopping(Exception):
     """Ends a batch whose apply had not begun when the sink was asked to stop."""
 
 
-def run(
-    settings: Settings, specs: Sequence[SinkSpec], *, until_caught_up: bool = False, fail_fast: bool = False
-) -> None:
-    """Run these sinks until SIGTERM or SIGINT, or until all that their topics have committed at the start is applied.
-
-    A batch that is being applied when the signal arrives is finished and committed. A sink that fails, or cannot start,
-    does not stop the others, unless ``fail_fast``. Once all have ended, raises the failure of the first of ``specs``
-    that failed.
-    """
-    with ExitStack() as resources:
-        # The fences first: a second driver is refused before it touches anything, Spark included.
-        opened = [_open(settings, resources, spec) for spec in specs]
-        names = {topic for spec in specs for topic in spec.topics}
-        metrics = Metrics()
-        for spec in specs:
-            metrics.now(spec.name, State.STARTING)
-        resources.enter_context(served(settings, metrics, names))
-        ids = {name: topics.describe(settings, name).id for name in names}
-        targets = {name: topics.last_stable_offsets(settings, name) for name in names}
-        for handler in logging.getLogger().handlers:
-            handler.addFilter(_is_not_py4j)
-        spark = spark_session.session(settings, [spec.job.target for spec in specs])
-        resources.callback(spark_session.stop, spark)
-        wake = resources.enter_context(_signals())  # after Spark's start, which installs a handler of its own
-        streams = [
-            Stream(
-                spark=spark,
-                settings=settings,
-                spec=spec,
-                topic_ids={topic: ids[topic] for topic in spec.topics},
-                connection=connection,
-                writer=writer,
-                metrics=metrics,
-            )
-            for spec, (connection, writer) in zip(specs, opened, strict=True)
-        ]
-        try:
-            for stream in streams:
-                stream.start(until_caught_up)
-                if fail_fast and stream.has_failed():
-                    break
-            _watch(streams, wake, fail_fast)
-        finally:
-            for stream in streams:
-                stream.begin_no_batch()  # while others are stopped
-            for stream in streams:
-                stream.stop()
-        for stream in streams:
-            stream.raise_failure()
-        if until_caught_up:
-            for stream in streams:
-                stream.require(targets)
-
-
-def _is_not_py4j(record: logging.LogRecord) -> bool:
-    """We report ourselves what we raise through py4j, and that its JVM is gone. It logs to the root logger too."""
-    return "py4j" not in Path(record.pathname).parts
-
-
-def _open(settings: Settings, resources: ExitStack, spec: SinkSpec) -> tuple[extensions.connection, SinkWriter]:
-    connection = resources.enter_context(closing(connect(settings, SinkRole.WRITER)))
-    return connection, spec.job.target.writer(settings, connection, spec)
-
-
-@contextmanager
-def _signals() -> Iterator[queue.SimpleQueue[None]]:
-    """A queue that a stop signal puts something into: the one kind of put that is safe in a signal handler."""
-    wake: queue.SimpleQueue[None] = queue.SimpleQueue()
-    before = {number: signal.signal(number, lambda *_: wake.put(None)) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield wake
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _watch(streams: Sequence[Stream], wake: queue.SimpleQueue[None], fail_fast: bool) -> None:
-    """Return when asked to stop, when all streams have ended, or with ``fail_fast`` when one has failed."""
-    while True:
-        try:
-            wake.get(timeout=POLL_S)
-        except queue.Empty:
-            # In this order: a query that ends in between is seen active, and looked at again.
-            active = [stream.is_active() for stream in streams]
-            failed = [stream.has_failed() for stream in streams]  # of each, because it keeps what it finds
-            if not any(active) or (fail_fast and any(failed)):
-                return
-        else:
-            return
-
-
 class Stream:
-    """One sink's streaming query. A failure of its start, a batch or its stop is reported, and kept to be raised."""
+    """One streaming query of a sink. A failure of its start, a batch or its stop is reported, and kept."""
 
     _reader: Reader  # from the start on, as the next three
     _applier: ThreadPoolExecutor
@@ -179,6 +83,8 @@ class Stream:
         self._stopping = False
         self._failure: BaseException | None = None
         self._is_reported = False
+        self._is_stopped = False
+        self._repeats = False  # whether Spark begins with a batch that was not committed
         self._last_batch: tuple[int, Offsets] | None = None
         self._reached: Offsets = {}
 
@@ -203,11 +109,25 @@ class Stream:
         if self._failure is None and not self.is_active():
             error = self._spark_error()
             if error is not None:
+                code = "spark-gone" if error == GONE else "spark-failed"
                 self._failure = Failure(
-                    f"sink {self._spec.name}: Spark gave up: {error}", "start the sink again", code="spark-failed"
+                    f"sink {self._spec.name}: Spark gave up: {error}", "start the sink again", code=code
                 )
         self._report()
         return self._failure is not None
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the query, if that was an error. An error that came from stopping it is none."""
+        return self._failure
+
+    def has_applied(self) -> bool:
+        """Whether it has applied a batch, be it empty."""
+        return self._last_batch is not None
+
+    def must_repeat(self) -> bool:
+        """Whether it is still to apply a batch that an earlier query of the sink did not get committed."""
+        return self._repeats and not self.has_applied()
 
     def begin_no_batch(self) -> None:
         """Let no other batch be applied. One that is being applied goes on."""
@@ -217,9 +137,12 @@ class Stream:
         """Stop between two batches: one that is being applied is finished, and Spark records it as committed.
 
         The sink fails if that takes too long, and the apply is ended. Nothing is raised, so that the caller stops the
-        others too.
+        others too. It does nothing the second time.
         """
         self.begin_no_batch()
+        if self._is_stopped:
+            return
+        self._is_stopped = True
         if self._applying.acquire(timeout=APPLY_TIMEOUT_S * timeout_scale()):
             self._applying.release()
         else:
@@ -234,11 +157,6 @@ class Stream:
             self._resources.close()
             if self._query is not None:
                 self._stop_query(self._query)
-
-    def raise_failure(self) -> None:
-        """Raise what ended the query, if that was an error. An error that came from stopping it is none."""
-        if self._failure is not None:
-            raise self._failure
 
     def require(self, targets: TopicOffsets) -> None:
         """Raises Failure if the sink has not applied everything on its topics below these offsets."""
@@ -267,9 +185,7 @@ class Stream:
     def _report(self) -> None:
         if self._failure is not None and not self._is_reported:
             self._is_reported = True
-            code = str(getattr(self._failure, "code", "unexpected"))
-            self._metrics.now(self._spec.name, State.FAILED, code)
-            self._log.error("sink failed", error=str(self._failure), code=code)
+            self._log.error("sink failed", error=str(self._failure), code=code_of(self._failure))
             self._connection.close()  # lets another driver take the sink over
 
     def _open(self) -> None:
@@ -318,8 +234,8 @@ class Stream:
         if until_caught_up:
             writer = writer.trigger(availableNow=True)
         self._metrics.started(self._spec.name, self._reached)
+        self._repeats = self._checkpoint.is_pending()
         self._query = writer.start()
-        self._metrics.now(self._spec.name, State.RUNNING)
         self._log.info("started", topics=self._spec.topics, checkpoint=self._checkpoint.uri, next_offsets=self._reached)
 
     def _stop_query(self, query: StreamingQuery) -> None:
@@ -432,11 +348,16 @@ class Stream:
         try:
             error = self._query.exception() if self._query is not None else None
         except JVM_GONE:
-            return "its JVM is gone"
+            return GONE
         if error is None:
             return None
         found = re.search(r"terminated with exception: (.*)", str(error))
         return (found[1] if found else str(error)).strip().partition("\n")[0]
+
+
+def code_of(error: BaseException) -> str:
+    """The code of a Failure; of another error, that nobody has expected it."""
+    return str(getattr(error, "code", "unexpected"))
 
 
 def _of_topics(start: Offsets, end: Offsets) -> list[Part]:

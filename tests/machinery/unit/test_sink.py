@@ -13,7 +13,7 @@ from outbox.base import project, settings
 from outbox.commands.sink import sink
 from outbox.sink import dead_letters, positions, spec, strategy
 from outbox.sink.records import Record
-from outbox.sink.spark import stream
+from outbox.sink.spark import supervisor
 from tests.support import made_events as made
 from tests.support.declared import Events, payload
 from tests.support.declared_sinks import decoders
@@ -38,7 +38,7 @@ class TestCommand:
     def ran(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """The names of the sinks that were run, in a project that runs two."""
         names: list[str] = []
-        monkeypatch.setattr(stream, "run", lambda _, specs, **__: names.extend(one.name for one in specs))
+        monkeypatch.setattr(supervisor, "run", lambda _, specs, **__: names.extend(one.name for one in specs))
         mine = replace(project.current(), sinks=("upsert", "dedup"))
         monkeypatch.setattr(project, "current", lambda: mine)
         return names

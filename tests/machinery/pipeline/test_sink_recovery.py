@@ -1,0 +1,139 @@
+"""A running sink that fails: which failures it survives by itself, and what its neighbours and its health show then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import requests
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.stack.command import SinkCommand
+from tests.support import faulty_sink
+from tests.support.made_events import sums
+from tests.support.sink_driver import Database, open_sink
+from tests.support.sink_process import (
+    TIMEOUT_S,
+    Publisher,
+    catch_up,
+    reported_failure,
+    run_faulty,
+    running_faulty,
+    running_warm,
+    sink_arguments,
+    wait_applied,
+)
+
+
+def health(sinks: SinkCommand) -> dict[str, Any]:
+    """The states of the sinks of a process."""
+    answer = requests.get(f"{sinks.url()}/healthz", timeout=30)
+    states: dict[str, Any] = answer.json()["sinks"]
+    assert answer.ok is all(one["state"] == "running" for one in states.values())
+    return states
+
+
+def wait_state(sinks: SinkCommand, sink: str, state: str, failure: str | None = None) -> None:
+    """Wait until a sink is in this state."""
+    wanted = {"state": state, "failure": failure}
+    wait_for(f"sink {sink} to be {state}", lambda: health(sinks)[sink] == wanted, timeout_s=TIMEOUT_S)
+
+
+@contextmanager
+def rows_locked(settings: Settings, sink: str) -> Iterator[None]:
+    """Somebody has changed the rows of a sink's projection, and does not commit."""
+    with closing(connect(settings, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE stock SET stock = stock WHERE sink = %s", [sink])
+        assert cursor.rowcount
+        yield
+        connection.rollback()
+
+
+def hang_up_all(database: Database) -> None:
+    """Postgres ends every connection to the database."""
+    database.query(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+        "AND datname = current_database()"
+    )
+
+
+def test_a_lock_that_is_not_free_in_time_fails_a_sink_until_it_is(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    naive, some = Database(topic, "naive"), publisher.events(30)
+    publisher.send(some[:10])
+    with running_faulty(faulty_sink.short_waits.__name__, topic, "dedup", "naive") as sinks:
+        wait_applied(sinks, database, 10)
+        wait_applied(sinks, naive, 10)
+        with rows_locked(topic, "dedup"):
+            publisher.send(some[10:20])
+            wait_state(sinks, "dedup", "failing", "database-busy")
+            wait_applied(sinks, naive, 20)
+            assert health(sinks)["naive"]["state"] == "running"
+            assert 'outbox_sink_up{sink="dedup"} 0.0' in requests.get(sinks.url(), timeout=30).text
+        wait_applied(sinks, database, 20)
+        wait_state(sinks, "dedup", "running")
+        publisher.send(some[20:])
+        wait_applied(sinks, database, 30)
+        wait_applied(sinks, naive, 30)
+    assert database.totals() == naive.totals() == sums(some)
+
+
+def test_a_sink_whose_failure_lasts_ends_the_process_and_its_neighbours(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(20)
+    publisher.send(some[:10])
+    assert catch_up(topic).returncode == 0
+    publisher.send(some[10:])
+    with rows_locked(topic, "dedup"):
+        ended = run_faulty(faulty_sink.few_retries.__name__, topic, *sink_arguments("naive", "dedup"))
+    assert "sink dedup: the database refused" in reported_failure(ended)
+    assert Database(topic, "naive").totals() == sums(some)
+    assert catch_up(topic).returncode == 0
+    assert database.totals() == sums(some)
+
+
+def test_a_caller_that_waits_for_the_end_gets_the_first_failure(topic: Settings, publisher: Publisher) -> None:
+    some = publisher.events(20)
+    publisher.send(some[:10])
+    assert catch_up(topic).returncode == 0
+    publisher.send(some[10:])
+    for option in ("--until-caught-up", "--fail-fast"):
+        with rows_locked(topic, "dedup"):
+            ended = run_faulty(faulty_sink.short_waits.__name__, topic, *sink_arguments(), option)
+        assert "sink dedup: the database refused" in reported_failure(ended)
+        assert "starts again" not in ended.stderr
+
+
+def test_a_sink_that_has_lost_its_connection_goes_on_with_another_one(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(20)
+    publisher.send(some[:10])
+    with running_warm(topic, "naive") as sink:
+        naive = Database(topic, "naive")
+        wait_applied(sink, naive, 10)
+        hang_up_all(database)
+        publisher.send(some[10:])
+        wait_applied(sink, naive, 20)
+        wait_state(sink, "naive", "running")
+    assert naive.totals() == sums(some)
+
+
+def test_a_sink_that_has_lost_its_fence_to_another_driver_leaves_it_to_that_one(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    publisher.send(publisher.events(10))
+    with running_warm(topic, "dedup", "naive") as sinks:
+        wait_applied(sinks, database, 10)
+        hang_up_all(database)
+        with open_sink(topic, "dedup"):
+            publisher.send(publisher.events(10))
+            wait_state(sinks, "dedup", "failed", "sink-has-driver")
+        wait_applied(sinks, Database(topic, "naive"), 20)
+        assert sinks.is_running()
+    assert database.applied() == 10
