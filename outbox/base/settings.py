@@ -159,7 +159,7 @@ class Settings(BaseSettings):
     )
     sink_driver_memory: str = Field("768m", description="heap of the Spark driver")
     sink_metrics_host: str = "127.0.0.1"
-    sink_metrics_port: int = Field(0, ge=0, le=65535, description="port of the sinks' Prometheus metrics and health; 0: none")
+    sink_metrics_port: int = Field(0, ge=0, le=65535, description="port of the sinks' metrics and health; 0: none")
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else json")

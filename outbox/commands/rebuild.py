@@ -100,7 +100,7 @@ def _from_topic(settings: Settings, declared: SinkSpec, restart: bool, dry_run: 
             click.confirm(f"Replace sink {sink} by the copy?", abort=True)
         generation = rebuilding.swap(connection, sink, *_look_up(settings, declared))
     click.echo(
-        f"sink {sink} is replaced: a running driver stops at its next batch, the next one uses checkpoint generation "
+        f"sink {sink} is replaced: a running driver starts again at its next event, with checkpoint generation "
         f"{generation}; older generations and those of {copy.name} can be deleted"
     )
 

@@ -5,6 +5,9 @@ together. Postgres frees the lock when the connection ends, and detects within `
 gone. In addition each start increments the sink's epoch, and every transaction checks it. Behind a pooler that swaps
 sessions the lock means little; there the newest driver wins and the older one stops.
 
+A repair that sets where the sink continues increments the epoch too, and the generation of its checkpoint with it. The
+driver stops there likewise, but nobody has taken its place: it may start again.
+
 Session locks need a connection of the driver's own: connect directly, or through a pooler in session mode.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import psycopg2
 from psycopg2 import extensions
@@ -34,6 +38,13 @@ SET lock_timeout = '{LOCK_TIMEOUT_S}s';
 DRIVER_KEY = "hashtextextended('outbox driver of sink ' || %(sink)s, 0)"
 APPLY_KEY = "hashtextextended('outbox apply to sink ' || %(sink)s, 0)"
 CREATION_KEY = "hashtextextended('outbox creation of sinks', 0)"
+EPOCH = f"""
+SELECT epoch, generation,
+       EXISTS (SELECT FROM pg_locks JOIN pg_database ON pg_database.oid = database
+                WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND datname = current_database()
+                  AND pid = pg_backend_pid() AND (classid::bigint << 32 | objid::bigint) = {DRIVER_KEY})
+  FROM sinks WHERE name = %(sink)s
+"""  # noqa: S608
 HOLDER = f"""
 SELECT coalesce(host(client_addr), 'local'), pid, date_trunc('second', backend_start)
   FROM pg_locks JOIN pg_stat_activity USING (pid)
@@ -42,8 +53,15 @@ SELECT coalesce(host(client_addr), 'local'), pid, date_trunc('second', backend_s
 """  # noqa: S608
 
 
-def acquire(connection: extensions.connection, sink: str) -> int:
-    """Become the driver of a sink for as long as the connection lives, and return the new epoch.
+class Term(NamedTuple):
+    """What a driver finds unchanged as long as nobody has taken the sink over."""
+
+    epoch: int
+    generation: int  # of the sink's checkpoint
+
+
+def acquire(connection: extensions.connection, sink: str) -> Term:
+    """Become the driver of a sink for as long as the connection lives, and return its term.
 
     Raises Failure if another driver holds the sink.
     """
@@ -59,10 +77,11 @@ def acquire(connection: extensions.connection, sink: str) -> int:
         lock_new(cursor, sink)
         cursor.execute(
             "INSERT INTO sinks (name, epoch) VALUES (%(sink)s, 1) "
-            "ON CONFLICT (name) DO UPDATE SET epoch = sinks.epoch + 1 RETURNING epoch",
+            "ON CONFLICT (name) DO UPDATE SET epoch = sinks.epoch + 1 RETURNING epoch, generation",
             {"sink": sink},
         )
-        return _one(cursor)
+        [row] = cursor
+        return Term(*row)
 
 
 def driver(cursor: extensions.cursor, sink: str) -> Holder | None:
@@ -115,24 +134,32 @@ def held(connection: extensions.connection, sink: str) -> Iterator[None]:
         cursor.execute(f"SELECT pg_advisory_unlock({APPLY_KEY})", {"sink": sink})
 
 
-def require_epoch(cursor: extensions.cursor, sink: str, epoch: int) -> None:
-    """Raises Failure if a later driver has taken the sink over. Call it with the lock held."""
-    cursor.execute("SELECT epoch FROM sinks WHERE name = %s", (sink,))
-    found = _one(cursor)
-    if found != epoch:
+def require_term(cursor: extensions.cursor, sink: str, term: Term) -> None:
+    """Raises Failure `sink-fenced` if a later driver has taken the sink over, and `sink-superseded` if it was a repair
+    that has set where the sink continues. Call it with the lock held.
+    """
+    cursor.execute(EPOCH, {"sink": sink})
+    [(epoch, generation, is_driver)] = cursor
+    if epoch == term.epoch:
+        return
+    # Each repair adds one to both; each start of a driver adds one to the epoch alone. The lock alone would not do:
+    # behind a pooler two drivers may share the session that has it, and would take the sink from each other forever.
+    if is_driver and epoch - term.epoch == generation - term.generation:
         raise Failure(
-            f"sink {sink} was taken over by a later driver (epoch {found}, ours {epoch})",
-            "leave it to that one",
-            code="sink-fenced",
+            f"sink {sink} was set to continue elsewhere, by `outbox rebuild`",
+            "start the sink again",
+            code="sink-superseded",
         )
+    raise Failure(
+        f"sink {sink} was taken over by a later driver (epoch {epoch}, ours {term.epoch})",
+        "leave it to that one",
+        code="sink-fenced",
+    )
 
 
 def supersede(cursor: extensions.cursor, sink: str) -> None:
-    """Make a running driver stop at its next batch, in the caller's transaction with the lock held."""
+    """Make a running driver stop at its next batch, in the caller's transaction with the lock held.
+
+    Start the sink's next generation in the same transaction: without it the driver takes us for another driver.
+    """
     cursor.execute("UPDATE sinks SET epoch = epoch + 1 WHERE name = %s", (sink,))
-
-
-def _one(cursor: extensions.cursor) -> int:
-    row = cursor.fetchone()
-    assert row is not None  # noqa: S101
-    return int(row[0])

@@ -66,11 +66,15 @@ class SinkWriter(ABC):
         self._connection = connection
         self._declared = {topic: decoder.declared_names for topic, decoder in spec.decoders.items()}
         with self._errors("does not let the sink start"):
-            self._epoch = fence.acquire(connection, spec.name)
+            self._term = fence.acquire(connection, spec.name)
             with connection, connection.cursor() as cursor:
                 self.fence_holder = fence.driver(cursor, spec.name)  # ourselves, as others see us
                 self._skipped = skipped.load(cursor, spec.name)
         skipped.require_none(spec.name, self._skipped, spec.wanted)
+
+    @property
+    def _epoch(self) -> int:
+        return self._term.epoch
 
     def positions(self, topic: str, topic_id: str) -> dict[int, int]:
         """By partition the next offset to read. Raises Failure if they belong to an earlier topic of that name."""
@@ -86,8 +90,10 @@ class SinkWriter(ABC):
         """Let another checkpoint begin at these offsets; they have every topic of the sink."""
         with self._errors("does not take a generation"), self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
-            generations.start_next(cursor, self.name, offsets)
-            return generations.beginning(cursor, self.name)
+            generation = generations.start_next(cursor, self.name, offsets)
+            beginning = generations.beginning(cursor, self.name)
+        self._term = self._term._replace(generation=generation)
+        return beginning
 
     def begin_at(self, topic: str, topic_id: str, start: dict[int, int]) -> None:
         """Declare where a sink without positions begins: what lies below is none of its business."""
@@ -126,7 +132,7 @@ class SinkWriter(ABC):
 
     def _enter(self, cursor: extensions.cursor) -> None:
         fence.lock(cursor, self.name)
-        fence.require_epoch(cursor, self.name, self._epoch)
+        fence.require_term(cursor, self.name, self._term)
 
 
 def count(cursor: extensions.cursor, sink: str, counts: Counts) -> None:

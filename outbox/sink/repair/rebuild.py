@@ -261,7 +261,7 @@ def differences(connection: extensions.connection, sink: str) -> dict[str, Decim
 def swap(connection: extensions.connection, sink: str, topics: Sequence[Topic], first: TopicOffsets) -> int:
     """Let the copy take the sink's place, in one transaction, and return the generation of its next checkpoint.
 
-    A running driver is superseded: it stops at its next batch, and the next driver begins where the copy has ended.
+    A running driver is superseded: it stops at its next batch, and starts again where the copy has ended.
     Every table with a column ``sink`` takes part, the project's own included.
 
     Raises Failure, with nothing changed, if there is no copy, if the topic has dropped what comes after it, or if the

@@ -269,7 +269,7 @@ class TestFromSource:
             book(databases, *mine[:5])
             taken = rebuild.from_source(databases, SPECS["dedup"], HERE, {TOPIC: {0: 4}})
             assert taken.skipped == {(TOPIC, 0): (2, 3)}
-            with raises("sink-fenced"):
+            with raises("sink-superseded"):
                 sink.apply(batch(mine[2:], start=2))
         with open_sink(databases) as sink:
             assert sink.beginning() == Beginning(1, {TOPIC: {0: 4}})
@@ -344,7 +344,7 @@ class TestFromTopic:
             assert database.totals() == {nth_key(1): 1000}, "the live sink is as it was"
             assert swap(databases, name) == 1
             assert database.totals() == sums(mine[:3])
-            with raises("sink-fenced"):
+            with raises("sink-superseded"):
                 live.apply(batch(mine[4:], start=4))
         with open_sink(databases, name) as live:
             assert live.beginning() == Beginning(1, {TOPIC: {0: 3}})

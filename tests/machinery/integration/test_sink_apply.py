@@ -15,8 +15,9 @@ import pytest
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink import dead_letters, fence
+from outbox.sink import dead_letters, fence, generations
 from outbox.sink.batch import Batch
+from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.strategy import Strategy
 from outbox.sink.writer import Counts
 from tests.support.failures import raises
@@ -248,6 +249,30 @@ class TestFence:
             with raises("sink-fenced"):
                 sink.apply(batch(events(1)))
         assert database.totals() == {}
+
+    def test_a_repair_and_a_later_driver_are_told_apart_also_behind_a_pooler(self, databases: Settings) -> None:
+        def repair(sink: PostgresWriter, *, others: int) -> None:
+            with (
+                closing(connect(databases, SinkRole.WRITER)) as connection,
+                connection,
+                connection.cursor() as cursor,
+            ):
+                fence.lock(cursor, sink.name)
+                fence.supersede(cursor, sink.name)
+                generations.start_next(cursor, sink.name, {TOPIC: {0: 0}})
+                # Behind a pooler another driver may have the session of our lock.
+                cursor.execute("UPDATE sinks SET epoch = epoch + %s WHERE name = %s", [others, sink.name])
+
+        with open_sink(databases) as sink:
+            repair(sink, others=0)
+            repair(sink, others=0)
+            with raises("sink-superseded"):
+                sink.apply(batch(events(1)))
+        with open_sink(databases) as sink:
+            sink.begin_generation({TOPIC: {0: 0}})  # our own
+            repair(sink, others=1)
+            with raises("sink-fenced"):
+                sink.apply(batch(events(1)))
 
     @staticmethod
     def _lives(database: Database, pid: int) -> bool:
