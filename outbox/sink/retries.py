@@ -11,6 +11,7 @@ from collections import deque
 PASSING = {
     "database-busy",  # a lock wait, a deadlock, no room
     "database-connection-lost",
+    "database-silent",
     "database-unavailable",
     "fence-lingers",  # of our own last connection, which Postgres has not missed yet
     "kafka-unavailable",

@@ -24,7 +24,7 @@ from tests.support.paths import ROOT
 TIMEOUT_S = 300
 MODULES = {entry.target.partition(":")[0] for entry in COMMANDS.values()}
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([*MODULES, "outbox.sink.spark.stream"])
+FORKS.set_forkserver_preload([*MODULES, "outbox.sink.spark.supervisor"])
 
 
 def environment(home: Path, **variables: str) -> dict[str, str]:

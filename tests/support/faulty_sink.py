@@ -28,7 +28,7 @@ from outbox.base.wait import wait_for
 from outbox.cli import main
 from outbox.kafka.clients import client_config
 from outbox.kafka.follower import Closed
-from outbox.sink import fence, retries, spec
+from outbox.sink import fence, retries, spec, watchdog
 from outbox.sink.batch import Batch
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spark import reader, stream
@@ -95,6 +95,11 @@ def short_waits() -> None:
     """A lock is waited for during a second, and a sink that has failed starts again at once."""
     patch(fence, SESSION=fence.SESSION + "SET lock_timeout = '1s';")
     patch(retries, FIRST_DELAY_S=0.1, MAX_DELAY_S=0.1)
+
+
+def short_silence() -> None:
+    """A database that does not answer is given up after a second or two."""
+    patch(watchdog, POLL_S=0.1, SILENCE_S=1.0, ANSWER_TIMEOUT_S=0.5)
 
 
 def few_retries() -> None:

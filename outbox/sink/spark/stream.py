@@ -39,6 +39,7 @@ from outbox.sink.spark.checkpoint import Checkpoint, Offsets
 from outbox.sink.spark.reader import Part, Reader
 from outbox.sink.spark.session import JVM_GONE
 from outbox.sink.spec import SinkSpec
+from outbox.sink.watchdog import Guard
 from outbox.sink.writer import SinkWriter
 
 APPLY_TIMEOUT_S = 60.0  # of a stop, for what is left of a batch
@@ -68,6 +69,7 @@ class Stream:
         connection: extensions.connection,
         writer: SinkWriter,
         metrics: Metrics,
+        guard: Guard,
     ) -> None:
         self._spark = spark
         self._settings = settings
@@ -76,6 +78,7 @@ class Stream:
         self._connection = connection
         self._writer = writer
         self._metrics = metrics
+        self._guard = guard
         self._log = log.get(__name__).bind(sink=spec.name)
         self._resources = ExitStack()
         self._query: StreamingQuery | None = None
@@ -94,8 +97,10 @@ class Stream:
         The sink fails if its checkpoint cannot be used, or if events before that are lost.
         """
         with self._failing():
-            self._open()
-            self._start_query(until_caught_up)
+            with self._guard.working(self._connection):
+                self._open()
+                beginning = self._begin()
+            self._start_query(beginning, until_caught_up)  # whose batches are work of their own
 
     def is_active(self) -> bool:
         """Whether the query is running."""
@@ -106,6 +111,8 @@ class Stream:
 
     def has_failed(self) -> bool:
         """Whether the query ended by an error, Spark's own included; it is reported once, and kept to be raised."""
+        if self._failure is None and self._guard.failure is not None:
+            self._failure = self._guard.failure  # also if what waits cannot be interrupted, as a task of Spark
         if self._failure is None and not self.is_active():
             error = self._spark_error()
             if error is not None:
@@ -143,7 +150,9 @@ class Stream:
         if self._is_stopped:
             return
         self._is_stopped = True
-        if self._applying.acquire(timeout=APPLY_TIMEOUT_S * timeout_scale()):
+        if self._failure is not None:
+            hang_up(self._connection)  # nothing that it still does is wanted
+        elif self._applying.acquire(timeout=APPLY_TIMEOUT_S * timeout_scale()):
             self._applying.release()
         else:
             self._failure = self._failure or Failure(
@@ -153,7 +162,7 @@ class Stream:
             )
             hang_up(self._connection)
             self._report()
-        with self._failing():
+        with self._failing(), self._guard.working(self._connection):
             self._resources.close()
             if self._query is not None:
                 self._stop_query(self._query)
@@ -179,14 +188,18 @@ class Stream:
         try:
             yield
         except Exception as error:
-            self._failure = self._failure or error
+            self._fail(error)
         self._report()
+
+    def _fail(self, error: Exception) -> None:
+        """Keep why the sink fails: the first reason, and of a connection that was hung up the reason for that."""
+        self._failure = self._failure or self._guard.failure or error
 
     def _report(self) -> None:
         if self._failure is not None and not self._is_reported:
             self._is_reported = True
             self._log.error("sink failed", error=str(self._failure), code=code_of(self._failure))
-            self._connection.close()  # lets another driver take the sink over
+            hang_up(self._connection)  # ends what is applied, and lets another driver take the sink over
 
     def _open(self) -> None:
         self._reader = Reader(self._settings, self._spec, self._topic_ids, self._writer.staging)
@@ -222,8 +235,7 @@ class Stream:
         self._use(self._writer.begin_generation(offsets))
         self._log.info("the sink reads other topics: another checkpoint begins", next_offsets=offsets)
 
-    def _start_query(self, until_caught_up: bool) -> None:
-        beginning = self._begin()
+    def _start_query(self, beginning: Offsets, until_caught_up: bool) -> None:
         self._reached = self._checkpoint.applied() or beginning
         starting_offsets = json.dumps(
             {topic: {str(key): offset for key, offset in of_topic.items()} for topic, of_topic in beginning.items()}
@@ -273,12 +285,13 @@ class Stream:
 
     def _handle(self, _: DataFrame, batch_id: int) -> None:
         """Apply one batch. Whatever it raises ends the query with the batch uncommitted."""
-        try:
-            self._apply(batch_id)
-        except Exception as error:
-            if not self._stopping:
-                self._failure = self._failure or error
-            raise
+        with self._guard.working(self._connection):
+            try:
+                self._apply(batch_id)
+            except Exception as error:
+                if not self._stopping:
+                    self._fail(error)
+                raise
 
     def _apply(self, batch_id: int) -> None:
         """Part by part, each in a transaction of its own; the next one is read meanwhile."""
@@ -307,12 +320,15 @@ class Stream:
     def _read(self, part: Part) -> tuple[Batch, float]:
         """A part, and the seconds that it took."""
         began = time.monotonic()
-        return self._reader.read(self._spark.sparkContext, part), time.monotonic() - began
+        batch = self._reader.read(self._spark.sparkContext, part)
+        self._guard.progress()
+        return batch, time.monotonic() - began
 
     def _apply_part(self, batch_id: int, batch: Batch, read_s: float) -> None:
         began = time.monotonic()
         with self._failing_at_once():
             counts = self._writer.apply(batch)
+        self._guard.progress()
         apply_s = time.monotonic() - began
         self._reached = {**self._reached, batch.topic: {**self._reached.get(batch.topic, {}), **batch.end}}
         self._metrics.applied(self._spec.name, counts, self._reached, read_s, apply_s)
@@ -335,7 +351,7 @@ class Stream:
         except Stopping:
             raise
         except Exception as error:
-            self._failure = self._failure or error
+            self._fail(error)
             raise
 
     def _start(self, batch_id: int) -> Offsets:

@@ -38,6 +38,7 @@ from outbox.sink.spark import session as spark_session
 from outbox.sink.spark.session import JVM_GONE
 from outbox.sink.spark.stream import Stream, code_of
 from outbox.sink.spec import SinkSpec
+from outbox.sink.watchdog import Watchdog
 from outbox.sink.writer import SinkWriter
 
 POLL_S = 0.2
@@ -55,9 +56,9 @@ def run(
     its failure, or that of the first of ``specs`` that failed.
     """
     with ExitStack() as resources:
-        metrics = Metrics()
+        metrics, watchdog = Metrics(), resources.enter_context(Watchdog(settings))
         supervisors = [
-            Supervisor(settings, spec, metrics, restarts=not (until_caught_up or fail_fast)) for spec in specs
+            Supervisor(settings, spec, metrics, watchdog, restarts=not (until_caught_up or fail_fast)) for spec in specs
         ]
         # The fences first: a second driver is refused before it touches anything, Spark included.
         for supervisor in supervisors:
@@ -131,10 +132,13 @@ class Supervisor:
     _writer: SinkWriter  # of the present attempt
     _spark: SparkSession
 
-    def __init__(self, settings: Settings, spec: SinkSpec, metrics: Metrics, *, restarts: bool) -> None:
+    def __init__(
+        self, settings: Settings, spec: SinkSpec, metrics: Metrics, watchdog: Watchdog, *, restarts: bool
+    ) -> None:
         self._settings = settings
         self._spec = spec
         self._metrics = metrics
+        self._guard = watchdog.guard(spec.name)
         self._restarts = restarts
         self._log = log.get(__name__).bind(sink=spec.name)
         self._retries = Retries()
@@ -155,7 +159,8 @@ class Supervisor:
     def connect(self) -> None:
         """Become the sink's driver. Raises Failure if that is another one, or the database is unavailable."""
         self._connection = connect(self._settings, SinkRole.WRITER)
-        self._writer = self._spec.job.target.writer(self._settings, self._connection, self._spec)
+        with self._guard.working(self._connection):
+            self._writer = self._spec.job.target.writer(self._settings, self._connection, self._spec)
 
     def disconnect(self) -> None:
         """End the connection if there is one, so that another driver may take the sink over."""
@@ -174,6 +179,7 @@ class Supervisor:
             connection=self._connection,
             writer=self._writer,
             metrics=self._metrics,
+            guard=self._guard,
         )
         self._stream.start(until_caught_up)
         self.look()
@@ -184,7 +190,7 @@ class Supervisor:
 
     def has_ended(self) -> bool:
         """Whether the sink does not run, and will not start again."""
-        return self._is_over or (self._restart is None and not self._is_active and not self.has_failed())
+        return self._restart is None and (self._is_over or not (self._is_active or self.has_failed()))
 
     def look(self) -> None:
         """See how the sink does: if it has failed in a way that may pass, let it start again after a while."""
@@ -241,19 +247,22 @@ class Supervisor:
             self._metrics.now(self._spec.name, State.FAILED, code)
             if self.is_exhausted:
                 self._log.error("the sink does not recover: the process ends", failures=self._retries.count)
-            return
-        self._metrics.now(self._spec.name, State.FAILING, code)
-        self._log.warning("the sink starts again", in_s=delay_s, failures=self._retries.count)
+        else:
+            self._metrics.now(self._spec.name, State.FAILING, code)
+            self._log.warning("the sink starts again", in_s=delay_s, failures=self._retries.count)
         self._restart = threading.Thread(
             target=self._start_again, args=[delay_s], name=f"restart {self._spec.name}", daemon=True
         )
         self._restart.start()
 
-    def _start_again(self, delay_s: float) -> None:
-        """In a thread of its own, so that neither neighbours nor a stop wait for it."""
+    def _start_again(self, delay_s: float | None) -> None:
+        """End what is left of the failed attempt, and begin another one after the delay, unless there is to be none.
+
+        In a thread of its own, so that neither neighbours nor a stop wait for it.
+        """
         if self._stream is not None:
-            self._stream.stop()  # all that is left of it
-        if self._stopping.wait(delay_s):
+            self._stream.stop()
+        if delay_s is None or self._stopping.wait(delay_s):
             return
         lost = self._writer.fence_holder
         try:

@@ -12,6 +12,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.stack.command import SinkCommand
+from outbox.stack.postgres import Postgres
 from tests.support import faulty_sink
 from tests.support.made_events import sums
 from tests.support.sink_driver import Database, open_sink
@@ -137,3 +138,22 @@ def test_a_sink_that_has_lost_its_fence_to_another_driver_leaves_it_to_that_one(
         wait_applied(sinks, Database(topic, "naive"), 20)
         assert sinks.is_running()
     assert database.applied() == 10
+
+
+def test_a_database_that_hangs_fails_a_sink_until_it_answers(
+    topic: Settings, publisher: Publisher, database: Database, postgres: Postgres
+) -> None:
+    some = publisher.events(20)
+    publisher.send(some[:10])
+    with running_faulty(faulty_sink.short_silence.__name__, topic, "naive") as sink:
+        naive = Database(topic, "naive")
+        wait_applied(sink, naive, 10)
+        postgres.pause()
+        try:
+            publisher.send(some[10:])
+            wait_state(sink, "naive", "failing", "database-silent")
+        finally:
+            postgres.resume()
+        wait_applied(sink, naive, 20)
+        wait_state(sink, "naive", "running")
+    assert naive.totals() == sums(some)

@@ -1,0 +1,140 @@
+"""A deadline for a database that does not answer: frozen, or behind a network that swallows its packets.
+
+TCP does not notice a server whose kernel still acknowledges. A limit for statements would not do either: a large batch,
+or a lock, may take longer than anybody wants to wait for a dead server. So when a sink that is at work has made no
+progress for a while, the server is asked something that it answers without a login: whether it speaks TLS. If it does
+not answer that either, the sink's connection is hung up, whatever it waits for.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from psycopg2 import extensions
+
+from outbox.base import log
+from outbox.base.database import hang_up
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.base.wait import timeout_scale
+
+POLL_S = 1.0
+SILENCE_S = 30.0
+ANSWER_TIMEOUT_S = 5.0
+QUESTIONS = 2  # without an answer, one after the other
+# https://www.postgresql.org/docs/18/protocol-message-formats.html: SSLRequest, answered by one byte.
+SSL_REQUEST = struct.pack("!ii", 8, 80877103)
+
+_log = log.get(__name__)
+
+
+class Guard:
+    """What the watchdog sees of one sink. `failure` says that the database was given up during the last work."""
+
+    def __init__(self, sink: str) -> None:
+        self.sink = sink
+        self.failure: Failure | None = None
+        self._connection: extensions.connection | None = None
+        self._since: float | None = None
+
+    @contextmanager
+    def working(self, connection: extensions.connection) -> Iterator[None]:
+        """Within the block the sink works with its database. One block at a time."""
+        self._connection, self.failure = connection, None
+        self.progress()
+        try:
+            yield
+        finally:
+            self._since = None
+
+    def progress(self) -> None:
+        """The database has done something of the work."""
+        self._since = time.monotonic()
+
+    def silent_s(self) -> float:
+        """For how long the sink has worked without progress."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def give_up(self, failure: Failure) -> None:
+        """End what waits for the database."""
+        self.failure, self._since = failure, None
+        if self._connection is not None:
+            hang_up(self._connection)
+
+
+class Watchdog:
+    """Looks after the sinks of one process, in a thread of its own, within the block."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._guards: list[Guard] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def guard(self, sink: str) -> Guard:
+        """Look after a sink too."""
+        self._guards.append(Guard(sink))
+        return self._guards[-1]
+
+    def _watch(self) -> None:
+        reported_at: dict[str, float] = {}
+        while not self._ended.wait(POLL_S):
+            silence_s = SILENCE_S * timeout_scale()
+            silent = [guard for guard in [*self._guards] if guard.silent_s() > silence_s]
+            due = [one for one in silent if time.monotonic() - reported_at.get(one.sink, -silence_s) >= silence_s]
+            if not due:
+                continue
+            if any(self._answers() for _ in range(QUESTIONS)):
+                for guard in due:
+                    reported_at[guard.sink] = time.monotonic()
+                    waited_s = round(guard.silent_s())
+                    _log.warning("no progress, and the database answers others", sink=guard.sink, waited_s=waited_s)
+                continue
+            for guard in silent:
+                guard.give_up(self._failure(guard))
+
+    def _failure(self, guard: Guard) -> Failure:
+        where = f"{self._settings.sink_db_host}:{self._settings.sink_db_port}"
+        return Failure(
+            f"sink {guard.sink}: the database at {where} has not answered for {guard.silent_s():.0f} s",
+            "see why it hangs, and start the sink again",
+            code="database-silent",
+        )
+
+    def _answers(self) -> bool:
+        """Whether the server answers a connection of anybody. A refusal is an answer: then the sink gets an error."""
+        host, port = self._settings.sink_db_host, self._settings.sink_db_port
+        is_path = host.startswith("/")
+        with socket.socket(socket.AF_UNIX) if is_path else _tcp(host) as question:
+            question.settimeout(ANSWER_TIMEOUT_S)
+            try:
+                question.connect(f"{host}/.s.PGSQL.{port}" if is_path else (host, port))
+                question.sendall(SSL_REQUEST)
+                question.recv(1)
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+            return True
+
+
+def _tcp(host: str) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+    except OSError:
+        family = socket.AF_INET  # the connection will say why
+    return socket.socket(family)
