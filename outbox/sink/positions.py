@@ -33,15 +33,20 @@ def read(cursor: extensions.cursor, sink: str, topic: str, topic_id: str) -> dic
     stored = {}
     for partition, of_topic, next_offset in cursor:
         if of_topic != topic_id:
-            raise Failure(
-                f"sink {sink}: topic {topic} was deleted and made again (its id was {of_topic} and is {topic_id}): "
-                f"what partition {partition} had from offset {next_offset} on may be lost",
-                "compare with `outbox check`; to accept the new topic, delete the sink's rows in `positions` and its "
-                "checkpoint",
-                code="topic-recreated",
-            )
+            raise recreated(sink, topic, of_topic, topic_id, f"partition {partition} had from offset {next_offset} on")
         stored[partition] = next_offset
     return stored
+
+
+def recreated(sink: str, topic: str, before: str, now: str, unread: str) -> Failure:
+    """The failure of a sink whose topic has another id than before; ``unread`` says what it has not read."""
+    return Failure(
+        f"sink {sink}: topic {topic} was deleted and made again (its id was {before} and is {now}): what {unread} may "
+        "be lost",
+        "compare with `outbox check`; to accept the new topic, delete the sink's rows in `positions` and its "
+        "checkpoint",
+        code="topic-recreated",
+    )
 
 
 def read_all(cursor: extensions.cursor, sink: str) -> dict[str, dict[int, int]]:

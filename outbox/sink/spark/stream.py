@@ -136,6 +136,13 @@ class Stream:
         """Whether it is still to apply a batch that an earlier query of the sink did not get committed."""
         return self._repeats and not self.has_applied()
 
+    def require_topics(self, ids: Mapping[str, str]) -> None:
+        """The sink fails if one of these topics, by name their ids, is not the one that it reads."""
+        for topic, before in self._topic_ids.items():
+            if (now := ids.get(topic, before)) != before and self._failure is None:
+                unread = f"it had from {self._reached.get(topic, {})} on"
+                self._failure = positions.recreated(self._spec.name, topic, before, now, unread)
+
     def begin_no_batch(self) -> None:
         """Let no other batch be applied. One that is being applied goes on."""
         self._stopping = True

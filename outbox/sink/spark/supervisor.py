@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import psycopg2
 from psycopg2 import extensions
@@ -30,6 +31,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import timeout_scale
 from outbox.kafka import topics
+from outbox.kafka.topic_ids import TopicIds
 from outbox.sink import fence
 from outbox.sink.generations import TopicOffsets
 from outbox.sink.metrics import Metrics, State, served
@@ -78,7 +80,7 @@ def run(
                 supervisor.start(spark, ids, until_caught_up=until_caught_up)
                 if fail_fast and supervisor.has_failed():
                     break
-            _watch(supervisors, wake, fail_fast)
+            _watch(supervisors, TopicIds(settings, names), wake, fail_fast)
         finally:
             for supervisor in supervisors:
                 supervisor.begin_nothing()  # while others are stopped
@@ -108,7 +110,9 @@ def _signals() -> Iterator[queue.SimpleQueue[None]]:
             signal.signal(number, handler)
 
 
-def _watch(supervisors: Sequence[Supervisor], wake: queue.SimpleQueue[None], fail_fast: bool) -> None:
+def _watch(
+    supervisors: Sequence[Supervisor], topic_ids: TopicIds, wake: queue.SimpleQueue[None], fail_fast: bool
+) -> None:
     """Return when asked to stop, when all sinks have ended, when one has failed again and again, or with ``fail_fast``
     when one has failed.
     """
@@ -116,8 +120,9 @@ def _watch(supervisors: Sequence[Supervisor], wake: queue.SimpleQueue[None], fai
         try:
             wake.get(timeout=POLL_S)
         except queue.Empty:
+            ids = topic_ids.look()
             for supervisor in supervisors:
-                supervisor.look()
+                supervisor.look(ids)
             if all(supervisor.has_ended() for supervisor in supervisors):
                 return
             if any(supervisor.is_exhausted or (fail_fast and supervisor.has_failed()) for supervisor in supervisors):
@@ -192,8 +197,11 @@ class Supervisor:
         """Whether the sink does not run, and will not start again."""
         return self._restart is None and (self._is_over or not (self._is_active or self.has_failed()))
 
-    def look(self) -> None:
-        """See how the sink does: if it has failed in a way that may pass, let it start again after a while."""
+    def look(self, topic_ids: Mapping[str, str] = MappingProxyType({})) -> None:
+        """See how the sink does: if it has failed in a way that may pass, let it start again after a while.
+
+        ``topic_ids`` are what topics have now, as far as that is known.
+        """
         if self._restart is not None:
             if self._restart.is_alive():
                 return
@@ -202,6 +210,7 @@ class Supervisor:
             return
         # In this order: a query that ends in between is seen active, and looked at again.
         self._is_active = self._stream.is_active()
+        self._stream.require_topics(topic_ids)
         if self._failure is None and self._stream.has_failed():
             self._failure = self._stream.failure
         if self._failure is None:

@@ -7,10 +7,14 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import requests
+from confluent_kafka.admin import AdminClient
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from outbox.relay import connectors
 from outbox.stack.command import SinkCommand
 from outbox.stack.postgres import Postgres
 from tests.support import faulty_sink
@@ -22,11 +26,13 @@ from tests.support.sink_process import (
     catch_up,
     reported_failure,
     run_faulty,
+    running,
     running_faulty,
     running_warm,
     sink_arguments,
     wait_applied,
 )
+from tests.support.topic_reader import topic_of
 
 
 def health(sinks: SinkCommand) -> dict[str, Any]:
@@ -157,3 +163,28 @@ def test_a_database_that_hangs_fails_a_sink_until_it_answers(
         wait_applied(sink, naive, 20)
         wait_state(sink, "naive", "running")
     assert naive.totals() == sums(some)
+
+
+def test_a_topic_that_is_made_again_and_filled_past_the_position_stops_a_running_sink(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some, name = publisher.events(20), topic_of(topic)
+    publisher.send(some)
+    with running(topic) as sink:
+        wait_applied(sink, database, 20)
+        jvm = next(process for process in sink.processes() if process.name() == "java")
+        jvm.suspend()  # Spark does not see that the topic is gone for a moment
+        recreate(topic, name)
+        Publisher(topic, continued=publisher).send(publisher.events(200))
+        jvm.resume()
+        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
+        assert f"outbox: sink dedup: topic {name} was deleted and made again" in sink.tail(1)
+
+
+def recreate(settings: Settings, name: str) -> None:
+    """Delete a topic and make it again, empty."""
+    [made] = [one for one in connectors.topic_specs(settings) if one.name == name]
+    admin = AdminClient(client_config(settings))
+    admin.delete_topics([name])[name].result(TIMEOUT_S)
+    wait_for("the topic to be gone", lambda: not topics.exists(settings, name), timeout_s=TIMEOUT_S)
+    topics.create(settings, [made])
