@@ -27,13 +27,13 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import product
 
-from outbox.audit import buckets, versions
+from outbox.audit import buckets, letters, versions
 from outbox.audit.buckets import Buckets
 from outbox.audit.declared import Declared, EventTopic
 from outbox.audit.quantity import EXACT
@@ -250,6 +250,10 @@ class _TopicComparison:
             worst = max(gaps, key=lambda key: (gaps[key], key))
             self.report.most_missing = f"key {worst}, {gaps[worst]}"
 
+    def letters(self, before: Mapping[int, int]) -> dict[str, bytes]:
+        """By sink, its letters of records before these offsets."""
+        return {state.name: letters.digest(state.letters, self.topic.name, before) for state in self._states}
+
     def next_offsets(self) -> dict[int, int]:
         """The offsets up to which all sinks have applied the topic."""
         positions = [state.positions.get(self.topic.name, {}) for state in self._states]
@@ -267,6 +271,7 @@ class _Advance:
         self._kinds = seen.declared.kinds
         self._topic_id = seen.logs.ends[comparison.topic.number].topic_id or ""
         self._next_offsets = comparison.next_offsets()
+        self._letters = comparison.letters(self._next_offsets)
         self._versions: dict[str, list[int]] = {key: list(one) for key, one in self._point.versions.items()}
         self._records, self._acknowledged = self._point.records, self._point.acknowledged
         self._events = {name: [before.delivered, before.duplicates] for name, before in self._point.events.items()}
@@ -308,6 +313,7 @@ class _Advance:
             },
             versions={key: (lowest, highest) for key, (lowest, highest) in self._versions.items()},
             since_ms=self._open_ms - LATE_MS,
+            letters=self._letters,
         )
 
 

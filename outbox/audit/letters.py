@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
+from hashlib import blake2b
 from typing import NamedTuple
 
 from psycopg2 import extensions, sql
@@ -19,6 +20,7 @@ from outbox.audit.topic_part import TopicOffset, identity_bytes
 
 NO_REASON = "no reason given"
 ROW_COLUMNS = 8  # of `_Row`
+DIGEST_BYTES = 16
 KEY_MAX_BYTES = 1000  # shown and compared: a stranger's key may have megabytes
 # A column's name is followed by its type where the events of a sink have it in two types (outbox/sink/layout.py).
 COLUMN = ", coalesce(event ->> {name}, event ->> {bigint}, event ->> {numeric})"
@@ -54,6 +56,8 @@ class Letter(NamedTuple):
     kind: int | None = None
     version: int | None = None
     numbers: tuple[Decimal | None, ...] = ()
+    origin: TopicOffset = TopicOffset(0, 0)
+    """The place of the record that it was written for, valid or not."""
 
     def is_of(self, topic: str, place: TopicOffset | None) -> bool:
         """Whether it sets aside the event that is first at this place of a topic, or that is not on the topic.
@@ -88,6 +92,18 @@ def read(
     for sink, event_id, *row in rows(connection, query):
         found[sink][uuid.UUID(event_id).bytes] = letters.of(_Row(*row[:ROW_COLUMNS]), row[ROW_COLUMNS:])
     return found
+
+
+def digest(letters: Mapping[bytes, Letter], topic: str, before: Mapping[int, int]) -> bytes:
+    """Of a sink's letters those that were written for records before these offsets of a topic, as one short value.
+
+    It differs if one of them comes, goes, is discarded, or turns out to hold a valid event.
+    """
+    found = blake2b(digest_size=DIGEST_BYTES)
+    for event_id, letter in sorted(letters.items()):
+        if letter.topic == topic and letter.origin.offset < before.get(letter.origin.partition, 0):
+            found.update(event_id + bytes([letter.is_open, letter.is_event]))
+    return found.digest()
 
 
 def reasons(cursor: extensions.cursor) -> dict[str, dict[str, int]]:
@@ -133,9 +149,10 @@ class _Letters:
 
     def of(self, row: _Row, values: Sequence[str | None]) -> Letter:
         """The letter of a row. Of an event that is not declared any more, neither version nor numbers are known."""
-        place = None if row.is_event else TopicOffset(row.partition, row.offset)
+        origin = TopicOffset(row.partition, row.offset)
+        place = None if row.is_event else origin
         key = bytes(row.key or b"").decode(errors="replace")
-        letter = Letter(row.topic, key, row.is_open, place, row.is_event)
+        letter = Letter(row.topic, key, row.is_open, place, row.is_event, origin=origin)
         known = self._topics.get(row.topic)
         if known is None or not row.is_event:
             return letter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -21,6 +22,7 @@ from outbox.audit.topic_part import TopicOffset
 from outbox.audit.verified import Doubt, TopicPoint, Verified
 from outbox.base.settings import Settings, load
 from outbox.sink.records import Event
+from tests.support import audit_chain
 from tests.support.audit_chain import (
     MINUTE_MS,
     NOW_MS,
@@ -227,9 +229,51 @@ def forge(chain: Chain) -> None:
     chain.publish(chain.event("z", 1, "9"))
 
 
+def letter_of(chain: Chain, number: int, *, is_valid: bool, is_open: bool = True) -> dict[bytes, Letter]:
+    """A dead letter of the first record of the outbox's event with this number."""
+    made = chain.outbox[number]
+    place = next(place for _, record, place in chain.records if record.key == made.row.key.encode())
+    letter = Letter(STOCK_TOPIC, made.row.key, is_open, place=place, is_event=False, origin=place)
+    if is_valid:
+        row = made.row
+        letter = letter._replace(place=None, is_event=True, kind=row.kind, version=row.version, numbers=row.numbers)
+    return {made.event_id: letter}
+
+
+def refuse_in_a_rebuild(chain: Chain) -> None:
+    """The projection refuses what it has taken before."""
+    chain.applied({"a": "-2", "b": "7"}, letters=letter_of(chain, 0, is_valid=True))
+
+
+def refuse_in_a_rewind(chain: Chain) -> None:
+    """The sink has applied the event, and sets it aside when it reads the event again."""
+    chain.applied({"a": "3", "b": "7"}, letters=letter_of(chain, 0, is_valid=True))
+
+
+def invalidate_in_a_rebuild(chain: Chain) -> None:
+    """As with a lower OUTBOX_SINK_ID_AGE_MAX_DAYS, or an upcaster that fails."""
+    chain.applied({"a": "-2", "b": "7"}, letters=letter_of(chain, 0, is_valid=False))
+
+
+def invalidate_in_a_rewind(chain: Chain) -> None:
+    chain.applied({"a": "3", "b": "7"}, letters=letter_of(chain, 0, is_valid=False))
+
+
 @pytest.mark.parametrize(
     "unusual",
-    [restore_sink, forget_sink, restore_source, delete_key, repeat, repeat_version, forge],
+    [
+        restore_sink,
+        forget_sink,
+        restore_source,
+        delete_key,
+        repeat,
+        repeat_version,
+        forge,
+        refuse_in_a_rebuild,
+        refuse_in_a_rewind,
+        invalidate_in_a_rebuild,
+        invalidate_in_a_rewind,
+    ],
     ids=lambda one: one.__name__,
 )
 def test_what_is_unusual_is_a_doubt(chain: Chain, unusual: Callable[[Chain], None]) -> None:
@@ -237,6 +281,22 @@ def test_what_is_unusual_is_a_doubt(chain: Chain, unusual: Callable[[Chain], Non
     unusual(chain)
     with pytest.raises(Doubt):
         chain.compare_since(since)
+
+
+def test_a_letter_of_a_verified_event_that_is_discarded_is_a_doubt(chain: Chain) -> None:
+    since = sane(chain)
+    chain.applied({"a": "4", "b": "7"}, letters=letter_of(chain, 0, is_valid=False, is_open=False))
+    assert codes(chain.compare()) == ["sink-drift"]
+    with pytest.raises(Doubt):
+        chain.compare_since(since)
+
+
+def test_a_letter_of_what_came_since_is_no_doubt(chain: Chain) -> None:
+    since = sane(chain)
+    more(chain, "c")
+    chain.publish(chain.outbox[-1])
+    chain.applied({"a": "3", "b": "7"}, letters=letter_of(chain, 3, is_valid=True))
+    assert codes(chain.compare_since(since)) == codes(chain.compare()) == ["sink-parked"]
 
 
 def test_a_rewind_is_no_doubt_and_the_totals_show_what_its_replay_changes(chain: Chain) -> None:
@@ -256,6 +316,8 @@ class Chance:
     def __init__(self, chain: Chain, choices: random.Random) -> None:
         self._chain, self._random = chain, choices
         self._unsent: list[int] = []  # places in the outbox
+        self._letters: dict[bytes, Letter] = {}
+        self._set_aside: set[bytes] = set()  # events that are not in the sink's totals
         chain.now_ms = NOW_MS - 8 * LATE_MS
 
     def run(self, steps: int, faults: float) -> None:
@@ -293,22 +355,41 @@ class Chance:
                 chain.publish(event, partition=partition)
 
     def _apply(self, faults: float) -> None:
-        """The sink applies what is on the topic, each event once; sometimes it loses or adds something."""
+        """The sink applies what is on the topic, each event once; sometimes it loses or adds something, or reads all
+        again and sets an event aside.
+        """
         chain = self._chain
-        known: dict[str, tuple[str, Decimal]] = {}
+        known: dict[str, tuple[str, Decimal, TopicOffset]] = {}
         decoder = chain.declared.sinks[SINK].decoders[STOCK_TOPIC]
-        for _, record, _ in chain.records:
+        for _, record, place in chain.records:
             found = decoder.record(record)
             if isinstance(found, Event):
                 names = [column.name for column in decoder.types[found.name]]
                 values = dict(zip(names, found.values, strict=True))
-                known.setdefault(found.event_id, (str(values["item"]), Decimal(str(values["change"]))))
+                known.setdefault(found.event_id, (str(values["item"]), Decimal(str(values["change"])), place))
+        if known and self._random.random() < faults:
+            event_id = self._random.choice(list(known))
+            self._read_again(uuid.UUID(event_id).bytes, known[event_id][2])
         totals: dict[str, Decimal] = {}
-        for key, change in known.values():
-            totals[key] = totals.get(key, Decimal(0)) + change
+        for event_id, (key, change, _) in known.items():
+            if uuid.UUID(event_id).bytes not in self._set_aside:
+                totals[key] = totals.get(key, Decimal(0)) + change
         if totals and self._random.random() < faults:
             totals[self._random.choice(list(totals))] += 1
-        chain.applied({key: str(total) for key, total in totals.items()})
+        chain.applied({key: str(total) for key, total in totals.items()}, letters=dict(self._letters))
+
+    def _read_again(self, event_id: bytes, place: TopicOffset) -> None:
+        """A rebuild, or a rewind of a sink that has applied the event; its letter is discarded in between, or open."""
+        row = next((made.row for made in self._chain.outbox if made.event_id == event_id), None)
+        if row is None:
+            return
+        is_open = self._random.random() < 0.5
+        letter = Letter(STOCK_TOPIC, row.key, is_open, place=place, is_event=False, origin=place)
+        if self._random.random() < 0.5:
+            letter = letter._replace(place=None, is_event=True, kind=row.kind, version=row.version, numbers=row.numbers)
+        self._letters[event_id] = letter
+        if self._random.random() < 0.5:
+            self._set_aside.add(event_id)
 
 
 def result(report: Report) -> tuple[object, ...]:
@@ -351,6 +432,19 @@ def test_an_incremental_check_finds_what_a_full_one_finds(tmp_path: Path) -> Non
 
 
 # Its file -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_point_is_of_no_use_for_a_stricter_contract(
+    chain: Chain, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    since = msgspec.structs.replace(sane(chain), of=verified.identity(settings, chain.declared))
+    verified.store(settings, since)
+    younger = settings.model_copy(update={"sink_id_age_max_days": 1})
+    assert verified.load(younger, chain.declared).is_beginning
+    stricter = {**audit_chain.EVENTS["stock/changed.v1"], "change": {"type": "number", "minimum": 0}}
+    monkeypatch.setitem(audit_chain.EVENTS, "stock/changed.v1", stricter)
+    (tmp_path / "stricter").mkdir()
+    assert verified.load(settings, declare(tmp_path / "stricter")).is_beginning
 
 
 def test_a_point_is_stored_and_of_use_for_the_same_only(chain: Chain, settings: Settings, tmp_path: Path) -> None:
