@@ -547,6 +547,21 @@ def test_an_incremental_check_reads_everything_when_in_doubt(
     assert [note for note in report.notes if "everything was read" in note]
 
 
+@pytest.mark.parametrize("is_valid", [True, False])
+def test_an_incremental_check_finds_an_event_that_was_set_aside_when_it_was_read_again(
+    topic: Settings, history: History, is_valid: bool
+) -> None:
+    events = history.item(5, 6)
+    history.publish(*events)
+    history.sink(**{events[0].item: 11})
+    assert codes(check.check(topic, incremental=True)) == []
+    history.set_aside(events[0], 0, is_valid=is_valid)
+    report = check.check(topic, incremental=True)
+    assert codes(report) == codes(check.check(topic)) == ["sink-drift", "sink-parked"]
+    history.sink(**{events[0].item: 6})
+    assert codes(check.check(topic, incremental=True)) == codes(check.check(topic)) == ["sink-parked"]
+
+
 def test_an_incremental_check_finds_what_is_wrong_since(topic: Settings, history: History) -> None:
     events = history.item(5, 6)
     history.publish(*events)
