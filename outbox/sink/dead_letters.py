@@ -55,7 +55,7 @@ DROP_RESOLVED = """
 WITH known AS (
     DELETE FROM batch USING dead_letters AS letter
      WHERE letter.sink = %(sink)s AND letter.identity = batch.event_id::text
-       AND (letter.status IN ('replayed', 'discarded') OR letter.status = 'open' AND letter.event IS NOT NULL)
+       AND (letter.status = ANY(%(resolved)s) OR letter.status = 'open' AND letter.event IS NOT NULL)
     RETURNING letter.identity
 )
 UPDATE dead_letters SET last_seen_at = now()
@@ -102,11 +102,13 @@ def insert(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, dead
     return len(dead)
 
 
-def drop_resolved(cursor: extensions.cursor, sink: str) -> list[str]:
-    """Take out of ``batch`` the events that a dead letter has resolved, and return their ids: discarded ones, replayed
-    ones, and valid ones that wait for a replay.
+def drop_resolved(
+    cursor: extensions.cursor, sink: str, resolved: Sequence[str] = ("discarded", "replayed")
+) -> list[str]:
+    """Take out of ``batch`` the events that a dead letter has ``resolved``, by its status, and the valid ones that wait
+    for a replay. Returns their ids.
     """
-    cursor.execute(DROP_RESOLVED, {"sink": sink})
+    cursor.execute(DROP_RESOLVED, {"sink": sink, "resolved": list(resolved)})
     return [event_id for (event_id,) in cursor]
 
 

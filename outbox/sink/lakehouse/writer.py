@@ -122,7 +122,8 @@ class LakehouseWriter(SinkWriter):
             positions.require_no_gap(self.name, batch.topic, stored, batch.start)
             cursor.execute("TRUNCATE batch")
             copy_ids(cursor, event_ids(batch.rows))
-            resolved = dead_letters.drop_resolved(cursor, self.name)
+            # What was replayed goes through the MERGE again: the table may have been restored to a version before that.
+            resolved = dead_letters.drop_resolved(cursor, self.name, ["discarded"])
             dead = dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.dead)
             end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}
             return {**positions.read_all(cursor, self.name), batch.topic: {**stored, **end}}, resolved, dead

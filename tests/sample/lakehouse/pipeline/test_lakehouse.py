@@ -125,6 +125,19 @@ def database(settings: Settings) -> Database:
     return Database(settings, NAME)
 
 
+def replay(settings: Settings, spark: SparkSession, *some: Event, dry_run: bool = False) -> dict[str, Replayed]:
+    """Replay the dead letters of these events."""
+    uri = lakehouse_table.location(settings, NAME)
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        return repair.replay(
+            connection,
+            {NAME: DECLARED},
+            [Chosen(NAME, TOPIC, TOPIC_ID, event.event_id) for event in some],
+            dry_run=dry_run,
+            applier_of=lambda one: LakehouseApplier(spark, one, SCHEMA, uri, dry_run=dry_run),
+        )
+
+
 def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) -> None:
     new, old = events(4), events(2, at_ms=NOW_MS - 800 * DAY_MS)
     with driving(lake) as sink:
@@ -262,37 +275,41 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings, spark: Sp
     with driving(lake) as sink:
         sink.apply(batch(events(1), dead=[unread(one, 1), unread(other, 2)]))
         before = table(lake)
-
-        def replay(*some: Event, dry_run: bool = False) -> dict[str, Replayed]:
-            chosen = [Chosen(NAME, TOPIC, TOPIC_ID, event.event_id) for event in some]
-            uri = lakehouse_table.location(lake, NAME)
-            with closing(connect(lake, SinkRole.WRITER)) as connection:
-                return repair.replay(
-                    connection,
-                    {NAME: DECLARED},
-                    chosen,
-                    dry_run=dry_run,
-                    applier_of=lambda one: LakehouseApplier(spark, one, SCHEMA, uri, dry_run=dry_run),
-                )
-
-        assert replay(one, other, dry_run=True) == {NAME: Replayed(applied=2)}
+        assert replay(lake, spark, one, other, dry_run=True) == {NAME: Replayed(applied=2)}
         assert len(ids(lake)) == 1
-        assert replay(one) == {NAME: Replayed(applied=1)}
-        assert replay(one, other) == {NAME: Replayed(applied=1)}
-        assert replay(one, other) == {NAME: Replayed()}
+        assert database(lake).statuses() == {one.event_id: "open", other.event_id: "open"}
+        assert replay(lake, spark, one) == {NAME: Replayed(applied=1)}
+        assert replay(lake, spark, one, other) == {NAME: Replayed(applied=1)}
+        assert replay(lake, spark, one, other) == {NAME: Replayed()}
         # As after a crash between the MERGE and the letter's commit.
         with closing(connect(lake, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
             cursor.execute("UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
         assert before.lacks([one.event_id]), "the version that was read then"
         assert not table(lake).lacks([one.event_id, other.event_id])
         assert not states(lake)[0].letters, "its letter is open, and the table has it"
-        assert replay(one, dry_run=True) == replay(one) == {NAME: Replayed(duplicates=1)}
+        for dry_run in (True, False):
+            assert replay(lake, spark, one, dry_run=dry_run) == {NAME: Replayed(duplicates=1)}
         assert table(lake).positions == {TOPIC: {0: 3}}, "a replay says nothing of positions, and hides none"
         assert sink.apply(batch([one, other], start=3)).duplicates == 2
     stored = DeltaTable(folder(lake)).to_pyarrow_table().to_pylist()
     assert {row["event_id"]: (row["amount"], row["version"]) for row in stored if row["event_id"] == one.event_id} == {
         one.event_id: (one.quantity, one.version)
     }
+
+
+def test_a_restored_table_gets_replayed_events_when_they_are_read_again(lake: Settings, spark: SparkSession) -> None:
+    first, replayed, given_up = events(3)
+    with driving(lake) as sink:
+        sink.apply(batch([first], dead=[unread(replayed, 1), unread(given_up, 2)]))
+        before = DeltaTable(folder(lake)).version()
+        with closing(connect(lake, SinkRole.WRITER)) as connection:
+            repair.discard(connection, [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)], because="a test")
+        assert replay(lake, spark, replayed) == {NAME: Replayed(applied=1)}
+        spark.sql(f"RESTORE TABLE delta.`{lakehouse_table.location(lake, NAME)}` TO VERSION AS OF {before}")
+        assert ids(lake) == [first.event_id]
+        # As after a rewind; the records are valid by now.
+        sink.apply(batch([first, replayed, given_up]))
+    assert ids(lake) == sorted([first.event_id, replayed.event_id])
 
 
 def test_the_command_replays_a_letter_into_the_table(lake: Settings) -> None:
