@@ -36,6 +36,9 @@ class Applier(Protocol):
     def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
         """Apply the events in ``batch``, whose dead letters are open, in the caller's transaction with the sink's lock.
 
+        A target outside of the database ends that transaction first, and another one is open when this returns: the
+        caller's commit ends it. The sink's lock is held all the time.
+
         Each event ends as applied or as a duplicate, and its dead letter is closed; or as rejected, and its dead letter
         stays open. ``older_than_horizon`` also applies events that the strategy has forgotten: the caller is sure that
         they were never applied.

@@ -68,6 +68,10 @@ UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
  WHERE letter.sink = %(sink)s AND letter.identity = batch.event_id::text AND letter.status IN ('open', 'skipped')
    AND NOT EXISTS (SELECT FROM rejections WHERE rejections.event_id = batch.event_id)
 """
+MARK_THESE_REPLAYED = """
+UPDATE dead_letters SET status = 'replayed', last_seen_at = now()
+ WHERE sink = %(sink)s AND identity = ANY(%(event_ids)s) AND status IN ('open', 'skipped')
+"""
 UPDATE_REASONS = """
 UPDATE dead_letters AS letter SET reason = found.reason, detail = found.detail, last_seen_at = now()
   FROM (VALUES %s) AS found (sink, identity, reason, detail)
@@ -122,6 +126,11 @@ def has_skipped(cursor: extensions.cursor, sink: str) -> bool:
 def mark_replayed(cursor: extensions.cursor, sink: str) -> None:
     """Close the letters of the events in ``batch`` that are not in ``rejections``: they are applied."""
     cursor.execute(MARK_REPLAYED, {"sink": sink})
+
+
+def mark_these_replayed(cursor: extensions.cursor, sink: str, event_ids: Sequence[str]) -> None:
+    """Close the letters of these events: they are applied."""
+    cursor.execute(MARK_THESE_REPLAYED, {"sink": sink, "event_ids": list(event_ids)})
 
 
 def update_reasons(cursor: extensions.cursor, sink: str, rejections: Mapping[str, Rejection]) -> None:

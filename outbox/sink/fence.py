@@ -134,6 +134,25 @@ def held(connection: extensions.connection, sink: str) -> Iterator[None]:
         cursor.execute(f"SELECT pg_advisory_unlock({APPLY_KEY})", {"sink": sink})
 
 
+@contextmanager
+def between_transactions(cursor: extensions.cursor, sink: str, *, keep: bool) -> Iterator[None]:
+    """End the caller's transaction, which has the lock, and begin another one with the lock after the block.
+
+    The lock is held all the time, and no transaction is open within the block. ``keep`` commits the first transaction;
+    otherwise it is rolled back.
+
+    After an error the lock stays until the connection ends.
+    """
+    cursor.execute(f"SELECT pg_advisory_lock({APPLY_KEY})", {"sink": sink})
+    if keep:
+        cursor.connection.commit()
+    else:
+        cursor.connection.rollback()
+    yield
+    lock(cursor, sink)
+    cursor.execute(f"SELECT pg_advisory_unlock({APPLY_KEY})", {"sink": sink})
+
+
 def require_term(cursor: extensions.cursor, sink: str, term: Term) -> None:
     """Raises Failure `sink-fenced` if a later driver has taken the sink over, and `sink-superseded` if it was a repair
     that has set where the sink continues. Call it with the lock held.

@@ -251,8 +251,9 @@ class Table:
 class LakehouseApplier(PostgresApplier):
     """Applies the events of dead letters to a Delta table.
 
-    The MERGE runs before the caller commits. If that commit fails, the dead letters stay open, and the next replay
-    finds their events in the table. A MERGE cannot be rolled back, so ``dry_run`` only counts what it would insert.
+    The MERGE runs between two transactions, like that of the writer. If the process ends behind it, the dead letters
+    stay open, and the next replay finds their events in the table. A MERGE cannot be rolled back, so ``dry_run`` only
+    counts what it would insert.
     """
 
     def __init__(self, spark: SparkSession, spec: SinkSpec, schema: Path, uri: str, *, dry_run: bool) -> None:
@@ -270,8 +271,10 @@ class LakehouseApplier(PostgresApplier):
         if not found:
             return Applied(0, 0)
         rows = self._as_rows(found)
-        applied = len(self._table.missing(rows["event_id"].to_pylist())) if self._dry_run else self._table.merge(rows)
-        dead_letters.mark_replayed(cursor, self.name)
+        event_ids = rows["event_id"].to_pylist()
+        with fence.between_transactions(cursor, self.name, keep=not self._dry_run):
+            applied = len(self._table.missing(event_ids)) if self._dry_run else self._table.merge(rows)
+        dead_letters.mark_these_replayed(cursor, self.name, event_ids)
         return Applied(applied, 0)
 
     def _as_rows(self, found: Sequence[Mapping[str, Any]]) -> pa.Table:

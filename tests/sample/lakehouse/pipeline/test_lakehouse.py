@@ -9,10 +9,11 @@ import shutil
 import signal
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import duckdb
 import psutil
@@ -295,6 +296,42 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings, spark: Sp
     assert {row["event_id"]: (row["amount"], row["version"]) for row in stored if row["event_id"] == one.event_id} == {
         one.event_id: (one.quantity, one.version)
     }
+
+
+def test_no_transaction_is_open_while_a_replay_writes_the_table_and_the_sink_waits(
+    lake: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = events(2)
+    idle: list[object] = []
+    merge, missing = lakehouse.Table.merge, lakehouse.Table.missing
+
+    def look() -> None:
+        with closing(connect(lake, SinkRole.WRITER)) as beside, beside.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
+            )
+            idle.extend(cursor.fetchone() or ())
+            cursor.execute("SET lock_timeout = '200ms'")
+            with pytest.raises(psycopg2.errors.LockNotAvailable):
+                fence.lock(cursor, NAME)
+
+    def looked_at(self: lakehouse.Table, rows: pa.Table, metadata: Mapping[str, Any] | None = None) -> int:
+        look()
+        return merge(self, rows, metadata)
+
+    def looked_for(self: lakehouse.Table, event_ids: Collection[str]) -> set[str]:
+        look()
+        return missing(self, event_ids)
+
+    with driving(lake) as sink:
+        sink.apply(batch([], dead=[unread(one, 0), unread(other, 1)]))
+        monkeypatch.setattr(lakehouse.Table, "merge", looked_at)
+        monkeypatch.setattr(lakehouse.Table, "missing", looked_for)
+        assert replay(lake, spark, one, dry_run=True) == replay(lake, spark, one) == {NAME: Replayed(applied=1)}
+        assert idle == [0, 0]
+        monkeypatch.undo()
+        assert sink.apply(batch(events(1), start=2)).applied == 1, "the lock is free again"
+    assert database(lake).statuses() == {one.event_id: "replayed", other.event_id: "open"}
 
 
 def test_a_restored_table_gets_replayed_events_when_they_are_read_again(lake: Settings, spark: SparkSession) -> None:
