@@ -147,7 +147,9 @@ class Settings(BaseSettings):
 
     sink_checkpoints: str | None = Field(None, description="URI of the Spark checkpoints; default: in the home folder")
     sink_lakehouse: str | None = Field(None, description="URI of the Delta tables; default: in the home folder")
-    sink_max_offsets_per_trigger: int = Field(500_000, ge=1, description="maximum number of records in one micro-batch")
+    sink_max_offsets_per_trigger: int = Field(
+        500_000, ge=1, description="maximum number of records in one micro-batch, and in each part of an earlier one"
+    )
     sink_id_age_max_days: int = Field(
         3660, ge=1, description="how far the time in an event's id may be behind its record; older ones are set aside"
     )

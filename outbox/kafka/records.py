@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any
@@ -35,7 +35,9 @@ def read(settings: Settings, name: str, within: Within) -> Iterator[Message]:
         yield from batch
 
 
-def batches(settings: Settings, name: str, within: Within, *, require_all: bool = False) -> Iterator[Sequence[Message]]:
+def batches(
+    settings: Settings, name: str, within: Within, *, require_all: bool = False
+) -> Generator[Sequence[Message], None, None]:
     """The same, as many at once as the client has, within bounds of number and bytes. None is empty.
 
     With ``require_all``, raises Failure `events-lost` if the topic no longer has one of these offsets.
@@ -104,7 +106,7 @@ def _stops(name: str, messages: Iterable[Message]) -> Sequence[Message]:
 
 def _selected(messages: Sequence[Message], within: Within, end: Mapping[int, int]) -> Sequence[Message]:
     """The records between the first offset and the end of a partition that is not read yet."""
-    # By columns, as in `_size`: without a call in Python for each record.
+    # By columns, as in `size_bytes`: without a call in Python for each record.
     places: Iterable[tuple[Message, Any, Any]] = zip(
         messages, map(Message.partition, messages), map(Message.offset, messages), strict=True
     )
@@ -116,13 +118,13 @@ def _selected(messages: Sequence[Message], within: Within, end: Mapping[int, int
 
 
 def _bounded(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    if messages and _size(messages) <= BATCH_BYTES:
+    if messages and size_bytes(messages) <= BATCH_BYTES:
         yield messages
         return
     part, size = list[Message](), 0
     for message in messages:
         part.append(message)
-        size += _size([message])
+        size += size_bytes([message])
         if size > BATCH_BYTES:
             yield part
             part, size = [], 0
@@ -130,7 +132,7 @@ def _bounded(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
         yield part
 
 
-def _size(messages: Sequence[Message]) -> int:
+def size_bytes(messages: Sequence[Message]) -> int:
     """About how many bytes values, keys and headers have together."""
     headers = chain.from_iterable(map(headers_of, messages))
     others = filter(None, chain(map(Message.key, messages), chain.from_iterable(headers)))

@@ -23,8 +23,8 @@ a lock on a file beside the table separates processes.
 
 The table refuses no event: what a projection would refuse is a row like any other.
 
-The driver holds up to two parts of a batch in memory, one that is merged and one that is read. Their number of records
-is bounded (`outbox.sink.spark.reader`), their bytes are not.
+The driver holds up to two parts of a batch in memory, one that is merged and one that is read. Their records are
+bounded in number and bytes (`outbox.sink.spark.reader`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -22,8 +22,8 @@ from pyspark import SparkContext, TaskContext
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka.follower import Closed, Follower
-from outbox.kafka.records import Within, batches
-from outbox.sink.batch import Batch, Staged
+from outbox.kafka.records import Within, batches, size_bytes
+from outbox.sink.batch import Batch, Decoded, Staged
 from outbox.sink.records import Records
 from outbox.sink.spark.session import JVM_GONE
 from outbox.sink.spec import SinkSpec
@@ -31,6 +31,8 @@ from outbox.sink.writer import Copier, Staging
 
 DRIVER_MAX_RECORDS = 100  # so that a batch of the largest records, of 1 MiB each, fits into the driver's memory
 PART_MAX_RECORDS = 100_000  # a part is read, and staged by executors, while the one before it is applied
+# Of the records of a part that the driver decodes: it holds two parts at once, and its JVM some copies of one.
+DRIVER_MAX_BYTES = 32 << 20
 TASK_MIN_RECORDS = 10_000  # fewer are read faster than another task connects to Kafka and to the database
 # The error at the end of a Python worker's traceback, within what Spark says of a failed task.
 PYTHON_ERROR = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
@@ -65,6 +67,10 @@ class Part:
         ]
         return [Part(self.topic, start, end) for start, end in pairwise(cuts)]
 
+    def behind(self, reached: Mapping[int, int]) -> Part:
+        """What is left of it when it was read up to these offsets."""
+        return Part(self.topic, reached, self.end)
+
 
 class Reader:
     """Reads the batches of one sink."""
@@ -86,16 +92,20 @@ class Reader:
             opened.pop_all()
 
     def parts(self, of_topics: Sequence[Part]) -> Sequence[Part]:
-        """The parts of a batch, each to be applied as a batch of its own. What has no offsets is left out."""
+        """The parts of a batch, each to be applied as a batch of its own. What has no offsets is left out.
+
+        A batch that was planned under a higher maximum of records gets parts of today's.
+        """
+        most = min(PART_MAX_RECORDS, self._settings.sink_max_offsets_per_trigger)
         return [
             part
             for of_topic in of_topics
             if of_topic.count
-            for part in of_topic.divided(math.ceil(of_topic.count / PART_MAX_RECORDS))
+            for part in of_topic.divided(math.ceil(of_topic.count / most))
         ]
 
     def read(self, context: SparkContext, part: Part) -> Batch:
-        """The records of a part, decoded.
+        """The records of a part, decoded. If the driver has no room for all of them, the batch ends before the part.
 
         Raises Failure if the driver or a task cannot read or stage them, or if Spark cannot run the tasks; Closed.
         """
@@ -104,7 +114,8 @@ class Reader:
         if part.count <= DRIVER_MAX_RECORDS:
             decoded = decoder.decode(Records.of(list(self._followers[part.topic].read(part.start, part.end))))
         elif self._staging is None:
-            decoded = decoder.decode_parts(self._read_here(part))
+            decoded, end = self._decode_here(part)
+            batch = replace(batch, end=end)
         else:
             staged = self._stage(context, part, self._staging)
             return replace(batch, staged=staged, traced=staged.traced)
@@ -116,11 +127,19 @@ class Reader:
         for follower in self._followers.values():
             follower.close()
 
-    def _read_here(self, part: Part) -> Iterator[Records]:
-        for messages in batches(self._settings, part.topic, part.within, require_all=True):
-            if self._is_closed:
-                raise Closed
-            yield Records.of(messages)
+    def _decode_here(self, part: Part) -> tuple[Decoded, Mapping[int, int]]:
+        """The first records of a part, and up to where they go."""
+        decoder, found, bytes_read, reached = self._spec.decoders[part.topic], list[Decoded](), 0, dict(part.start)
+        with closing(batches(self._settings, part.topic, part.within, require_all=True)) as read:
+            for messages in read:
+                if self._is_closed:
+                    raise Closed
+                found.append(decoder.decode(Records.of(messages)))
+                reached |= {message.partition() or 0: (message.offset() or 0) + 1 for message in messages}
+                bytes_read += size_bytes(messages)
+                if bytes_read >= DRIVER_MAX_BYTES:
+                    return Decoded.together(found), reached
+        return Decoded.together(found), part.end
 
     def _stage(self, context: SparkContext, part: Part, staging: Staging) -> Staged:
         shares = part.divided(min(context.defaultParallelism, math.ceil(part.count / TASK_MIN_RECORDS)))

@@ -13,6 +13,7 @@ import json
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -307,28 +308,32 @@ class Stream:
         if not parts:
             self._last_batch = (batch_id, end)
             return
-        first, *others = parts
-        batch, read_s = self._read(first)
+        waiting = deque(parts)
+        batch, read_s = self._read(waiting)
         with self._applying, self._failing_at_once():
             if self._stopping:
                 raise Stopping  # returning would let Spark commit what was not applied
-            for part in others:
+            while waiting:
                 # What it runs in Spark belongs to the query, and ends with it.
                 apply = inheritable_thread_target(self._apply_part)
                 applied = self._applier.submit(apply, batch_id, batch, read_s)
                 try:
-                    batch, read_s = self._read(part)
+                    batch, read_s = self._read(waiting)
                 finally:
                     applied.result()  # if the apply has failed too, that is what to report
             self._apply_part(batch_id, batch, read_s)
             self._writer.clear()
             self._last_batch = (batch_id, end)
 
-    def _read(self, part: Part) -> tuple[Batch, float]:
-        """A part, and the seconds that it took."""
+    def _read(self, waiting: deque[Part]) -> tuple[Batch, float]:
+        """The first of these parts, and the seconds that it took. What did not fit into memory waits on."""
         began = time.monotonic()
+        part = waiting.popleft()
         batch = self._reader.read(self._spark.sparkContext, part)
         self._guard.progress()
+        rest = part.behind(batch.end)
+        if rest.count:
+            waiting.appendleft(rest)
         return batch, time.monotonic() - began
 
     def _apply_part(self, batch_id: int, batch: Batch, read_s: float) -> None:

@@ -12,7 +12,7 @@ from tests.support import faulty_sink
 from tests.support.faulty_sink import PART_RECORDS
 from tests.support.made_events import Event, sums
 from tests.support.sink_driver import Database
-from tests.support.sink_process import TIMEOUT_S, Publisher, catch_up, running_faulty
+from tests.support.sink_process import TIMEOUT_S, Publisher, catch_up, logged, running_faulty
 
 PARTS = 3  # at least: markers of transactions take offsets too
 
@@ -54,6 +54,21 @@ def test_a_batch_that_dies_between_two_parts_is_applied_once(
     assert applied_and_duplicates(naive) == (len(some) + first, 0)  # so it was applied twice
     assert database.totals() == sums(some)
     assert database.staging_tables() == []
+
+
+def test_a_planned_batch_is_applied_in_smaller_parts_once_the_maximum_is_lower(
+    topic: Settings, some: list[Event], database: Database
+) -> None:
+    run_faulty(faulty_sink.death_between_parts, topic, "naive", "dedup")
+    first = database.applied()
+    lower = topic.model_copy(update={"sink_max_offsets_per_trigger": PART_RECORDS // 2})
+    done = catch_up(lower, "dedup")
+    assert done.returncode == 0, done.stderr
+    parts = logged(done, "applied")
+    assert {part["batch"] for part in parts} == {0}, "Spark had planned it before"
+    assert len(parts) >= 2 * PARTS
+    assert applied_and_duplicates(database) == (len(some), first)
+    assert database.totals() == sums(some)
 
 
 def test_a_part_that_cannot_be_read_leaves_the_part_before_it_applied(

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 from multiprocessing.queues import Queue
 from pathlib import Path
 from random import Random
@@ -18,10 +19,12 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
-from outbox.sink import dead_letters, fence
+from outbox.sink import dead_letters, fence, spec
+from outbox.sink.batch import Batch, event_ids
 from outbox.sink.postgres import binary
 from outbox.sink.postgres.staging import DEAD
 from outbox.sink.records import Records
+from outbox.sink.spark import reader
 from tests.support.made_events import DAY_MS, DECODER, NOW_MS, uuid7
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up, catch_up_alone, logged, running_warm
@@ -95,6 +98,30 @@ def test_a_task_holds_few_of_the_largest_records_at_once(
     process.join()
     assert count == LARGE_RECORDS
     assert grown_mib < MEMORY_MAX_MIB
+
+
+def test_a_driver_that_decodes_itself_reads_as_much_as_fits(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "DRIVER_MAX_BYTES", 100_000)
+    monkeypatch.setattr(records, "BATCH_BYTES", 20_000)
+    publisher = Publisher(topic)
+    some = publisher.events(2 * reader.DRIVER_MAX_RECORDS)
+    publisher.send(some)
+    produce(topic, 2 * reader.DRIVER_MAX_RECORDS, b"x" * 1_000)
+    name = topic_of(topic)
+    end = topics.last_stable_offsets(topic, name)
+    rest = reader.Part(name, dict.fromkeys(end, 0), end)
+    found: list[Batch] = []
+    with closing(reader.Reader(topic, spec.sinks(topic)["dedup"], {name: "x"}, staging=None)) as reading:
+        while rest.count:
+            found.append(reading.read(None, rest))  # type: ignore[arg-type]  # no task runs
+            rest = rest.behind(found[-1].end)
+    sizes = [sum(len(one.record.value or b"") for one in batch.dead) for batch in found]
+    assert 0 < max(sizes) <= 120_000
+    assert sum(sizes) == 2 * reader.DRIVER_MAX_RECORDS * 1_000
+    assert all(one.end == following.start for one, following in pairwise(found))
+    assert sorted(event_id for batch in found for event_id in event_ids(batch.rows).to_pylist()) == sorted(
+        event.event_id for event in some
+    )
 
 
 def test_ids_of_fifty_years_in_one_batch_are_applied_or_set_aside(topic: Settings) -> None:
