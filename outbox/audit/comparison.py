@@ -254,6 +254,15 @@ class _TopicComparison:
         """By sink, its letters of records before these offsets."""
         return {state.name: letters.digest(state.letters, self.topic.name, before) for state in self._states}
 
+    def unsaid(self) -> set[bytes]:
+        """The events with a dead letter that does not say their numbers: they are of an older version."""
+        return {
+            event_id
+            for state in self._states
+            for event_id, letter in state.letters.items()
+            if letter.topic == self.topic.name and None in letter.numbers
+        }
+
     def next_offsets(self) -> dict[int, int]:
         """The offsets up to which all sinks have applied the topic."""
         positions = [state.positions.get(self.topic.name, {}) for state in self._states]
@@ -272,6 +281,7 @@ class _Advance:
         self._topic_id = seen.logs.ends[comparison.topic.number].topic_id or ""
         self._next_offsets = comparison.next_offsets()
         self._letters = comparison.letters(self._next_offsets)
+        self._unsaid, self._numbers = comparison.unsaid(), dict(self._point.numbers)
         self._versions: dict[str, list[int]] = {key: list(one) for key, one in self._point.versions.items()}
         self._records, self._acknowledged = self._point.records, self._point.acknowledged
         self._events = {name: [before.delivered, before.duplicates] for name, before in self._point.events.items()}
@@ -287,6 +297,8 @@ class _Advance:
                 counts[0] += 1
                 counts[1] += event_id in known
                 known.add(event_id)
+                if event_id in self._unsaid:
+                    self._numbers.setdefault(event_id.hex(), tuple(map(Decimal, event.numbers)))
                 if event.version is not None:
                     found = self._versions.setdefault(event.key, [event.version, event.version])
                     found[:] = min(found[0], event.version), max(found[1], event.version)
@@ -314,6 +326,7 @@ class _Advance:
             versions={key: (lowest, highest) for key, (lowest, highest) in self._versions.items()},
             since_ms=self._open_ms - LATE_MS,
             letters=self._letters,
+            numbers=self._numbers,
         )
 
 
@@ -324,7 +337,8 @@ class _Comparison:
         self._seen, self._outbox = seen, outbox
         of_events = [state for state in seen.sinks.states if state.carries == "events"]
         of_states = [state for state in seen.sinks.states if state.carries == "states"]
-        self._tallies = [Tally(state, seen.declared, seen.source) for state in of_events]
+        numbers = {name: point.numbers for name, point in verified.topics.items()}
+        self._tallies = [Tally(state, seen.declared, seen.source, numbers) for state in of_events]
         self._topics = [
             _TopicComparison(seen, topic, self._tallies, verified.topic(topic.name)) for topic in seen.declared.topics
         ]

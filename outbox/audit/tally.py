@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Literal
 
@@ -91,8 +91,15 @@ class Compared:
 class Tally:
     """Counts the events that one sink has not applied, on all topics."""
 
-    def __init__(self, state: SinkState, declared: Declared, source: Source) -> None:
-        self.state = state
+    def __init__(
+        self,
+        state: SinkState,
+        declared: Declared,
+        source: Source,
+        verified: Mapping[str, Mapping[str, tuple[Quantity | None, ...]]],
+    ) -> None:
+        """``verified``: by topic and event id in hex, the numbers of events that are not read again."""
+        self.state, self._verified = state, verified
         spec = declared.sink(state.name) if state.is_declared else None
         self.wanted = declared.wanted(spec)
         self.topics = set() if spec is None else set(spec.decoders)
@@ -160,7 +167,8 @@ class Tally:
         known = self._source.versions.get(letter.topic, {}).get(letter.key)
         is_foreign = known is not None and letter.version is not None and letter.version > known
         if not is_foreign and not of_topic.is_superseded(letter.key, letter.version):
-            self.lack(letter.key, letter.kind, letter.numbers)
+            numbers = self._verified.get(letter.topic, {}).get(event_id.hex(), letter.numbers)
+            self.lack(letter.key, letter.kind, numbers)
 
 
 class TopicTally:

@@ -27,6 +27,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ class TopicPoint(msgspec.Struct, frozen=True):
     versions: dict[str, tuple[int, int]] = {}  # by key the lowest and the highest; there is each version in between
     since_ms: int = 0  # a row of the outbox from before this moment is verified
     letters: dict[str, bytes] = {}  # by sink, those of records before the point (`outbox.audit.letters.digest`)
+    # By event id in hex, the numbers of events before the point that have a dead letter which does not say them.
+    numbers: dict[str, tuple[Decimal | None, ...]] = {}
 
     @property
     def is_beginning(self) -> bool:

@@ -291,6 +291,22 @@ def test_a_letter_of_a_verified_event_that_is_discarded_is_a_doubt(chain: Chain)
         chain.compare_since(since)
 
 
+def test_a_discarded_event_whose_letter_says_no_numbers_hides_no_drift(chain: Chain) -> None:
+    """The columns of a letter are those of its time: of an older version, nobody knows the numbers of today."""
+    events = chain.written("a", "5", "6", at_ms=NOW_MS - 2 * LATE_MS)
+    chain.publish(*events)
+    letters = letter_of(chain, 1, is_valid=True, is_open=False)
+    letters = {event_id: letter._replace(numbers=(None,)) for event_id, letter in letters.items()}
+    chain.applied({"a": "5"}, letters=letters)
+    since = point(chain)
+    again = chain.compare_since(since)
+    assert (codes(again), only_comparison(again).uncertain) == ([], set())
+    chain.applied({"a": "8"}, letters=letters)
+    for verified_point in (since, again.verified):
+        assert verified_point is not None
+        assert codes(chain.compare_since(verified_point)) == codes(chain.compare()) == ["sink-drift"]
+
+
 def test_a_letter_of_what_came_since_is_no_doubt(chain: Chain) -> None:
     since = sane(chain)
     more(chain, "c")
