@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -74,8 +75,8 @@ def stop_before_apply() -> None:
     """
     read, stop = stream.Stream._read, stream.Stream._stop_query
 
-    def read_until_stop(self: stream.Stream, part: reader.Part) -> tuple[Batch, float]:
-        found = read(self, part)
+    def read_until_stop(self: stream.Stream, waiting: deque[reader.Part]) -> tuple[Batch, float]:
+        found = read(self, waiting)
         os.kill(os.getpid(), signal.SIGTERM)
         wait_for("the stop", lambda: self._stopping, timeout_s=TIMEOUT_S)
         return found
