@@ -54,6 +54,7 @@ from outbox.sink.batch import Batch, Traced, event_ids
 from outbox.sink.generations import TopicOffsets
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.records import made_at_ms
+from outbox.sink.spark.session import FEW_ROWS
 from outbox.sink.spec import SinkSpec
 from outbox.sink.values import ARROW_TYPES
 from outbox.sink.writer import Counts, SinkWriter, count
@@ -65,6 +66,7 @@ CREATE TEMPORARY TABLE batch (event_id uuid NOT NULL);
 CREATE TEMPORARY TABLE rejections (event_id uuid NOT NULL);
 """
 SESSION = {
+    **FEW_ROWS,
     # A batch without anything new is committed too, as it says how far the table is.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
 }

@@ -43,10 +43,7 @@ JVM_OPTIONS = (
 CONFIG = {
     "spark.app.name": "outbox sink",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "2",
     "spark.python.daemon.module": "outbox.sink.spark.daemon",
-    # Compiling each plan takes longer than running it on a few rows.
-    "spark.sql.codegen.wholeStage": "false",
     # The default manager forks processes for each log file. This one renames too: safe when the process dies; when the
     # host dies, a log file may be cut off, which `checkpoint.repair` sees to.
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -54,6 +51,10 @@ CONFIG = {
     ),
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
 }
+
+# For sessions whose queries have few rows: compiling a plan takes longer than running it, and many tasks take longer
+# than few. They are settings of a session, not of the context: `newSession()` has Spark's own, for other queries.
+FEW_ROWS = {"spark.sql.codegen.wholeStage": "false", "spark.sql.shuffle.partitions": "2"}
 
 
 def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
@@ -71,7 +72,10 @@ def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
     for name, value in config.items():
         builder = builder.config(name, value)
     try:
-        return builder.getOrCreate()
+        spark = builder.getOrCreate()
+        for name, value in FEW_ROWS.items():
+            spark.conf.set(name, value)
+        return spark
     except (PySparkException, *JVM_GONE) as error:
         where = "as submitted" if SUBMITTED in os.environ else f"on {settings.spark_master or LOCAL_MASTER}"
         raise Failure(
