@@ -30,8 +30,8 @@ HEAD = """\
 # A default in angle brackets, such as <topic-prefix>, is the value of that key in [tool.outbox] of pyproject.toml.
 # The environment wins over .env, .env over the embedded stack's own choices (stack.env in the home folder).
 #
-# docker-compose reads .env too. Its servers, certificates, folders and metrics ports are its own; it uses all other
-# settings, passwords included.
+# docker-compose reads .env too. Its servers, certificates, folders and metrics ports are its own, and it has no UI of
+# Spark; it uses all other settings, passwords included.
 """
 # The field that begins each group.
 GROUPS = {

@@ -31,6 +31,7 @@ from outbox.sink.target import Target
 JVM_GONE = (Py4JError, ConnectionError)  # what a call raises when there is no JVM to take it
 SUBMITTED = "PYSPARK_GATEWAY_PORT"  # set for a process that spark-submit has started
 LOCAL_MASTER = "local[2]"
+LOOPBACK = "127.0.0.1"
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 # Only a lakehouse's records pass through the JVM, so one thread is enough for its garbage. The second compiler would
 # take a core for the first minutes: it waits for ten times as many calls as by default (JDK 17, compiler_globals.hpp).
@@ -77,7 +78,7 @@ def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
             spark.conf.set(name, value)
         return spark
     except (PySparkException, *JVM_GONE) as error:
-        where = "as submitted" if SUBMITTED in os.environ else f"on {settings.spark_master or LOCAL_MASTER}"
+        where = "as submitted" if SUBMITTED in os.environ else f"on {_master(settings)}"
         raise Failure(
             f"Spark {where} does not start: {reason(error)}",
             "read what Spark says above; check the master's address, and that its cluster runs",
@@ -111,10 +112,34 @@ def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
         # Hadoop's own starts a process for each file that it writes, to set its permissions.
         "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem",
         "spark.sql.warehouse.dir": f"file://{scratch}/warehouse",
-        "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        **_on(settings.spark_master or LOCAL_MASTER, found),
+        **_ui(settings),
+        **_on(_master(settings), found),
     }
+
+
+def _ui(settings: Settings) -> dict[str, str]:
+    """The properties of Spark's UI, which listens on this host's loopback only."""
+    if not settings.sink_ui_port:
+        return {"spark.ui.enabled": "false"}
+    if not (_master(settings).startswith("local") or settings.is_embedded("spark_master")):
+        # Spark's UI listens where SPARK_LOCAL_IP says, and executors elsewhere would look for the driver there too.
+        raise Failure(
+            f"Spark's UI is for {LOCAL_MASTER} and the embedded cluster, and the master is {settings.spark_master}",
+            "unset OUTBOX_SINK_UI_PORT; spark.eventLog.enabled, in the file of OUTBOX_SPARK_PROPERTIES, writes what a "
+            "history server shows",
+            code="ui-not-local",
+        )
+    os.environ["SPARK_LOCAL_IP"] = LOOPBACK
+    return {
+        "spark.ui.enabled": "true",
+        "spark.ui.port": str(settings.sink_ui_port),
+        "spark.ui.killEnabled": "false",  # a job that is killed there would end the sink
+    }
+
+
+def _master(settings: Settings) -> str:
+    return settings.spark_master or LOCAL_MASTER
 
 
 def _properties(settings: Settings) -> Path | None:
@@ -129,7 +154,7 @@ def _on(master: str, found: Iterable[Path]) -> dict[str, str]:
     if not master.startswith("local"):
         return {"spark.master": master, "spark.jars": ",".join(map(str, found))}
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    return {"spark.master": master, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return {"spark.master": master, "spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
 
 
 def reason(error: Exception) -> str:

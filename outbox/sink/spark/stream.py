@@ -308,22 +308,32 @@ class Stream:
         if not parts:
             self._last_batch = (batch_id, end)
             return
-        waiting = deque(parts)
+        waiting, number = deque(parts), 1
+        self._describe(f"batch {batch_id}, read part 1 of {len(parts)}")
         batch, read_s = self._read(waiting)
         with self._applying, self._failing_at_once():
             if self._stopping:
                 raise Stopping  # returning would let Spark commit what was not applied
             while waiting:
-                # What it runs in Spark belongs to the query, and ends with it.
+                count = number + len(waiting)  # grows with each part that did not fit into memory
+                self._describe(f"batch {batch_id}, apply part {number} of {count}")
+                # What it runs in Spark belongs to the query, ends with it, and has the description of now.
                 apply = inheritable_thread_target(self._apply_part)
                 applied = self._applier.submit(apply, batch_id, batch, read_s)
+                number += 1
+                self._describe(f"batch {batch_id}, read part {number} of {count}")
                 try:
                     batch, read_s = self._read(waiting)
                 finally:
                     applied.result()  # if the apply has failed too, that is what to report
+            self._describe(f"batch {batch_id}, apply part {number} of {number}")
             self._apply_part(batch_id, batch, read_s)
             self._writer.clear()
             self._last_batch = (batch_id, end)
+
+    def _describe(self, work: str) -> None:
+        """Say in Spark's UI what the next jobs of this thread are for. They still end with the query."""
+        self._spark.sparkContext.setJobDescription(f"{self._spec.name}: {work}")
 
     def _read(self, waiting: deque[Part]) -> tuple[Batch, float]:
         """The first of these parts, and the seconds that it took. What did not fit into memory waits on."""

@@ -26,6 +26,7 @@ from outbox.relay import connectors
 from outbox.sink import dead_letters, fence, spec
 from outbox.sink.lag import LagLookup
 from outbox.sink.repair import rewind
+from outbox.sink.spark.reader import DRIVER_MAX_RECORDS
 from outbox.stack import ports
 from tests.support.made_events import STRATEGIES, nth_key, sums, uuid7
 from tests.support.sink_driver import Database
@@ -400,6 +401,26 @@ def test_metrics_of_a_running_sink_show_what_it_applied_and_that_nothing_is_left
             "outbox_sink_kafka_up 1.0",
         ):
             assert line in told
+
+
+def test_the_ui_names_the_jobs_of_a_batch_and_listens_on_loopback_only(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    publisher.send(publisher.events(DRIVER_MAX_RECORDS + 100))
+    observed = topic.model_copy(update={"sink_ui_port": ports.choose(0)[0]})
+    with running(observed, "dedup") as sink:
+        wait_applied(sink, database, DRIVER_MAX_RECORDS + 100)
+        addresses = {
+            connection.laddr.ip
+            for process in sink.processes()
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == observed.sink_ui_port
+        }
+        assert {address.removeprefix("::ffff:") for address in addresses} == {ports.LOOPBACK}
+        applications = f"http://{ports.LOOPBACK}:{observed.sink_ui_port}/api/v1/applications"
+        [application] = requests.get(applications, timeout=30).json()
+        jobs = requests.get(f"{applications}/{application['id']}/jobs", timeout=30).json()
+        assert {job["description"] for job in jobs} == {"dedup: batch 0, read part 1 of 1"}
 
 
 def scrape(settings: Settings) -> str:
