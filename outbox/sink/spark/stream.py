@@ -333,7 +333,8 @@ class Stream:
 
     def _describe(self, work: str) -> None:
         """Say in Spark's UI what the next jobs of this thread are for. They still end with the query."""
-        self._spark.sparkContext.setJobDescription(f"{self._spec.name}: {work}")
+        with suppress(*JVM_GONE):  # what needs the JVM says so
+            self._spark.sparkContext.setJobDescription(f"{self._spec.name}: {work}")
 
     def _read(self, waiting: deque[Part]) -> tuple[Batch, float]:
         """The first of these parts, and the seconds that it took. What did not fit into memory waits on."""
