@@ -285,10 +285,14 @@ def drain_on_cluster(events: int, workers: int) -> None:
 
 @main.command("strategies")
 @click.option("--batches", default=10, show_default=True, help=f"Of {BATCH_EVENTS} events each.")
-def apply_strategies(batches: int) -> None:
-    """Apply the same batches with each strategy in turn; report the rates relative to `naive`."""
+@click.option("--keys", type=click.IntRange(1), default=strategies.ACCOUNTS, show_default=True, help="Of the events.")
+def apply_strategies(batches: int, keys: int) -> None:
+    """Apply the same batches with each strategy in turn; report the rates relative to `naive`.
+
+    With as many keys as a batch has events, each event has a key of its own.
+    """
     with _stack(["postgres"]) as settings:
-        rates = strategies.rates(settings, batches, BATCH_EVENTS)
+        rates = strategies.rates(settings, batches, BATCH_EVENTS, keys)
     for name, rate in sorted(rates.items(), key=lambda entry: -entry[1]):
         ratio = round(rate / rates[strategies.NAIVE.name], 2)
         click.echo(json.dumps({"measure": "strategy", "name": name, "per_s": round(rate), "ratio_to_naive": ratio}))

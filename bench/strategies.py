@@ -32,15 +32,15 @@ NAIVE = Strategy(
 )
 
 
-def rates(settings: Settings, batches: int, batch_events: int) -> dict[str, float]:
-    """Events per second of each strategy, `NAIVE` among them. They take turns batch by batch, so that the machine is
-    the same for all.
+def rates(settings: Settings, batches: int, batch_events: int, keys: int) -> dict[str, float]:
+    """Events per second of each strategy, `NAIVE` among them, with the events of so many keys; of as many as a batch
+    has events, each has one. They take turns batch by batch, so that the machine is the same for all.
     """
     spent_s: dict[str, float] = {}
     with ExitStack() as resources:
         known = {one.name: one for one in strategy.load(strategy.BUILT_IN).values()}
         sinks = [resources.enter_context(_open(settings, _by(settings, one))) for one in [NAIVE, *known.values()]]
-        for batch in _batches(settings, batches, batch_events, days=1):
+        for batch in _batches(settings, batches, batch_events, days=1, keys=keys):
             for sink in sinks:
                 spent_s[sink.name] = spent_s.get(sink.name, 0) + _timed(sink, batch)
     return {name: batches * batch_events / seconds for name, seconds in spent_s.items()}
@@ -70,15 +70,18 @@ def _timed(sink: SinkWriter, batch: Batch) -> float:
     return time.monotonic() - began
 
 
-def _batches(settings: Settings, batches: int, batch_events: int, days: int) -> Iterator[Batch]:
+def _batches(settings: Settings, batches: int, batch_events: int, days: int, keys: int = ACCOUNTS) -> Iterator[Batch]:
     """Batches of new events, with ids of the last days."""
-    accounts = [str(uuid.uuid4()) for _ in range(ACCOUNTS)]
+    accounts = [str(uuid.uuid4()) for _ in range(keys)]
     versions = dict.fromkeys(accounts, 0)
     step_ms = days * DAY_MS / (batches * batch_events)
     made_at_ms = time.time() * 1000 - days * DAY_MS
     for start in range(0, batches * batch_events, batch_events):
-        ids, keys, numbers = [], random.choices(accounts, k=batch_events), []
-        for key in keys:
+        chosen = (
+            random.sample(accounts, batch_events) if keys >= batch_events else random.choices(accounts, k=batch_events)
+        )
+        ids, numbers = [], []
+        for key in chosen:
             made_at_ms += step_ms
             versions[key] += 1
             ids.append(str(uuid7(int(made_at_ms))))
@@ -89,7 +92,7 @@ def _batches(settings: Settings, batches: int, batch_events: int, days: int) -> 
                 "partition": pa.array([0] * batch_events, pa.int32()),
                 "offset": pa.array(range(start, start + batch_events), pa.int64()),
                 "transfer_id": ids,
-                "account_id": keys,
+                "account_id": chosen,
                 "amount": pa.array([1] * batch_events, pa.int64()),
                 "currency": ["EUR"] * batch_events,
                 "balance_after": pa.array(numbers, pa.int64()),
