@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -14,12 +15,17 @@ from hypothesis import strategies as st
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import spec
+from outbox.sink.applier import PARKED
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.records import Record
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.writer import Counts
+from tests.machinery.seen import ORDERED, PROJECTION, Seen, create_tables
+from tests.support.declared import NUMBER, Events
+from tests.support.declared_sinks import record
 from tests.support.deliveries import checked
 from tests.support.made_events import TOPIC, TOPIC_ID, Event, batch, nth_key, other_unit, sums, uuid7
 from tests.support.record_corpus import unread
@@ -266,3 +272,42 @@ def test_keys_and_sinks_have_versions_of_their_own(databases: Settings, feed: Fe
     assert feed(*(event(2, number=number) for number in (1, 2, 3))) == Counts(3, 3)
     other = database.query("SELECT DISTINCT versions::text FROM applied_versions WHERE sink = 'other'")
     assert other == [("{[2,3)}",)]
+
+
+# Other events --------------------------------------------------------------------------------------------------------
+
+
+def seen(settings: Settings, folder: Path, key: str, version: str, *others: str, projection: str) -> Seen:
+    """A sink by `versions` of events with these properties: integers, but for the key."""
+    properties = {key: {"type": "string"}, **dict.fromkeys((version, *others), NUMBER)}
+    schema = {"type": "object", "required": list(properties), "properties": properties}
+    events = Events(folder / "events").aggregate("order", f'key = "{key}"\nversion = "{version}"\n', placed_v1=schema)
+    create_tables(settings)
+    return Seen(settings, folder, events.load(), ["order"], by=NAME, projection=projection)
+
+
+@pytest.mark.parametrize(("key", "version"), [("key", "version"), ("batch", "rest"), ("versions", "known")])
+def test_properties_may_be_called_as_what_the_strategy_calls_its_own(
+    databases: Settings, tmp_path: Path, key: str, version: str
+) -> None:
+    names = {"key", "version", "versions", "batch", "keys", "taken", "rest", "met", "known", "lowest", "unknown"}
+    others = sorted(names - {key, version})
+    sink = seen(databases, tmp_path, key, version, *others, projection=PROJECTION)
+
+    def order(number: int) -> Record:
+        payload = {key: "a", version: number, **dict.fromkeys(others, 1)}
+        return record("placed", payload, key="a")
+
+    one, two, twin, three = order(1), order(2), order(2), order(3)
+    assert sink.apply("shop.order", one, three) == Counts(2, 2)
+    assert sink.apply("shop.order", one, two, twin, order(4)) == Counts(4, 2, 1, 1)
+    assert sink.query("SELECT versions::text FROM applied_versions") == [("{[1,5)}",)]
+
+
+def test_an_ordered_projection_waits_for_a_repeated_version_too(databases: Settings, tmp_path: Path) -> None:
+    sink = seen(databases, tmp_path, "id", "number", projection=ORDERED)
+    one, twin, two = (record("placed", {"id": "a", "number": number}) for number in (1, 1, 2))
+    assert sink.apply("shop.order", one, twin, two) == Counts(3, 1, 0, 2)
+    assert sink.letters("reason") == [(REPEATED,), (PARKED,)]
+    assert sink.replay() == Replayed(applied=2)
+    assert sink.events("number") == [(1,), (1,), (2,)]
