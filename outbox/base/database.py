@@ -24,8 +24,8 @@ WAITS = {
 }
 
 # SQLSTATEs of what another attempt may not meet: a rollback for a deadlock or a conflict, no room or no memory, a lock
-# that was not free in time, a statement that was cancelled.
-BUSY = ("40", "53", "55P03", "57014")
+# that was not free in time, a statement that was cancelled, a server that is a standby now.
+BUSY = ("25006", "40", "53", "55P03", "57014")
 # What a server says that takes no login now.
 NOT_NOW = ("the database system is", "connection slots", "too many")
 
