@@ -31,6 +31,7 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, count
 
 CHUNK = 1000
+CHUNK_BYTES = 16 << 20  # a target outside of the database has all of a chunk in memory
 # A sink that runs parks more while letters are replayed. So this is more than it parks in one batch of some seconds.
 FOLLOWING_MAX = 50_000
 FETCHED = 50  # letters in memory with their bytes
@@ -305,10 +306,17 @@ def _open(
 
 
 def _chunks(letters: Iterator[Chosen]) -> Iterator[list[Chosen]]:
-    """In each the letters of one topic."""
+    """In each the letters of one topic, as many as fit; a larger one is alone."""
     for _, of_topic in itertools.groupby(letters, key=lambda letter: (letter.topic, letter.topic_id)):
-        while chunk := list(itertools.islice(of_topic, CHUNK)):
-            yield chunk
+        chunk: list[Chosen] = []
+        size_bytes = 0
+        for letter in of_topic:
+            size_bytes += letter.size_bytes
+            if chunk and (len(chunk) == CHUNK or size_bytes > CHUNK_BYTES):
+                yield chunk
+                chunk, size_bytes = [], letter.size_bytes
+            chunk.append(letter)
+        yield chunk
 
 
 def _names(chunk: Sequence[Chosen]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ CONDITIONS = {
 COLUMNS = (
     'sink, identity, topic, topic_id, partition, "offset", event_id, event_type, reason, detail, status, resolution'
 )
+SIZE = "coalesce(octet_length(value), 0) + coalesce(pg_column_size(event), 0)"  # of JSON as it is stored: compressed
 TIMES = "recorded_at, first_seen_at, last_seen_at"
 
 
@@ -36,6 +37,7 @@ class Chosen(NamedTuple):
     topic: str
     topic_id: str
     identity: str
+    size_bytes: int = 0  # about how many its record or its event has
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Selection:
                 f" (SELECT sink, topic, key FROM dead_letters WHERE {condition})"
             )
         cursor.execute(
-            f"SELECT sink, topic, topic_id, identity FROM dead_letters WHERE {condition} "  # noqa: S608
+            f"SELECT sink, topic, topic_id, identity, {SIZE} FROM dead_letters WHERE {condition} "  # noqa: S608
             'ORDER BY sink, topic, topic_id, partition, "offset"',
             self._parameters,
         )

@@ -101,6 +101,17 @@ def correct_unit(settings: Settings, unit: str = "LTR") -> None:
 
 
 class TestReplay:
+    def test_large_letters_are_few_in_a_transaction(
+        self, databases: Settings, known: Known, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        some = [kilos(number=number) for number in range(4)]
+        set_aside(databases, *some)
+        (size_bytes, *_) = {chosen.size_bytes for chosen in choose(databases, Selection(sink="dedup"))}
+        monkeypatch.setattr(repair, "CHUNK_BYTES", 2 * size_bytes + 10)
+        assert replay(databases, known) == Replayed(applied=4)
+        transactions = database.query("SELECT count(*) FROM dead_letters GROUP BY last_seen_at")
+        assert transactions == [(2,), (2,)]
+
     @pytest.mark.parametrize("name", STRATEGIES)
     def test_applies_an_unread_event_once_under_every_strategy(
         self, databases: Settings, known: Known, name: str
