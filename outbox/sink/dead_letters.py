@@ -48,26 +48,32 @@ ON CONFLICT (sink, identity) DO UPDATE
        schema_version = excluded.schema_version, reason = excluded.reason, detail = excluded.detail, status = 'open',
        last_seen_at = now()
 """
+# `batch` has no statistics. The limit, which leaves no row out, says how many rows there are: so Postgres looks up the
+# letters of a few events by the index, and does not read all letters of the sink.
+IN_BATCH = "(SELECT * FROM batch LIMIT %(count)s)"
+# Ordered, so that it is answered by the index, however many other letters there are.
+HAS_OPEN = "SELECT true FROM dead_letters WHERE sink = %(sink)s AND status = 'open' ORDER BY first_seen_at LIMIT 1"
 # A letter that was skipped, because the sink did not ask for its event, keeps no event from being applied.
 SKIPPED = "SELECT EXISTS (SELECT FROM dead_letters WHERE sink = %(sink)s AND status = 'skipped')"
 # An open letter of an invalid record does not keep a valid record of the same event from being applied.
-DROP_RESOLVED = """
+DROP_RESOLVED = f"""
 WITH known AS (
-    DELETE FROM batch USING dead_letters AS letter
+    UPDATE dead_letters AS letter SET last_seen_at = now()
+      FROM {IN_BATCH} AS batch
      WHERE letter.sink = %(sink)s AND letter.identity = batch.event_id::text
        AND (letter.status = ANY(%(resolved)s) OR letter.status = 'open' AND letter.event IS NOT NULL)
-    RETURNING letter.identity
+    RETURNING batch.event_id
+), dropped AS (
+    DELETE FROM batch USING known WHERE batch.event_id = known.event_id
 )
-UPDATE dead_letters SET last_seen_at = now()
- WHERE sink = %(sink)s AND identity IN (SELECT identity FROM known)
-RETURNING identity
-"""
-MARK_REPLAYED = """
+SELECT event_id::text FROM known
+"""  # noqa: S608
+MARK_REPLAYED = f"""
 UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
-  FROM batch
+  FROM {IN_BATCH} AS batch
  WHERE letter.sink = %(sink)s AND letter.identity = batch.event_id::text AND letter.status IN ('open', 'skipped')
    AND NOT EXISTS (SELECT FROM rejections WHERE rejections.event_id = batch.event_id)
-"""
+"""  # noqa: S608
 MARK_THESE_REPLAYED = """
 UPDATE dead_letters SET status = 'replayed', last_seen_at = now()
  WHERE sink = %(sink)s AND identity = ANY(%(event_ids)s) AND status IN ('open', 'skipped')
@@ -107,12 +113,12 @@ def insert(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, dead
 
 
 def drop_resolved(
-    cursor: extensions.cursor, sink: str, resolved: Sequence[str] = ("discarded", "replayed")
+    cursor: extensions.cursor, sink: str, count: int, resolved: Sequence[str] = ("discarded", "replayed")
 ) -> list[str]:
-    """Take out of ``batch`` the events that a dead letter has ``resolved``, by its status, and the valid ones that wait
-    for a replay. Returns their ids.
+    """Take out of ``batch``, which has ``count`` rows, the events that a dead letter has ``resolved``, by its status,
+    and the valid ones that wait for a replay. Returns their ids.
     """
-    cursor.execute(DROP_RESOLVED, {"sink": sink, "resolved": list(resolved)})
+    cursor.execute(DROP_RESOLVED, {"sink": sink, "count": count, "resolved": list(resolved)})
     return [event_id for (event_id,) in cursor]
 
 
@@ -123,9 +129,11 @@ def has_skipped(cursor: extensions.cursor, sink: str) -> bool:
     return bool(found)
 
 
-def mark_replayed(cursor: extensions.cursor, sink: str) -> None:
-    """Close the letters of the events in ``batch`` that are not in ``rejections``: they are applied."""
-    cursor.execute(MARK_REPLAYED, {"sink": sink})
+def mark_replayed(cursor: extensions.cursor, sink: str, count: int) -> None:
+    """Close the letters of the events in ``batch`` that are not in ``rejections``: they are applied. ``batch`` has
+    ``count`` rows at most.
+    """
+    cursor.execute(MARK_REPLAYED, {"sink": sink, "count": count})
 
 
 def mark_these_replayed(cursor: extensions.cursor, sink: str, event_ids: Sequence[str]) -> None:

@@ -125,7 +125,7 @@ class LakehouseWriter(SinkWriter):
             cursor.execute("TRUNCATE batch")
             copy_ids(cursor, event_ids(batch.rows))
             # What was replayed goes through the MERGE again: the table may have been restored to a version before that.
-            resolved = dead_letters.drop_resolved(cursor, self.name, ["discarded"])
+            resolved = dead_letters.drop_resolved(cursor, self.name, batch.count, ["discarded"])
             dead = dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.dead)
             end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}
             return {**positions.read_all(cursor, self.name), batch.topic: {**stored, **end}}, resolved, dead
@@ -135,7 +135,7 @@ class LakehouseWriter(SinkWriter):
         counts = Counts(batch.count, applied=merged, duplicates=duplicates, dead=dead, skipped=batch.skipped_count)
         with self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
-            dead_letters.mark_replayed(cursor, self.name)
+            dead_letters.mark_replayed(cursor, self.name, batch.count)
             count(cursor, self.name, counts)
             self._pass(cursor, batch)
         return counts

@@ -99,7 +99,7 @@ class PostgresWriter(SinkWriter):
                 self._staging.take_rows(cursor, batch.staged)
             else:
                 self._applier.copy(cursor, batch.rows)
-            dead_letters.drop_resolved(cursor, self.name)
+            dead_letters.drop_resolved(cursor, self.name, rows)
             applied, rejected = self._applier.apply(cursor, batch.topic, batch.topic_id)
         duplicates = rows - applied - rejected
         self._pass(cursor, batch)

@@ -60,7 +60,9 @@ FOLLOWING = """
 SELECT sink, topic, topic_id, identity
   FROM dead_letters
  WHERE sink = %(sink)s AND topic = %(topic)s AND status = 'open' AND reason = %(parked)s
-   AND key = ANY(%(keys)s) AND identity <> ALL(%(done)s)
+   AND CASE WHEN status = 'open' THEN sha256(key) END
+       = ANY(ARRAY(SELECT sha256(key) FROM unnest(%(keys)s::bytea[]) AS key))
+   AND identity <> ALL(%(done)s)
  ORDER BY topic_id, partition, "offset"
  LIMIT %(limit)s
 """
