@@ -175,7 +175,7 @@ def no_staging_table() -> None:
 
     def drop(settings: Settings, _: reader.Part) -> None:
         with closing(connect(settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute('DROP TABLE staging."dedup/1/rows"')
+            cursor.execute('DROP TABLE staging."dedup/1/1/rows"')
 
     patch(retries, FAILURES_MAX=1)
     before_read(drop)

@@ -7,14 +7,17 @@ other attempts (failed, speculative, of a driver that lost its fence) are never 
 The tables belong to one epoch of the sink. They are truncated after each batch; the next driver drops those of earlier
 epochs. A task that hangs, on an executor that Spark has given up, would keep its lock on them. So the driver terminates
 its connection, which it finds by the name SINK/EPOCH. Another session that uses a table, such as pg_dump, is left
-alone: the driver waits a second for it, and empties or drops the table another time.
+alone: the driver waits a second for it, leaves the table to it, and makes another pair of tables, on which that session
+holds no lock. So no table ever holds more than one batch, and each session leaves one pair behind at most, until a
+later batch, or the next driver, drops it.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import date
@@ -33,7 +36,7 @@ from outbox.sink.records import RecordDecoder, Records, joined
 
 COPY_BUFFER_BYTES = 1 << 20
 TRACED_MAX = 100  # per task
-LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1s'"
+LOCK_TIMEOUT_MS = 1000
 
 TABLES = """
 CREATE UNLOGGED TABLE staging.{rows} (
@@ -98,16 +101,14 @@ class Staging:
         self._with_days = with_days
         self._epoch = epoch
         self._decoders, self._layout = decoders, layout
-        self._rows, self._dead = f"{sink}/{epoch}/rows", f"{sink}/{epoch}/dead"
+        self._pairs = itertools.count(1)
         self._up_to_epoch = {"prefix": f"{sink}/", "epoch": epoch}
-        self._names = {
-            "rows": sql.Identifier(self._rows),
-            "dead": sql.Identifier(self._dead),
-            "columns": sql.SQL(", ").join(sql.Identifier(column.name) for column in layout.columns),
-        }
+        self._columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in layout.columns)
 
     def create(self, connection: extensions.connection) -> None:
-        """Make the tables of this epoch. Call it behind the fence."""
+        """Make a pair of tables for the next batches. Call it behind the fence."""
+        pair = f"{self._sink}/{self._epoch}/{next(self._pairs)}"
+        self._rows, self._dead = f"{pair}/rows", f"{pair}/dead"
         columns = sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
             for column in self._layout.columns
@@ -115,27 +116,42 @@ class Staging:
         with connection, connection.cursor() as cursor:
             cursor.execute(sql.SQL(TABLES).format(**{**self._names, "columns": columns}))
 
-    def drop(self, connection: extensions.connection) -> None:
+    def drop(self, connection: extensions.connection) -> bool:
         """Drop the tables of this epoch and of earlier ones; a later driver keeps its own.
 
-        Raises psycopg2's LockNotAvailable if another session uses one.
+        Returns whether all are gone: another session may use some of them.
         """
+        return self._drop(connection, self._existing(connection), LOCK_TIMEOUT_MS)
+
+    def clear(self, connection: extensions.connection) -> bool:
+        """Empty the tables, between two batches: no task has anything to do then. If another session uses one, the next
+        batches have tables of their own.
+
+        Returns whether no other tables are left.
+        """
+        existing = self._existing(connection)
+        truncate = sql.SQL("TRUNCATE staging.{rows}, staging.{dead}").format(**self._names)
+        if not _unless_locked(connection, truncate, LOCK_TIMEOUT_MS):
+            self.create(connection)
+        left = [name for name in existing if name not in (self._rows, self._dead)]
+        return self._drop(connection, left, 1)  # whoever has not let go yet may take hours
+
+    def _existing(self, connection: extensions.connection) -> list[str]:
+        """The tables of this epoch and of earlier ones. Their tasks are ended."""
         with connection, connection.cursor() as cursor:
-            cursor.execute(LOCK_TIMEOUT)
             cursor.execute(END_TASKS, self._up_to_epoch)
             cursor.execute(UP_TO_EPOCH, self._up_to_epoch)
-            for (name,) in cursor.fetchall():
-                cursor.execute(sql.SQL("DROP TABLE staging.{}").format(sql.Identifier(name)))
+            return [name for (name,) in cursor]
 
-    def clear(self, connection: extensions.connection) -> None:
-        """Empty the tables, between two batches: no task has anything to do then.
+    def _drop(self, connection: extensions.connection, names: Sequence[str], lock_timeout_ms: int) -> bool:
+        """Drop each of the tables that no other session uses; returns whether that is all of them."""
+        drops = [sql.SQL("DROP TABLE staging.{}").format(sql.Identifier(name)) for name in names]
+        dropped = [_unless_locked(connection, drop, lock_timeout_ms) for drop in drops]
+        return all(dropped)
 
-        Raises psycopg2's LockNotAvailable if another session uses one.
-        """
-        with connection, connection.cursor() as cursor:
-            cursor.execute(LOCK_TIMEOUT)
-            cursor.execute(END_TASKS, self._up_to_epoch)
-            cursor.execute(sql.SQL("TRUNCATE staging.{rows}, staging.{dead}").format(**self._names))
+    @property
+    def _names(self) -> Mapping[str, sql.Composable]:
+        return {"rows": sql.Identifier(self._rows), "dead": sql.Identifier(self._dead), "columns": self._columns}
 
     def copier(self, dsn: Mapping[str, str | int], topic: str) -> Copier:
         """The function that tasks run on records of a topic."""
@@ -190,6 +206,17 @@ class Copier:
                 for one in decoded.dead
             ]
             copy_table(cursor, sql.Identifier("staging", self.dead), binary.table(letters, DEAD), DEAD)
+
+
+def _unless_locked(connection: extensions.connection, statement: sql.Composable, lock_timeout_ms: int) -> bool:
+    """Run a statement in a transaction of its own; returns whether it got its locks in time."""
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{lock_timeout_ms}ms"])
+            cursor.execute(statement)
+    except psycopg2.errors.LockNotAvailable:
+        return False
+    return True
 
 
 def copy_rows(

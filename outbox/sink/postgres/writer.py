@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import date
 
-import psycopg2
 from psycopg2 import extensions
 
 from outbox.base import log
@@ -70,13 +69,9 @@ class PostgresWriter(SinkWriter):
             with self._errors("does not let the staging tables be dropped"):
                 self._clean_up(self._staging.drop)
 
-    def _clean_up(self, clean_up: Callable[[extensions.connection], None]) -> None:
-        """Empty or drop staging tables, unless another session uses them. What is left there does no harm: only what
-        the tasks of a batch have staged is read, and the next clean-up removes it.
-        """
-        try:
-            clean_up(self._connection)
-        except psycopg2.errors.LockNotAvailable:
+    def _clean_up(self, clean_up: Callable[[extensions.connection], bool]) -> None:
+        """Empty or drop staging tables. Those that another session uses stay for the next clean-up."""
+        if not clean_up(self._connection):
             _log.warning("another session uses staging tables: they are cleaned up later", sink=self.name)
 
     def _ensure_partitions(self, batch: Batch) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from random import Random
 
 import psycopg2
 import pytest
+from psycopg2 import extensions, sql
 from psycopg2.extensions import make_dsn
 from structlog.testing import capture_logs
 
@@ -84,7 +85,7 @@ def test_only_what_successful_tasks_have_staged_is_applied(databases: Settings, 
         copier(databases, sink)(3, read(other))  # as it was speculative, another was faster
         assert sink.apply(staged(databases, sink, some, attempt=2)) == Counts(rows=6, applied=6)
         sink.clear()
-        assert database.query('SELECT count(*) FROM staging."dedup/1/rows"') == [(0,)]
+        assert database.query('SELECT count(*) FROM staging."dedup/1/1/rows"') == [(0,)]
         assert sink.apply(staged(databases, sink, other, start=6)) == Counts(rows=4, applied=4)
         sink.close()
     assert database.totals() == sums([*some, *other])
@@ -140,21 +141,54 @@ def test_a_session_that_reads_the_tables_as_pg_dump_does_holds_up_nothing(
     some = events(9)
     with closing(connect(databases, SinkRole.WRITER)) as dumping, dumping.cursor() as cursor:
         with open_sink(databases) as sink:
-            cursor.execute("""LOCK TABLE staging."dedup/1/rows" IN ACCESS SHARE MODE""")
+            cursor.execute("""LOCK TABLE staging."dedup/1/1/rows" IN ACCESS SHARE MODE""")
             assert sink.apply(staged(databases, sink, some[:3])).applied == 3
             sink.clear()
             assert sink.apply(staged(databases, sink, some[3:6], attempt=2, start=3)).applied == 3
             sink.clear()
             sink.close()
         with open_sink(databases) as sink:
-            assert {*database.staging_tables()} == {
-                f"dedup/{epoch}/{name}" for epoch in (1, 2) for name in ("rows", "dead")
-            }
+            assert {*database.staging_tables()} == {"dedup/1/1/rows", "dedup/2/1/rows", "dedup/2/1/dead"}
             dumping.rollback()
             assert sink.apply(staged(databases, sink, some[6:], start=6)).applied == 3
+            sink.clear()
+            assert {*database.staging_tables()} == {"dedup/2/1/rows", "dedup/2/1/dead"}
             sink.close()
     assert database.totals() == sums(some)
     assert database.staging_tables() == []
+
+
+def test_staging_does_not_grow_while_sessions_hold_its_tables(databases: Settings, database: Database) -> None:
+    """Each session leaves one batch behind, in the pair of tables that was there when it came."""
+    some = events(24)
+    with ExitStack() as dumping, open_sink(databases) as sink:
+        for number in range(8):
+            batch_of_three = some[3 * number : 3 * number + 3]
+            done = staged(databases, sink, batch_of_three, attempt=number, start=3 * number)
+            if number in (1, 4):
+                session = dumping.enter_context(closing(connect(databases, SinkRole.WRITER)))
+                lock_all(session, database.staging_tables())
+            assert sink.apply(done).applied == 3
+            assert [rows for rows in staged_rows(database) if rows] == [3] * (1 + (number > 1) + (number > 4))
+            sink.clear()
+        assert len(database.staging_tables()) == 2 * 3
+        dumping.close()
+        sink.close()
+    assert database.totals() == sums(some)
+    assert database.staging_tables() == []
+
+
+def lock_all(session: extensions.connection, tables: Sequence[str]) -> None:
+    """Lock the tables as pg_dump does."""
+    names = sql.SQL(", ").join(sql.Identifier("staging", name) for name in tables)
+    with session.cursor() as cursor:
+        cursor.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
+
+
+def staged_rows(database: Database) -> list[int]:
+    """How many rows each staging table has."""
+    tables = [name for name in database.staging_tables() if name.endswith("/rows")]
+    return [int(str(database.query(f'SELECT count(*) FROM staging."{name}"')[0][0])) for name in tables]
 
 
 def test_a_traced_record_that_is_no_event_is_set_aside(databases: Settings) -> None:

@@ -105,7 +105,7 @@ def test_a_stop_during_the_first_part_waits_for_the_others(
     ("fault", "said"),
     [
         (faulty_sink.dropped_records, "no longer has what was to be read"),
-        (faulty_sink.no_staging_table, 'relation "staging.dedup/1/rows" does not exist'),
+        (faulty_sink.no_staging_table, 'relation "staging.dedup/1/1/rows" does not exist'),
     ],
 )
 def test_what_executors_cannot_do_is_one_clear_line(topic: Settings, fault: Callable[[], None], said: str) -> None:
