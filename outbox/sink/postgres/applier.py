@@ -158,6 +158,14 @@ class PostgresApplier:
         """Drop the temporary tables, so that the session may be prepared for another sink."""
         cursor.execute("DROP TABLE batch, new_events, rejections CASCADE")  # with the views
 
+    def renew(self, cursor: extensions.cursor) -> None:
+        """Empty the temporary tables so that they begin anew for vacuum, in the caller's transaction.
+
+        Only their session can advance their horizon, and a DELETE ROWS at the end of a transaction does not. They would
+        hold the database's back for as long as the session lives.
+        """
+        cursor.execute("TRUNCATE batch, new_events, rejections")
+
     def copy(self, cursor: extensions.cursor, rows: Rows) -> None:
         """Copy rows into ``batch``, by the names of their columns."""
         copy_rows(cursor, sql.Identifier("batch"), rows, self._layout)

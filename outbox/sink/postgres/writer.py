@@ -10,6 +10,7 @@ commit and delivers the same offsets again, maybe cut into other batches: that i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import date
 
@@ -22,6 +23,8 @@ from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.staging import Staging
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, SinkWriter, count
+
+RENEWAL_S = 3600.0  # of the temporary tables; Postgres begins to act on an age of 200 million transactions
 
 _log = log.get(__name__)
 
@@ -44,6 +47,7 @@ class PostgresWriter(SinkWriter):
             self._staging.create(connection)
             with connection, connection.cursor() as cursor:
                 self._applier.prepare(cursor)
+        self._renewed_at = time.monotonic()
 
     def apply(self, batch: Batch) -> Counts:
         if batch.is_empty:
@@ -84,6 +88,9 @@ class PostgresWriter(SinkWriter):
 
     def _apply(self, cursor: extensions.cursor, batch: Batch) -> Counts:
         self._enter(cursor)
+        if time.monotonic() - self._renewed_at >= RENEWAL_S:
+            self._applier.renew(cursor)
+            self._renewed_at = time.monotonic()
         stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
         positions.require_no_gap(self.name, batch.topic, stored, batch.start)
         # First, because an ordered projection looks here for what an event must wait for.

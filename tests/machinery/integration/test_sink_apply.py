@@ -17,6 +17,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import dead_letters, fence, generations
 from outbox.sink.batch import Batch
+from outbox.sink.postgres import writer
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.strategy import Strategy
 from outbox.sink.writer import Counts
@@ -361,6 +362,42 @@ class TestAllOrNothing:
             sink.apply(batch(some))
             sink.apply(batch(some, start=3))
         assert database.query("SELECT applied, duplicates FROM sinks") == [(3, 3)]
+
+
+class TestTemporaryTables:
+    """Autovacuum cannot advance the horizon of a session's temporary tables, and they hold the database's back."""
+
+    TRANSACTIONS = 1000
+    USE_TRANSACTIONS = f"""
+    DO $$ BEGIN FOR one IN 1..{TRANSACTIONS} LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$
+    """
+    AGE = "SELECT max(age(relfrozenxid)) FROM pg_class WHERE relpersistence = 't' AND relkind IN ('r', 't')"
+
+    def age(self, settings: Settings, database: Database) -> int:
+        """How many transactions the oldest one holds back, after some more."""
+        with closing(connect(settings, SinkRole.WRITER)) as connection:
+            connection.autocommit = True
+            connection.cursor().execute(self.USE_TRANSACTIONS)
+        return int(str(database.query(self.AGE)[0][0]))
+
+    def test_a_commit_does_not_renew_them(self, databases: Settings, database: Database) -> None:
+        with open_sink(databases) as sink:
+            sink.apply(batch(events(3)))
+            assert self.age(databases, database) >= self.TRANSACTIONS
+            sink.apply(batch(events(3), start=3))
+            assert self.age(databases, database) >= 2 * self.TRANSACTIONS
+
+    def test_a_sink_renews_them_now_and_then(
+        self, databases: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(writer, "RENEWAL_S", 0)
+        some = events(6)
+        with open_sink(databases) as sink:
+            sink.apply(batch(some[:3]))
+            assert self.age(databases, database) >= self.TRANSACTIONS
+            sink.apply(batch(some[3:], start=3))
+            assert self.age(databases, database) < 2 * self.TRANSACTIONS
+        assert database.totals() == sums(some)
 
 
 def test_quantity_may_be_as_big_as_they_get(databases: Settings, database: Database) -> None:
