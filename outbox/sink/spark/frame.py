@@ -4,7 +4,7 @@
     from outbox.sink.spark import frame, session
 
     settings = load()
-    spark = session.session(settings)
+    spark = session.session(settings).newSession()  # with Spark's own settings, and not those of the sinks
     frame.events(spark, settings, ["balance"]).groupBy("account_id").count().show()
 
 Tasks read the topics with the client that the sinks read with, and decode with the same decoder. So a row is what a
