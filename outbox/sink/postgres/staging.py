@@ -15,7 +15,6 @@ later batch, or the next driver, drops it.
 from __future__ import annotations
 
 import io
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -101,14 +100,12 @@ class Staging:
         self._with_days = with_days
         self._epoch = epoch
         self._decoders, self._layout = decoders, layout
-        self._pairs = itertools.count(1)
+        self._pair = 1  # the number of the pair of tables that is in use
         self._up_to_epoch = {"prefix": f"{sink}/", "epoch": epoch}
         self._columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in layout.columns)
 
     def create(self, connection: extensions.connection) -> None:
-        """Make a pair of tables for the next batches. Call it behind the fence."""
-        pair = f"{self._sink}/{self._epoch}/{next(self._pairs)}"
-        self._rows, self._dead = f"{pair}/rows", f"{pair}/dead"
+        """Make the pair of tables for the next batches. Call it behind the fence."""
         columns = sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
             for column in self._layout.columns
@@ -132,6 +129,7 @@ class Staging:
         existing = self._existing(connection)
         truncate = sql.SQL("TRUNCATE staging.{rows}, staging.{dead}").format(**self._names)
         if not _unless_locked(connection, truncate, LOCK_TIMEOUT_MS):
+            self._pair += 1
             self.create(connection)
         left = [name for name in existing if name not in (self._rows, self._dead)]
         return self._drop(connection, left, 1)  # whoever has not let go yet may take hours
@@ -148,6 +146,14 @@ class Staging:
         drops = [sql.SQL("DROP TABLE staging.{}").format(sql.Identifier(name)) for name in names]
         dropped = [_unless_locked(connection, drop, lock_timeout_ms) for drop in drops]
         return all(dropped)
+
+    @property
+    def _rows(self) -> str:
+        return f"{self._sink}/{self._epoch}/{self._pair}/rows"
+
+    @property
+    def _dead(self) -> str:
+        return f"{self._sink}/{self._epoch}/{self._pair}/dead"
 
     @property
     def _names(self) -> Mapping[str, sql.Composable]:
