@@ -77,9 +77,15 @@ def git(folder: Path, *words: str) -> str:
     return _succeed(folder, [*GIT, *words])
 
 
-def python(folder: Path, *words: str, **variables: str) -> str:
-    """What Python has printed in a folder. Raises AssertionError if it fails."""
-    return _succeed(folder, [sys.executable, *words], **variables)
+def python(folder: Path, *words: str, interpreter: Path = Path(sys.executable), **variables: str) -> str:
+    """What Python has printed in a folder, with our packages unless told. Raises AssertionError if it fails."""
+    return _succeed(folder, [str(interpreter), *words], **variables)
+
+
+def installed(folder: Path) -> Path:
+    """The interpreter of a project with the packages that it pins itself. Raises AssertionError if that fails."""
+    _succeed(folder, ["make", "--silent", ".venv/demo"], PYTHON=sys.executable)
+    return folder / ".venv" / "bin" / "python"
 
 
 def commit(folder: Path, message: str = "test") -> None:

@@ -1,13 +1,15 @@
 """A running project of the time of one topic and one schema is upgraded as docs/updating.md says in "From one event to
 many": nothing is lost and nothing counts twice.
 
-The project is made from the template's last commit of that time, and runs its own code until it is updated.
+The project is made from the template's last commit of that time, and runs its own code until it is updated, with the
+packages of that time: Spark's checkpoints are an older Spark's.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -108,25 +110,30 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.interpreter = bake.installed(folder)
         self.arrivals = 0
+
+    def python(self, *words: str) -> str:
+        """What Python has printed; it must succeed."""
+        return bake.python(self.folder, *words, interpreter=self.interpreter)
 
     def outbox(self, *words: str) -> str:
         """What a command has printed; it must succeed."""
-        return bake.python(self.folder, "-m", "outbox", *words)
+        return self.python("-m", "outbox", *words)
 
     def arrive(self, *arrivals: tuple[str, int]) -> None:
         """Send arrivals to the service."""
-        bake.python(self.folder, "-c", ARRIVE, json.dumps(arrivals))
+        self.python("-c", ARRIVE, json.dumps(arrivals))
         self.arrivals += len(arrivals)
 
     def arrive_ahead(self, depot: str, count: int) -> None:
         """Write an arrival of a version that nobody knows yet."""
-        bake.python(self.folder, "-c", ARRIVE_AHEAD, depot, str(count))
+        self.python("-c", ARRIVE_AHEAD, depot, str(count))
         self.arrivals += 1
 
     def query(self, database: str, query: str) -> list[list[Any]]:
         """The rows of a query in one of its databases."""
-        rows: list[list[Any]] = json.loads(bake.python(self.folder, "-c", QUERY, database, query))
+        rows: list[list[Any]] = json.loads(self.python("-c", QUERY, database, query))
         return rows
 
     def letters(self) -> Counter[tuple[str, str]]:
@@ -204,6 +211,7 @@ def test_a_running_project_is_upgraded(template: Template, project: Project) -> 
 
     template.to_the_present()
     updated(template, project.folder)
+    project.interpreter = Path(sys.executable)  # with the packages of now, as `make install` would bring them
     do_what_the_page_says(project.folder)
     assert "sink_machinery_0002" in project.outbox("migrate")
     project.outbox("connect", "apply")

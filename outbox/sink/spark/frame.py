@@ -5,7 +5,7 @@
 
     settings = load()
     spark = session.session(settings).newSession()  # with Spark's own settings, and not those of the sinks
-    frame.events(spark, settings, ["balance"]).groupBy("account_id").count().show()
+    frame.events(spark, settings, ["order"]).groupBy("event_type").count().show()
 
 Tasks read the topics with the client that the sinks read with, and decode with the same decoder. So a row is what a
 sink would see: the same columns, upcast to the newest version. Records that a sink would set aside, and events that
