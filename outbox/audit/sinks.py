@@ -140,7 +140,7 @@ def _of_target(state: SinkState, target: TargetState) -> SinkState:
         return replace(state, not_compared=target.unread)
     not_discarded = {str(uuid.UUID(bytes=event_id)) for event_id, letter in state.letters.items() if letter.is_open}
     lacking = {uuid.UUID(event_id).bytes for event_id in target.lacks(not_discarded)}
-    # The target finds events by id, so it does not matter which record a letter was written for.
+    # The target finds events by id: any record of an event will do, not only the one that its letter names.
     mine = {
         event_id: letter._replace(place=None)
         for event_id, letter in state.letters.items()

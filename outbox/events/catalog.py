@@ -226,7 +226,7 @@ def _aggregate(entry: Path, folder: Path, topic_prefix: str, partitions: int) ->
         raise _unusable(
             entry,
             f"{entry.name} cannot be an aggregate type",
-            "letters, digits, _ and -, at most 100, beginning with a letter",
+            "begin with a letter; use letters, digits, _ and -; at most 100 characters",
         )
     options = _options(entry / AGGREGATE_FILE)
     topic = options.pop("topic", f"{topic_prefix}.{entry.name}")

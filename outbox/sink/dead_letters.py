@@ -130,14 +130,14 @@ def has_skipped(cursor: extensions.cursor, sink: str) -> bool:
 
 
 def mark_replayed(cursor: extensions.cursor, sink: str, count: int) -> None:
-    """Close the letters of the events in ``batch`` that are not in ``rejections``: they are applied. ``batch`` has
-    ``count`` rows at most.
+    """Close the letters of the events that this transaction has applied: those in ``batch`` that are not in
+    ``rejections``. ``batch`` has ``count`` rows at most.
     """
     cursor.execute(MARK_REPLAYED, {"sink": sink, "count": count})
 
 
 def mark_these_replayed(cursor: extensions.cursor, sink: str, event_ids: Sequence[str]) -> None:
-    """Close the letters of these events: they are applied."""
+    """Close the letters of these events, which have been applied."""
     cursor.execute(MARK_THESE_REPLAYED, {"sink": sink, "event_ids": list(event_ids)})
 
 

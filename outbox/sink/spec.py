@@ -120,7 +120,9 @@ def sinks(settings: Settings) -> dict[str, SinkSpec]:
 def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
     """The sink of a job. Raises Failure if its name, events or strategy cannot be used."""
     if not NAME.fullmatch(job.name):
-        raise _unusable(job, "its name is not a word", "a-z, 0-9, _ and -, at most 40, beginning with a letter")
+        raise _unusable(
+            job, "its name is not a word", "begin with a letter; use a-z, 0-9, _ and -; at most 40 characters"
+        )
     if bool(job.events) is bool(job.decoders):
         raise _unusable(job, "it takes no events", 'name them: events=["order.placed"]')
     found = strategy.find(job.strategy)

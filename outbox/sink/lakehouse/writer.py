@@ -122,9 +122,8 @@ class LakehouseWriter(SinkWriter):
             self._enter(cursor)
             stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
             positions.require_no_gap(self.name, batch.topic, stored, batch.start)
-            cursor.execute(
-                "TRUNCATE batch, rejections"
-            )  # both, because a table that is never truncated holds vacuum back
+            # Both tables, because one that is never truncated holds vacuum back.
+            cursor.execute("TRUNCATE batch, rejections")
             copy_ids(cursor, event_ids(batch.rows))
             # What was replayed goes through the MERGE again: the table may have been restored to a version before that.
             resolved = dead_letters.drop_resolved(cursor, self.name, batch.count, ["discarded"])

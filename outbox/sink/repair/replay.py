@@ -149,7 +149,7 @@ def discard(
 ) -> dict[str, int]:
     """Give letters up: their events are never applied, even if they are repeated. Returns how many, by sink.
 
-    ``because`` is kept with the letters: `outbox check` counts them as acknowledged.
+    Each letter keeps the reason, ``because``. `outbox check` then counts it as acknowledged, not as a failure.
 
     Raises Failure if the database refuses it.
     """
@@ -308,7 +308,7 @@ def _open(
 
 
 def _chunks(letters: Iterator[Chosen]) -> Iterator[list[Chosen]]:
-    """In each the letters of one topic, as many as fit; a larger one is alone."""
+    """Chunks of letters of one topic, bounded in number and bytes; a letter that is larger is a chunk of its own."""
     for _, of_topic in itertools.groupby(letters, key=lambda letter: (letter.topic, letter.topic_id)):
         chunk: list[Chosen] = []
         size_bytes = 0

@@ -17,7 +17,6 @@ It needs pandas, because PySpark's `mapInArrow` asks for it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -88,7 +87,8 @@ def events(
     """
     decoders = event_decoders(settings, names)
     layout = layout_of(decoders)
-    shares = [share for topic in sorted(decoders) for share in _shares(_range(settings, topic, start, end))]
+    ranges = [_range(settings, topic, start, end) for topic in sorted(decoders)]
+    shares = [share for one in ranges for share in one.in_parts(TASK_MAX_RECORDS)]
     read = ReadTask(settings.without_secrets("kafka_password"), decoders, layout, shares)
     if not shares:
         return spark.createDataFrame([], schema(layout))
@@ -157,7 +157,3 @@ def _offsets(
                 code="offset-unknown",
             )
     return {**otherwise, **given}
-
-
-def _shares(part: Part) -> Sequence[Part]:
-    return part.divided(math.ceil(part.count / TASK_MAX_RECORDS)) if part.count else []

@@ -56,6 +56,10 @@ class Part:
         """The same as `outbox.kafka.records` wants it."""
         return {partition: (self.start[partition], self.end[partition]) for partition in self.end}
 
+    def in_parts(self, records_max: int) -> Sequence[Part]:
+        """The same in parts of about so many offsets at most; none if it has no offsets."""
+        return self.divided(math.ceil(self.count / records_max)) if self.count else []
+
     def divided(self, count: int) -> Sequence[Part]:
         """So many parts, one after the other, each with the same share of every partition."""
         cuts = [
@@ -97,12 +101,7 @@ class Reader:
         A batch that was planned under a higher maximum of records gets parts of today's.
         """
         most = min(PART_MAX_RECORDS, self._settings.sink_max_offsets_per_trigger)
-        return [
-            part
-            for of_topic in of_topics
-            if of_topic.count
-            for part in of_topic.divided(math.ceil(of_topic.count / most))
-        ]
+        return [part for of_topic in of_topics for part in of_topic.in_parts(most)]
 
     def read(self, context: SparkContext, part: Part) -> Batch:
         """The records of a part, decoded. If the driver has no room for all of them, the batch ends before the part.

@@ -1,4 +1,4 @@
-"""A replay while the sink goes on: what the sink parks behind the letters meanwhile is replayed too."""
+"""A replay beside a running sink: it also replays the events that the sink parks meanwhile, behind the letters."""
 
 from __future__ import annotations
 

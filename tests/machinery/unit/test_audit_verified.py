@@ -292,7 +292,7 @@ def test_a_letter_of_a_verified_event_that_is_discarded_is_a_doubt(chain: Chain)
 
 
 def test_a_discarded_event_whose_letter_says_no_numbers_hides_no_drift(chain: Chain) -> None:
-    """The columns of a letter are those of its time: of an older version, nobody knows the numbers of today."""
+    """A letter has the columns that its version had. From an older version, the numbers of today cannot be told."""
     events = chain.written("a", "5", "6", at_ms=NOW_MS - 2 * LATE_MS)
     chain.publish(*events)
     letters = letter_of(chain, 1, is_valid=True, is_open=False)
