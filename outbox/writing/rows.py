@@ -23,6 +23,7 @@ from outbox.writing.payload import NOT_ENCODABLE, encode
 
 # Whatever is valid has a place in columns of these types.
 ALWAYS_FIT: set[SqlType] = {"uuid", "bigint", "numeric", "boolean"}
+COLUMN_MAX_BYTES = 1000  # of what the relay copies beside the payload, as the CHECK columns_fit_a_record has it
 COLUMNS = tuple(field.name for field in fields(Event))
 
 
@@ -39,8 +40,8 @@ def rows(events: Sequence[Event]) -> list[dict[str, Any]]:
     """The events as rows of the outbox, by column; the payload is JSON text.
 
     Raises Failure for the first event that is not declared (`event-undeclared`), that is deprecated
-    (`event-deprecated`), whose payload a sink would set aside (`event-invalid`), or whose payload has another key
-    (`event-key-mismatch`).
+    (`event-deprecated`), whose payload a sink would set aside or whose aggregateid or traceparent is too long for the
+    relay (`event-invalid`), or whose payload has another key (`event-key-mismatch`).
     """
     allowed = contract(os.environ.get(project.VARIABLE))
     return [_row(event, allowed) for event in events]
@@ -62,6 +63,9 @@ def _row(event: Event, allowed: Contract) -> dict[str, Any]:
             f'write a newer version of it, or remove "deprecated" from {file}',
             code="event-deprecated",
         )
+    for name in ("aggregateid", "traceparent"):
+        if len(str(getattr(event, name)).encode(errors="replace")) > COLUMN_MAX_BYTES:
+            raise _invalid(schema, f"its {name} has more than {COLUMN_MAX_BYTES} bytes")
     try:
         encoded = encode(event.payload)
     except NOT_ENCODABLE as error:

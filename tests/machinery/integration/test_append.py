@@ -153,6 +153,17 @@ def test_a_payload_that_would_not_fit_into_a_record_is_refused(databases: Settin
     assert rows(databases) == []
 
 
+LONG = "ä" * 501  # 1002 bytes
+
+
+@every_way
+@pytest.mark.parametrize("column", ["aggregateid", "traceparent"])
+def test_a_column_that_would_not_fit_into_a_record_is_refused(databases: Settings, way: Way, column: str) -> None:
+    with raises("event-invalid", column), way(databases) as transaction:
+        transaction.append(Event(**{**vars(EVENT), column: LONG}))
+    assert rows(databases) == []
+
+
 NUMBERS = [2**70, -1, 0.1, 1e22, 5e-90, -0.0, Decimal("1E+5"), Decimal("-0.00"), Decimal("1.10"), Decimal(10) ** 99]
 TEXTS = ["", "\\u0000", "\U0001f600", "\x7f\t\n", "</script>", "'", "\u2028", "x" * 10_000]
 

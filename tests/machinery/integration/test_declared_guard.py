@@ -285,3 +285,27 @@ def test_the_command_reports_what_it_changed(bare: Settings, declare: Declare, t
     declare(*OLD)
     assert "events     up to date" in run()
     assert "events     removed bin.line.added.v1, crate.sent.v2" in run("--only-declared")
+
+
+LONG = "ä" * 501  # 1002 bytes
+INSERT_LONG = """
+INSERT INTO outbox (aggregatetype, aggregateid, type, payload, traceparent)
+VALUES (%(aggregatetype)s, %(aggregateid)s, %(type)s, '{}', %(traceparent)s)
+"""
+
+
+@pytest.mark.parametrize("column", ["aggregatetype", "aggregateid", "type", "traceparent"])
+def test_a_column_that_would_not_fit_into_a_record_is_refused(bare: Settings, column: str) -> None:
+    row = {"aggregatetype": "a", "aggregateid": "1", "type": "b", "traceparent": None, column: LONG}
+    with pytest.raises(psycopg2.errors.CheckViolation, match="columns_fit_a_record"):
+        query(bare, INSERT_LONG, SourceRole.APP, row)
+
+
+def test_longer_rows_from_before_do_not_make_the_migration_fail(bare: Settings) -> None:
+    query(bare, "ALTER TABLE outbox DROP CONSTRAINT columns_fit_a_record")
+    query(bare, "DELETE FROM outbox_version WHERE version_num = 'source_machinery_0002'")  # the domain implies 0001
+    row = {"aggregatetype": "a", "aggregateid": LONG, "type": "b", "traceparent": None}
+    query(bare, INSERT_LONG, SourceRole.APP, row)
+    assert migrate(bare).applied["source"] == ["source_machinery_0002"]
+    with pytest.raises(psycopg2.errors.CheckViolation):
+        query(bare, INSERT_LONG, SourceRole.APP, row)
