@@ -78,7 +78,7 @@ class Layout:
         query = sql.SQL("SELECT {} FROM new_events").format(sql.SQL(", ").join(columns))
         if not self.has_types:
             return query
-        query += sql.SQL(" WHERE event_type = {}").format(sql.Literal(event))
+        query += sql.SQL(" WHERE texteq(event_type, {})").format(sql.Literal(event))
         if topic is None:
             return query
         return query + sql.SQL(" AND current_setting('outbox.topic', true) = {}").format(sql.Literal(topic))

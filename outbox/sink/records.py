@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
+from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,6 +31,7 @@ from outbox.sink.batch import DeadRecord, Decoded, Traced
 from outbox.sink.values import ARROW_TYPES, convert_all
 
 Header = kafka_headers.Header
+T = TypeVar("T")
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 UUID_V7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -101,13 +103,57 @@ class Records:
 
     def at(self, numbers: Sequence[int]) -> Records:
         """Those of them with these numbers, counted from 0."""
-        return Records(*([column[number] for number in numbers] for column in vars(self).values()))
+        return Records(*(_at(numbers, column) for column in vars(self).values()))
 
     def parts(self, size: int) -> Iterator[Records]:
         """The same in parts of so many at most."""
         columns = tuple(vars(self).values())
         for begin in range(0, len(self), size):
             yield Records(*(column[begin : begin + size] for column in columns))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What is decoded of records column by column. ``recorded_ms`` are the first and the last time of recording, maybe
+    among more records than these; ``headers`` are empty if no record is traced.
+    """
+
+    places: Mapping[str, pa.Array]  # event_id, partition, offset
+    keys: pa.Array
+    values: Sequence[bytes | None]
+    recorded_ms: tuple[int, int]
+    headers: Sequence[Mapping[str, str | None]]
+
+    @classmethod
+    def of(cls, records: Records, headers: Sequence[Mapping[str, str | None]]) -> Columns:
+        """Those of records with these headers."""
+        return cls(
+            places={
+                "event_id": pa.array([one.get("id") for one in headers], pa.string()),
+                "partition": pa.array(records.partitions, pa.int32()),
+                "offset": pa.array(records.offsets, pa.int64()),
+            },
+            keys=pa.array(records.keys, pa.binary()),
+            values=records.values,
+            recorded_ms=(min(records.recorded_ms, default=0), max(records.recorded_ms, default=0)),
+            headers=headers if any("traceparent" in one for one in headers) else (),
+        )
+
+    def at(self, numbers: Sequence[int]) -> Columns:
+        """Those with these numbers, counted from 0."""
+        indices = pa.array(numbers, pa.int32())
+        return Columns(
+            {name: array.take(indices) for name, array in self.places.items()},
+            self.keys.take(indices),
+            _at(numbers, self.values),
+            self.recorded_ms,
+            _at(numbers, self.headers) if self.headers else (),
+        )
+
+    def traced(self) -> list[Traced]:
+        """Which of them are traced, all being events."""
+        rows = zip(map(_sampled_trace, self.headers), *(one.to_pylist() for one in self.places.values()), strict=False)
+        return [Traced(trace_id, *place) for trace_id, *place in rows if trace_id is not None]
 
 
 class Event(NamedTuple):
@@ -322,20 +368,18 @@ class EventDecoder(RecordDecoder):
             ]
         except UnicodeDecodeError:
             return super().decode(records)
-        kinds = [(one.get("eventType"), one.get("schemaVersion")) for one in headers]
-        groups = _places(kinds)
+        kinds = _places([(one.get("eventType"), one.get("schemaVersion")) for one in headers])
+        columns = Columns.of(records, headers)
         found = []
-        for kind, places in groups.items():
+        for kind, places in kinds.items():
             skipped = self._skipped(*kind)
             if skipped is not None:
                 found.append(Decoded({}, [], [], {skipped.name: len(places)}))
                 continue
-            is_all = len(groups) == 1
-            of_kind = records if is_all else records.at(places)
             known = self._versions.get((str(kind[0]), str(kind[1])))
-            of_headers = headers if is_all else [headers[place] for place in places]
-            decoded = None if known is None else self._all_events(known, of_kind, of_headers)
-            found.append(decoded or super().decode(of_kind))
+            of_kind = columns if len(kinds) == 1 else columns.at(places)
+            decoded = None if known is None else self._all_events(known, of_kind)
+            found.append(decoded or super().decode(records if len(kinds) == 1 else records.at(places)))
         return found[0] if len(found) == 1 else Decoded.together(found)
 
     def _event(self, known: Version, event_id: str, key: bytes | None, payload: Any) -> Event | Rejection:
@@ -363,16 +407,13 @@ class EventDecoder(RecordDecoder):
                 return Rejection(UPCAST_FAILED, f"it changes the {name}, which decides the order of the events")
         return upcast
 
-    def _all_events(
-        self, known: Version, records: Records, headers: Sequence[Mapping[str, str | None]]
-    ) -> Decoded | None:
+    def _all_events(self, known: Version, of_kind: Columns) -> Decoded | None:
         """The events of these records; None if one of them is no event, or needs a second look."""
-        values = _parse_all(records.values)
+        values = _parse_all(of_kind.values)
         if not values or not known.schema.are_valid(values):
             return None
         try:
-            ids = pa.array([one.get("id") for one in headers], pa.string())
-            if not self._are_ids(ids, records.recorded_ms):
+            if not self._are_ids(of_kind):
                 return None
             if known.upcaster is not None:
                 values = [self._upcast(known, value) for value in values]
@@ -381,25 +422,21 @@ class EventDecoder(RecordDecoder):
             arrays = {
                 one.name: convert_all(one.type, [value.get(one.name) for value in values]) for one in known.columns
             }
-            keys = pa.array(records.keys, pa.binary()).cast(pa.string())
-            if not keys.equals(arrays[self.key].cast(pa.string())):
+            if not of_kind.keys.cast(pa.string()).equals(arrays[self.key].cast(pa.string())):
                 return None
         except ValueError:
             return None
-        places = {
-            "event_id": ids,
-            "partition": pa.array(records.partitions, pa.int32()),
-            "offset": pa.array(records.offsets, pa.int64()),
-        }
-        return Decoded({known.name: pa.table({**places, **arrays})}, [], _traced(headers, list(places.values())))
+        return Decoded({known.name: pa.table({**of_kind.places, **arrays})}, [], of_kind.traced())
 
-    def _are_ids(self, ids: pa.Array, recorded_ms: Sequence[int]) -> bool:
-        """Whether these can be the ids of events recorded then. Of times it looks at the first and the last only."""
+    def _are_ids(self, of_kind: Columns) -> bool:
+        """Whether they have ids of events that were recorded then. Of times it looks at the first and the last only."""
+        ids = of_kind.places["event_id"]
         if ids.null_count or not pc.all(pc.match_substring_regex(ids, UUIDS_V7)).as_py():
             return False
         made = pc.min_max(ids).as_py()
         first_made, last_made = (made_at_ms(made[end]) for end in ("min", "max"))
-        return bool(last_made - min(recorded_ms) <= FUTURE_MAX_MS and max(recorded_ms) - first_made <= self._age_max_ms)
+        first_recorded, last_recorded = of_kind.recorded_ms
+        return last_made - first_recorded <= FUTURE_MAX_MS and last_recorded - first_made <= self._age_max_ms
 
     def _id_rejection(self, event_id: str | None, recorded_ms: int) -> Rejection | None:
         if event_id is None:
@@ -478,18 +515,16 @@ def _sampled_trace(headers: Mapping[str, str | None]) -> str | None:
     return trace.trace_id(text) if trace.is_sampled(text) else None
 
 
-def _traced(headers: Sequence[Mapping[str, str | None]], places: Sequence[pa.Array]) -> list[Traced]:
-    if not any("traceparent" in one for one in headers):
-        return []
-    rows = zip(map(_sampled_trace, headers), *(place.to_pylist() for place in places), strict=True)
-    return [Traced(trace_id, *place) for trace_id, *place in rows if trace_id is not None]
-
-
 def _places(kinds: Sequence[Kind]) -> dict[Kind, Sequence[int]]:
     """The places of each kind. Mostly there is one kind, which is faster to see at once."""
     if kinds and kinds.count(kinds[0]) == len(kinds):
         return {kinds[0]: range(len(kinds))}
-    found: dict[Kind, list[int]] = {}
+    found = defaultdict[Kind, list[int]](list)
     for place, kind in enumerate(kinds):
-        found.setdefault(kind, []).append(place)
+        found[kind].append(place)
     return dict(found)
+
+
+def _at(numbers: Sequence[int], column: Sequence[T]) -> Sequence[T]:
+    """The values with these numbers, by one call in C."""
+    return itemgetter(*numbers)(column) if len(numbers) > 1 else [column[number] for number in numbers]

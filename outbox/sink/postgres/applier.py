@@ -26,6 +26,7 @@ from outbox.sink.spec import SinkSpec
 # The tables have no statistics, so Postgres overestimates statements, and would compile one for longer than it runs.
 TABLES = """
 SET jit = off;
+SET temp_buffers = '64MB';
 CREATE TEMPORARY TABLE batch (
     event_id uuid NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL, {columns}
 ) ON COMMIT DELETE ROWS;

@@ -14,6 +14,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 
 ARCHIVES = (".jar", ".zip")
+COLLECTED_AT = 100_000  # objects; 700 by default, which a hundred records have, and they are needed
 TASKS = "outbox.sink.spark.reader"  # what they run; imported here, so that no worker has to
 
 
@@ -22,9 +23,11 @@ def main() -> None:
     sys.path[:] = without_archives(sys.path)
     sys.path_importer_cache.clear()
     import_module(TASKS)
+    import_module("pyarrow").array([0])  # the first array imports pandas, if it is installed
     daemon = import_module("pyspark.daemon")
     gc.collect()
     gc.freeze()  # collections look at what comes later only
+    gc.set_threshold(COLLECTED_AT)
     daemon.manager()
 
 
