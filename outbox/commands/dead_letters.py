@@ -143,6 +143,7 @@ def replay(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bo
         f"sink {sink}: {would} {one.applied + one.duplicates} ({one.applied} applied, {one.duplicates} were applied "
         f"already), {one.rejected} rejected again"
         + (f", {one.skipped} closed because the sink does not ask for them" if one.skipped else "")
+        + (f", {one.filtered} closed because the sink's transform leaves them out" if one.filtered else "")
         for sink, one in done.items()
     ]
     if not as_json:

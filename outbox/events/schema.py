@@ -16,7 +16,8 @@ import jsonschema_rs
 from outbox.base.errors import Failure
 from outbox.events.references import bundle, resolve, unusable
 
-SqlType = Literal["uuid", "timestamptz", "bigint", "numeric", "boolean", "text", "jsonb"]
+# No property is of the last two: a sink's `transform` may add such columns.
+SqlType = Literal["uuid", "timestamptz", "bigint", "numeric", "boolean", "text", "jsonb", "double precision", "date"]
 
 BIGINT_MIN, BIGINT_MAX = -(2**63), 2**63 - 1
 DETAIL_MAX_CHARACTERS = 200

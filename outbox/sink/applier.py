@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from psycopg2 import extensions
@@ -12,10 +13,13 @@ PARKED = "parked"  # the reason of an event that waits for an earlier one of its
 
 
 class Applied(NamedTuple):
-    """What became of a batch: rows that were applied, events that were rejected. The other rows were duplicates."""
+    """What became of a batch: rows that were applied, events that were rejected, events that were new and that the
+    sink's transform left out. The other rows were duplicates.
+    """
 
     applied: int
     rejected: int
+    filtered: int = 0
 
 
 class Applier(Protocol):
@@ -32,6 +36,9 @@ class Applier(Protocol):
 
     def stage(self, cursor: extensions.cursor, events_json: str) -> None:
         """Insert events into ``batch`` that are JSON objects of its columns."""
+
+    def stage_letters(self, cursor: extensions.cursor, identities: Sequence[str]) -> None:
+        """Insert the events of dead letters into ``batch`` that have just its columns."""
 
     def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
         """Apply the events in ``batch``, whose dead letters are open, in the caller's transaction with the sink's lock.

@@ -63,6 +63,17 @@ class Decoded(NamedTuple):
         )
 
 
+class Returned(NamedTuple):
+    """What a transform has returned of some events: rows with their places and its columns, or, where tasks have staged
+    them, their attempts and how many rows. ``failed``: by partition and offset of an event, how the transform failed.
+    """
+
+    rows: pa.Table | None = None
+    attempts: Sequence[int] = ()
+    row_count: int = 0
+    failed: Mapping[tuple[int, int], str] = {}
+
+
 class Staged(NamedTuple):
     """What successful tasks have staged: their attempts, how many rows and dead records, the days of the ids; and how
     many events they have skipped.
@@ -94,7 +105,8 @@ class Batch:
 
     ``start`` and ``end`` are by partition the first offset and the one after the last. They come from the reader, not
     from the rows: transaction markers and aborted records take offsets too. ``rows`` has the columns of each event, in
-    any order; ``dead`` are the records that are no events; ``traced`` are the records, of either kind, whose outcome is
+    any order; ``returned`` is what the sink's transform made of them, if it has one; ``dead`` are the records that are
+    no events; ``traced`` are the records, of either kind, whose outcome is
     logged; ``skipped`` counts the events that the sink has not asked for, by name. A batch that is ``staged`` has its
     rows and dead records in the sink's staging tables instead.
     """
@@ -108,6 +120,7 @@ class Batch:
     traced: Sequence[Traced] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
     staged: Staged | None = None
+    returned: Returned | None = None
 
     @property
     def is_empty(self) -> bool:

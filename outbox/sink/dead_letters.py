@@ -38,11 +38,11 @@ ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now(),
 INSERT_REJECTED = """
 INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", key, event, event_type, schema_version,
                           event_id, reason, detail)
-SELECT DISTINCT ON (batch.event_id) %(sink)s, batch.event_id::text, %(topic)s, %(topic_id)s, partition, "offset",
-       convert_to(batch.{key}::text, 'UTF8'), to_jsonb(batch), {event_type}, {schema_version}, batch.event_id,
+SELECT DISTINCT ON (batch.event_id) %(sink)s, batch.event_id::text, %(topic)s, %(topic_id)s, batch.partition,
+       batch."offset", convert_to(batch.{key}::text, 'UTF8'), {event}, {event_type}, {schema_version}, batch.event_id,
        rejections.reason, rejections.detail
-  FROM batch JOIN rejections ON rejections.event_id = batch.event_id
- ORDER BY batch.event_id, rejections.reason <> 'parked', partition, "offset"
+  FROM batch JOIN rejections ON rejections.event_id = batch.event_id {events}
+ ORDER BY batch.event_id, rejections.reason <> 'parked', batch.partition, batch."offset"
 ON CONFLICT (sink, identity) DO UPDATE
    SET key = excluded.key, event = excluded.event, event_type = excluded.event_type,
        schema_version = excluded.schema_version, reason = excluded.reason, detail = excluded.detail, status = 'open',

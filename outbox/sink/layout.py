@@ -27,6 +27,10 @@ from outbox.sink.records import Event
 from outbox.sink.values import ARROW_TYPES
 
 EVENT_TYPE = "event_type"
+# What a sink with a transform knows of each event, whatever the transform made of it.
+TYPE, KEY, VERSION, IS_FILTERED, FAILURE = (
+    f"event:{word}" for word in ("type", "key", "version", "is_filtered", "failure")
+)
 NAME_MAX_BYTES = 63  # of an identifier of Postgres; a longer one is cut off
 PLACE = ("event_id", "partition", "offset")
 
@@ -71,17 +75,8 @@ class Layout:
         """The definition of an event's view: its own columns under their own names. With a topic it is empty unless
         the session's setting ``outbox.topic`` is that topic.
         """
-        columns = [
-            sql.SQL("{} AS {}").format(sql.Identifier(place), sql.Identifier(name))
-            for name, place in {**{name: name for name in PLACE}, **self._places[event]}.items()
-        ]
-        query = sql.SQL("SELECT {} FROM new_events").format(sql.SQL(", ").join(columns))
-        if not self.has_types:
-            return query
-        query += sql.SQL(" WHERE texteq(event_type, {})").format(sql.Literal(event))
-        if topic is None:
-            return query
-        return query + sql.SQL(" AND current_setting('outbox.topic', true) = {}").format(sql.Literal(topic))
+        names = {name: name for name in PLACE} | {place: name for name, place in self._places[event].items()}
+        return _view(names, EVENT_TYPE if self.has_types else None, event, topic)
 
     def rows(self, event: str, table: pa.Table) -> pa.Table:
         """Rows of an event with the columns of the tables."""
@@ -123,6 +118,51 @@ class Layout:
         )
 
 
+class TransformedLayout:
+    """The columns of ``batch`` and ``new_events`` in a sink whose events pass a transform: what the sink knows of each
+    event, and the columns that the transform returns.
+
+    An event's view has the returned columns, but for those that belong to other events only.
+    """
+
+    def __init__(self, events: Layout, returned: Sequence[Column]) -> None:
+        """``events`` is how they lie before the transform."""
+        self._events = events
+        self.returned = tuple(column._replace(is_nullable=True) for column in returned)  # of a filtered event
+        self.columns = (
+            Column(TYPE, "text", is_nullable=False),
+            Column(KEY, "text", is_nullable=True),
+            Column(VERSION, "bigint", is_nullable=True),
+            Column(IS_FILTERED, "boolean", is_nullable=False),
+            Column(FAILURE, "text", is_nullable=True),
+            *self.returned,
+        )
+
+    def view(self, event: str, topic: str | None = None) -> sql.Composed:
+        """See `Layout.view`."""
+        own = {self._events.place(event, column.name): column.name for column in self._events.types[event]}
+        others = {column.name for column in self._events.columns} - own.keys()
+        names = {name: name for name in PLACE}
+        names |= {one.name: own.get(one.name, one.name) for one in self.returned if one.name not in others}
+        return _view(names, TYPE if self._events.has_types else None, event, topic)
+
+
 def view_name(event: str) -> str:
     """The name of an event's view."""
     return f"new_{re.sub(r'[^0-9a-z_]', '_', event.lower())}"
+
+
+def _view(names: Mapping[str, str], event_type: str | None, event: str, topic: str | None) -> sql.Composed:
+    """``names``: by column of ``new_events`` its name in the view. ``event_type`` is the column with the event's name,
+    if there are several events.
+    """
+    columns = [sql.SQL("{} AS {}").format(sql.Identifier(place), sql.Identifier(name)) for place, name in names.items()]
+    query = sql.SQL("SELECT {} FROM new_events").format(sql.SQL(", ").join(columns))
+    if event_type is None:
+        return query
+    # Of `=` Postgres expects one row in 200, as there are no statistics, and would sort what it could hash. Of a
+    # function it expects one in three.
+    query += sql.SQL(" WHERE texteq({}, {})").format(sql.Identifier(event_type), sql.Literal(event))
+    if topic is None:
+        return query
+    return query + sql.SQL(" AND current_setting('outbox.topic', true) = {}").format(sql.Literal(topic))

@@ -3,9 +3,10 @@
 | metric | per sink, since its process started |
 |---|---|
 | `outbox_sink_up` | 1 while its query runs; 0 while it starts, fails or has failed |
-| `outbox_sink_rows_total` | valid events read: applied, duplicate or refused |
+| `outbox_sink_rows_total` | valid events read: applied, duplicate, refused or filtered |
 | `outbox_sink_duplicates_total` | events that the strategy knew and skipped |
 | `outbox_sink_skipped_total` | events on its topics that it has not asked for; it passes them |
+| `outbox_sink_filtered_total` | new events that its transform leaves out |
 | `outbox_sink_dead_letters_total` | records set aside, invalid or refused; a repetition counts again |
 | `outbox_sink_batch_duration_seconds` | by `stage`: `read` (with decoding) or `apply`; of a large batch by part |
 | `outbox_sink_last_progress_timestamp_seconds` | Unix time of the last applied batch; before it, of the first start |
@@ -71,6 +72,7 @@ class Metrics:
         self._rows = self._counter("rows", "Valid events read: applied, duplicate or refused")
         self._duplicates = self._counter("duplicates", "Events that were known and skipped")
         self._skipped = self._counter("skipped", "Events of types that the sink has not asked for")
+        self._filtered = self._counter("filtered", "New events that the sink's transform leaves out")
         self._dead_letters = self._counter("dead_letters", "Records set aside, invalid or refused")
         self._duration = Histogram(
             "outbox_sink_batch_duration_seconds",
@@ -106,7 +108,7 @@ class Metrics:
 
     def started(self, sink: str, next_offsets: TopicOffsets) -> None:
         """A sink is about to read its topics from these offsets. All its metrics exist from now on, as 0."""
-        for counter in (self._rows, self._duplicates, self._skipped, self._dead_letters):
+        for counter in (self._rows, self._duplicates, self._skipped, self._filtered, self._dead_letters):
             counter.labels(sink)
         for stage in ("read", "apply"):
             self._duration.labels(sink, stage)
@@ -120,6 +122,7 @@ class Metrics:
         self._rows.labels(sink).inc(counts.rows)
         self._duplicates.labels(sink).inc(counts.duplicates)
         self._skipped.labels(sink).inc(counts.skipped)
+        self._filtered.labels(sink).inc(counts.filtered)
         self._dead_letters.labels(sink).inc(counts.dead + counts.rejected)
         self._duration.labels(sink, "read").observe(read_s)
         self._duration.labels(sink, "apply").observe(apply_s)

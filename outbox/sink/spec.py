@@ -29,6 +29,7 @@ from outbox.sink.strategy import Strategy
 if TYPE_CHECKING:
     from outbox.sink.target import Target
 
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")  # the names of its staging tables must fit into 63 characters
 
 
@@ -41,6 +42,9 @@ class SinkJob:
     or a file. ``projections`` is a folder of SQL files (`outbox.sink.projection`). ``target`` is where the events are
     applied. Records that are no events of the catalog, such as raw CDC, have ``decoders`` by topic instead; then
     ``carries`` says what `outbox check` compares: each event, or the state that a key has reached.
+
+    ``transform`` names a function of DataFrames, as ``module:function``, that the events pass before the projections
+    see them (`outbox.sink.spark.transform`). Only what needs it imports it, and PySpark with it.
     """
 
     name: str
@@ -50,6 +54,7 @@ class SinkJob:
     strategy: str | Path = "dedup"
     decoders: Mapping[str, RecordDecoder] = field(default_factory=dict)
     carries: Literal["events", "states"] = "events"
+    transform: str | None = None
 
     def by(self, strategy: str | Path) -> SinkJob:
         """The same job beside this one, by another strategy; it is called ``<name>-<strategy>``."""
@@ -125,6 +130,8 @@ def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
         )
     if bool(job.events) is bool(job.decoders):
         raise _unusable(job, "it takes no events", 'name them: events=["order.placed"]')
+    if job.transform is not None and not FUNCTION.fullmatch(job.transform):
+        raise _unusable(job, f"its transform is {job.transform!r}", "write it as transform='package.module:function'")
     found = strategy.find(job.strategy)
     spec = SinkSpec(job.name, job, found, job.decoders or event_decoders(settings, job.events))
     if found.needs == "version" and not spec.has_version:

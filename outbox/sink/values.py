@@ -23,6 +23,8 @@ ARROW_TYPES = {
     "boolean": pa.bool_(),
     "text": pa.string(),
     "jsonb": pa.string(),
+    "double precision": pa.float64(),
+    "date": pa.date32(),
 }
 
 

@@ -6,15 +6,18 @@ Nothing here knows Spark, so that tests and benchmarks drive it as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
+import pyarrow as pa
 from psycopg2 import extensions
 
 from outbox.base.database import database_errors
+from outbox.base.errors import Failure
+from outbox.events.schema import Column
 from outbox.sink import fence, generations, positions, skipped
-from outbox.sink.batch import Batch, Staged
+from outbox.sink.batch import Batch, Decoded, Staged
 from outbox.sink.generations import Beginning, TopicOffsets
 from outbox.sink.records import Records
 
@@ -23,17 +26,20 @@ if TYPE_CHECKING:
 
 COUNT = """
 UPDATE sinks
-   SET applied = applied + %(applied)s, duplicates = duplicates + %(duplicates)s, skipped = skipped + %(skipped)s
+   SET applied = applied + %(applied)s, duplicates = duplicates + %(duplicates)s, skipped = skipped + %(skipped)s,
+       filtered = filtered + %(filtered)s
  WHERE name = %(sink)s
 """
 
 
 Copier = Callable[[int, Iterable[Records]], Staged]
+PassingCopier = Callable[[int, Iterable[Records]], Iterator[Decoded]]
+ReturnedCopier = Callable[[Iterable[pa.Table]], tuple[int, int]]
 
 
 class Counts(NamedTuple):
-    """What one batch was: rows = applied + duplicates + rejected. ``dead`` counts the records that were no events,
-    ``skipped`` the events that the sink has not asked for.
+    """What one batch was: rows = applied + duplicates + rejected + filtered. ``dead`` counts the records that were no
+    events, ``skipped`` the events that the sink has not asked for, ``filtered`` those that its transform left out.
     """
 
     rows: int = 0
@@ -42,6 +48,7 @@ class Counts(NamedTuple):
     rejected: int = 0
     dead: int = 0
     skipped: int = 0
+    filtered: int = 0
 
 
 class Staging(Protocol):
@@ -51,12 +58,33 @@ class Staging(Protocol):
         """The function that tasks run on records of a topic; executors receive it by pickling."""
 
 
+@runtime_checkable
+class TransformStaging(Staging, Protocol):
+    """The same for a sink with a transform: executors stage what they read, and what the transform returns of it."""
+
+    def next_job(self) -> int:
+        """A number for the tasks that read one part."""
+
+    def passing_copier(self, dsn: Mapping[str, str | int], topic: str, job: int) -> PassingCopier:
+        """The function that tasks run on the records of one share of a part, by its number: it stages and returns
+        them.
+        """
+
+    def returned_copier(self, dsn: Mapping[str, str | int]) -> ReturnedCopier:
+        """The function that tasks run on the rows that the transform returns: it stages them under an attempt, and
+        returns that and their number. Raises ValueError for a row that the tables do not take.
+        """
+
+    def passed(self, dsn: Mapping[str, str | int], job: int, shares: int) -> Staged:
+        """What tasks have staged of so many shares. Raises Failure if one of them was not read to its end."""
+
+
 class SinkWriter(ABC):
     """Applies batches on a connection that holds the sink's fence for as long as it lives. With ``staging`` it also
     takes batches that executors have staged.
     """
 
-    staging: Staging | None = None
+    staging: Staging | TransformStaging | None = None
 
     def __init__(self, connection: extensions.connection, spec: SinkSpec) -> None:
         """Acquire the fence. Raises Failure if the sink has a driver already, or if it asks for events that it has
@@ -71,6 +99,18 @@ class SinkWriter(ABC):
                 self.fence_holder = fence.driver(cursor, spec.name)  # ourselves, as others see us
                 self._skipped = skipped.load(cursor, spec.name)
         skipped.require_none(spec.name, self._skipped, spec.wanted)
+
+    def prepare(self, returned: Sequence[Column]) -> None:
+        """Let the tables have the columns that the sink's transform returns. A sink with one needs that, once.
+
+        Raises Failure if the target takes no transform.
+        """
+        del returned
+        raise Failure(
+            f"sink {self.name}: its target takes no transform",
+            "leave the transform out, or choose PostgresTarget",
+            code="transform-unsupported",
+        )
 
     @property
     def _epoch(self) -> int:

@@ -34,6 +34,7 @@ from outbox.sink.batch import Batch
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spark import reader, stream
 from outbox.sink.spark.checkpoint import Checkpoint
+from outbox.sink.spark.part import Part
 from outbox.sink.spec import SinkJob
 from outbox.sink.writer import Counts
 
@@ -75,7 +76,7 @@ def stop_before_apply() -> None:
     """
     read, stop = stream.Stream._read, stream.Stream._stop_query
 
-    def read_until_stop(self: stream.Stream, waiting: deque[reader.Part]) -> tuple[Batch, float]:
+    def read_until_stop(self: stream.Stream, waiting: deque[Part]) -> tuple[Batch, float]:
         found = read(self, waiting)
         os.kill(os.getpid(), signal.SIGTERM)
         wait_for("the stop", lambda: self._stopping, timeout_s=TIMEOUT_S)
@@ -144,7 +145,7 @@ def unread_part() -> None:
     patch(reader, PART_MAX_RECORDS=PART_RECORDS)
     read, apply, parts, refused = reader.Reader.read, PostgresWriter.apply, count(1), threading.Event()
 
-    def read_one(self: reader.Reader, context: SparkContext, part: reader.Part) -> Batch:
+    def read_one(self: reader.Reader, context: SparkContext, part: Part) -> Batch:
         if next(parts) == 2:
             refused.set()
             raise Failure(REFUSED)
@@ -161,7 +162,7 @@ def unread_part() -> None:
 def dropped_records() -> None:
     """The topic drops its first records between the plan of a batch and the read."""
 
-    def drop(settings: Settings, part: reader.Part) -> None:
+    def drop(settings: Settings, part: Part) -> None:
         admin = AdminClient(client_config(settings))
         places = [TopicPartition(part.topic, partition, 1) for partition, end in part.end.items() if end]
         for request in admin.delete_records(places).values():
@@ -173,7 +174,7 @@ def dropped_records() -> None:
 def no_staging_table() -> None:
     """The staging tables are gone when executors want to write to them, and the sink does not make others."""
 
-    def drop(settings: Settings, _: reader.Part) -> None:
+    def drop(settings: Settings, _: Part) -> None:
         with closing(connect(settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
             cursor.execute('DROP TABLE staging."dedup/1/1/rows"')
 
@@ -199,7 +200,7 @@ def failure_beside_endless_read() -> None:
     patch(reader, PART_MAX_RECORDS=PART_RECORDS)
     read, parts = reader.Reader.read, count(1)
 
-    def read_one(self: reader.Reader, context: SparkContext, part: reader.Part) -> Batch:
+    def read_one(self: reader.Reader, context: SparkContext, part: Part) -> Batch:
         if next(parts) == 1:
             return read(self, context, part)
         wait_for("the end", lambda: self._is_closed, timeout_s=TIMEOUT_S)
@@ -258,11 +259,11 @@ def ask_for(sink: str, *events: str) -> None:
     patch(spec, jobs=asking)
 
 
-def before_read(happens: Callable[[Settings, reader.Part], None]) -> None:
+def before_read(happens: Callable[[Settings, Part], None]) -> None:
     """Something happens before each part is read."""
     read = reader.Reader.read
 
-    def read_late(self: reader.Reader, context: SparkContext, part: reader.Part) -> Batch:
+    def read_late(self: reader.Reader, context: SparkContext, part: Part) -> Batch:
         happens(self._settings, part)
         return read(self, context, part)
 

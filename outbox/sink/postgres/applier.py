@@ -17,7 +17,7 @@ from outbox.base.errors import Failure
 from outbox.sink import dead_letters
 from outbox.sink.applier import PARKED, Applied
 from outbox.sink.batch import Rows
-from outbox.sink.layout import EVENT_TYPE, Layout, view_name
+from outbox.sink.layout import EVENT_TYPE, Layout, TransformedLayout, view_name
 from outbox.sink.postgres.staging import copy_rows
 from outbox.sink.projection import Projection, load
 from outbox.sink.records import RecordDecoder
@@ -35,7 +35,14 @@ CREATE TEMPORARY TABLE rejections (event_id uuid NOT NULL, reason text NOT NULL,
     ON COMMIT DELETE ROWS;
 """
 # By the names of the columns; a property that is no column is left out.
-STAGE = "INSERT INTO batch SELECT one.* FROM jsonb_populate_recordset(NULL::batch, %s::jsonb) AS one"
+STAGE = "INSERT INTO {table} SELECT one.* FROM jsonb_populate_recordset(NULL::{table}, %s::jsonb) AS one"
+# Inside Postgres, where numbers keep all their digits.
+STAGE_LETTERS = """
+INSERT INTO {table}
+SELECT one.*
+  FROM dead_letters AS letter, jsonb_populate_record(NULL::{table}, letter.event) AS one
+ WHERE letter.sink = %(sink)s AND letter.identity = ANY(%(identities)s)
+"""
 # They are in what was taken from the source, so an open letter of one is closed.
 DROP_BASED = """
 WITH based AS (
@@ -121,6 +128,8 @@ DROP_REJECTED = "DELETE FROM new_events USING rejections WHERE new_events.event_
 class PostgresApplier:
     """Applies the events in ``batch``, on the connection that ``prepare`` was called for."""
 
+    staged_in = "batch"  # the temporary table of events as they were decoded
+
     def __init__(self, spec: SinkSpec) -> None:
         """Raises Failure if the job has no projection for what its strategy takes, or one that needs a version that its
         events do not have.
@@ -128,6 +137,7 @@ class PostgresApplier:
         self.name = spec.name
         self.strategy = spec.strategy
         self._decoders, self._layout = spec.decoders, spec.layout
+        self._shape: Layout | TransformedLayout = spec.layout  # of `batch`
         self._projections: Sequence[Projection] = load(spec.job.projections, spec.strategy.takes)
         self._is_ordered = any(projection.is_ordered for projection in self._projections)
         if self._is_ordered and not spec.has_version:
@@ -137,7 +147,10 @@ class PostgresApplier:
                 code="projection-needs-version",
             )
         self._has_skipped = False
-        self._names = {topic: _names(decoder, spec.layout) for topic, decoder in spec.decoders.items()}
+        # Where the events of letters are, as SQL, and the attempts that have staged them.
+        self._of_letters = {"event": "to_jsonb(batch)", "events": ""}
+        self._attempts: Sequence[int] = ()
+        self._names = {topic: names(decoder, spec.layout) for topic, decoder in spec.decoders.items()}
 
     def prepare(self, cursor: extensions.cursor) -> None:
         """Make the temporary tables of the session."""
@@ -145,7 +158,7 @@ class PostgresApplier:
             sql.SQL("{} {}").format(
                 sql.Identifier(column.name), sql.SQL(column.type if column.is_nullable else f"{column.type} NOT NULL")
             )
-            for column in self._layout.columns
+            for column in self._shape.columns
         )
         cursor.execute(sql.SQL(TABLES).format(columns=columns))
         # Others are skipped later only as long as the sink does not ask for them.
@@ -153,7 +166,7 @@ class PostgresApplier:
         for topic, decoder in self._decoders.items():
             for event in decoder.types:
                 create = sql.SQL("CREATE TEMPORARY VIEW {} AS ").format(sql.Identifier(view_name(event)))
-                cursor.execute(create + self._layout.view(event, topic if len(self._decoders) > 1 else None))
+                cursor.execute(create + self._shape.view(event, topic if len(self._decoders) > 1 else None))
 
     def end(self, cursor: extensions.cursor) -> None:
         """Drop the temporary tables, so that the session may be prepared for another sink."""
@@ -173,7 +186,11 @@ class PostgresApplier:
 
     def stage(self, cursor: extensions.cursor, events_json: str) -> None:
         """Insert events into ``batch`` that are JSON objects of its columns."""
-        cursor.execute(STAGE, [events_json])
+        cursor.execute(STAGE.format(table=self.staged_in), [events_json])
+
+    def stage_letters(self, cursor: extensions.cursor, identities: Sequence[str]) -> None:
+        """Insert the events of dead letters into ``batch`` that have just its columns."""
+        cursor.execute(STAGE_LETTERS.format(table=self.staged_in), {"sink": self.name, "identities": list(identities)})
 
     def apply(self, cursor: extensions.cursor, topic: str, topic_id: str) -> Applied:
         """Apply what is in ``batch``, in the caller's transaction, with the sink's lock held.
@@ -204,11 +221,12 @@ class PostgresApplier:
         ((count, _),) = cursor.fetchall()
         if not count:
             return Applied(0, 0)
-        parameters = {**parameters, "count": count}
+        parameters = {**parameters, "count": count, "attempts": self._attempts}
         self._execute(cursor, self.strategy.select, parameters)
         if admitted is not None:
             self._execute(cursor, ADMIT.replace("{condition}", admitted), parameters)
-        rejected = self._reject(cursor, parameters)
+        filtered, failed = self._leave_out(cursor)
+        rejected = self._reject(cursor, parameters, has_rejections=self.strategy.rejects or bool(failed))
         if rejected:
             cursor.execute(DROP_REJECTED)
         applied = _count(cursor, "SELECT count(*) FROM new_events")
@@ -217,11 +235,18 @@ class PostgresApplier:
         if applied and self.strategy.remember:
             self._execute(cursor, self.strategy.remember, parameters)
         dead_letters.mark_replayed(cursor, self.name, count)
-        return Applied(applied, rejected)
+        return Applied(applied, rejected, filtered)
 
-    def _reject(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> int:
+    def _leave_out(self, cursor: extensions.cursor) -> tuple[int, int]:
+        """Take out of ``new_events`` what projections must not see; returns how many events a transform has filtered,
+        and for how many it has failed.
+        """
+        del cursor
+        return 0, 0
+
+    def _reject(self, cursor: extensions.cursor, parameters: Mapping[str, Any], *, has_rejections: bool) -> int:
         """Find what projections refuse and what must wait; write the dead letters; return how many events."""
-        not_new = _count(cursor, "SELECT count(*) FROM rejections") if self.strategy.rejects else 0
+        not_new = _count(cursor, "SELECT count(*) FROM rejections") if has_rejections else 0
         for projection in self._projections:
             if projection.refuse:
                 self._execute(cursor, projection.refuse, parameters)
@@ -242,7 +267,7 @@ class PostgresApplier:
         return cursor.rowcount
 
     def _execute(self, cursor: extensions.cursor, statement: str, parameters: Mapping[str, Any]) -> None:
-        for name, identifier in self._names[parameters["topic"]].items():
+        for name, identifier in {**self._names[parameters["topic"]], **self._of_letters}.items():
             statement = statement.replace(f"{{{name}}}", identifier)
         cursor.execute(statement, parameters)
 
@@ -253,20 +278,20 @@ def _count(cursor: extensions.cursor, query: str) -> int:
     return int(count)
 
 
-def _names(decoder: RecordDecoder, layout: Layout) -> dict[str, str]:
+def names(decoder: RecordDecoder, layout: Layout) -> dict[str, str]:
     """What SQL may name without knowing the events of a topic: columns of key and version, and which event it is."""
     event = next(iter(decoder.types))
     versions = decoder.schema_versions
-    names = {"key": f'"{layout.place(event, decoder.key)}"', "event_type": f"'{event}'"}
-    names["schema_version"] = f"{versions.get(event, 'NULL')}::smallint"
+    found = {"key": f'"{layout.place(event, decoder.key)}"', "event_type": f"'{event}'"}
+    found["schema_version"] = f"{versions.get(event, 'NULL')}::smallint"
     if layout.has_types:
         cases = " ".join(f"WHEN '{name}' THEN {version}" for name, version in versions.items())
-        names["event_type"] = f"batch.{EVENT_TYPE}"
-        names["schema_version"] = f"CASE batch.{EVENT_TYPE} {cases} END" if cases else "NULL::smallint"
+        found["event_type"] = f"batch.{EVENT_TYPE}"
+        found["schema_version"] = f"CASE batch.{EVENT_TYPE} {cases} END" if cases else "NULL::smallint"
     if decoder.version is not None:
         version = layout.place(event, decoder.version)
         # A letter may be from a time when the column had another name: see `outbox.sink.layout`.
         places = (decoder.version, f"{decoder.version}:bigint")
         of_letter = ", ".join(f"event ->> '{place}'" for place in places)
-        names |= {"version": f'"{version}"', "version_of_letter": f"coalesce({of_letter})"}
-    return names
+        found |= {"version": f'"{version}"', "version_of_letter": f"coalesce({of_letter})"}
+    return found

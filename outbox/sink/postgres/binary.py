@@ -29,6 +29,7 @@ NULL = -1  # as a field's length
 FROM_1970_TO_2000_US = round(
     (datetime(2000, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1e6
 )
+FROM_1970_TO_2000_DAYS = FROM_1970_TO_2000_US // (24 * 60 * 60 * 10**6)
 HYPHENS = (8, 13, 18, 23)
 UUID_CHARACTERS = 36
 JSONB_VERSION = b"\1"
@@ -100,6 +101,11 @@ def _moments(column: pa.Array) -> np.ndarray[Any, Any]:
     return (since_1970 - FROM_1970_TO_2000_US).astype(">i8")
 
 
+def _days(column: pa.Array) -> np.ndarray[Any, Any]:
+    since_1970: np.ndarray[Any, Any] = column.cast(pa.int32()).to_numpy()
+    return (since_1970 - FROM_1970_TO_2000_DAYS).astype(">i4")
+
+
 def _uuids(column: pa.Array) -> np.ndarray[Any, Any]:
     characters = np.frombuffer("".join(column.to_pylist()).encode(), np.uint8)
     rows = characters.reshape(len(column), UUID_CHARACTERS)
@@ -136,6 +142,8 @@ FIXED: Mapping[Type, Callable[[pa.Array], np.ndarray[Any, Any]]] = {
     "bigint": _numbers(">i8"),
     "integer": _numbers(">i4"),
     "boolean": _numbers("u1"),
+    "double precision": _numbers(">f8"),
+    "date": _days,
     "label": _label,
 }
 VARYING: Mapping[Type, Callable[[Any], bytes]] = {

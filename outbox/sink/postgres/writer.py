@@ -11,16 +11,18 @@ commit and delivers the same offsets again, maybe cut into other batches: that i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 
 from psycopg2 import extensions
 
 from outbox.base import log
+from outbox.events.schema import Column
 from outbox.sink import dead_letters, partitions, positions, traces
 from outbox.sink.batch import Batch, event_ids
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.staging import Staging
+from outbox.sink.postgres.transforming import TransformingApplier
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, SinkWriter, count
 
@@ -35,18 +37,27 @@ class PostgresWriter(SinkWriter):
     def __init__(self, connection: extensions.connection, spec: SinkSpec) -> None:
         """Acquire the fence and prepare the session. Raises Failure if the sink has a driver already."""
         super().__init__(connection, spec)
-        self._applier = PostgresApplier(spec)
+        self._spec = spec
         self._ensured = set[date]()
         self._is_staged = False  # whether the staging tables hold anything of ours
-        remembers_ids = self._applier.strategy.remembers_ids
+        if spec.job.transform is None:
+            self._prepare(PostgresApplier(spec))
+
+    def prepare(self, returned: Sequence[Column]) -> None:
+        self._prepare(TransformingApplier(self._spec, returned), returned)
+
+    def _prepare(self, applier: PostgresApplier, returned: Sequence[Column] | None = None) -> None:
+        """Make the tables of the session, and of executors."""
+        spec, self._applier = self._spec, applier
+        remembers_ids = applier.strategy.remembers_ids
         self._staging = self.staging = Staging(
-            spec.name, self._epoch, spec.decoders, spec.layout, with_days=remembers_ids
+            spec.name, self._epoch, spec.decoders, spec.layout, with_days=remembers_ids, returned=returned
         )
         with self._errors("does not let the sink start"):
             self._clean_up(self._staging.drop)
-            self._staging.create(connection)
-            with connection, connection.cursor() as cursor:
-                self._applier.prepare(cursor)
+            self._staging.create(self._connection)
+            with self._connection, self._connection.cursor() as cursor:
+                applier.prepare(cursor)
         self._renewed_at = time.monotonic()
 
     def apply(self, batch: Batch) -> Counts:
@@ -69,7 +80,7 @@ class PostgresWriter(SinkWriter):
             self._is_staged = False
 
     def close(self) -> None:
-        if not self._connection.closed:
+        if self.staging is not None and not self._connection.closed:
             with self._errors("does not let the staging tables be dropped"):
                 self._clean_up(self._staging.drop)
 
@@ -95,19 +106,25 @@ class PostgresWriter(SinkWriter):
         positions.require_no_gap(self.name, batch.topic, stored, batch.start)
         # First, because an ordered projection looks here for what an event must wait for.
         dead = self._insert_dead(cursor, batch)
-        rows, applied, rejected = batch.count, 0, 0
+        rows, applied, rejected, filtered = batch.count, 0, 0, 0
         if rows:
-            if batch.staged:
-                self._staging.take_rows(cursor, batch.staged)
-            else:
-                self._applier.copy(cursor, batch.rows)
+            self._take(cursor, batch)
             dead_letters.drop_resolved(cursor, self.name, rows)
-            applied, rejected = self._applier.apply(cursor, batch.topic, batch.topic_id)
-        duplicates = rows - applied - rejected
+            applied, rejected, filtered = self._applier.apply(cursor, batch.topic, batch.topic_id)
+        duplicates = rows - applied - rejected - filtered
         self._pass(cursor, batch)
-        counts = Counts(rows, applied, duplicates, rejected, dead, batch.skipped_count)
+        counts = Counts(rows, applied, duplicates, rejected, dead, batch.skipped_count, filtered)
         count(cursor, self.name, counts)
         return counts
+
+    def _take(self, cursor: extensions.cursor, batch: Batch) -> None:
+        """Let ``batch`` have the rows."""
+        if isinstance(self._applier, TransformingApplier):
+            self._applier.take(cursor, batch, self._staging.tables)
+        elif batch.staged:
+            self._staging.take_rows(cursor, batch.staged)
+        else:
+            self._applier.copy(cursor, batch.rows)
 
     def _insert_dead(self, cursor: extensions.cursor, batch: Batch) -> int:
         if batch.staged is None:

@@ -104,7 +104,7 @@ SELECT key, coalesce(copy.total, 0) - coalesce(live.total, 0)
  WHERE coalesce(copy.total, 0) <> coalesce(live.total, 0)
 """
 TAKE_COUNTS = """
-UPDATE sinks SET applied = copy.applied, duplicates = copy.duplicates
+UPDATE sinks SET applied = copy.applied, duplicates = copy.duplicates, filtered = copy.filtered
   FROM sinks AS copy WHERE sinks.name = %(sink)s AND copy.name = %(copy)s
 """
 

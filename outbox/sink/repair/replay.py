@@ -48,13 +48,6 @@ SELECT identity, key, headers, value, event::text, event_type, schema_version, e
 """
 # Locks each letter when it is fetched. A letter that was closed meanwhile is left out.
 CLAIM = f"{OPEN} FOR UPDATE"
-# Inside Postgres, where numbers keep all their digits.
-STAGE_EVENTS = """
-INSERT INTO batch
-SELECT one.*
-  FROM dead_letters AS letter, jsonb_populate_record(NULL::batch, letter.event) AS one
- WHERE letter.sink = %(sink)s AND letter.identity = ANY(%(identities)s)
-"""
 KEYS = "SELECT DISTINCT key FROM dead_letters WHERE sink = %(sink)s AND identity = ANY(%(identities)s)"
 FOLLOWING = """
 SELECT sink, topic, topic_id, identity
@@ -78,14 +71,15 @@ UPDATE dead_letters SET status = 'discarded', resolution = %(resolution)s, last_
 
 
 class Replayed(NamedTuple):
-    """What became of letters: applied, found to be applied already, rejected again and left open, or closed because the
-    sink does not ask for the event.
+    """What became of letters: applied, found to be applied already, rejected again and left open, closed because the
+    sink does not ask for the event, or closed because its transform leaves the event out.
     """
 
     applied: int = 0
     duplicates: int = 0
     rejected: int = 0
     skipped: int = 0
+    filtered: int = 0
 
     def plus(self, other: Replayed) -> Replayed:
         """Both together."""
@@ -223,15 +217,16 @@ class _Replay:
                     rejections[letter.identity] = found
             staging.flush()
             if current:
-                cursor.execute(STAGE_EVENTS, {"sink": sink, "identities": current})
+                self._applier.stage_letters(cursor, current)
             dead_letters.update_reasons(cursor, sink, rejections)
             self._skip(cursor, chunk[0].topic, unwanted)
-            applied, rejected = self._applier.replay(
+            applied, rejected, filtered = self._applier.replay(
                 cursor, chunk[0].topic, chunk[0].topic_id, older_than_horizon=older_than_horizon
             )
-            duplicates = len(current) + staging.count - applied - rejected
-            count(cursor, sink, Counts(applied=applied, duplicates=duplicates, skipped=len(unwanted)))
-            return Replayed(applied, duplicates, rejected + len(rejections), len(unwanted))
+            duplicates = len(current) + staging.count - applied - rejected - filtered
+            counts = Counts(applied=applied, duplicates=duplicates, skipped=len(unwanted), filtered=filtered)
+            count(cursor, sink, counts)
+            return Replayed(applied, duplicates, rejected + len(rejections), len(unwanted), filtered)
 
     def follow(self, topic: str, dealt_with: _DealtWith) -> Replayed:
         """Replay what was parked behind letters since they were chosen, in transactions of its own.

@@ -26,6 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
     BooleanType,
     DataType,
+    DateType,
+    DoubleType,
     IntegerType,
     LongType,
     StringType,
@@ -41,7 +43,7 @@ from outbox.kafka import topics
 from outbox.kafka.records import batches
 from outbox.sink.layout import Layout
 from outbox.sink.records import RecordDecoder, Records, joined
-from outbox.sink.spark.reader import Part
+from outbox.sink.spark.part import Part
 from outbox.sink.spec import event_decoders, layout_of
 
 Point = datetime | Mapping[str, Mapping[int, int]]  # a moment, or offsets by topic and partition
@@ -55,6 +57,8 @@ SPARK_TYPES: Mapping[SqlType, DataType] = {
     "boolean": BooleanType(),
     "text": StringType(),
     "jsonb": StringType(),
+    "double precision": DoubleType(),
+    "date": DateType(),
 }
 PLACE = [
     StructField("topic", StringType()),

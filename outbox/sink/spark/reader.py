@@ -15,19 +15,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from pyspark import SparkContext, TaskContext
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka.follower import Closed, Follower
-from outbox.kafka.records import Within, batches, size_bytes
+from outbox.kafka.records import batches, size_bytes
 from outbox.sink.batch import Batch, Decoded, Staged
 from outbox.sink.records import Records
+from outbox.sink.spark.part import Part
 from outbox.sink.spark.session import JVM_GONE
+from outbox.sink.spark.transform import ReadTask, StageTask, Transform, TransformFailed, as_events
 from outbox.sink.spec import SinkSpec
-from outbox.sink.writer import Copier, Staging
+from outbox.sink.writer import Copier, Staging, TransformStaging
 
 DRIVER_MAX_RECORDS = 100  # so that a batch of the largest records, of 1 MiB each, fits into the driver's memory
 PART_MAX_RECORDS = 100_000  # a part is read, and staged by executors, while the one before it is applied
@@ -38,55 +39,26 @@ TASK_MIN_RECORDS = 10_000  # fewer are read faster than another task connects to
 PYTHON_ERROR = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
 
 
-@dataclass(frozen=True)
-class Part:
-    """A range of offsets of a topic: by partition the first one, and the one after the last."""
-
-    topic: str
-    start: Mapping[int, int]
-    end: Mapping[int, int]
-
-    @property
-    def count(self) -> int:
-        """How many offsets it has; markers and aborted records take some."""
-        return sum(self.end[partition] - self.start[partition] for partition in self.end)
-
-    @property
-    def within(self) -> Within:
-        """The same as `outbox.kafka.records` wants it."""
-        return {partition: (self.start[partition], self.end[partition]) for partition in self.end}
-
-    def in_parts(self, records_max: int) -> Sequence[Part]:
-        """The same in parts of about so many offsets at most; none if it has no offsets."""
-        return self.divided(math.ceil(self.count / records_max)) if self.count else []
-
-    def divided(self, count: int) -> Sequence[Part]:
-        """So many parts, one after the other, each with the same share of every partition."""
-        cuts = [
-            {
-                partition: self.start[partition] + (self.end[partition] - self.start[partition]) * number // count
-                for partition in self.end
-            }
-            for number in range(count + 1)
-        ]
-        return [Part(self.topic, start, end) for start, end in pairwise(cuts)]
-
-    def behind(self, reached: Mapping[int, int]) -> Part:
-        """What is left of it when it was read up to these offsets."""
-        return Part(self.topic, reached, self.end)
-
-
 class Reader:
     """Reads the batches of one sink."""
 
     def __init__(
-        self, settings: Settings, spec: SinkSpec, topic_ids: Mapping[str, str], staging: Staging | None
+        self,
+        settings: Settings,
+        spec: SinkSpec,
+        topic_ids: Mapping[str, str],
+        staging: Staging | TransformStaging | None,
+        transform: Transform | None = None,
     ) -> None:
-        """Without ``staging`` the driver decodes large batches too. Raises Failure if Kafka is unavailable."""
+        """Without ``staging`` the driver decodes large batches too. ``transform`` is that of the sink, if it has one.
+
+        Raises Failure if Kafka is unavailable.
+        """
         self._settings = settings
         self._spec = spec
         self._topic_ids = topic_ids
         self._staging = staging
+        self._transform = transform
         self._is_closed = False
         self._followers: dict[str, Follower] = {}
         with ExitStack() as opened:
@@ -104,14 +76,23 @@ class Reader:
         return [part for of_topic in of_topics for part in of_topic.in_parts(most)]
 
     def read(self, context: SparkContext, part: Part) -> Batch:
-        """The records of a part, decoded. If the driver has no room for all of them, the batch ends before the part.
+        """The records of a part, decoded, and what the sink's transform returns of them.
 
-        Raises Failure if the driver or a task cannot read or stage them, or if Spark cannot run the tasks; Closed.
+        If the driver has no room for all of them, or if the transform fails for one of many, the batch ends before the
+        part: so the caller comes to that event, with few beside it.
+
+        Raises Failure if the driver or a task cannot read or stage them, if Spark cannot run the tasks, or if the
+        transform fails for too many of a few events; Closed.
         """
         decoder = self._spec.decoders[part.topic]
         batch = Batch(part.topic, self._topic_ids[part.topic], part.start, part.end)
         if part.count <= DRIVER_MAX_RECORDS:
             decoded = decoder.decode(Records.of(list(self._followers[part.topic].read(part.start, part.end))))
+            if self._transform is not None:
+                events = as_events(self._spec.layout.table(decoded.rows), part.topic)
+                batch = replace(batch, returned=self._transform.apply(events))
+        elif self._transform is not None:
+            return self._read_transformed(part, batch, self._transform)
         elif self._staging is None:
             decoded, end = self._decode_here(part)
             batch = replace(batch, end=end)
@@ -140,8 +121,30 @@ class Reader:
                     return Decoded.together(found), reached
         return Decoded.together(found), part.end
 
+    def _read_transformed(self, part: Part, batch: Batch, transform: Transform) -> Batch:
+        staging = self._staging
+        assert isinstance(staging, TransformStaging), "of a target that takes a transform"  # noqa: S101
+        shares = self._shares(part, transform.context)
+        dsn, job = self._settings.dsn(SinkRole.WRITER), staging.next_job()
+        settings = self._settings.without_secrets("kafka_password")
+        passing = staging.passing_copier(dsn, part.topic, job)
+        try:
+            returned = transform.stage(
+                shares,
+                ReadTask(settings, part.topic, self._spec.layout, passing, shares),
+                StageTask(staging.returned_copier(dsn), transform.columns),
+            )
+        except TransformFailed:
+            return self.read(transform.context, part.divided(2)[0])
+        staged = staging.passed(dsn, job, len(shares))
+        return replace(batch, staged=staged, traced=staged.traced, returned=returned)
+
+    def _shares(self, part: Part, context: SparkContext) -> Sequence[Part]:
+        """What each task reads of a part."""
+        return part.divided(min(context.defaultParallelism, math.ceil(part.count / TASK_MIN_RECORDS)))
+
     def _stage(self, context: SparkContext, part: Part, staging: Staging) -> Staged:
-        shares = part.divided(min(context.defaultParallelism, math.ceil(part.count / TASK_MIN_RECORDS)))
+        shares = self._shares(part, context)
         task = StagingTask.of(self._settings, part.topic, staging)
         with _spark_errors(self._spec.name):
             found = context.parallelize(shares, len(shares)).map(task).collect()

@@ -37,8 +37,10 @@ from outbox.sink.metrics import Metrics
 from outbox.sink.spark import local_checkpoint
 from outbox.sink.spark import session as spark_session
 from outbox.sink.spark.checkpoint import Checkpoint, Offsets
-from outbox.sink.spark.reader import Part, Reader
+from outbox.sink.spark.part import Part
+from outbox.sink.spark.reader import Reader
 from outbox.sink.spark.session import JVM_GONE
+from outbox.sink.spark.transform import Transform
 from outbox.sink.spec import SinkSpec
 from outbox.sink.watchdog import Guard
 from outbox.sink.writer import SinkWriter
@@ -210,7 +212,11 @@ class Stream:
             hang_up(self._connection)  # ends what is applied, and lets another driver take the sink over
 
     def _open(self) -> None:
-        self._reader = Reader(self._settings, self._spec, self._topic_ids, self._writer.staging)
+        transform = None
+        if self._spec.job.transform is not None:
+            transform = Transform(self._spark, self._spec)
+            self._writer.prepare(transform.columns)
+        self._reader = Reader(self._settings, self._spec, self._topic_ids, self._writer.staging, transform)
         self._resources.enter_context(closing(self._reader))
         # One thread for all batches, because PySpark keeps a thread of the JVM for each that has called it.
         self._applier = ThreadPoolExecutor(1, f"apply {self._spec.name}")

@@ -25,6 +25,7 @@ from outbox.sink.postgres import binary
 from outbox.sink.postgres.staging import DEAD
 from outbox.sink.records import Records
 from outbox.sink.spark import reader
+from outbox.sink.spark.part import Part
 from tests.support.made_events import DAY_MS, DECODER, NOW_MS, uuid7
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up, catch_up_alone, logged, running_warm
@@ -109,7 +110,7 @@ def test_a_driver_that_decodes_itself_reads_as_much_as_fits(topic: Settings, mon
     produce(topic, 2 * reader.DRIVER_MAX_RECORDS, b"x" * 1_000)
     name = topic_of(topic)
     end = topics.last_stable_offsets(topic, name)
-    rest = reader.Part(name, dict.fromkeys(end, 0), end)
+    rest = Part(name, dict.fromkeys(end, 0), end)
     found: list[Batch] = []
     with closing(reader.Reader(topic, spec.sinks(topic)["dedup"], {name: "x"}, staging=None)) as reading:
         while rest.count:

@@ -12,7 +12,8 @@ from pydantic import SecretStr
 
 from outbox.base.settings import load
 from outbox.sink.postgres.staging import Staging
-from outbox.sink.spark.reader import Part, StagingTask
+from outbox.sink.spark.part import Part
+from outbox.sink.spark.reader import StagingTask
 from tests.support.made_events import MAIN, TOPIC
 
 RANGES = st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 2**62), st.integers(0, 10**6)), max_size=5)

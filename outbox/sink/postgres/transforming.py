@@ -1,0 +1,225 @@
+"""Apply events that have passed a transform: the sink knows them as they were, and projections see what it returned.
+
+Events as they were decoded are in ``originals``, and what the transform returned of them in ``kept``: temporary tables,
+or the staging tables of the same content. Here the two are joined by the place of each event into ``batch``. So the
+strategy, parking and dead letters go by the event as it was, whatever the transform made of it. A row that belongs to
+no event, and a second one of an event, are found there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from psycopg2 import extensions, sql
+
+from outbox.base.errors import Failure
+from outbox.events.schema import Column
+from outbox.sink import fence
+from outbox.sink.applier import Applied
+from outbox.sink.batch import Batch, Returned
+from outbox.sink.layout import EVENT_TYPE, FAILURE, IS_FILTERED, KEY, TYPE, VERSION, TransformedLayout
+from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink.postgres.rows import fetched
+from outbox.sink.postgres.staging import copy_returned, copy_rows, definitions
+from outbox.sink.spec import SinkSpec
+
+NO_ATTEMPT = 0  # of rows in the temporary tables, which are all of one batch
+TRANSFORM_FAILED = "transform failed"
+TABLES = """
+CREATE TEMPORARY TABLE originals (
+    attempt bigint, event_id uuid NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL {columns}
+) ON COMMIT DELETE ROWS;
+CREATE TEMPORARY TABLE kept (
+    attempt bigint, event_id uuid NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL {returned}
+) ON COMMIT DELETE ROWS;
+"""
+OF_ATTEMPTS = "({table}.attempt = ANY(%(attempts)s)) IS NOT FALSE"
+TAKE = f"""
+INSERT INTO batch
+       (event_id, partition, "offset", "{TYPE}", "{KEY}", "{VERSION}", "{IS_FILTERED}", "{FAILURE}" {{returned}})
+SELECT original.event_id, original.partition, original."offset", {{event_type}}, original.{{key}}::text, {{version}},
+       kept.event_id IS NULL AND failed.detail IS NULL, failed.detail {{of_kept}}
+  FROM {{originals}} AS original
+  LEFT JOIN (SELECT * FROM {{kept}} AS kept WHERE {OF_ATTEMPTS.format(table="kept")}) AS kept
+    ON kept.partition = original.partition AND kept."offset" = original."offset" AND kept.event_id = original.event_id
+  LEFT JOIN unnest(%(failed_partitions)s::int[], %(failed_offsets)s::bigint[], %(failures)s::text[])
+            AS failed (partition, "offset", detail)
+    ON failed.partition = original.partition AND failed."offset" = original."offset"
+ WHERE {OF_ATTEMPTS.format(table="original")}
+"""  # noqa: S608
+COUNT_KEPT = f"""
+SELECT count(*), count(*) FILTER (WHERE "{IS_FILTERED}"), count(*) FILTER (WHERE "{FAILURE}" IS NOT NULL) FROM batch
+"""  # noqa: S608
+EXAMPLE = f"""
+SELECT kept.event_id::text, kept.partition, kept."offset",
+       EXISTS (SELECT FROM {{originals}} AS original
+                WHERE original.partition = kept.partition AND original."offset" = kept."offset"
+                  AND original.event_id = kept.event_id AND {OF_ATTEMPTS.format(table="original")})
+  FROM {{kept}} AS kept
+  LEFT JOIN {{originals}} AS original
+    ON original.partition = kept.partition AND original."offset" = kept."offset" AND original.event_id = kept.event_id
+   AND {OF_ATTEMPTS.format(table="original")}
+ WHERE {OF_ATTEMPTS.format(table="kept")}
+ GROUP BY kept.event_id, kept.partition, kept."offset"
+HAVING count(*) > 1 OR count(original.event_id) = 0
+ ORDER BY 2, 3
+ LIMIT 1
+"""  # noqa: S608
+EVENTS_OF_LETTERS = f"""
+  JOIN {{originals}} AS original
+    ON original.partition = batch.partition AND original."offset" = batch."offset"
+   AND original.event_id = batch.event_id AND {OF_ATTEMPTS.format(table="original")}
+"""
+DROP_FILTERED = f'DELETE FROM new_events WHERE "{IS_FILTERED}"'  # noqa: S608
+REJECT_FAILED = f"""
+WITH failed AS (DELETE FROM new_events WHERE "{FAILURE}" IS NOT NULL RETURNING event_id, "{FAILURE}" AS detail)
+INSERT INTO rejections (event_id, reason, detail) SELECT event_id, %s, detail FROM failed
+"""  # noqa: S608
+
+
+class Source(NamedTuple):
+    """Tables with events as they were decoded, and with what the transform returned of them, and whose rows count."""
+
+    originals: sql.Identifier
+    kept: sql.Identifier
+    attempts: Sequence[int]
+
+
+class TransformingApplier(PostgresApplier):
+    """Applies what a transform has returned of events."""
+
+    staged_in = "originals"
+
+    def __init__(
+        self,
+        spec: SinkSpec,
+        returned: Sequence[Column],
+        transform: Callable[[str, pa.Table], Returned] | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> None:
+        """``returned`` are the columns that the transform returns. ``transform`` calls it with a topic and events
+        of it, for a replay.
+        """
+        super().__init__(spec)
+        self._shape = TransformedLayout(spec.layout, returned)
+        self._returned, self._transform, self._dry_run = returned, transform, dry_run
+        self._of_originals = self._names
+        self._names = {topic: _names(of_originals) for topic, of_originals in self._of_originals.items()}
+        self._has_filtered = self._has_failed = False
+
+    def prepare(self, cursor: extensions.cursor) -> None:
+        super().prepare(cursor)
+        columns, returned = definitions(self._layout.columns), definitions(self._returned)
+        cursor.execute(sql.SQL(TABLES).format(columns=columns, returned=returned))
+
+    def end(self, cursor: extensions.cursor) -> None:
+        super().end(cursor)
+        cursor.execute("DROP TABLE originals, kept")
+
+    def renew(self, cursor: extensions.cursor) -> None:
+        super().renew(cursor)
+        cursor.execute("TRUNCATE originals, kept")
+
+    def take(self, cursor: extensions.cursor, batch: Batch, staged: Mapping[str, sql.Identifier]) -> None:
+        """Join the events of a batch, and what the transform returned of them, into ``batch``. ``staged`` are the
+        staging tables, by ``rows`` and ``kept``.
+
+        Raises Failure if the transform has broken a rule.
+        """
+        assert batch.returned is not None, "what the transform returned"  # noqa: S101
+        if batch.staged is None:
+            copy_rows(cursor, sql.Identifier("originals"), batch.rows, self._layout)
+            self._take_kept(cursor, batch.topic, batch.count, batch.returned)
+        else:
+            attempts = [*batch.staged.attempts, *batch.returned.attempts]
+            source = Source(staged["rows"], staged["kept"], attempts)
+            self._take(cursor, batch.topic, batch.count, batch.returned, source)
+
+    def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
+        """The same; the events pass the transform first, and no transaction is open meanwhile."""
+        assert self._transform is not None, "for a replay"  # noqa: S101
+        rows = fetched(cursor, "originals", self._layout.columns)
+        if not rows.num_rows:
+            return Applied(0, 0)
+        with fence.between_transactions(cursor, self.name, keep=not self._dry_run):
+            returned = self._transform(topic, rows)
+        self._copy_originals(cursor, rows)
+        self._take_kept(cursor, topic, rows.num_rows, returned)
+        return super().replay(cursor, topic, topic_id, older_than_horizon=older_than_horizon)
+
+    def _copy_originals(self, cursor: extensions.cursor, rows: pa.Table) -> None:
+        copy_returned(cursor, sql.Identifier("originals"), rows, self._layout.columns, NO_ATTEMPT)
+
+    def _take_kept(self, cursor: extensions.cursor, topic: str, count: int, returned: Returned) -> None:
+        """Take the temporary table of originals, and what was returned of them to this process."""
+        assert returned.rows is not None, "returned to the driver"  # noqa: S101
+        source = Source(sql.Identifier("originals"), sql.Identifier("kept"), [NO_ATTEMPT])
+        copy_returned(cursor, source.kept, returned.rows, self._returned, NO_ATTEMPT)
+        self._take(cursor, topic, count, returned, source)
+
+    def _take(self, cursor: extensions.cursor, topic: str, count: int, returned: Returned, source: Source) -> None:
+        self._attempts = list(source.attempts)
+        of = self._of_originals[topic]
+        columns = [sql.Identifier(column.name) for column in self._returned]
+        statement = sql.SQL(TAKE).format(
+            returned=sql.SQL("").join(sql.SQL(", {}").format(one) for one in columns),
+            of_kept=sql.SQL("").join(sql.SQL(", kept.{}").format(one) for one in columns),
+            originals=source.originals,
+            kept=source.kept,
+            key=sql.SQL(of["key"]),
+            version=sql.SQL(f"original.{of['version']}" if "version" in of else "NULL"),
+            event_type=sql.SQL(of["event_type"].replace("batch.", "original.")),
+        )
+        parameters: dict[str, Any] = {
+            "attempts": self._attempts,
+            "failed_partitions": [partition for partition, _ in returned.failed],
+            "failed_offsets": [offset for _, offset in returned.failed],
+            "failures": list(returned.failed.values()),
+        }
+        cursor.execute(statement, parameters)
+        cursor.execute(COUNT_KEPT)
+        ((joined, filtered, failed),) = cursor.fetchall()
+        if joined != count or joined - filtered - failed != returned.row_count:
+            raise self._broken(cursor, source)
+        self._has_filtered, self._has_failed = bool(filtered), bool(failed)
+        self._of_letters = {
+            "event": "to_jsonb(original) - 'attempt'",
+            "events": sql.SQL(EVENTS_OF_LETTERS).format(originals=source.originals).as_string(cursor),
+        }
+
+    def _leave_out(self, cursor: extensions.cursor) -> tuple[int, int]:
+        filtered = failed = 0
+        if self._has_filtered:
+            cursor.execute(DROP_FILTERED)
+            filtered = cursor.rowcount
+        if self._has_failed:
+            cursor.execute(REJECT_FAILED, [TRANSFORM_FAILED])
+            failed = cursor.rowcount
+        return filtered, failed
+
+    def _broken(self, cursor: extensions.cursor, source: Source) -> Failure:
+        example = sql.SQL(EXAMPLE).format(originals=source.originals, kept=source.kept)
+        cursor.execute(example, {"attempts": self._attempts})
+        found = cursor.fetchone()
+        problem, where = "rows that belong to no event of the batch", ""
+        if found is not None:
+            event_id, partition, offset, is_known = found
+            problem = "several rows of one event" if is_known else "a row that belongs to no event of the batch"
+            where = f": event {event_id}, offset {offset} of partition {partition}"
+        return Failure(
+            f"sink {self.name}: its transform returns {problem}{where}",
+            "it keeps event_id, partition and offset as they are, and returns one row of an event at most",
+            code="transform-breaks-rule",
+        )
+
+
+def _names(of_originals: Mapping[str, str]) -> dict[str, str]:
+    """What SQL may name of ``batch``, given what it may name of the events as they were."""
+    found = {**of_originals, "key": f'"{KEY}"', "event_type": f'batch."{TYPE}"'}
+    found["schema_version"] = found["schema_version"].replace(f"batch.{EVENT_TYPE}", f'batch."{TYPE}"')
+    if "version" in found:
+        found["version"] = f'"{VERSION}"'
+    return found

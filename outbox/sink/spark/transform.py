@@ -1,0 +1,359 @@
+"""A job's `transform`: a function of DataFrames, which its events pass before the projections see them.
+
+    def in_euros(events: DataFrame) -> DataFrame:
+        rates = events.sparkSession.read.schema(RATES).csv(str(FILE))
+        return events.join(broadcast(rates), "currency").withColumn("euros", expr("amount * rate"))
+
+It gets what `outbox.sink.spark.frame.events` gives, and returns a DataFrame with the columns that the projections
+want. It is called for every batch, and for each part of a large one. The rules:
+
+- ``event_id``, ``partition`` and ``offset`` stay as they are, so that each row is known by its event.
+- An event has one row at most. An event without a row is filtered: the sink counts it, and passes it.
+- The same event gives the same row, whatever other events are beside it: a batch that is repeated is cut into other
+  parts. So no aggregates over events, which belong into a projection, and nothing of now or of chance.
+
+A breach of the first two stops the sink, with nothing applied. `outbox.sink.spark.rules` tries all of them in a test.
+
+An event for which the transform fails is found by halves and set aside as `transform failed`. Where more than
+`FAILED_MAX` of a hundred fail, the transform is at fault, and the sink stops.
+
+Records do not pass through the JVM. Tasks read and decode them, and stage what they have read; then only columns pass,
+and other tasks stage the rows that come back (`outbox.sink.postgres.staging`). Between the two there may be a shuffle,
+so nobody knows which attempts of the reading tasks the rows are from. All attempts of a share read the same, so the
+first one that completed counts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from uuid import UUID
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import (
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    TimestampType,
+)
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.events.schema import Column, SqlType, shortened
+from outbox.events.values import NOT_JSON, NUL, decode
+from outbox.kafka.records import batches
+from outbox.sink.batch import Returned
+from outbox.sink.layout import PLACE, Layout
+from outbox.sink.records import Records
+from outbox.sink.spark import frame
+from outbox.sink.spark.part import Part
+from outbox.sink.spark.session import FEW_ROWS, JVM_GONE
+from outbox.sink.spec import SinkSpec
+from outbox.sink.values import ARROW_TYPES
+from outbox.sink.writer import PassingCopier, ReturnedCopier
+
+FAILED_MAX = 10  # of the events that the driver transforms at once
+RESERVED = re.compile(r"attempt|event:.*")  # columns of our own tables
+SUMMARY = "attempt bigint, rows bigint"
+TASK_FAILURE = re.compile(r"TaskFailed: (\{.*\})")
+# Of an executor or of the whole job, and no fault of an event.
+LOST = ("ExecutorLostFailure", "FetchFailed", "cancelled", "SparkContext was shut down", "OutOfMemoryError")
+SQL_TYPES: Mapping[type[DataType], SqlType] = {
+    StringType: "text",
+    ByteType: "bigint",
+    ShortType: "bigint",
+    IntegerType: "bigint",
+    LongType: "bigint",
+    DecimalType: "numeric",
+    FloatType: "double precision",
+    DoubleType: "double precision",
+    BooleanType: "boolean",
+    TimestampType: "timestamptz",
+    DateType: "date",
+}
+PLACE_TYPES: Mapping[str, DataType] = {"event_id": StringType(), "partition": IntegerType(), "offset": LongType()}
+
+Function = Callable[[DataFrame], DataFrame]
+
+
+class TransformFailed(Exception):
+    """The transform, or what Spark evaluates of it, raises an error for one of some events."""
+
+
+class TaskFailed(Exception):
+    """A task of ours cannot read or stage. Spark passes on its text only, which is the Failure as JSON."""
+
+
+class Transform:
+    """The transform of a sink."""
+
+    def __init__(self, spark: SparkSession, spec: SinkSpec) -> None:
+        """Raises Failure if it cannot be imported, or does not return what a sink can take."""
+        self._sink, self._name, self._events = spec.name, str(spec.job.transform), spec.layout
+        self.context = spark.sparkContext
+        self._function = self._load()
+        self._schema = frame.schema(spec.layout)
+        self._large = spark.newSession()  # with Spark's own settings, as the adopter knows them
+        self._small = spark.newSession()
+        for name, value in FEW_ROWS.items():
+            self._small.conf.set(name, value)
+        self.columns = self._columns()
+
+    def apply(self, events: pa.Table) -> Returned:
+        """What it returns of the events of a small batch, which have the columns of the sink's layout and ``topic``.
+
+        Raises Failure if it fails for many of them.
+        """
+        if not events.num_rows:
+            return Returned(self._arrow_schema.empty_table())
+        found, failed = list[pa.Table](), dict[tuple[int, int], str]()
+        waiting = [events]
+        while waiting:
+            some = waiting.pop()
+            try:
+                found.append(self._rows(some))
+            except TransformFailed as error:
+                half = some.num_rows // 2
+                if half:
+                    waiting += [some.slice(half), some.slice(0, half)]
+                    continue
+                failed[some["partition"][0].as_py(), some["offset"][0].as_py()] = str(error)
+                if len(failed) > FAILED_MAX:
+                    raise self._many_failed(events, str(error)) from error
+        rows = pa.concat_tables([self._arrow_schema.empty_table(), *found])
+        return Returned(rows, row_count=rows.num_rows, failed=failed)
+
+    def stage(self, shares: Sequence[Part], read: ReadTask, stage: StageTask) -> Returned:
+        """Let tasks read these shares, and stage what it returns of them.
+
+        Raises TransformFailed if it fails for an event of theirs; Failure if a task cannot read or stage.
+        """
+        numbers = self._large.range(0, len(shares), 1, len(shares))
+        with self._errors():
+            events = numbers.mapInArrow(read, self._schema)
+            summaries = self._selected(self._function(events)).mapInArrow(stage, SUMMARY).collect()
+        return Returned(attempts=[one["attempt"] for one in summaries], row_count=sum(one["rows"] for one in summaries))
+
+    def _rows(self, events: pa.Table) -> pa.Table:
+        with self._errors():
+            frame_ = self._small.createDataFrame(events, self._schema)
+            rows = self._selected(self._function(frame_)).toArrow()
+        try:
+            found = as_columns(rows, self.columns)
+            require_storable(found, self.columns)
+            return found
+        except ValueError as error:  # pa.ArrowInvalid is one
+            raise TransformFailed(shortened(str(error))) from error
+
+    def _load(self) -> Function:
+        if importlib.util.find_spec("pandas") is None:
+            raise self._unusable("PySpark needs pandas for it, which is not installed", "pip install 'pandas>=2.2,<3'")
+        module, _, name = self._name.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise self._unusable(str(error), "correct the job's transform: 'package.module:function'") from error
+        if not callable(found):
+            raise self._unusable("it is no function", "correct the job's transform: 'package.module:function'")
+        function: Function = found
+        return function
+
+    def _columns(self) -> tuple[Column, ...]:
+        """The columns that it returns beside the place of each event."""
+        try:
+            returned = self._function(self._small.createDataFrame([], self._schema))
+            schema = returned.schema
+        except JVM_GONE:
+            raise
+        except Exception as error:
+            raise self._unusable(f"it fails without any event: {_reason(_text(error))}", "correct it") from error
+        types = {field.name: field.dataType for field in schema.fields}
+        wrong = [name for name, type_ in PLACE_TYPES.items() if types.get(name) != type_]
+        if wrong:
+            raise self._unusable(
+                f"it does not return {', '.join(wrong)} as it got them", "keep event_id, partition and offset"
+            )
+        if len(types) < len(schema.fields):
+            names = [field.name for field in schema.fields]
+            raise self._unusable(
+                f"it returns two columns called {next(name for name in names if names.count(name) > 1)}",
+                "drop or rename one",
+            )
+        given = {column.name: column for column in self._events.columns}
+        return tuple(
+            given[name] if name in given and frame.SPARK_TYPES[given[name].type] == type_ else self._new(name, type_)
+            for name, type_ in types.items()
+            if name not in {*PLACE, "topic"}
+        )
+
+    def _new(self, name: str, type_: DataType) -> Column:
+        if RESERVED.fullmatch(name):
+            raise self._unusable(f"it returns a column called {name}, as a column of ours", "rename it")
+        if type(type_) not in SQL_TYPES:
+            raise self._unusable(
+                f"it returns {name} as {type_.simpleString()}, which no table takes",
+                "cast it, or make it a string with to_json",
+            )
+        return Column(name, SQL_TYPES[type(type_)], is_nullable=True)
+
+    def _selected(self, returned: DataFrame) -> DataFrame:
+        """What it returns, in the order that we know. A DataFrame that differs now is a breach of its schema."""
+        return returned.select(*(f"`{name}`" for name in (*PLACE, *(column.name for column in self.columns))))
+
+    @property
+    def _arrow_schema(self) -> pa.Schema:
+        return arrow_schema(self.columns)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Errors of Spark inside the block: the transform's become TransformFailed, others Failure."""
+        try:
+            yield
+        except (PySparkException, *JVM_GONE) as error:
+            text = _text(error)
+            if (found := TASK_FAILURE.search(text)) is not None:
+                raise Failure(**json.loads(found[1])) from error
+            if not isinstance(error, PySparkException) or any(word in text for word in LOST):
+                raise Failure(
+                    f"sink {self._sink}: Spark cannot transform a batch: {_reason(text)}",
+                    "start the sink again",
+                    code="spark-failed",
+                ) from error
+            raise TransformFailed(shortened(_reason(text))) from error
+
+    def _many_failed(self, events: pa.Table, detail: str) -> Failure:
+        first, last = events.slice(0, 1).to_pylist()[0], events.slice(events.num_rows - 1).to_pylist()[0]
+        return Failure(
+            f"sink {self._sink}: its transform {self._name} fails for more than {FAILED_MAX} of {events.num_rows} "
+            f"events, from offset {first['offset']} of partition {first['partition']} to offset {last['offset']} of "
+            f"partition {last['partition']}: {detail}",
+            "correct it and start the sink again: nothing of them was applied",
+            code="transform-failed",
+        )
+
+    def _unusable(self, problem: str, remedy: str) -> Failure:
+        return Failure(f"sink {self._sink}: its transform {self._name}: {problem}", remedy, code="transform-unusable")
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """What an executor runs for each number of a share: it reads and decodes it, stages it, and passes it on."""
+
+    settings: Settings
+    topic: str
+    layout: Layout
+    copier: PassingCopier
+    shares: Sequence[Part]
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The events of these shares."""
+        for batch in numbers:
+            for number in batch["id"].to_pylist():
+                with task_failures():
+                    yield from self._read(number)
+
+    def _read(self, number: int) -> Iterator[pa.RecordBatch]:
+        read = map(Records.of, batches(self.settings, self.topic, self.shares[number].within, require_all=True))
+        for decoded in self.copier(number, read):
+            yield from as_events(self.layout.table(decoded.rows), self.topic).combine_chunks().to_batches()
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """What an executor runs on the rows that the transform returns: it stages them."""
+
+    copier: ReturnedCopier
+    columns: Sequence[Column]
+
+    def __call__(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One row for each task: its attempt, and how many rows it has staged."""
+        attempt, count = self.copier(as_columns(pa.table(batch), self.columns) for batch in rows)
+        yield pa.record_batch({"attempt": pa.array([attempt], pa.int64()), "rows": pa.array([count], pa.int64())})
+
+
+@contextmanager
+def task_failures() -> Iterator[None]:
+    """Errors of our own inside the block reach the driver as they are, and are not taken for the transform's."""
+    try:
+        yield
+    except Exception as error:
+        failure = {
+            "message": getattr(error, "message", f"a task cannot read or stage: {shortened(str(error))}"),
+            "remedy": getattr(error, "remedy", "start the sink again"),
+            "code": getattr(error, "code", "spark-failed"),
+        }
+        raise TaskFailed(json.dumps(failure)) from error
+
+
+def as_events(rows: pa.Table, topic: str) -> pa.Table:
+    """Rows of a layout as a transform gets them."""
+    return rows.add_column(0, "topic", pa.repeat(topic, rows.num_rows))
+
+
+def as_columns(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
+    """Rows that Spark returns as columns of these types. Raises ArrowInvalid for a value that has none."""
+    return rows.select(arrow_schema(columns).names).cast(arrow_schema(columns))
+
+
+def require_storable(rows: pa.Table, columns: Sequence[Column]) -> None:
+    """Raises ValueError for a text that a column of Postgres does not take, of few rows."""
+    for column in columns:
+        if column.type in CHECKS:
+            for value in filter(None, rows[column.name].to_pylist()):
+                try:
+                    CHECKS[column.type](value)
+                except ValueError as error:
+                    raise ValueError(f"column {column.name}: {error}") from None
+
+
+def _no_nul(text: str) -> None:
+    if NUL in text:
+        raise ValueError("a text contains NUL, which Postgres has no text for")
+
+
+def _json(text: str) -> None:
+    try:
+        decode(text.encode())
+    except NOT_JSON as error:
+        raise ValueError(f"no JSON: {error}") from None
+
+
+CHECKS: Mapping[SqlType, Callable[[str], object]] = {"text": _no_nul, "jsonb": _json, "uuid": UUID, "numeric": Decimal}
+
+
+def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
+    """The place of each event, and these columns."""
+    place = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
+    return pa.schema(place | {column.name: ARROW_TYPES[column.type] for column in columns})
+
+
+def _reason(text: str) -> str:
+    """The error at the end of a Python worker's traceback, or the first line of Spark's own."""
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    if "Traceback" not in text:
+        return lines[0] if lines else "no reason given"
+    behind = text.rpartition("Traceback (most recent call last):")[2].splitlines()
+    return next((line for line in behind[1:] if line and not line[0].isspace()), lines[0])
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except JVM_GONE:
+        return "its JVM is gone"

@@ -1,0 +1,210 @@
+"""A sink with a transform: what its projections see, and what becomes of events that are filtered, fail or repeat."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.kafka import topics
+from outbox.sink import spec
+from outbox.sink.spark import reader
+from outbox.sink.spark.part import Part
+from outbox.sink.spark.reader import Reader
+from outbox.sink.spark.transform import Transform
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Counts
+from tests.fixtures.spark_session import leaves_sockets
+from tests.machinery import transforms
+from tests.machinery.seen import PROJECTION, create_tables
+from tests.support.failures import raises
+from tests.support.made_events import Event
+from tests.support.sink_driver import Database, projections_in
+from tests.support.sink_process import Publisher
+from tests.support.topic_reader import topic_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = leaves_sockets
+
+SINK = "weights"
+FEW, MANY = 40, 450  # that the driver reads itself, and that executors read
+SIZES = pytest.mark.parametrize("count", [FEW, MANY], ids=["few", "many"])
+
+
+@dataclass
+class Sink:
+    """A sink of items with a transform. Each run is a driver of its own."""
+
+    settings: Settings
+    spark: SparkSession
+    projections: Path
+    transform: str = transforms.weighed.__name__
+    by: str = "dedup"
+
+    @property
+    def spec(self) -> SinkSpec:
+        job = replace(
+            spec.sinks(self.settings)["dedup"].job,
+            name=SINK,
+            strategy=self.by,
+            projections=self.projections,
+            transform=f"{transforms.__name__}:{self.transform}",
+        )
+        return spec.resolve(self.settings, job)
+
+    def run(self, start: dict[int, int] | None = None) -> Counts:
+        """Apply what the topic has from these offsets on, or from where the sink has come to."""
+        name = topic_of(self.settings)
+        with ExitStack() as opened:
+            connection = opened.enter_context(closing(connect(self.settings, SinkRole.WRITER)))
+            writer = self.spec.job.target.writer(self.settings, connection, self.spec)
+            transform = Transform(self.spark, self.spec)
+            writer.prepare(transform.columns)
+            topic_id = topics.describe(self.settings, name).id
+            one = Reader(self.settings, self.spec, {name: topic_id}, writer.staging, transform)
+            opened.enter_context(closing(one))
+            end = topics.last_stable_offsets(self.settings, name)
+            begin = start or dict.fromkeys(end, 0) | writer.positions(name, topic_id)
+            total, part = Counts(), Part(name, begin, end)
+            while part.count:
+                batch = one.read(self.spark.sparkContext, part)
+                total = Counts(*map(sum, zip(total, writer.apply(batch), strict=True)))
+                writer.clear()
+                part = part.behind(batch.end)
+            writer.close()
+            return total
+
+    def rows(self) -> list[dict[str, object]]:
+        """What the projection has seen, in its order."""
+        found = Database(self.settings, SINK).query("SELECT event FROM seen ORDER BY line", role=SinkRole.OWNER)
+        return [dict(event) for (event,) in found]  # type: ignore[call-overload]
+
+    def letters(self) -> dict[str, str]:
+        return Database(self.settings, SINK).dead_letters()
+
+
+@pytest.fixture
+def sink(topic: Settings, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
+    create_tables(topic)
+    monkeypatch.setattr(reader, "TASK_MIN_RECORDS", 100)  # so that a part has two tasks
+    return Sink(topic, spark, projections_in(tmp_path, PROJECTION, "seen"))
+
+
+def of_units(publisher: Publisher, count: int) -> list[Event]:
+    """Events of three units, one of which is no weight."""
+    units = ["KGM", "GRM", "LTR"]
+    return [replace(event, unit=units[number % 3]) for number, event in enumerate(publisher.events(count))]
+
+
+@SIZES
+@pytest.mark.parametrize("transform", ["weighed", "shuffled"])
+def test_projections_see_what_it_returns_and_filtered_events_are_counted(
+    sink: Sink, publisher: Publisher, count: int, transform: str
+) -> None:
+    sink.transform = transform
+    events = of_units(publisher, count)
+    publisher.send(events)
+    kept = {event.event_id: event for event in events if event.unit in transforms.GRAMS}
+    assert sink.run() == Counts(rows=count, applied=len(kept), filtered=count - len(kept))
+    rows = {row["event_id"]: row for row in sink.rows()}
+    assert rows.keys() == kept.keys()
+    for event_id, event in kept.items():
+        weight = event.quantity * transforms.GRAMS[event.unit]
+        row = rows[event_id]
+        assert (row["weight"], row["day"], row["share"]) == (weight, "2026-11-21", event.quantity / 4)
+        assert (row["quantity"], row["unit"], row["version"]) == (event.quantity, event.unit, event.version)
+        assert not {"stock_after", "grams", "topic"} & row.keys()
+
+
+@SIZES
+@pytest.mark.parametrize("by", ["dedup", "versions", "upsert", "offset-log", "merge"])
+def test_what_is_delivered_again_is_recognised_filtered_or_not(
+    sink: Sink, publisher: Publisher, count: int, by: str
+) -> None:
+    sink.by = by
+    events = of_units(publisher, count)
+    publisher.send(events)
+    first = sink.run()
+    before = sink.rows()
+    again = sink.run(start=dict.fromkeys(topics.last_stable_offsets(sink.settings, topic_of(sink.settings)), 0))
+    assert (again.rows, again.applied) == (count, 0)
+    # `upsert` remembers what it has applied. So a key's last event, if it is filtered, is filtered again.
+    assert again.filtered == 0 or by == "upsert"
+    assert sink.rows() == before
+    assert first.applied == len(before)
+    assert not Database(sink.settings).staging_tables()
+
+
+def test_a_transform_may_read_its_events_twice(sink: Sink, publisher: Publisher) -> None:
+    sink.transform = "read_twice"
+    publisher.send(publisher.events(MANY))
+    publisher.send_raw("key", b"no event", None)
+    assert sink.run() == Counts(rows=MANY, applied=MANY, dead=1)
+    assert all(row["again"] == row["quantity"] for row in sink.rows())
+
+
+@SIZES
+def test_a_transform_may_run_python(sink: Sink, publisher: Publisher, count: int) -> None:
+    sink.transform = "in_python"
+    publisher.send(publisher.events(count))
+    assert sink.run().applied == count
+    assert all(row["tag"] == f"{row['quantity']:08x}" for row in sink.rows())
+
+
+@SIZES
+@pytest.mark.parametrize("transform", ["failing", "failing_in_python", "unreadable"])
+def test_an_event_for_which_it_fails_is_set_aside_alone(
+    sink: Sink, publisher: Publisher, count: int, transform: str
+) -> None:
+    sink.transform = transform
+    events = publisher.events(count)
+    bad = [dataclasses.replace(events[number], quantity=13) for number in (3, count - 5)]
+    events[3], events[count - 5] = bad
+    publisher.send(events)
+    assert sink.run() == Counts(rows=count, applied=count - 2, rejected=2)
+    assert sink.letters() == {event.event_id: "transform failed" for event in bad}
+    assert {row["event_id"] for row in sink.rows()} == {one.event_id for one in events} - {one.event_id for one in bad}
+
+
+@SIZES
+def test_a_transform_that_fails_for_many_stops_the_sink(sink: Sink, publisher: Publisher, count: int) -> None:
+    sink.transform = "always_failing"
+    publisher.send(publisher.events(count))
+    with raises("transform-failed", SINK):
+        sink.run()
+    assert not sink.rows()
+    assert not sink.letters()
+
+
+@SIZES
+@pytest.mark.parametrize("transform", ["doubled", "invented", "moved"])
+def test_a_row_that_is_not_that_of_its_event_stops_the_sink(
+    sink: Sink, publisher: Publisher, count: int, transform: str
+) -> None:
+    sink.transform = transform
+    publisher.send(publisher.events(count))
+    with raises("transform-breaks-rule", SINK):
+        sink.run()
+    assert not sink.rows()
+
+
+def test_a_transform_that_does_not_look_at_all_events_stops_the_sink(sink: Sink, publisher: Publisher) -> None:
+    sink.transform = "limited"
+    publisher.send(publisher.events(20_000))
+    with raises("transform-breaks-rule", SINK):
+        sink.run()
+
+
+@pytest.mark.parametrize("transform", ["without_id", "with_an_array", "ambiguous", "of_nothing", "missing"])
+def test_one_that_no_sink_can_use_is_refused_at_the_start(sink: Sink, transform: str) -> None:
+    sink.transform = transform
+    with raises("transform-unusable", SINK):
+        sink.run()

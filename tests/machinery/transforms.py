@@ -1,0 +1,118 @@
+"""Transforms of item events: good ones, and one for each way to break a rule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as sql
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyspark.sql import DataFrame
+
+GRAMS = {"KGM": 1000, "GRM": 1}
+FAILS_AT = 500_000  # a quantity: about half of a publisher's are above it
+
+
+def weighed(events: DataFrame) -> DataFrame:
+    """The weight of each movement, by a join; what is not sold by weight is filtered."""
+    units = events.sparkSession.createDataFrame(list(GRAMS.items()), "unit string, grams bigint")
+    return (
+        events.join(sql.broadcast(units), "unit")
+        .withColumn("weight", sql.col("quantity").cast("decimal(38,0)") * sql.col("grams"))
+        .withColumn("day", sql.to_date("occurred_at"))
+        .withColumn("share", sql.col("quantity") / sql.lit(4.0))
+        .drop("grams", "stock_after")
+    )
+
+
+def shuffled(events: DataFrame) -> DataFrame:
+    """The same, but each row comes from another task than the one that has read its event."""
+    return weighed(events.repartition(3, "event_id"))
+
+
+def read_twice(events: DataFrame) -> DataFrame:
+    """It reads its events twice: each share has two attempts that come to their end."""
+    others = events.select("event_id", "partition", "offset", sql.col("quantity").alias("again"))
+    return events.join(others.hint("merge"), ["event_id", "partition", "offset"])
+
+
+def in_python(events: DataFrame) -> DataFrame:
+    """It runs Python of its own."""
+    return events.mapInArrow(_tagged, "event_id string, partition int, offset bigint, quantity bigint, tag string")
+
+
+def _tagged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        tags = pa.array([f"{one:08x}" for one in batch["quantity"].to_pylist()], pa.string())
+        names = ["event_id", "partition", "offset", "quantity"]
+        yield pa.record_batch([*(batch[name] for name in names), tags], [*names, "tag"])
+
+
+def failing(events: DataFrame) -> DataFrame:
+    """It fails for a quantity of 13."""
+    return events.withColumn("inverse", sql.expr("1 / (quantity - 13)"))
+
+
+def failing_in_python(events: DataFrame) -> DataFrame:
+    """The same in Python of its own."""
+    return events.mapInArrow(_failing, "event_id string, partition int, offset bigint, quantity bigint")
+
+
+def _failing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        if 13 in batch["quantity"].to_pylist():
+            raise ValueError("thirteen")
+        yield batch.select(["event_id", "partition", "offset", "quantity"])
+
+
+def unreadable(events: DataFrame) -> DataFrame:
+    """Its text for a quantity of 13 is one that Postgres has none like."""
+    return events.withColumn("text", sql.expr("if(quantity = 13, concat('a', char(0)), 'a')"))
+
+
+def always_failing(events: DataFrame) -> DataFrame:
+    """It fails for every event."""
+    return events.withColumn("inverse", sql.expr("1 / (quantity - quantity)"))
+
+
+def doubled(events: DataFrame) -> DataFrame:
+    """Each event has two rows."""
+    return events.union(events)
+
+
+def invented(events: DataFrame) -> DataFrame:
+    """Each row has another event's id."""
+    return events.withColumn("event_id", sql.expr("uuid()"))
+
+
+def moved(events: DataFrame) -> DataFrame:
+    """Each row is at another offset."""
+    return events.withColumn("offset", sql.col("offset") + 1_000_000)
+
+
+def limited(events: DataFrame) -> DataFrame:
+    """It does not look at all events."""
+    return events.limit(10)
+
+
+def without_id(events: DataFrame) -> DataFrame:
+    """It drops the ids."""
+    return events.drop("event_id")
+
+
+def with_an_array(events: DataFrame) -> DataFrame:
+    """It returns what no table takes."""
+    return events.withColumn("numbers", sql.array("quantity"))
+
+
+def ambiguous(events: DataFrame) -> DataFrame:
+    """It returns two columns of one name."""
+    return events.select("*", sql.col("quantity"))
+
+
+def of_nothing(events: DataFrame) -> str:
+    """It returns no DataFrame."""
+    return str(events)
