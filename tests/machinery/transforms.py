@@ -116,3 +116,13 @@ def ambiguous(events: DataFrame) -> DataFrame:
 def of_nothing(events: DataFrame) -> str:
     """It returns no DataFrame."""
     return str(events)
+
+
+def corrected(events: DataFrame) -> DataFrame:
+    """What `failing` has become after a correction."""
+    return events.withColumn("inverse", sql.expr("try_divide(1, quantity - 13)"))
+
+
+def nothing(events: DataFrame) -> DataFrame:
+    """It filters all events."""
+    return events.where("false")

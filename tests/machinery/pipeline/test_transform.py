@@ -14,6 +14,9 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
 from outbox.sink import spec
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Selection
 from outbox.sink.spark import reader
 from outbox.sink.spark.part import Part
 from outbox.sink.spark.reader import Reader
@@ -22,7 +25,7 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from tests.fixtures.spark_session import leaves_sockets
 from tests.machinery import transforms
-from tests.machinery.seen import PROJECTION, create_tables
+from tests.machinery.seen import ORDERED, PROJECTION, create_tables
 from tests.support.failures import raises
 from tests.support.made_events import Event
 from tests.support.sink_driver import Database, projections_in
@@ -81,6 +84,26 @@ class Sink:
                 part = part.behind(batch.end)
             writer.close()
             return total
+
+    def replay(self, *, dry_run: bool = False) -> Replayed:
+        """Replay open letters, as the command does."""
+        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
+            with connection, connection.cursor() as cursor:
+                chosen = Selection(sink=SINK).choose(cursor, with_parked=True)
+            found = repair.replay(
+                connection,
+                {SINK: self.spec},
+                chosen,
+                applier_of=lambda one: one.job.target.applier(self.settings, one, dry_run=dry_run),
+                dry_run=dry_run,
+            )
+            return found.get(SINK, Replayed())
+
+    def refuse(self, *event_ids: str) -> None:
+        """The events that the projection refuses from now on."""
+        with closing(connect(self.settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+            cursor.execute("DELETE FROM unwelcome")
+            cursor.execute("INSERT INTO unwelcome SELECT unnest(%s::uuid[])", [list(event_ids)])
 
     def rows(self) -> list[dict[str, object]]:
         """What the projection has seen, in its order."""
@@ -172,6 +195,68 @@ def test_an_event_for_which_it_fails_is_set_aside_alone(
     assert sink.run() == Counts(rows=count, applied=count - 2, rejected=2)
     assert sink.letters() == {event.event_id: "transform failed" for event in bad}
     assert {row["event_id"] for row in sink.rows()} == {one.event_id for one in events} - {one.event_id for one in bad}
+
+
+@SIZES
+def test_a_replay_goes_through_the_transform_of_today(sink: Sink, publisher: Publisher, count: int) -> None:
+    events = publisher.events(count)
+    failing, refused = replace(events[3], quantity=13), events[5]
+    events[3] = failing
+    publisher.send(events)
+    sink.transform = "failing"
+    sink.refuse(refused.event_id)
+    assert sink.run() == Counts(rows=count, applied=count - 2, rejected=2)
+    assert sink.letters() == {failing.event_id: "transform failed", refused.event_id: "unwelcome"}
+    assert sink.replay() == Replayed(rejected=2)
+    sink.transform = "corrected"
+    sink.refuse()
+    assert sink.replay(dry_run=True) == Replayed(applied=2)
+    assert len(sink.rows()) == count - 2
+    assert sink.replay() == Replayed(applied=2)
+    assert sink.replay() == Replayed()
+    last = {row["event_id"]: row for row in sink.rows()[-2:]}
+    assert last[failing.event_id]["inverse"] is None
+    assert last[refused.event_id]["inverse"] == pytest.approx(1 / (refused.quantity - 13))
+    assert last[refused.event_id]["stock_after"] == refused.total_after
+    assert len(sink.rows()) == count
+
+
+@SIZES
+def test_a_letter_keeps_the_event_as_it_was_before_the_transform(sink: Sink, publisher: Publisher, count: int) -> None:
+    events = of_units(publisher, count)
+    refused = events[0]
+    publisher.send(events)
+    sink.refuse(refused.event_id)
+    sink.run()
+    ((event, key),) = Database(sink.settings, SINK).query("SELECT event, key FROM dead_letters")
+    assert isinstance(event, dict)
+    assert bytes(key).decode() == refused.key  # type: ignore[call-overload]
+    assert (event["stock_after"], event["unit"]) == (refused.total_after, refused.unit)
+    assert not {"weight", "attempt"} & event.keys()
+    # What it has become is filtered: the letter is closed, and nothing is applied.
+    sink.transform = "nothing"
+    before = sink.rows()
+    assert sink.replay() == Replayed(filtered=1)
+    assert sink.rows() == before
+
+
+@SIZES
+def test_what_lies_behind_a_failed_event_waits_for_it(
+    sink: Sink, publisher: Publisher, count: int, tmp_path: Path
+) -> None:
+    events = publisher.events(count)
+    events[3] = replace(events[3], quantity=13)
+    behind = [event.event_id for event in events[4:] if event.key == events[3].key]
+    publisher.send(events)
+    sink.projections = projections_in(tmp_path, ORDERED, "seen")
+    sink.transform = "failing"
+    assert sink.run() == Counts(rows=count, applied=count - 1 - len(behind), rejected=1 + len(behind))
+    assert sink.letters() == {events[3].event_id: "transform failed", **dict.fromkeys(behind, "parked")}
+    sink.transform = "corrected"
+    assert sink.replay() == Replayed(applied=1 + len(behind))
+    assert [row["event_id"] for row in sink.rows() if row["item_id"] == events[3].key] == [
+        event.event_id for event in events if event.key == events[3].key
+    ]
 
 
 @SIZES
