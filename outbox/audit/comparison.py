@@ -436,6 +436,7 @@ def compare_states(declared: Declared, source: Source, state: SinkState) -> Sink
         parked=sum(letter.is_open for letter in state.letters.values()),
         discarded=state.discarded,
         duplicates=state.duplicates,
+        filtered=state.filtered,
         not_compared=state.not_compared,
     )
     for comparison in () if state.not_compared else declared.comparisons_of(state.name):

@@ -217,6 +217,7 @@ class SinkReport:
     first_parked: str = ""
     discarded: Mapping[str, int] = field(default_factory=dict)  # by reason, how many dead letters
     duplicates: int = 0  # duplicates that it has skipped, ever
+    filtered: int = 0  # events that its transform has left out, ever
     not_compared: str = ""  # why none of its totals is compared, if so
 
     @property
@@ -277,6 +278,7 @@ class SinkReport:
             "lost": self.lost,
             "parked": self.parked,
             "duplicates": self.duplicates,
+            "filtered": self.filtered,
             "comparisons": [one.as_dict() for one in self.comparisons],
             "not_compared": self.not_compared,
         }

@@ -38,6 +38,7 @@ class SinkState:
     letters: Mapping[bytes, Letter] = field(default_factory=dict)  # by event id
     discarded: Mapping[str, int] = field(default_factory=dict)  # by reason, how many dead letters
     duplicates: int = 0  # skipped, ever
+    filtered: int = 0  # left out by its transform, ever
     carries: Literal["events", "states"] = "events"
     takes_states: bool = False  # an applied event supersedes the earlier events of its key
     not_compared: str = ""  # why none of its totals is compared, if so
@@ -62,7 +63,8 @@ def read(settings: Settings, declared: Declared) -> Sinks:
     targets = _targets(settings, declared)  # before their dead letters
     with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
         reader = _Reader(connection, declared, targets)
-        states = [reader.state(name, count) for name, count in _duplicates(cursor).items() if reader.is_ours(name)]
+        counts = _counts(cursor)
+        states = [reader.state(name, *of_sink) for name, of_sink in counts.items() if reader.is_ours(name)]
         read_by_any = set[str]()
         for one in reader.queries:
             read_by_any |= tables_read(connection, one)
@@ -96,10 +98,16 @@ class _Reader:
         positions = self._positions.get(name, {})
         return spec is None or not positions or not positions.keys().isdisjoint(spec.decoders)
 
-    def state(self, name: str, duplicates: int) -> SinkState:
+    def state(self, name: str, duplicates: int, filtered: int) -> SinkState:
         """The state of a sink."""
         spec = self._declared.sink(name)
-        state = SinkState(name, self._positions.get(name, {}), bases=self._bases.get(name, {}), duplicates=duplicates)
+        state = SinkState(
+            name,
+            self._positions.get(name, {}),
+            bases=self._bases.get(name, {}),
+            duplicates=duplicates,
+            filtered=filtered,
+        )
         if spec is None:
             return replace(state, not_compared=UNDECLARED, is_declared=False)
         comparisons = self._declared.comparisons_of(name)
@@ -176,9 +184,10 @@ def _targets(settings: Settings, declared: Declared) -> dict[str, TargetState]:
     return {name: state for name, state in found.items() if state is not None}
 
 
-def _duplicates(cursor: extensions.cursor) -> dict[str, int]:
-    cursor.execute("SELECT name, duplicates FROM sinks ORDER BY name")
-    return dict(cursor.fetchall())
+def _counts(cursor: extensions.cursor) -> dict[str, tuple[int, int]]:
+    """By sink how many duplicates it has skipped, and how many events its transform has left out."""
+    cursor.execute("SELECT name, duplicates, filtered FROM sinks ORDER BY name")
+    return {name: (duplicates, filtered) for name, duplicates, filtered in cursor}
 
 
 def _by_topic(cursor: extensions.cursor, query: str) -> dict[str, dict[str, dict[Any, int]]]:

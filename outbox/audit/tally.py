@@ -113,6 +113,7 @@ class Tally:
             [one.report for one in self.compared],
             discarded=state.discarded,
             duplicates=state.duplicates,
+            filtered=state.filtered,
             not_compared=state.not_compared,
         )
         self._met: set[bytes] = set()  # letters whose event is on a topic or in the outbox

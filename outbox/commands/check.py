@@ -143,6 +143,8 @@ def _sink(sink: SinkReport) -> Iterator[Line]:
     yield f"sink {sink.name}", f"{sink.in_flight} in flight, {sink.parked} parked{lost}{not_compared}"
     if sink.discarded:
         yield "", f"{sum(sink.discarded.values())} discarded: {_reasons(sink.discarded)}"
+    if sink.filtered:
+        yield "", f"{plural(sink.filtered, 'event')} filtered by its transform"
     for comparison in sink.comparisons:
         yield from _comparison(comparison)
 

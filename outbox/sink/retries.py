@@ -20,6 +20,7 @@ PASSING = {
     "table-failed",
     "table-locked",
     "topic-silent",
+    "transform-failed",  # what it reads may be away
 }
 FIRST_DELAY_S = 1.0
 MAX_DELAY_S = 60.0

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+FILE: list[str] = []  # that a test has made
 GRAMS = {"KGM": 1000, "GRM": 1}
 FAILS_AT = 500_000  # a quantity: about half of a publisher's are above it
 
@@ -126,3 +127,9 @@ def corrected(events: DataFrame) -> DataFrame:
 def nothing(events: DataFrame) -> DataFrame:
     """It filters all events."""
     return events.where("false")
+
+
+def with_a_file(events: DataFrame) -> DataFrame:
+    """It joins its events with a file."""
+    units = events.sparkSession.read.schema("unit string, grams bigint").csv(FILE[0])
+    return events.join(sql.broadcast(units), "unit")

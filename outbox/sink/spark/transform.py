@@ -29,6 +29,7 @@ import importlib
 import importlib.util
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from decimal import Decimal
 from uuid import UUID
 
 import pyarrow as pa
+from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
@@ -134,8 +136,8 @@ class Transform:
                     waiting += [some.slice(half), some.slice(0, half)]
                     continue
                 failed[some["partition"][0].as_py(), some["offset"][0].as_py()] = str(error)
-                if len(failed) > FAILED_MAX:
-                    raise self._many_failed(events, str(error)) from error
+                if len(failed) > FAILED_MAX or self._fails_for(events.slice(0, 0)):
+                    raise self._failed(events, str(error)) from error
         rows = pa.concat_tables([self._arrow_schema.empty_table(), *found])
         return Returned(rows, row_count=rows.num_rows, failed=failed)
 
@@ -145,15 +147,15 @@ class Transform:
         Raises TransformFailed if it fails for an event of theirs; Failure if a task cannot read or stage.
         """
         numbers = self._large.range(0, len(shares), 1, len(shares))
+        returned = self._returned(numbers.mapInArrow(read, self._schema))
         with self._errors():
-            events = numbers.mapInArrow(read, self._schema)
-            summaries = self._selected(self._function(events)).mapInArrow(stage, SUMMARY).collect()
+            summaries = returned.mapInArrow(stage, SUMMARY).collect()
         return Returned(attempts=[one["attempt"] for one in summaries], row_count=sum(one["rows"] for one in summaries))
 
     def _rows(self, events: pa.Table) -> pa.Table:
+        returned = self._returned(self._small.createDataFrame(events, self._schema))
         with self._errors():
-            frame_ = self._small.createDataFrame(events, self._schema)
-            rows = self._selected(self._function(frame_)).toArrow()
+            rows = returned.toArrow()
         try:
             found = as_columns(rows, self.columns)
             require_storable(found, self.columns)
@@ -179,8 +181,8 @@ class Transform:
         try:
             returned = self._function(self._small.createDataFrame([], self._schema))
             schema = returned.schema
-        except JVM_GONE:
-            raise
+        except Py4JNetworkError:
+            raise  # the JVM is gone
         except Exception as error:
             raise self._unusable(f"it fails without any event: {_reason(_text(error))}", "correct it") from error
         types = {field.name: field.dataType for field in schema.fields}
@@ -212,9 +214,31 @@ class Transform:
             )
         return Column(name, SQL_TYPES[type(type_)], is_nullable=True)
 
-    def _selected(self, returned: DataFrame) -> DataFrame:
-        """What it returns, in the order that we know. A DataFrame that differs now is a breach of its schema."""
-        return returned.select(*(f"`{name}`" for name in (*PLACE, *(column.name for column in self.columns))))
+    def _returned(self, events: DataFrame) -> DataFrame:
+        """The DataFrame that it returns, with the columns in the order that we know.
+
+        Raises Failure if it raises an error: it has not looked at an event yet, so none is to blame.
+        """
+        names = [f"`{name}`" for name in (*PLACE, *(column.name for column in self.columns))]
+        try:
+            return self._function(events).select(names)
+        except Py4JNetworkError:
+            raise  # the JVM is gone
+        except Exception as error:
+            raise Failure(
+                f"sink {self._sink}: its transform {self._name} fails before it looks at an event: "
+                f"{shortened(_reason(_text(error)))}",
+                "see to what it reads, or correct it; then start the sink again: no event was applied",
+                code="transform-failed",
+            ) from error
+
+    def _fails_for(self, events: pa.Table) -> bool:
+        """Whether it fails for these. If it does for none, no event is to blame: a file that it reads may be gone."""
+        try:
+            self._rows(events)
+        except TransformFailed:
+            return True
+        return False
 
     @property
     def _arrow_schema(self) -> pa.Schema:
@@ -237,13 +261,15 @@ class Transform:
                 ) from error
             raise TransformFailed(shortened(_reason(text))) from error
 
-    def _many_failed(self, events: pa.Table, detail: str) -> Failure:
-        first, last = events.slice(0, 1).to_pylist()[0], events.slice(events.num_rows - 1).to_pylist()[0]
+    def _failed(self, events: pa.Table, detail: str) -> Failure:
+        offsets: dict[int, list[int]] = defaultdict(list)
+        for partition, offset in zip(events["partition"].to_pylist(), events["offset"].to_pylist(), strict=True):
+            offsets[partition].append(offset)
+        places = ", ".join(f"{partition}: {min(of)} to {max(of)}" for partition, of in sorted(offsets.items()))
         return Failure(
-            f"sink {self._sink}: its transform {self._name} fails for more than {FAILED_MAX} of {events.num_rows} "
-            f"events, from offset {first['offset']} of partition {first['partition']} to offset {last['offset']} of "
-            f"partition {last['partition']}: {detail}",
-            "correct it and start the sink again: nothing of them was applied",
+            f"sink {self._sink}: its transform {self._name} fails for many events of a batch, or for none at all; by "
+            f"partition, their offsets are {places}: {detail}",
+            "correct it, or see to what it reads, and start the sink again: nothing of them was applied",
             code="transform-failed",
         )
 

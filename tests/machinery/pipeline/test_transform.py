@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +52,7 @@ class Sink:
     projections: Path
     transform: str = transforms.weighed.__name__
     by: str = "dedup"
+    started: Callable[[], object] = lambda: None  # what happens then
 
     @property
     def spec(self) -> SinkSpec:
@@ -71,6 +73,7 @@ class Sink:
             writer = self.spec.job.target.writer(self.settings, connection, self.spec)
             transform = Transform(self.spark, self.spec)
             writer.prepare(transform.columns)
+            self.started()
             topic_id = topics.describe(self.settings, name).id
             one = Reader(self.settings, self.spec, {name: topic_id}, writer.staging, transform)
             opened.enter_context(closing(one))
@@ -279,6 +282,23 @@ def test_a_row_that_is_not_that_of_its_event_stops_the_sink(
     with raises("transform-breaks-rule", SINK):
         sink.run()
     assert not sink.rows()
+
+
+@SIZES
+def test_no_event_is_to_blame_for_a_file_that_is_gone(
+    sink: Sink, publisher: Publisher, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "units.csv"
+    file.write_text("KGM,1000\nGRM,1\nLTR,0\n")
+    monkeypatch.setattr(transforms, "FILE", [str(file)])
+    publisher.send(of_units(publisher, count))
+    sink.transform, sink.started = "with_a_file", file.unlink
+    with raises("transform-failed", SINK):
+        sink.run()
+    assert not sink.letters()
+    file.write_text("KGM,1000\nGRM,1\nLTR,0\n")
+    sink.started = lambda: None
+    assert sink.run() == Counts(rows=count, applied=count)
 
 
 def test_a_transform_that_does_not_look_at_all_events_stops_the_sink(sink: Sink, publisher: Publisher) -> None:

@@ -38,7 +38,7 @@ class TestCounts:
     def test_all_is_there_as_zero_once_a_sink_has_started(self) -> None:
         metrics = Metrics()
         metrics.started("a", {"t": {0: 5}})
-        for name in ("rows", "duplicates", "skipped", "dead_letters"):
+        for name in ("rows", "duplicates", "skipped", "filtered", "dead_letters"):
             assert value(metrics, f"outbox_sink_{name}_total", sink="a") == 0
         for stage in ("read", "apply"):
             assert value(metrics, "outbox_sink_batch_duration_seconds_count", sink="a", stage=stage) == 0
