@@ -18,9 +18,11 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.commands.moment import Moment
 from outbox.sink import spec
+from outbox.sink.applier import Applier
 from outbox.sink.dead_letters import OLDER_THAN_HORIZON
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.selection import Chosen, Selection
+from outbox.sink.spec import SinkSpec
 
 SHOWN = 100  # in a table, unless --limit says otherwise
 WIDEST = 40
@@ -132,7 +134,7 @@ def replay(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bo
             connection,
             spec.sinks(settings),
             letters,
-            applier_of=lambda one: one.job.target.applier(settings, one, dry_run=dry_run),
+            applier_of=lambda one: _applier(settings, one, dry_run=dry_run),
             older_than_horizon=older_than_horizon,
             dry_run=dry_run,
         )
@@ -220,6 +222,14 @@ def _json(letter: dict[str, Any]) -> dict[str, Any]:
         else:
             found[name] = value.isoformat() if isinstance(value, datetime) else value
     return found
+
+
+def _applier(settings: Settings, one: SinkSpec, *, dry_run: bool) -> Applier:
+    if one.job.transform is None:
+        return one.job.target.applier(settings, one, dry_run=dry_run)
+    from outbox.sink.spark import transform  # most replays do without Spark
+
+    return transform.applier(settings, one, dry_run=dry_run)
 
 
 def _table(letters: list[dict[str, Any]]) -> str:

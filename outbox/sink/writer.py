@@ -14,12 +14,12 @@ import pyarrow as pa
 from psycopg2 import extensions
 
 from outbox.base.database import database_errors
-from outbox.base.errors import Failure
 from outbox.events.schema import Column
 from outbox.sink import fence, generations, positions, skipped
 from outbox.sink.batch import Batch, Decoded, Staged
 from outbox.sink.generations import Beginning, TopicOffsets
 from outbox.sink.records import Records
+from outbox.sink.target import no_transform
 
 if TYPE_CHECKING:
     from outbox.sink.spec import SinkSpec
@@ -106,11 +106,7 @@ class SinkWriter(ABC):
         Raises Failure if the target takes no transform.
         """
         del returned
-        raise Failure(
-            f"sink {self.name}: its target takes no transform",
-            "leave the transform out, or choose PostgresTarget",
-            code="transform-unsupported",
-        )
+        raise no_transform(self.name)
 
     @property
     def _epoch(self) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from psycopg2 import extensions
 
 from outbox.base.settings import Settings
+from outbox.events.schema import Column
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.transforming import TransformingApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spec import SinkSpec
-from outbox.sink.target import Target
+from outbox.sink.target import Target, Transform
 from outbox.sink.writer import SinkWriter
 
 
@@ -19,16 +22,10 @@ class PostgresTarget(Target):
     def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec) -> SinkWriter:  # noqa: ARG002
         return PostgresWriter(connection, spec)
 
-    def applier(self, settings: Settings, spec: SinkSpec, *, dry_run: bool) -> PostgresApplier:
-        if spec.job.transform is None:
-            return PostgresApplier(spec)
-        from outbox.sink.spark.session import session
-        from outbox.sink.spark.transform import Transform, as_events
+    def applier(self, settings: Settings, spec: SinkSpec, *, dry_run: bool) -> PostgresApplier:  # noqa: ARG002
+        return PostgresApplier(spec)
 
-        transform = Transform(session(settings, [self]), spec)
-        return TransformingApplier(
-            spec,
-            transform.columns,
-            lambda topic, rows: transform.apply(as_events(rows, topic)),
-            dry_run=dry_run,
-        )
+    def transforming_applier(
+        self, spec: SinkSpec, returned: Sequence[Column], transform: Transform, *, dry_run: bool
+    ) -> TransformingApplier:
+        return TransformingApplier(spec, returned, transform, dry_run=dry_run)

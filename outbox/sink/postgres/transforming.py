@@ -8,7 +8,7 @@ no event, and a second one of an event, are found there too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.rows import fetched
 from outbox.sink.postgres.staging import copy_returned, copy_rows, definitions
 from outbox.sink.spec import SinkSpec
+from outbox.sink.target import Transform
 
 NO_ATTEMPT = 0  # of rows in the temporary tables, which are all of one batch
 TRANSFORM_FAILED = "transform failed"
@@ -96,7 +97,7 @@ class TransformingApplier(PostgresApplier):
         self,
         spec: SinkSpec,
         returned: Sequence[Column],
-        transform: Callable[[str, pa.Table], Returned] | None = None,
+        transform: Transform | None = None,
         *,
         dry_run: bool = False,
     ) -> None:

@@ -1,8 +1,8 @@
 """A job's `transform`: a function of DataFrames, which its events pass before the projections see them.
 
-    def in_euros(events: DataFrame) -> DataFrame:
-        rates = events.sparkSession.read.schema(RATES).csv(str(FILE))
-        return events.join(broadcast(rates), "currency").withColumn("euros", expr("amount * rate"))
+    def weighed(events: DataFrame) -> DataFrame:
+        units = events.sparkSession.read.schema("unit string, grams bigint").csv(str(FILE))
+        return events.join(broadcast(units), "unit").withColumn("weight", expr("quantity * grams"))
 
 It gets what `outbox.sink.spark.frame.events` gives, and returns a DataFrame with the columns that the projections
 want. It is called for every batch, and for each part of a large one. The rules:
@@ -60,12 +60,13 @@ from outbox.base.settings import Settings
 from outbox.events.schema import Column, SqlType, shortened
 from outbox.events.values import NOT_JSON, NUL, decode
 from outbox.kafka.records import batches
+from outbox.sink.applier import Applier
 from outbox.sink.batch import Returned
 from outbox.sink.layout import PLACE, Layout
 from outbox.sink.records import Records
 from outbox.sink.spark import frame
 from outbox.sink.spark.part import Part
-from outbox.sink.spark.session import FEW_ROWS, JVM_GONE
+from outbox.sink.spark.session import FEW_ROWS, JVM_GONE, session
 from outbox.sink.spec import SinkSpec
 from outbox.sink.values import ARROW_TYPES
 from outbox.sink.writer import PassingCopier, ReturnedCopier
@@ -311,6 +312,18 @@ class StageTask:
         """One row for each task: its attempt, and how many rows it has staged."""
         attempt, count = self.copier(as_columns(pa.table(batch), self.columns) for batch in rows)
         yield pa.record_batch({"attempt": pa.array([attempt], pa.int64()), "rows": pa.array([count], pa.int64())})
+
+
+def applier(settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
+    """What applies the events of dead letters to a sink with a transform.
+
+    Raises Failure if its transform cannot be used, or if Spark does not start.
+    """
+    target = spec.job.target
+    transform = Transform(session(settings, [target]), spec)
+    return target.transforming_applier(
+        spec, transform.columns, lambda topic, rows: transform.apply(as_events(rows, topic)), dry_run=dry_run
+    )
 
 
 @contextmanager

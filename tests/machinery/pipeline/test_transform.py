@@ -21,7 +21,7 @@ from outbox.sink.repair.selection import Selection
 from outbox.sink.spark import reader
 from outbox.sink.spark.part import Part
 from outbox.sink.spark.reader import Reader
-from outbox.sink.spark.transform import Transform
+from outbox.sink.spark.transform import Transform, applier
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from tests.fixtures.spark_session import leaves_sockets
@@ -97,7 +97,7 @@ class Sink:
                 connection,
                 {SINK: self.spec},
                 chosen,
-                applier_of=lambda one: one.job.target.applier(self.settings, one, dry_run=dry_run),
+                applier_of=lambda one: applier(self.settings, one, dry_run=dry_run),
                 dry_run=dry_run,
             )
             return found.get(SINK, Replayed())
