@@ -40,6 +40,7 @@ from outbox.audit.sinks import SinkState
 from outbox.audit.topic_log import TopicEnd
 from outbox.audit.versions import Versions
 from outbox.base.settings import Settings
+from outbox.events.values import KEY_MAX_BYTES
 
 IDENTITY_BYTES = 32
 
@@ -143,6 +144,7 @@ def identity(settings: Settings, declared: Declared) -> str:
             [kind.schema.name, kind.schema.document, kind.upcaster and [kind.upcaster.source, *kind.upcaster.names]]
             for kind in declared.kinds
         ],
+        "key_max_bytes": KEY_MAX_BYTES,
         "id_age_max_days": settings.sink_id_age_max_days,
         "sinks": {
             name: {topic: sorted(decoder.types) for topic, decoder in spec.decoders.items()}

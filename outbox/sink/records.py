@@ -24,7 +24,7 @@ from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Wanted
 from outbox.events.schema import Column, EventSchema, Rejection, shortened
 from outbox.events.upcasting import UPCAST_FAILED, Upcaster
-from outbox.events.values import NOT_JSON, convert, decode, is_deep, may_be_deep, parse_json
+from outbox.events.values import KEY_MAX_BYTES, NOT_JSON, convert, decode, is_deep, may_be_deep, parse_json
 from outbox.kafka import headers as kafka_headers
 from outbox.sink.batch import DeadRecord, Decoded, Traced
 from outbox.sink.values import ARROW_TYPES, convert_all
@@ -170,6 +170,16 @@ class RecordDecoder(ABC):
     def record(self, record: Record) -> Event | Rejection | Skipped:
         """The event of a record, or why it is none, or that it was not asked for."""
 
+    def bounded(self, found: Event | Rejection | Skipped) -> Event | Rejection | Skipped:
+        """The same, unless it is an event whose key is too long for the indexes of the sink's tables."""
+        if not isinstance(found, Event):
+            return found
+        columns = self.types[found.name]
+        place = next(place for place, column in enumerate(columns) if column.name == self.key)
+        if columns[place].type != "text" or len(str(found.values[place]).encode()) <= KEY_MAX_BYTES:
+            return found
+        return Rejection("schema violation", f"$.{self.key}: a key of more than {KEY_MAX_BYTES} bytes")
+
     def event_id(self, record: Record) -> str | None:
         """The id by which a dead letter of the record is known; None if it has no UUID."""
         event_id = _text(dict(record.headers).get("id"))
@@ -183,7 +193,7 @@ class RecordDecoder(ABC):
         traced: list[Traced] = []
         skipped: Counter[str] = Counter()
         for record, partition, offset in records:
-            found = self.record(record)
+            found = self.bounded(self.record(record))
             if isinstance(found, Skipped):
                 skipped[found.name] += 1
                 continue
@@ -246,6 +256,8 @@ class EventDecoder(RecordDecoder):
             for version, (schema, upcaster) in one.accepts.items()
         }
         self.at_once = AT_ONCE * min(max(len(self.types), 1), AT_ONCE_EVENTS_MAX)
+        keys = (column for columns in self.types.values() for column in columns if column.name == self.key)
+        self._has_text_keys = any(column.type == "text" for column in keys)
         self._takes_all = any(one.by_aggregate for one in wanted)
         self._takes_every_version = {one.schema.type for one in wanted if not one.by_version}
         schemas = [schema for aggregate in aggregates for schema in aggregate.schemas]
@@ -382,7 +394,7 @@ class EventDecoder(RecordDecoder):
                 one.name: convert_all(one.type, [value.get(one.name) for value in values]) for one in known.columns
             }
             keys = pa.array(records.keys, pa.binary()).cast(pa.string())
-            if not keys.equals(arrays[self.key].cast(pa.string())):
+            if not keys.equals(arrays[self.key].cast(pa.string())) or self._is_any_too_long(keys):
                 return None
         except ValueError:
             return None
@@ -392,6 +404,9 @@ class EventDecoder(RecordDecoder):
             "offset": pa.array(records.offsets, pa.int64()),
         }
         return Decoded({known.name: pa.table({**places, **arrays})}, [], _traced(headers, list(places.values())))
+
+    def _is_any_too_long(self, keys: pa.Array) -> bool:
+        return self._has_text_keys and pc.max(pc.binary_length(keys)).as_py() > KEY_MAX_BYTES
 
     def _are_ids(self, ids: pa.Array, recorded_ms: Sequence[int]) -> bool:
         """Whether these can be the ids of events recorded then. Of times it looks at the first and the last only."""
