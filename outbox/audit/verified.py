@@ -66,6 +66,7 @@ class TopicPoint(msgspec.Struct, frozen=True):
     acknowledged: int = 0  # of them, those that break the contract and whose dead letters were discarded
     events: dict[str, EventsBefore] = {}  # by name
     versions: dict[str, tuple[int, int]] = {}  # by key the lowest and the highest; there is each version in between
+    partitions: dict[str, int] = {}  # by key, also of events that came later
     since_ms: int = 0  # a row of the outbox from before this moment is verified
     letters: dict[str, bytes] = {}  # by sink, those of records before the point (`outbox.audit.letters.digest`)
     # By event id in hex, the numbers of events before the point that have a dead letter which does not say them.

@@ -165,6 +165,42 @@ def test_a_projection_that_does_not_say_so_goes_on(statement: Statement) -> None
     assert Database(statement.settings).query("SELECT version FROM statement WHERE sink = 'hasty'") == [(1,), (3,)]
 
 
+# As docs/adopting.md has it: the version of each item is stored, and an event that is not above it is refused.
+LATE = """
+-- ordered
+-- [refuse]
+INSERT INTO rejections (event_id, reason, detail)
+SELECT new.event_id, 'late', format('version %%s after %%s', new.version, stored.version)
+  FROM new_events AS new
+  JOIN latest AS stored ON stored.sink = %(sink)s AND stored.item_id = new.item_id
+ WHERE new.version <= stored.version;
+-- [apply]
+INSERT INTO latest AS stored (sink, item_id, version)
+SELECT %(sink)s, item_id, max(version) FROM new_events GROUP BY item_id ORDER BY item_id
+ON CONFLICT (sink, item_id) DO UPDATE SET version = excluded.version;
+"""
+LATEST = """
+CREATE TABLE latest (sink text, item_id uuid, version bigint, PRIMARY KEY (sink, item_id));
+GRANT SELECT, INSERT, UPDATE ON latest TO {writer};
+"""
+
+
+def test_a_late_event_is_refused_by_the_version_that_is_stored(databases: Settings, tmp_path: Path) -> None:
+    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute(LATEST.replace("{writer}", databases.role_name(SinkRole.WRITER)))
+    one, other = of_key(0), of_key(1)
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+        sink = sink_on(connection, projections=projections_in(tmp_path, LATE, "latest"))
+        assert sink.apply(batch([one[1], one[0], other[0]])).applied == 3, "within a batch the order does not matter"
+        assert sink.apply(batch([one[3]], start=3)).applied == 1
+        late = [one[2], one[4], other[1]]
+        assert sink.apply(batch(late, start=4)) == Counts(rows=3, applied=1, rejected=2)
+        assert sink.apply(batch([one[0], one[3]], start=7)) == Counts(rows=2, duplicates=2)
+    database = Database(databases)
+    assert database.query("SELECT version FROM latest ORDER BY item_id") == [(4,), (2,)]
+    assert database.dead_letters() == {one[2].event_id: "late", one[4].event_id: "parked"}
+
+
 LETTERS = """
 INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", key, event, value, reason, detail)
 SELECT %(sink)s, 'other-' || number, %(topic)s, 'topic-1', 0, number, convert_to('key-' || number, 'UTF8'),
