@@ -202,7 +202,8 @@ def recreate(settings: Settings, name: str) -> None:
 
 
 def delete(settings: Settings, name: str) -> None:
-    AdminClient(client_config(settings)).delete_topics([name])[name].result(TIMEOUT_S)
+    admin = AdminClient(client_config(settings))
+    admin.delete_topics([name])[name].result(TIMEOUT_S)
     wait_for("the topic to be gone", lambda: not topics.exists(settings, name), timeout_s=TIMEOUT_S)
 
 
