@@ -86,6 +86,8 @@ class _TopicComparison:
         self._tallies = [tally.of(topic) for tally in tallies if topic.name in tally.topics]
         self._earliest: dict[int, tuple[int, int]] = {}  # by partition, offset and time of the outbox's first event
         self._latest_ms = 0  # the time of the outbox's latest event that is on the topic
+        self._partitions = dict(point.partitions)  # by key, that of its first event
+        self._spread: dict[str, set[int]] = defaultdict(set)  # by key, its partitions if there are several
         # By key, of the events on the topic that are not foreign.
         self._versions = point.counted_versions()
         self._unclear: set[str] = set()  # keys whose versions have to be counted one by one
@@ -114,6 +116,9 @@ class _TopicComparison:
         for event_id, event in bucket.delivered:
             counts = self._counts[event.kind]
             counts.delivered += 1
+            partition = self._partitions.setdefault(event.key, event.partition)
+            if partition != event.partition:
+                self._spread[event.key] |= {partition, event.partition}
             if bucket.firsts[event_id] is not event:
                 counts.duplicates += 1
                 for tally in self._tallies:
@@ -238,6 +243,10 @@ class _TopicComparison:
     def finish(self) -> None:
         """Count the versions that no event on the topic has. Each record that breaks the contract explains one."""
         self.report.lost.sort()  # the oldest first: UUIDv7s sort by time
+        self.report.spread_keys = len(self._spread)
+        if self._spread:
+            key, found_on = min(self._spread.items())
+            self.report.first_spread = f"key {key}, partitions {', '.join(map(str, sorted(found_on)))}"
         gaps: dict[str, int] = {}
         for key in self._unclear:
             found, before = self._versions[key], self.point.versions.get(key)
@@ -249,6 +258,10 @@ class _TopicComparison:
         if gaps:
             worst = max(gaps, key=lambda key: (gaps[key], key))
             self.report.most_missing = f"key {worst}, {gaps[worst]}"
+
+    def partitions(self) -> dict[str, int]:
+        """By key, the partition of its events, if none is on two."""
+        return self._partitions
 
     def letters(self, before: Mapping[int, int]) -> dict[str, bytes]:
         """By sink, its letters of records before these offsets."""
@@ -281,6 +294,7 @@ class _Advance:
         self._topic_id = seen.logs.ends[comparison.topic.number].topic_id or ""
         self._next_offsets = comparison.next_offsets()
         self._letters = comparison.letters(self._next_offsets)
+        self._partitions = comparison.partitions()
         self._unsaid, self._numbers = comparison.unsaid(), dict(self._point.numbers)
         self._versions: dict[str, list[int]] = {key: list(one) for key, one in self._point.versions.items()}
         self._records, self._acknowledged = self._point.records, self._point.acknowledged
@@ -324,6 +338,7 @@ class _Advance:
                 for name, (delivered, duplicates) in self._events.items()
             },
             versions={key: (lowest, highest) for key, (lowest, highest) in self._versions.items()},
+            partitions=self._partitions,
             since_ms=self._open_ms - LATE_MS,
             letters=self._letters,
             numbers=self._numbers,

@@ -97,6 +97,8 @@ class TopicReport:
     most_missing: str = ""  # the key that misses most
     repeated_versions: int = 0  # versions of a key that different events have
     first_repeated: str = ""
+    spread_keys: int = 0  # keys whose events are on several partitions
+    first_spread: str = ""
     lost: list[str] = field(default_factory=list)  # ids of events that the topic has skipped
     foreign: Foreign = field(default_factory=Foreign)
 
@@ -132,12 +134,14 @@ class TopicReport:
         broken = f"{plural(malformed.count, 'record')} violate the contract: {reasons}"
         lost = f"{plural(len(self.lost), 'event')} lost: in the outbox, skipped on the topic"
         repeated = f"{plural(self.repeated_versions, 'version')} of a key on different events"
+        spread = f"{plural(self.spread_keys, 'key')} with events on several partitions, which have no common order"
         return [
             ("nothing-compared", "nothing was compared: no record is a valid event", nothing, "", ""),
             ("malformed-records", broken, malformed.count, malformed.first, ""),
             ("events-lost", lost, len(self.lost), self.lost[0] if self.lost else "", ""),
             ("versions-missing", f"{plural(missing, 'version')} missing", missing, "", self.most_missing),
             ("versions-repeated", repeated, self.repeated_versions, self.first_repeated, ""),
+            ("keys-spread", spread, self.spread_keys, self.first_spread, ""),
             (
                 "foreign-events",
                 f"{plural(foreign.count, 'event')} never in the outbox",
@@ -174,6 +178,7 @@ class TopicReport:
             "pruned": self.pruned,
             "missing_versions": self.missing_versions,
             "repeated_versions": self.repeated_versions,
+            "spread_keys": self.spread_keys,
         }
 
 

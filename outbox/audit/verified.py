@@ -40,6 +40,7 @@ from outbox.audit.sinks import SinkState
 from outbox.audit.topic_log import TopicEnd
 from outbox.audit.versions import Versions
 from outbox.base.settings import Settings
+from outbox.events.values import KEY_MAX_BYTES
 
 IDENTITY_BYTES = 32
 
@@ -65,6 +66,7 @@ class TopicPoint(msgspec.Struct, frozen=True):
     acknowledged: int = 0  # of them, those that break the contract and whose dead letters were discarded
     events: dict[str, EventsBefore] = {}  # by name
     versions: dict[str, tuple[int, int]] = {}  # by key the lowest and the highest; there is each version in between
+    partitions: dict[str, int] = {}  # by key, also of events that came later
     since_ms: int = 0  # a row of the outbox from before this moment is verified
     letters: dict[str, bytes] = {}  # by sink, those of records before the point (`outbox.audit.letters.digest`)
     # By event id in hex, the numbers of events before the point that have a dead letter which does not say them.
@@ -143,6 +145,7 @@ def identity(settings: Settings, declared: Declared) -> str:
             [kind.schema.name, kind.schema.document, kind.upcaster and [kind.upcaster.source, *kind.upcaster.names]]
             for kind in declared.kinds
         ],
+        "key_max_bytes": KEY_MAX_BYTES,
         "id_age_max_days": settings.sink_id_age_max_days,
         "sinks": {
             name: {topic: sorted(decoder.types) for topic, decoder in spec.decoders.items()}

@@ -30,9 +30,10 @@ Line = tuple[str, str]  # a label, and what is said about it
 def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
     """Compare the source, the topics and every sink. Status 1 if a problem is found.
 
-    Problems are lost and foreign events, missing and repeated versions, records that break the contract, drift, and
-    events that a sink has set aside. Duplicates on a topic are not problems, and neither is what was discarded with a
-    reason. The command works beside running writers and sinks: events in flight are counted apart.
+    Problems are lost and foreign events, missing and repeated versions, keys on several partitions, records that break
+    the contract, drift, and events that a sink has set aside. Duplicates on a topic are not problems, and neither is
+    what was discarded with a reason. The command works beside running writers and sinks: events in flight are counted
+    apart.
 
     Files in the folder `comparisons` of a sink say which totals are compared. Tables that no comparison reads are
     named.
@@ -44,7 +45,7 @@ def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
     \b
     The keys of --json are stable:
       topics   name, outbox_events, records, verified_before, duplicates, in_flight, pruned, missing_versions,
-               repeated_versions, and
+               repeated_versions, spread_keys, and
                  lost       ids of the events that are in the outbox and that the topic has skipped
                  malformed  count, first, reasons (by kind), acknowledged: records that break the contract
                  foreign    count, first, worst: valid events that never were in the outbox
@@ -120,6 +121,8 @@ def _topic(topic: TopicReport) -> Iterator[Line]:
     yield "", f"{len(topic.lost)} lost, {topic.missing_versions} versions missing, {topic.in_flight} in flight"
     if topic.repeated_versions:
         yield "", f"{plural(topic.repeated_versions, 'version')} of a key on different events"
+    if topic.spread_keys:
+        yield "", f"{plural(topic.spread_keys, 'key')} with events on several partitions"
     if topic.malformed.count:
         yield "", f"{plural(topic.malformed.count, 'record')} violate the contract"
     if topic.malformed.acknowledged:

@@ -19,6 +19,7 @@ NUL = "\0"
 ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # after an escaped backslash it is text
 EXPONENT_MAX = 100  # no column holds a larger number, and writing out 1e999999 takes a while
 NUMBER_MAX_CHARACTERS = 1000  # Postgres has room for 16,383 digits behind the point
+KEY_MAX_BYTES = 1000  # an entry of a B-tree takes some 2,700; the outbox has the CHECK columns_fit_a_record
 NESTING_MAX = 200  # the validator fails beyond 255; how much Python itself takes depends on its version
 NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)
 _NESTED = msgspec.json.Encoder(decimal_format="number")

@@ -22,6 +22,7 @@ from outbox.sink.records import Header, Record
 
 LAST_MS = 253_402_300_799_000  # the last second of the year 9999: a foreign producer may claim any time
 OLDER_THAN_HORIZON = "older than the deduplication horizon"
+FEW_MAX = 10_000  # letters that are read at once
 STATEMENT_MAX_BYTES = 4 << 20  # of keys, headers and values; a single larger record is a statement of its own
 
 INSERT = """
@@ -48,31 +49,49 @@ ON CONFLICT (sink, identity) DO UPDATE
        schema_version = excluded.schema_version, reason = excluded.reason, detail = excluded.detail, status = 'open',
        last_seen_at = now()
 """
-# `batch` has no statistics. The limit, which leaves no row out, says how many rows there are: so Postgres looks up the
-# letters of a few events by the index, and does not read all letters of the sink.
-IN_BATCH = "(SELECT * FROM batch LIMIT %(count)s)"
+# Postgres's estimates are of no use here: `batch` has no statistics, and letters come by the thousand in one
+# transaction, so those of `dead_letters` may be of long ago. These statements let it choose nothing by them. The letter
+# of each event is looked up by the primary key; `OFFSET 0` lets Postgres plan nothing else. If the sink has fewer
+# letters than the batch has events, their ids are read first, and events that have none are not looked up.
+FEW = f"least(%(count)s, {FEW_MAX})"
+SOME = f"SELECT event_id FROM dead_letters WHERE sink = %(sink)s ORDER BY identity LIMIT {FEW}"  # noqa: S608
+OF_BATCH = f"""
+batch CROSS JOIN LATERAL (SELECT ctid, * FROM dead_letters
+                           WHERE sink = %(sink)s AND identity = batch.event_id::text OFFSET 0) AS letter
+ WHERE CASE WHEN (SELECT count(*) < {FEW} FROM ({SOME}) AS letters)
+            THEN batch.event_id IN ({SOME}) ELSE true END
+"""  # noqa: S608
+# The same of the keys of open letters: whether that of an event may be one of them.
+SOME_OPEN = f"SELECT key FROM dead_letters WHERE sink = %(sink)s AND status = 'open' ORDER BY first_seen_at LIMIT {FEW}"  # noqa: S608
+MAY_BE_OPEN = f"""
+CASE WHEN (SELECT count(*) < {FEW} FROM ({SOME_OPEN}) AS letters) THEN {{key}} IN ({SOME_OPEN}) ELSE true END
+"""  # noqa: S608
 # Ordered, so that it is answered by the index, however many other letters there are.
 HAS_OPEN = "SELECT true FROM dead_letters WHERE sink = %(sink)s AND status = 'open' ORDER BY first_seen_at LIMIT 1"
 # A letter that was skipped, because the sink did not ask for its event, keeps no event from being applied.
 SKIPPED = "SELECT EXISTS (SELECT FROM dead_letters WHERE sink = %(sink)s AND status = 'skipped')"
-# An open letter of an invalid record does not keep a valid record of the same event from being applied.
+# An open letter of an invalid record does not keep a valid record of the same event from being applied. Rows are
+# changed by their place, which leaves Postgres nothing to choose either: whoever changes letters of a sink holds its
+# lock.
 DROP_RESOLVED = f"""
 WITH known AS (
-    UPDATE dead_letters AS letter SET last_seen_at = now()
-      FROM {IN_BATCH} AS batch
-     WHERE letter.sink = %(sink)s AND letter.identity = batch.event_id::text
+    SELECT batch.ctid AS in_batch, letter.ctid AS place, batch.event_id
+      FROM {OF_BATCH}
        AND (letter.status = ANY(%(resolved)s) OR letter.status = 'open' AND letter.event IS NOT NULL)
-    RETURNING batch.event_id
+), seen AS (
+    UPDATE dead_letters SET last_seen_at = now() WHERE ctid = ANY(ARRAY(SELECT place FROM known))
 ), dropped AS (
-    DELETE FROM batch USING known WHERE batch.event_id = known.event_id
+    DELETE FROM batch WHERE ctid = ANY(ARRAY(SELECT in_batch FROM known))
 )
-SELECT event_id::text FROM known
+SELECT DISTINCT event_id::text FROM known
 """  # noqa: S608
 MARK_REPLAYED = f"""
-UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
-  FROM {IN_BATCH} AS batch
- WHERE letter.sink = %(sink)s AND letter.identity = batch.event_id::text AND letter.status IN ('open', 'skipped')
-   AND NOT EXISTS (SELECT FROM rejections WHERE rejections.event_id = batch.event_id)
+UPDATE dead_letters SET status = 'replayed', last_seen_at = now()
+ WHERE ctid = ANY(ARRAY(
+       SELECT letter.ctid
+         FROM {OF_BATCH}
+          AND letter.status IN ('open', 'skipped')
+          AND NOT EXISTS (SELECT FROM rejections WHERE rejections.event_id = batch.event_id)))
 """  # noqa: S608
 MARK_THESE_REPLAYED = """
 UPDATE dead_letters SET status = 'replayed', last_seen_at = now()

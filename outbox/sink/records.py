@@ -25,7 +25,7 @@ from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Wanted
 from outbox.events.schema import Column, EventSchema, Rejection, shortened
 from outbox.events.upcasting import UPCAST_FAILED, Upcaster
-from outbox.events.values import NOT_JSON, convert, decode, is_deep, may_be_deep, parse_json
+from outbox.events.values import KEY_MAX_BYTES, NOT_JSON, convert, decode, is_deep, may_be_deep, parse_json
 from outbox.kafka import headers as kafka_headers
 from outbox.sink.batch import DeadRecord, Decoded, Traced
 from outbox.sink.values import ARROW_TYPES, convert_all
@@ -216,6 +216,16 @@ class RecordDecoder(ABC):
     def record(self, record: Record) -> Event | Rejection | Skipped:
         """The event of a record, or why it is none, or that it was not asked for."""
 
+    def bounded(self, found: Event | Rejection | Skipped) -> Event | Rejection | Skipped:
+        """The same, unless it is an event whose key is too long for the indexes of the sink's tables."""
+        if not isinstance(found, Event):
+            return found
+        columns = self.types[found.name]
+        place = next(place for place, column in enumerate(columns) if column.name == self.key)
+        if columns[place].type != "text" or len(str(found.values[place]).encode()) <= KEY_MAX_BYTES:
+            return found
+        return Rejection("schema violation", f"$.{self.key}: a key of more than {KEY_MAX_BYTES} bytes")
+
     def event_id(self, record: Record) -> str | None:
         """The id by which a dead letter of the record is known; None if it has no UUID."""
         event_id = _text(dict(record.headers).get("id"))
@@ -229,7 +239,7 @@ class RecordDecoder(ABC):
         traced: list[Traced] = []
         skipped: Counter[str] = Counter()
         for record, partition, offset in records:
-            found = self.record(record)
+            found = self.bounded(self.record(record))
             if isinstance(found, Skipped):
                 skipped[found.name] += 1
                 continue
@@ -292,6 +302,8 @@ class EventDecoder(RecordDecoder):
             for version, (schema, upcaster) in one.accepts.items()
         }
         self.at_once = AT_ONCE * min(max(len(self.types), 1), AT_ONCE_EVENTS_MAX)
+        keys = (column for columns in self.types.values() for column in columns if column.name == self.key)
+        self._has_text_keys = any(column.type == "text" for column in keys)
         self._takes_all = any(one.by_aggregate for one in wanted)
         self._takes_every_version = {one.schema.type for one in wanted if not one.by_version}
         schemas = [schema for aggregate in aggregates for schema in aggregate.schemas]
@@ -422,11 +434,15 @@ class EventDecoder(RecordDecoder):
             arrays = {
                 one.name: convert_all(one.type, [value.get(one.name) for value in values]) for one in known.columns
             }
-            if not of_kind.keys.cast(pa.string()).equals(arrays[self.key].cast(pa.string())):
+            keys = of_kind.keys.cast(pa.string())
+            if not keys.equals(arrays[self.key].cast(pa.string())) or self._is_any_too_long(keys):
                 return None
         except ValueError:
             return None
         return Decoded({known.name: pa.table({**of_kind.places, **arrays})}, [], of_kind.traced())
+
+    def _is_any_too_long(self, keys: pa.Array) -> bool:
+        return self._has_text_keys and pc.max(pc.binary_length(keys)).as_py() > KEY_MAX_BYTES
 
     def _are_ids(self, of_kind: Columns) -> bool:
         """Whether they have ids of events that were recorded then. Of times it looks at the first and the last only."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 PASSING = {
+    "checkpoint-unavailable",  # its file system; what makes a checkpoint unusable does not pass
     "database-busy",  # a lock wait, a deadlock, no room
     "database-connection-lost",
     "database-silent",
@@ -19,6 +20,7 @@ PASSING = {
     "spark-failed",
     "table-failed",
     "table-locked",
+    "topic-missing",  # also to a broker that has just started; one that was made again is another failure
     "topic-silent",
     "transform-failed",  # what it reads may be away
 }

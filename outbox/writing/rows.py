@@ -17,13 +17,12 @@ from outbox.base.errors import Failure
 from outbox.events import catalog
 from outbox.events.catalog import Catalog
 from outbox.events.schema import Column, EventSchema, SqlType, shortened
-from outbox.events.values import ESCAPED_NUL, convert, parse_json
+from outbox.events.values import ESCAPED_NUL, KEY_MAX_BYTES, convert, parse_json
 from outbox.writing.event import Event
 from outbox.writing.payload import NOT_ENCODABLE, encode
 
 # Whatever is valid has a place in columns of these types.
 ALWAYS_FIT: set[SqlType] = {"uuid", "bigint", "numeric", "boolean"}
-COLUMN_MAX_BYTES = 1000  # of what the relay copies beside the payload, as the CHECK columns_fit_a_record has it
 COLUMNS = tuple(field.name for field in fields(Event))
 
 
@@ -64,8 +63,8 @@ def _row(event: Event, allowed: Contract) -> dict[str, Any]:
             code="event-deprecated",
         )
     for name in ("aggregateid", "traceparent"):
-        if len(str(getattr(event, name)).encode(errors="replace")) > COLUMN_MAX_BYTES:
-            raise _invalid(schema, f"its {name} has more than {COLUMN_MAX_BYTES} bytes")
+        if len(str(getattr(event, name)).encode(errors="replace")) > KEY_MAX_BYTES:
+            raise _invalid(schema, f"its {name} has more than {KEY_MAX_BYTES} bytes")
     try:
         encoded = encode(event.payload)
     except NOT_ENCODABLE as error:

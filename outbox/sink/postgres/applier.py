@@ -43,34 +43,35 @@ SELECT one.*
   FROM dead_letters AS letter, jsonb_populate_record(NULL::{table}, letter.event) AS one
  WHERE letter.sink = %(sink)s AND letter.identity = ANY(%(identities)s)
 """
-# They are in what was taken from the source, so an open letter of one is closed.
-DROP_BASED = """
+# They are in what was taken from the source, so an open letter of one is closed. The status is no condition that an
+# index of open letters has: the letters are looked up by the primary key (see `dead_letters.OF_BATCH`).
+DROP_BASED = f"""
 WITH based AS (
     DELETE FROM batch USING base_versions AS base
-     WHERE base.sink = %(sink)s AND base.topic = %(topic)s AND base.key = batch.{key}::text
-       AND batch.{version} <= base.version
+     WHERE base.sink = %(sink)s AND base.topic = %(topic)s AND base.key = batch.{{key}}::text
+       AND batch.{{version}} <= base.version
     RETURNING batch.event_id
 )
-UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
-  FROM based
- WHERE letter.sink = %(sink)s AND letter.identity = based.event_id::text AND letter.status = 'open'
-"""
+UPDATE dead_letters SET status = 'replayed', last_seen_at = now()
+ WHERE sink = %(sink)s AND identity = ANY(ARRAY(SELECT event_id::text FROM based WHERE ({dead_letters.HAS_OPEN})))
+   AND CASE WHEN status = 'open' THEN true ELSE false END
+"""  # noqa: S608
 # An event whose dead letter is open is new although the strategy knows it. {condition} leaves out what the dead letter
 # itself cannot decide. So is one whose letter was skipped because the sink did not ask for the event.
 ADMIT = f"""
 WITH admitted AS (
-    SELECT batch.event_id, batch.partition, batch."offset"
-      FROM {dead_letters.IN_BATCH} AS batch
-      JOIN dead_letters AS letter ON letter.sink = %(sink)s AND letter.identity = batch.event_id::text
-     WHERE letter.status = 'open' AND ({{condition}})
-        OR letter.status = 'skipped' AND (letter.event IS NOT NULL OR {{condition}})
+    SELECT batch.ctid AS in_batch, batch.event_id
+      FROM {dead_letters.OF_BATCH}
+       AND (letter.status = 'open' AND ({{condition}})
+            OR letter.status = 'skipped' AND (letter.event IS NOT NULL OR {{condition}}))
 ), reopened AS (
     DELETE FROM rejections USING admitted WHERE rejections.event_id = admitted.event_id
 )
 INSERT INTO new_events
 SELECT batch.*
-  FROM batch JOIN admitted USING (event_id, partition, "offset")
- WHERE NOT EXISTS (SELECT FROM new_events WHERE new_events.event_id = batch.event_id)
+  FROM batch
+ WHERE batch.ctid = ANY(ARRAY(SELECT in_batch FROM admitted))
+   AND NOT EXISTS (SELECT FROM new_events WHERE new_events.event_id = batch.event_id)
 """  # noqa: S608
 # A record that was invalid when it was read first. Who knows positions alone knows its offset, not its event.
 AT_ITS_PLACE = """
@@ -81,8 +82,11 @@ letter.topic_id = %(topic_id)s AND letter.partition = batch.partition AND letter
 # later. Of all that block a key the first one decides, so that a key with many letters costs no more than others.
 # The letters of each key are looked up by the index `dead_letters_of_key`; `OFFSET 0` lets Postgres plan nothing else.
 # Its estimates are of no use here: `batch` has no statistics, and letters come by the thousand in one transaction.
+KEY = "convert_to({key}::text, 'UTF8')"
 OPEN_OF_KEYS = f"""
-(SELECT DISTINCT convert_to({{key}}::text, 'UTF8') AS key FROM batch WHERE ({dead_letters.HAS_OPEN})) AS ours
+(SELECT DISTINCT {KEY} AS key
+   FROM batch
+  WHERE ({dead_letters.HAS_OPEN}) AND {dead_letters.MAY_BE_OPEN.format(key=KEY)}) AS ours
  CROSS JOIN LATERAL (SELECT sink, topic, partition, "offset", identity, event
                        FROM dead_letters
                       WHERE CASE WHEN status = 'open' THEN sha256(key) END = sha256(ours.key) OFFSET 0) AS letter

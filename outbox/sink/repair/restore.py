@@ -44,7 +44,7 @@ def is_current(letter: Letter, decoder: RecordDecoder, layout: Layout) -> bool:
 
 def event_of(letter: Letter, decoder: RecordDecoder) -> Event | Rejection | Skipped:
     """The event, or why it still is none, or that the sink does not ask for it."""
-    found = _validated(letter, decoder) if letter.event is None else _restored(letter, decoder)
+    found = decoder.bounded(_validated(letter, decoder) if letter.event is None else _restored(letter, decoder))
     if isinstance(found, Event) and found.event_id != letter.identity:
         # Its event would not find the letter, and so not close it.
         return Rejection("malformed id", "the dead letter is not kept by the id of its event")

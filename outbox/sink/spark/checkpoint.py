@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from py4j.protocol import Py4JError
+from py4j.java_gateway import is_instance_of
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -21,20 +23,36 @@ from outbox.sink.spark import local_checkpoint
 from outbox.sink.spark.session import reason
 
 Offsets = dict[str, dict[int, int]]  # by topic and partition
+UNAVAILABLE = "java.io.IOException"
+# Such an exception too, and no later attempt would end otherwise.
+UNUSABLE = {
+    "java.nio.file.AccessDeniedException",
+    "org.apache.hadoop.fs.FileAlreadyExistsException",
+    "org.apache.hadoop.fs.ParentNotDirectoryException",
+    "org.apache.hadoop.fs.UnsupportedFileSystemException",
+    "org.apache.hadoop.security.AccessControlException",
+}
 
 
 class Checkpoint:
-    """The checkpoint of one query. Only the query's driver, behind its fence, may use it."""
+    """The checkpoint of one query. Only the query's driver, behind its fence, may use it.
+
+    Each method raises Failure `checkpoint-unavailable` if the file system does not answer, which may pass.
+    """
 
     def __init__(self, spark: SparkSession, uri: str, sink: str) -> None:
-        """Make its folder if it is missing. Raises Failure if the URI is invalid or cannot be written to."""
+        """Make its folder if it is missing. Raises Failure `checkpoint-unusable` if the URI is invalid or cannot be
+        written to.
+        """
         self.uri = uri
         self._sink = sink
         self._folder = local_checkpoint.folder(uri)
         self._jvm: Any = spark._jvm
+        self._gateway = spark.sparkContext._gateway
         try:
-            self._files = self._path("").getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
-            is_there = self._files.mkdirs(self._path(""))
+            with self._answering():
+                self._files = self._path("").getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+                is_there = self._files.mkdirs(self._path(""))
         except (Py4JError, PySparkException) as error:
             raise self._unusable(reason(error)) from error
         if not is_there:
@@ -120,26 +138,45 @@ class Checkpoint:
     def _delete(self, files: Iterable[str]) -> list[str]:
         """Delete these files and return those that existed."""
         existing = [file for file in files if self._exists(file)]
-        for file in existing:
-            self._files.delete(self._path(file), False)
+        with self._answering():
+            for file in existing:
+                self._files.delete(self._path(file), False)
         return existing
 
     def _is_complete(self, file: str) -> bool:
         return self._exists(file) and local_checkpoint.is_complete(file, self._read(file))
 
     def _exists(self, file: str) -> bool:
-        return bool(self._files.exists(self._path(file)))
+        with self._answering():
+            return bool(self._files.exists(self._path(file)))
 
     def _newest(self, log: str) -> int:
         """The newest batch of a log; -1 without any."""
         return max(self._batches(log), default=-1)
 
     def _batches(self, log: str) -> list[int]:
-        folder = self._path(log)
-        if not self._files.exists(folder):
+        if not self._exists(log):
             return []
-        names = [status.getPath().getName() for status in self._files.listStatus(folder)]
+        with self._answering():
+            names = [status.getPath().getName() for status in self._files.listStatus(self._path(log))]
         return [int(name) for name in names if name.isdigit()]
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Convert what the file system raises if it does not answer."""
+        try:
+            yield
+        except Py4JJavaError as error:
+            if not self._is_unavailable(error.java_exception):
+                raise
+            raise Failure(
+                f"checkpoint {self.uri}: {reason(error)}",
+                "see whether its file system runs; or correct OUTBOX_SINK_CHECKPOINTS",
+                code="checkpoint-unavailable",
+            ) from error
+
+    def _is_unavailable(self, exception: Any) -> bool:
+        return is_instance_of(self._gateway, exception, UNAVAILABLE) and exception.getClass().getName() not in UNUSABLE
 
     def _unusable(self, reason: str) -> Failure:
         return Failure(
@@ -149,11 +186,12 @@ class Checkpoint:
     def _read(self, name: str) -> str:
         if self._folder is not None:  # ten calls through py4j take longer than all else that a small batch needs
             return (self._folder / name).read_text("utf-8", errors="replace")  # as Java's decoder below
-        stream = self._files.open(self._path(name))
-        try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
+        with self._answering():
+            stream = self._files.open(self._path(name))
+            try:
+                return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            finally:
+                stream.close()
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.uri}/{name}" if name else self.uri)

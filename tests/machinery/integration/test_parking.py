@@ -22,7 +22,7 @@ from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.writer import Counts
-from tests.support.made_events import STRATEGIES, TOPIC, Event, batch, nth_key, uuid7
+from tests.support.made_events import STRATEGIES, Event, batch, nth_key, uuid7
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database, projections_in, sink_on, spec_with
 
@@ -165,39 +165,40 @@ def test_a_projection_that_does_not_say_so_goes_on(statement: Statement) -> None
     assert Database(statement.settings).query("SELECT version FROM statement WHERE sink = 'hasty'") == [(1,), (3,)]
 
 
-LETTERS = """
-INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", key, event, value, reason, detail)
-SELECT %(sink)s, 'other-' || number, %(topic)s, 'topic-1', 0, number, convert_to('key-' || number, 'UTF8'),
-       CASE WHEN number %% 2 = 0 THEN jsonb_build_object('version', number) END, 'bad', 'unwelcome', 'as yet'
-  FROM generate_series(1, 100000) AS number
+# As docs/adopting.md has it: the version of each item is stored, and an event that is not above it is refused.
+LATE = """
+-- ordered
+-- [refuse]
+INSERT INTO rejections (event_id, reason, detail)
+SELECT new.event_id, 'late', format('version %%s after %%s', new.version, stored.version)
+  FROM new_events AS new
+  JOIN latest AS stored ON stored.sink = %(sink)s AND stored.item_id = new.item_id
+ WHERE new.version <= stored.version;
+-- [apply]
+INSERT INTO latest AS stored (sink, item_id, version)
+SELECT %(sink)s, item_id, max(version) FROM new_events GROUP BY item_id ORDER BY item_id
+ON CONFLICT (sink, item_id) DO UPDATE SET version = excluded.version;
 """
-BUFFERS = """
-SELECT heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit FROM pg_statio_user_tables
- WHERE relname = 'dead_letters'
+LATEST = """
+CREATE TABLE latest (sink text, item_id uuid, version bigint, PRIMARY KEY (sink, item_id));
+GRANT SELECT, INSERT, UPDATE ON latest TO {writer};
 """
 
 
-@pytest.mark.parametrize("count", [1, 100])
-def test_open_letters_of_other_keys_are_not_read(statement: Statement, count: int) -> None:
-    """Their number is what a sink has set aside since its first day, a batch is the work of a moment."""
-    with closing(connect(statement.settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(LETTERS, {"sink": statement.name, "topic": TOPIC})
-        cursor.execute("ANALYZE dead_letters")  # as autovacuum does within a minute
-    some = [Event(uuid7(RANDOM), nth_key(number), 1, 1) for number in range(count)]
-    late = Event(uuid7(RANDOM), nth_key(0), 1, 3)
-    statement.set(unwelcome=[EVENTS[2]])  # an earlier one of the key of `late`
-    statement.sink.apply(batch([EVENTS[2]]))
-    before = buffers(statement)
-    assert statement.sink.apply(batch([*some, late], start=1)) == Counts(rows=count + 1, applied=count, rejected=1)
-    assert buffers(statement) - before < 25 * (count + 1)
-
-
-def buffers(statement: Statement) -> int:
-    """How many buffers of dead_letters were read until now."""
-    with statement.sink._connection as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT pg_stat_force_next_flush()")
-    [(count,)] = Database(statement.settings).query(BUFFERS)
-    return int(str(count))
+def test_a_late_event_is_refused_by_the_version_that_is_stored(databases: Settings, tmp_path: Path) -> None:
+    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute(LATEST.replace("{writer}", databases.role_name(SinkRole.WRITER)))
+    one, other = of_key(0), of_key(1)
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+        sink = sink_on(connection, projections=projections_in(tmp_path, LATE, "latest"))
+        assert sink.apply(batch([one[1], one[0], other[0]])).applied == 3, "within a batch the order does not matter"
+        assert sink.apply(batch([one[3]], start=3)).applied == 1
+        late = [one[2], one[4], other[1]]
+        assert sink.apply(batch(late, start=4)) == Counts(rows=3, applied=1, rejected=2)
+        assert sink.apply(batch([one[0], one[3]], start=7)) == Counts(rows=2, duplicates=2)
+    database = Database(databases)
+    assert database.query("SELECT version FROM latest ORDER BY item_id") == [(4,), (2,)]
+    assert database.dead_letters() == {one[2].event_id: "late", one[4].event_id: "parked"}
 
 
 deliveries = st.lists(st.lists(st.integers(0, len(EVENTS) - 1), max_size=8), max_size=5)

@@ -6,11 +6,13 @@ import pytest
 
 from outbox.audit.doctor import examine
 from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
 from outbox.sink.repair import rewind
 from tests.fixtures.hdfs import NameNode
 from tests.support.made_events import sums
 from tests.support.sink_driver import Database
 from tests.support.sink_process import (
+    TIMEOUT_S,
     Publisher,
     catch_up,
     catch_up_alone,
@@ -71,4 +73,21 @@ def test_a_file_system_that_does_not_answer_is_reported_and_loses_nothing(
     # The tests' shared JVM may still hold its connection to the killed server.
     done = catch_up_alone(remote)
     assert done.returncode == 0, done.stderr
+    assert database.totals() == sums(some)
+
+
+def test_a_sink_goes_on_when_a_file_system_that_was_away_answers_again(
+    remote: Settings, name_node: NameNode, database: Database
+) -> None:
+    publisher = Publisher(remote)
+    some = publisher.events(40)
+    publisher.send(some[:20])
+    with running(remote) as sink:
+        wait_applied(sink, database, 20)
+        name_node.kill()
+        publisher.send(some[20:])
+        wait_for("two attempts", lambda: sink.tail(50).count("the sink starts again") > 1, timeout_s=TIMEOUT_S)
+        assert "checkpoint-unavailable" in sink.tail(50)
+        name_node.start()
+        wait_applied(sink, database, 40)
     assert database.totals() == sums(some)

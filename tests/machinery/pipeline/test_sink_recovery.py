@@ -181,10 +181,31 @@ def test_a_topic_that_is_made_again_and_filled_past_the_position_stops_a_running
         assert f"outbox: sink dedup: topic {name} was deleted and made again" in sink.tail(1)
 
 
+def test_a_topic_that_is_missing_is_waited_for_and_another_one_stops_the_sink(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    name = topic_of(topic)
+    publisher.send(publisher.events(20))
+    with running_warm(topic, "dedup") as sink:
+        wait_applied(sink, database, 20)
+        delete(topic, name)
+        wait_state(sink, "dedup", "failing", "topic-missing")
+        create(topic, name)
+        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
+        assert f"outbox: sink dedup: topic {name} was deleted and made again" in sink.tail(1)
+
+
 def recreate(settings: Settings, name: str) -> None:
     """Delete a topic and make it again, empty."""
-    [made] = [one for one in connectors.topic_specs(settings) if one.name == name]
+    delete(settings, name)
+    create(settings, name)
+
+
+def delete(settings: Settings, name: str) -> None:
     admin = AdminClient(client_config(settings))
     admin.delete_topics([name])[name].result(TIMEOUT_S)
     wait_for("the topic to be gone", lambda: not topics.exists(settings, name), timeout_s=TIMEOUT_S)
-    topics.create(settings, [made])
+
+
+def create(settings: Settings, name: str) -> None:
+    topics.create(settings, [one for one in connectors.topic_specs(settings) if one.name == name])

@@ -562,6 +562,31 @@ def test_a_repeated_version_does_not_hide_a_missing_one(chain: Chain) -> None:
     assert (report.missing_versions, report.topic(STOCK_TOPIC).repeated_versions) == (1, 1)
 
 
+# Keys on several partitions -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_version", [True, False])
+def test_a_key_on_two_partitions_is_a_finding(tmp_path: Path, has_version: bool) -> None:
+    chain = Chain(declare(tmp_path, has_version=has_version))
+    with closing(chain.logs):
+        events, others = chain.written("a", "5", "6"), chain.written("b", "7", "8")
+        chain.publish(events[0], *others)
+        chain.publish(events[1], partition=1)
+        chain.applied({"a": "11", "b": "15"})
+        report = chain.compare()
+    assert (codes(report), report.findings[0].count) == (["keys-spread"], 1)
+    assert report.findings[0].first == "key a, partitions 0, 1"
+    assert "1 key with events on several partitions" in describe(report)
+
+
+def test_a_duplicate_on_another_partition_is_a_finding_too(chain: Chain) -> None:
+    events = chain.written("a", "5", "6")
+    chain.publish(*events)
+    chain.publish(events[0], partition=1)
+    chain.applied({"a": "11"})
+    assert codes(chain.compare()) == ["keys-spread"]
+
+
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=14))
 def test_sums_of_versions_see_what_is_missing_or_repeated(numbers: list[int]) -> None:
     found: dict[str, Versions] = {}

@@ -283,6 +283,14 @@ def test_what_is_unusual_is_a_doubt(chain: Chain, unusual: Callable[[Chain], Non
         chain.compare_since(since)
 
 
+def test_an_event_on_another_partition_than_those_of_before_is_found(chain: Chain) -> None:
+    since = sane(chain)
+    more(chain)
+    chain.publish(chain.outbox[-1], partition=1)
+    chain.applied({"a": "7", "b": "7"})
+    assert codes(chain.compare_since(since)) == codes(chain.compare()) == ["keys-spread"]
+
+
 def test_a_letter_of_a_verified_event_that_is_discarded_is_a_doubt(chain: Chain) -> None:
     since = sane(chain)
     chain.applied({"a": "4", "b": "7"}, letters=letter_of(chain, 0, is_valid=False, is_open=False))
@@ -326,6 +334,9 @@ def test_a_rewind_is_no_doubt_and_the_totals_show_what_its_replay_changes(chain:
 # By chance ----------------------------------------------------------------------------------------------------------
 
 
+FAULTS = ("skip", "repeat", "forge", "break", "stray")
+
+
 class Chance:
     """Lets a chain run, and sometimes go wrong."""
 
@@ -361,7 +372,9 @@ class Chance:
         while self._unsent and self._random.random() < 0.8:
             event = chain.outbox[self._unsent.pop(0)]
             partition = ord(event.row.key) % 2
-            fault = self._random.choice(["skip", "repeat", "forge", "break"]) if self._random.random() < faults else ""
+            fault = self._random.choice(FAULTS) if self._random.random() < faults else ""
+            if fault == "stray":
+                partition = 1 - partition
             if fault == "forge":
                 version = (event.row.version or 0) + self._random.randint(-2, 2)
                 chain.publish(chain.event(event.row.key, version), partition=partition)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox.events.catalog import Catalog
-from outbox.events.schema import Rejection
+from outbox.events.schema import Column, Rejection
 from outbox.sink.records import AT_ONCE, Event, EventDecoder, Record, RecordDecoder, Records, Skipped
 from tests.machinery.unit.test_records import both_ways
 from tests.support.declared import TOML, Events, payload
@@ -154,6 +155,30 @@ def test_a_skipped_event_is_not_traced(known: Catalog) -> None:
 def test_a_record_without_a_type_is_set_aside(known: Catalog) -> None:
     nameless = KINDS["cancelled"]._replace(headers=[one for one in KINDS["cancelled"].headers if one[0] == "id"])
     assert outcome(decoder(known, "order.placed").record(nameless)) == UNKNOWN_TYPE
+
+
+@pytest.mark.parametrize(("key", "is_dead"), [("a" * 1000, False), ("ä" * 501, True)])
+def test_a_key_has_at_most_1000_bytes(known: Catalog, key: str, is_dead: bool) -> None:
+    event = record("filled", PLAIN | {"id": key})
+    decoded = both_ways(as_read(record("filled", PLAIN), event), decoder(known, "basket"))
+    assert [(one.rejection.reason, one.record) for one in decoded.dead] == [("schema violation", event)] * is_dead
+    assert all("$.id" in one.rejection.detail for one in decoded.dead)
+
+
+class Lines(RecordDecoder):
+    """Decodes records that are no events of the outbox: each is a key."""
+
+    key = "line"
+    types = MappingProxyType({"line": (Column("line", "text", is_nullable=False),)})
+
+    def record(self, record: Record) -> Event:
+        """The line of a record."""
+        return Event("0" * 32, ((record.value or b"").decode(),), "line")
+
+
+def test_the_keys_of_other_decoders_are_bounded_too() -> None:
+    decoded = Lines().decode(as_read(Record(None, [], b"a" * 1000, 0), Record(None, [], b"a" * 1001, 0)))
+    assert (decoded.rows["line"].num_rows, len(decoded.dead)) == (1, 1)
 
 
 def test_rows_have_the_columns_of_their_event(known: Catalog) -> None:
