@@ -1,5 +1,7 @@
 """Staging: executors decode a large batch and copy it into the sink database, so that no driver has to hold it.
 
+A target elsewhere stages its rows there, and here their ids and the dead letters (`outbox.sink.lakehouse.staging`).
+
 Each task copies its records in one transaction, under its attempt id, into two unlogged tables of the running sink. The
 driver then applies, in the sink's transaction, the rows of the attempts that Spark reported as successful. Rows of
 other attempts (failed, speculative, of a driver that lost its fence) are never read.
@@ -16,8 +18,8 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import date
 
@@ -38,9 +40,7 @@ TRACED_MAX = 100  # per task
 LOCK_TIMEOUT_MS = 1000
 
 TABLES = """
-CREATE UNLOGGED TABLE staging.{rows} (
-    attempt bigint NOT NULL, event_id uuid NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL, {columns}
-);
+CREATE UNLOGGED TABLE staging.{rows} (attempt bigint NOT NULL, {definitions});
 CREATE UNLOGGED TABLE staging.{dead} (
     attempt bigint NOT NULL, identity text NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL, key bytea,
     headers jsonb, value bytea, recorded_at timestamptz, event_id uuid, reason text NOT NULL, detail text NOT NULL
@@ -72,8 +72,7 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
    AND substring(application_name FROM '/(\d{1,18})$')::bigint <= %(epoch)s
 """
 TAKE_ROWS = """
-INSERT INTO batch (event_id, partition, "offset", {columns})
-SELECT event_id, partition, "offset", {columns} FROM staging.{rows} WHERE attempt = ANY(%s)
+INSERT INTO batch ({columns}) SELECT {columns} FROM staging.{rows} WHERE attempt = ANY(%s)
 """
 TAKE_DEAD = """
 INSERT INTO dead_letters
@@ -100,18 +99,21 @@ class Staging:
         self._with_days = with_days
         self._epoch = epoch
         self._decoders, self._layout = decoders, layout
+        self._types = self.row_types(layout)
         self._pair = 1  # the number of the pair of tables that is in use
         self._up_to_epoch = {"prefix": f"{sink}/", "epoch": epoch}
-        self._columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in layout.columns)
+
+    def row_types(self, layout: Layout) -> Mapping[str, binary.Type]:
+        """The columns of ``rows`` beside the attempt."""
+        return {**PLACE, **{column.name: column.type for column in layout.columns}}
 
     def create(self, connection: extensions.connection) -> None:
         """Make the pair of tables for the next batches. Call it behind the fence."""
-        columns = sql.SQL(", ").join(
-            sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
-            for column in self._layout.columns
+        definitions = sql.SQL(", ").join(
+            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in self._types.items()
         )
         with connection, connection.cursor() as cursor:
-            cursor.execute(sql.SQL(TABLES).format(**{**self._names, "columns": columns}))
+            cursor.execute(sql.SQL(TABLES).format(**self._names, definitions=definitions))
 
     def drop(self, connection: extensions.connection) -> bool:
         """Drop the tables of this epoch and of earlier ones; a later driver keeps its own.
@@ -157,7 +159,8 @@ class Staging:
 
     @property
     def _names(self) -> Mapping[str, sql.Composable]:
-        return {"rows": sql.Identifier(self._rows), "dead": sql.Identifier(self._dead), "columns": self._columns}
+        columns = sql.SQL(", ").join(map(sql.Identifier, self._types))
+        return {"rows": sql.Identifier(self._rows), "dead": sql.Identifier(self._dead), "columns": columns}
 
     def copier(self, dsn: Mapping[str, str | int], topic: str) -> Copier:
         """The function that tasks run on records of a topic."""
@@ -168,10 +171,13 @@ class Staging:
         """Insert the rows of the successful attempts into ``batch``, in the caller's transaction."""
         cursor.execute(sql.SQL(TAKE_ROWS).format(**self._names), [list(staged.attempts)])
 
-    def take_dead(self, cursor: extensions.cursor, topic: str, topic_id: str, staged: Staged) -> None:
-        """Write the dead letters of the successful attempts, in the caller's transaction."""
+    def take_dead(self, cursor: extensions.cursor, topic: str, topic_id: str, staged: Staged) -> int:
+        """Write the dead letters of the successful attempts in the caller's transaction, and return how many records
+        there were.
+        """
         parameters = {"sink": self._sink, "topic": topic, "topic_id": topic_id, "attempts": list(staged.attempts)}
         cursor.execute(sql.SQL(TAKE_DEAD).format(**self._names), parameters)
+        return staged.dead
 
 
 @dataclass(frozen=True)
@@ -192,10 +198,12 @@ class Copier:
             closing(psycopg2.connect(make_dsn(None, **self.dsn))) as connection,
             connection,
             connection.cursor() as cursor,
+            self.writing(cursor, attempt) as write_rows,
         ):
             for records in joined(read, self.decoder.at_once):
                 decoded = self.decoder.decode(records)
-                self._copy(cursor, attempt, decoded)
+                write_rows(decoded.rows)
+                self._copy_dead(cursor, attempt, decoded)
                 rows += sum(table.num_rows for table in decoded.rows.values())
                 dead += len(decoded.dead)
                 if self.with_days:
@@ -204,8 +212,13 @@ class Copier:
                 skipped.update(decoded.skipped)
         return Staged([attempt], rows, dead, days, traced, dict(skipped))
 
-    def _copy(self, cursor: extensions.cursor, attempt: int, decoded: Decoded) -> None:
-        copy_rows(cursor, sql.Identifier("staging", self.rows), decoded.rows, self.layout, attempt)
+    @contextmanager
+    def writing(self, cursor: extensions.cursor, attempt: int) -> Iterator[Callable[[Rows], None]]:
+        """A function that writes rows under an attempt; what it has written is complete at the end of the block."""
+        table = sql.Identifier("staging", self.rows)
+        yield lambda rows: copy_rows(cursor, table, rows, self.layout, attempt)
+
+    def _copy_dead(self, cursor: extensions.cursor, attempt: int, decoded: Decoded) -> None:
         if decoded.dead:
             letters = [
                 (attempt, dead_letters.identity(one.record, one.event_id), *dead_letters.columns(one))

@@ -11,12 +11,10 @@ commit and delivers the same offsets again, maybe cut into other batches: that i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import date
 
 from psycopg2 import extensions
 
-from outbox.base import log
 from outbox.sink import dead_letters, partitions, positions, traces
 from outbox.sink.batch import Batch, event_ids
 from outbox.sink.postgres.applier import PostgresApplier
@@ -25,8 +23,6 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, SinkWriter, count
 
 RENEWAL_S = 3600.0  # of the temporary tables; Postgres begins to act on an age of 200 million transactions
-
-_log = log.get(__name__)
 
 
 class PostgresWriter(SinkWriter):
@@ -37,14 +33,10 @@ class PostgresWriter(SinkWriter):
         super().__init__(connection, spec)
         self._applier = PostgresApplier(spec)
         self._ensured = set[date]()
-        self._is_staged = False  # whether the staging tables hold anything of ours
         remembers_ids = self._applier.strategy.remembers_ids
-        self._staging = self.staging = Staging(
-            spec.name, self._epoch, spec.decoders, spec.layout, with_days=remembers_ids
-        )
+        self._staging = Staging(spec.name, self._epoch, spec.decoders, spec.layout, with_days=remembers_ids)
         with self._errors("does not let the sink start"):
-            self._clean_up(self._staging.drop)
-            self._staging.create(connection)
+            self._stage_in(self._staging)
             with connection, connection.cursor() as cursor:
                 self._applier.prepare(cursor)
         self._renewed_at = time.monotonic()
@@ -61,22 +53,6 @@ class PostgresWriter(SinkWriter):
         traces.log_outcomes(self.name, outcomes)
         self._is_staged |= batch.staged is not None
         return counts
-
-    def clear(self) -> None:
-        if self._is_staged:
-            with self._errors("has applied the batch, but does not let its staging tables be emptied"):
-                self._clean_up(self._staging.clear)
-            self._is_staged = False
-
-    def close(self) -> None:
-        if not self._connection.closed:
-            with self._errors("does not let the staging tables be dropped"):
-                self._clean_up(self._staging.drop)
-
-    def _clean_up(self, clean_up: Callable[[extensions.connection], bool]) -> None:
-        """Empty or drop staging tables. Those that another session uses stay for the next clean-up."""
-        if not clean_up(self._connection):
-            _log.warning("another session uses staging tables: they are cleaned up later", sink=self.name)
 
     def _ensure_partitions(self, batch: Batch) -> None:
         """Before the transaction that applies: a partition costs locks, and other sinks may wait for it."""
@@ -112,5 +88,4 @@ class PostgresWriter(SinkWriter):
     def _insert_dead(self, cursor: extensions.cursor, batch: Batch) -> int:
         if batch.staged is None:
             return dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.dead)
-        self._staging.take_dead(cursor, batch.topic, batch.topic_id, batch.staged)
-        return batch.staged.dead
+        return self._staging.take_dead(cursor, batch.topic, batch.topic_id, batch.staged)

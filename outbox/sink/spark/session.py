@@ -33,7 +33,7 @@ SUBMITTED = "PYSPARK_GATEWAY_PORT"  # set for a process that spark-submit has st
 LOCAL_MASTER = "local[2]"
 LOOPBACK = "127.0.0.1"
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
-# Only a lakehouse's records pass through the JVM, so one thread is enough for its garbage. The second compiler would
+# Only the rows of a lakehouse pass through the JVM, so one thread is enough for its garbage. The second compiler would
 # take a core for the first minutes: it waits for ten times as many calls as by default (JDK 17, compiler_globals.hpp).
 JVM_OPTIONS = (
     "-XX:+UseSerialGC -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
