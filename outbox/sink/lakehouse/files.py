@@ -6,13 +6,16 @@ speculative, of a driver that lost its fence) is never read, whenever it appears
 epoch after each batch, and those of earlier epochs at its start and its end.
 
 A task has no JVM at hand, so it writes with Arrow's file systems. The driver uses Hadoop's, as it does for the table.
+In S3 tasks get its endpoint and its keys from the driver, if it has keys; otherwise they look for credentials
+themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 # Of a row group: Spark reads one at once, up to 4,096 rows, into the memory of a task.
 GROUP_MAX_BYTES = 4 << 20
+S3 = re.compile("s3a://(.+)")
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Folder:
     """The folder of an epoch, for tasks; executors receive it by pickling."""
 
     uri: str
+    s3: Mapping[str, Any] = field(default_factory=dict, repr=False)  # arguments of Arrow's client
 
     def file(self, attempt: int) -> str:
         """The URI of an attempt's file."""
@@ -44,7 +49,7 @@ class Folder:
 
         It holds few rows at once. Raises OSError if they cannot be written.
         """
-        files, path = self._file_system(), str(local_checkpoint.folder(self.file(attempt)))
+        files, path = self._place(self.file(attempt))
         with files.open_output_stream(path) as stream, pq.ParquetWriter(stream, schema) as writer:
 
             def write(rows: pa.Table) -> None:
@@ -54,8 +59,11 @@ class Folder:
 
             yield write
 
-    def _file_system(self) -> fs.FileSystem:
-        return fs.LocalFileSystem()
+    def _place(self, uri: str) -> tuple[fs.FileSystem, str]:
+        """A file system of Arrow, and the path of a file in it."""
+        if found := S3.fullmatch(uri):
+            return fs.S3FileSystem(**self.s3), found[1]
+        return fs.LocalFileSystem(), str(local_checkpoint.folder(uri))
 
 
 class StagedFiles:
@@ -69,7 +77,7 @@ class StagedFiles:
 
     def folder(self) -> Folder:
         """The folder for the attempts of this epoch; it is made if it is missing."""
-        found = Folder(f"{self._uri}/{self._epoch}")
+        found = Folder(f"{self._uri}/{self._epoch}", self._s3() if S3.fullmatch(self._uri) else {})
         self._files.mkdirs(self._path(found.uri))
         return found
 
@@ -93,6 +101,27 @@ class StagedFiles:
         if not others:
             self._files.delete(self._path(self._uri), False)
 
+    def _s3(self) -> dict[str, Any]:
+        """Where S3 is and who we are there, as Hadoop is configured, for Arrow's client."""
+        secrets = {
+            "access_key": self._secret("access.key"),
+            "secret_key": self._secret("secret.key"),
+            "session_token": self._secret("session.token"),
+        }
+        scheme, _, host = self._conf.getTrimmed("fs.s3a.endpoint", "").rpartition("://")
+        is_encrypted = self._conf.getBoolean("fs.s3a.connection.ssl.enabled", True)
+        place = {
+            "region": self._conf.getTrimmed("fs.s3a.endpoint.region", ""),
+            "endpoint_override": host,
+            "scheme": scheme or ("https" if is_encrypted else "http"),
+        }
+        return {name: value for name, value in {**secrets, **place}.items() if value}
+
+    def _secret(self, name: str) -> str:
+        """A key, in plain text or from Hadoop's store of credentials."""
+        found = self._conf.getPassword(f"fs.s3a.{name}")
+        return "" if found is None else str(self._jvm.java.lang.String(found))
+
     @property
     def _files(self) -> Any:
         return self._path(self._uri).getFileSystem(self._conf)
@@ -103,4 +132,4 @@ class StagedFiles:
 
 def is_reachable(table: str) -> bool:
     """Whether tasks can write beside a table at this URI."""
-    return local_checkpoint.folder(table) is not None
+    return local_checkpoint.folder(table) is not None or S3.fullmatch(table) is not None
