@@ -27,9 +27,10 @@ test:: archives
 	@$(PYTEST) tests/machinery $(PARALLEL) $(ARGS)
 	@$(PYTEST) tests/sample $(PARALLEL) $(ARGS)
 
-# What few projects need: the sinks on a Spark cluster, and checkpoints in HDFS.
+# What few projects need: the sinks on a Spark cluster, and checkpoints in HDFS and S3.
 test-cluster: archives
 	@$(PYTEST) tests/machinery -m cluster $(ARGS)
+	@$(if $(wildcard tests/sample/lakehouse),$(PYTEST) tests/sample/lakehouse -m cluster $(ARGS))
 
 check:: install
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .

@@ -272,15 +272,17 @@ def drain_peers(events: int, rows: int, rounds: int) -> None:
 @main.command("cluster")
 @click.option("--events", type=click.IntRange(400_000), default=1_000_000, show_default=True)
 @click.option("--workers", default=2, show_default=True, help="The largest number of them, and of partitions.")
-def drain_on_cluster(events: int, workers: int) -> None:
+@click.option("--sink", "name", default=SINK, show_default=True, help="Or lakehouse.")
+def drain_on_cluster(events: int, workers: int, name: str) -> None:
     """Drain a backlog in the driver's own threads (0 workers), and then on 1 to N workers with a core each."""
     with _stack(topic_partitions=max(workers, 1)) as settings:
         topics.create(settings, connectors.topic_specs(settings))
         backlog.produce(settings, events, report=click.echo)
         for number in range(workers + 1):
-            found = cluster.drain(settings, number, events, report=click.echo)
+            found = cluster.drain(settings, name, number, events, report=click.echo)
             times = {"staged_s": found.staged_s_per_million, "applied_s": found.applied_s_per_million}
-            _print("cluster", workers=number, **found.drain._asdict(), **times)
+            memory = {"driver_middle_mib": found.driver_middle_mib, "driver_end_mib": found.driver_end_mib}
+            _print("cluster", workers=number, **found.drain._asdict(), **times, **memory)
 
 
 @main.command("strategies")

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from bench import backlog
 from bench.meter import Drain, Meter
 from outbox.base.settings import Settings
 from outbox.stack.command import sink
+from outbox.stack.process import Process
 from outbox.stack.stack import Stack
 
 
@@ -18,11 +24,13 @@ class Clustered(NamedTuple):
 
     drain: Drain
     staged_s_per_million: float  # read, decoded and staged, by all workers at once
-    applied_s_per_million: float  # by the database, in one transaction
+    applied_s_per_million: float  # by the database, in one transaction; or by a MERGE
+    driver_middle_mib: float  # of memory, of its Python and its JVM, when half of the events were applied
+    driver_end_mib: float
 
 
-def drain(settings: Settings, workers: int, events: int, report: Callable[[str], None]) -> Clustered:
-    """Drain the topic with the dedup sink on so many workers; with none in the driver's own threads."""
+def drain(settings: Settings, name: str, workers: int, events: int, report: Callable[[str], None]) -> Clustered:
+    """Drain the topic with a sink on so many workers; with none in the driver's own threads."""
     stack = Stack(settings)
     stack.up(workers=workers, report=report)
     settings = stack.settings.model_copy(
@@ -33,10 +41,13 @@ def drain(settings: Settings, workers: int, events: int, report: Callable[[str],
     )
     executors = [stack.part(f"spark-worker-{number + 1}") for number in range(workers)]
     backlog.empty(settings)
-    process = sink(settings, "balances")
+    shutil.rmtree(Path(settings.lakehouse.removeprefix("file://")), ignore_errors=True)
+    process = sink(settings, name)
     process.log_file.unlink(missing_ok=True)
     meter = Meter(events, stack.part("postgres"))
-    found = backlog.drain_with(process, backlog.applied(settings, "balances"), meter, executors)
+    memory: list[tuple[int, float]] = []
+    count = weighed(backlog.applied(settings, name), process, memory)
+    found = backlog.drain_with(process, count, meter, executors)
     lines = [json.loads(line) for line in process.log_file.read_text().splitlines() if line.startswith("{")]
     parts = [line for line in lines if line.get("event") == "applied"][1:]
 
@@ -46,4 +57,25 @@ def drain(settings: Settings, workers: int, events: int, report: Callable[[str],
     def s_per_million(name: str) -> float:
         return total(name) / total("rows") * 1e3
 
-    return Clustered(found, s_per_million("read_ms"), s_per_million("apply_ms"))
+    middle_mib = next(mib for applied, mib in memory if applied >= events // 2)
+    return Clustered(found, s_per_million("read_ms"), s_per_million("apply_ms"), middle_mib, memory[-1][1])
+
+
+@contextmanager
+def weighed(
+    count: AbstractContextManager[Callable[[], int]], process: Process, memory: list[tuple[int, float]]
+) -> Iterator[Callable[[], int]]:
+    """The same function, which also adds to ``memory`` how much the process and its children have when it changes."""
+    with count as applied_now:
+
+        def weigh() -> int:
+            applied, rss_bytes = applied_now(), 0
+            if memory and applied == memory[-1][0]:
+                return applied
+            for one in process.processes():
+                with suppress(psutil.Error):
+                    rss_bytes += one.memory_info().rss
+            memory.append((applied, rss_bytes / (1 << 20)))
+            return applied
+
+        yield weigh

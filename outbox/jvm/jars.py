@@ -28,6 +28,7 @@ LOCK_FILE = Path(__file__).with_name("jars.lock")
 SETS = {
     ("kafka", "plugin", "spark"): "the JVM parts (Kafka, Connect, Debezium, Spark's Kafka source): about 75 MB",
     ("lakehouse",): "Delta Lake for Spark: about 12 MB",
+    ("s3",): "S3 for Spark: about 10 MB",
 }
 CONFIGURATION = re.compile(r'<conf name="(\w+)"')
 IVY_MODULE = """<ivy-module version="2.0"><info organisation="outbox" module="jvm"/>
@@ -54,7 +55,7 @@ def _quiet(_: str) -> None:
 
 
 def jars(configuration: str, report: Report = _quiet) -> list[Path]:
-    """The jars of a configuration of ivy.xml: kafka, plugin, spark or lakehouse."""
+    """The jars of a configuration of ivy.xml: kafka, plugin, spark, lakehouse or s3."""
     return sorted(resolve(configuration, report).glob("lib/*.jar"))
 
 

@@ -86,11 +86,16 @@ class Layout:
             return renamed
         return renamed.append_column(EVENT_TYPE, pa.repeat(event, table.num_rows))
 
-    def table(self, rows: Rows) -> pa.Table:
-        """All rows as one table; NULL where an event lacks a column."""
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the tables as Arrow has them."""
         types = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
         types |= {column.name: ARROW_TYPES[column.type] for column in self.columns}
-        schema = pa.schema([pa.field(name, type_) for name, type_ in types.items()])
+        return pa.schema([pa.field(name, type_) for name, type_ in types.items()])
+
+    def table(self, rows: Rows) -> pa.Table:
+        """All rows as one table; NULL where an event lacks a column."""
+        schema = self.schema
         tables = [self.rows(event, table) for event, table in rows.items()]
         return pa.concat_tables([schema.empty_table(), *tables], promote_options="default").select(schema.names)
 

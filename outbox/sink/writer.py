@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 import pyarrow as pa
 from psycopg2 import extensions
 
+from outbox.base import log
 from outbox.base.database import database_errors
 from outbox.events.schema import Column
 from outbox.sink import fence, generations, positions, skipped
@@ -36,6 +37,8 @@ Copier = Callable[[int, Iterable[Records]], Staged]
 PassingCopier = Callable[[int, Iterable[Records]], Iterator[Decoded]]
 ReturnedCopier = Callable[[Iterable[pa.Table]], tuple[int, int]]
 
+_log = log.get(__name__)
+
 
 class Counts(NamedTuple):
     """What one batch was: rows = applied + duplicates + rejected + filtered. ``dead`` counts the records that were no
@@ -56,6 +59,15 @@ class Staging(Protocol):
 
     def copier(self, dsn: Mapping[str, str | int], topic: str) -> Copier:
         """The function that tasks run on records of a topic; executors receive it by pickling."""
+
+    def create(self, connection: extensions.connection) -> None:
+        """Make the tables that it needs in the sink database. Call it behind the fence."""
+
+    def drop(self, connection: extensions.connection) -> bool:
+        """Drop the tables of this driver and of earlier ones; returns whether all are gone."""
+
+    def clear(self, connection: extensions.connection) -> bool:
+        """Empty the tables, between two batches; returns whether no others are left."""
 
 
 @runtime_checkable
@@ -85,6 +97,7 @@ class SinkWriter(ABC):
     """
 
     staging: Staging | TransformStaging | None = None
+    _is_staged = False  # whether the staging tables hold anything of ours
 
     def __init__(self, connection: extensions.connection, spec: SinkSpec) -> None:
         """Acquire the fence. Raises Failure if the sink has a driver already, or if it asks for events that it has
@@ -146,11 +159,29 @@ class SinkWriter(ABC):
         Either way the writer is of no more use: let the sink be started again.
         """
 
-    def clear(self) -> None:  # noqa: B027 - most stage nothing
+    def clear(self) -> None:
         """Remove what was staged of batches that are applied. No task may be staging meanwhile."""
+        if self.staging is not None and self._is_staged:
+            with self._errors("has applied the batch, but does not let its staging tables be emptied"):
+                self._clean_up(self.staging.clear)
+            self._is_staged = False
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to remove
+    def close(self) -> None:
         """Remove what the writer keeps in the database for itself. The connection is the caller's."""
+        if self.staging is not None and not self._connection.closed:
+            with self._errors("does not let the staging tables be dropped"):
+                self._clean_up(self.staging.drop)
+
+    def _stage_in(self, staging: Staging) -> None:
+        """Let executors stage large batches there. What earlier drivers have left is removed."""
+        self._clean_up(staging.drop)
+        staging.create(self._connection)
+        self.staging = staging
+
+    def _clean_up(self, clean_up: Callable[[extensions.connection], bool]) -> None:
+        """Empty or drop staging tables. Those that another session uses stay for the next clean-up."""
+        if not clean_up(self._connection):
+            _log.warning("another session uses staging tables: they are cleaned up later", sink=self.name)
 
     def _errors(self, what: str) -> AbstractContextManager[None]:
         return database_errors(self._connection, f"sink {self.name}", what, "start the sink again")

@@ -11,9 +11,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -24,7 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from outbox.base.database import connect
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, SinkRole
+from outbox.base.settings import Settings, SinkRole, load
 from outbox.base.wait import wait_for
 from outbox.cli import main
 from outbox.kafka.clients import client_config
@@ -125,6 +126,30 @@ def death_between_topics() -> None:
     signal_at_part(signal.SIGKILL, "activity", 2)
 
 
+def held_merge() -> None:
+    """The tasks of a MERGE stand still as long as a folder exists: `held_folder`. Each leaves a file there that has the
+    id of its process for a name.
+    """
+    from outbox.sink.lakehouse.writer import Table  # not every project has it
+
+    folder, make = held_folder(load()), Table.__init__
+
+    def is_let_go(_: str) -> bool:
+        with suppress(FileNotFoundError):
+            (folder / str(os.getpid())).touch()
+            wait_for("the test", lambda: not folder.exists(), timeout_s=TIMEOUT_S)
+        return True
+
+    def make_held(self: Table, *arguments: Any) -> None:
+        make(self, *arguments)
+        self._spark.udf.register("is_let_go", is_let_go, "boolean")
+        held = self._merge.replace("WHERE copy = 1", "WHERE copy = 1 AND is_let_go(event_id)")
+        assert held != self._merge
+        self._merge = held
+
+    patch(Table, __init__=make_held)
+
+
 def without_orders() -> None:
     """An earlier deployment: the sink `activity` asks for events of items only."""
     ask_for("activity", "item")
@@ -212,6 +237,11 @@ def failure_beside_endless_read() -> None:
     patch(stream, APPLY_TIMEOUT_S=2.0)
     patch(reader.Reader, read=read_one)
     patch(PostgresWriter, apply=apply)
+
+
+def held_folder(settings: Settings) -> Path:
+    """The folder that holds up a MERGE of sinks with these settings."""
+    return settings.home / f"held-{settings.topic_prefix}"
 
 
 class GivenToStop:

@@ -23,6 +23,7 @@ FIXTURES = (
     "tests.fixtures.secured",
     "tests.fixtures.spark_session",
     "tests.fixtures.hdfs",
+    "tests.fixtures.object_store",
 )
 
 

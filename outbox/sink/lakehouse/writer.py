@@ -23,8 +23,10 @@ a lock on a file beside the table separates processes.
 
 The table refuses no event: what a projection would refuse is a row like any other.
 
-The driver holds up to two parts of a batch in memory, one that is merged and one that is read. Their records are
-bounded in number and bytes (`outbox.sink.spark.reader`).
+A large batch is read and decoded by executors, which stage its rows in files (`outbox.sink.lakehouse.staging`). The
+MERGE reads these files; the driver holds no row of them. Where executors cannot write files (`files.is_reachable`) the
+driver decodes large batches too, and then holds up to two parts of a batch, one that is merged and one that is read.
+Their records are bounded in number and bytes (`outbox.sink.spark.reader`).
 """
 
 from __future__ import annotations
@@ -32,15 +34,14 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg2 import extensions
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -52,8 +53,13 @@ from outbox.sink import dead_letters, fence, positions, traces
 from outbox.sink.applier import Applied
 from outbox.sink.batch import Batch, Traced, event_ids
 from outbox.sink.generations import TopicOffsets
+from outbox.sink.lakehouse import staging
+from outbox.sink.lakehouse.files import Folder, StagedFiles, is_reachable
+from outbox.sink.lakehouse.staging import LakehouseStaging
+from outbox.sink.layout import Layout
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.records import made_at_ms
+from outbox.sink.spark import frame
 from outbox.sink.spark.session import FEW_ROWS
 from outbox.sink.spec import SinkSpec
 from outbox.sink.values import ARROW_TYPES
@@ -69,8 +75,38 @@ SESSION = {
     **FEW_ROWS,
     # A batch without anything new is committed too, as it says how far the table is.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
+    # How much a task holds of the file that it writes; and its size is looked at from the first row on, not after 100.
+    "parquet.block.size": str(16 << 20),
+    "parquet.block.size.row.check.min": "1",
+    "parquet.page.size.row.check.min": "1",
+}
+# For a MERGE of files: every task of the shuffle has enough to do, and writes files of its own.
+MANY_ROWS = {
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
 }
 COMMIT_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+
+
+class Aside(NamedTuple):
+    """What a batch is before its MERGE: how far the sink is after it; the events that dead letters resolve; how many
+    records are dead; and of staged events that are left, the first id and the last.
+    """
+
+    end: TopicOffsets
+    resolved: Collection[str]
+    dead: int
+    bounds: Sequence[str]
+
+
+class Files(NamedTuple):
+    """Rows in files, and what bounds a search for their events: the days of their ids, the first id and the last."""
+
+    uris: Sequence[str]
+    layout: Layout
+    days: Collection[date]
+    first_id: str
+    last_id: str
 
 
 class LakehouseWriter(SinkWriter):
@@ -84,8 +120,12 @@ class LakehouseWriter(SinkWriter):
         super().__init__(connection, spec)
         self._layout = spec.layout
         self._merge, self._schema, self._uri = spec.strategy.select, schema, uri
-        with self._errors("does not let the sink start"), connection, connection.cursor() as cursor:
-            cursor.execute(TABLES)
+        self._staging = LakehouseStaging(spec.name, self._epoch, spec.decoders, spec.layout, self._folder)
+        with self._errors("does not let the sink start"):
+            if is_reachable(uri):
+                self._stage_in(self._staging)
+            with connection, connection.cursor() as cursor:
+                cursor.execute(TABLES)
 
     def positions(self, topic: str, topic_id: str) -> dict[int, int]:
         """The same; and the table is made if there is none. Raises Failure if there was one."""
@@ -94,42 +134,76 @@ class LakehouseWriter(SinkWriter):
             self._table.require()
         else:
             self._table.make()
+        self._remove(self._files.drop)
         return stored
+
+    def clear(self) -> None:
+        """Remove what was staged of batches that are applied. No task may be staging meanwhile."""
+        if self._is_staged:
+            self._remove(self._files.clear)
+        super().clear()
+
+    def close(self) -> None:
+        """Remove what the writer keeps for itself, in the database and in files. The connection is the caller's."""
+        self._remove(self._files.drop)
+        super().close()
 
     def apply(self, batch: Batch) -> Counts:
         if batch.is_empty:
             return Counts()
         refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}"
         with self._errors(refused), fence.held(self._connection, self.name):
-            end, resolved, dead = self._set_aside(batch)
-            rows = self._layout.table(batch.rows)
-            if resolved:
-                rows = rows.filter(pc.invert(pc.is_in(rows["event_id"], pa.array(resolved, pa.string()))))
-            traced = pa.array([one.event_id for one in batch.traced], pa.string())
-            missing = self._table.missing(rows["event_id"].filter(pc.is_in(rows["event_id"], traced)).to_pylist())
-            merged = self._table.merge(rows, {"positions": end})
-            counts = self._conclude(batch, merged, dead)
+            aside = self._set_aside(batch)
+            traced = {one.event_id for one in batch.traced if one.event_id and not one.is_dead} - {*aside.resolved}
+            missing = self._table.missing(traced)
+            merged = self._table.merge(self._incoming(batch, aside), {"positions": aside.end}, aside.resolved)
+            counts = self._conclude(batch, merged, aside.dead)
         traces.log_outcomes(self.name, _outcomes(batch, missing))
+        self._is_staged |= batch.staged is not None
         return counts
 
     @cached_property
     def _table(self) -> Table:
         return Table(SparkSession.active(), self.name, self._merge, self._schema.read_text(), self._uri)
 
-    def _set_aside(self, batch: Batch) -> tuple[TopicOffsets, Collection[str], int]:
-        """How far the sink is after the batch; the events that dead letters resolve; how many records are dead."""
+    @cached_property
+    def _files(self) -> StagedFiles:
+        return StagedFiles(SparkSession.active(), self._uri, self._epoch)
+
+    def _folder(self) -> Folder:
+        with self._table.errors("has no folder for staged files"):
+            return self._files.folder()
+
+    def _remove(self, remove: Callable[[], None]) -> None:
+        with self._table.errors("does not let staged files be removed"):
+            remove()
+
+    def _incoming(self, batch: Batch, aside: Aside) -> pa.Table | Files:
+        """The events of a batch that the MERGE takes, and maybe some that letters resolve."""
+        if batch.staged and aside.bounds:
+            return Files(self._files.uris(batch.staged.attempts), self._layout, batch.staged.days, *aside.bounds)
+        return self._layout.table(batch.rows)
+
+    def _set_aside(self, batch: Batch) -> Aside:
         with self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
             stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
             positions.require_no_gap(self.name, batch.topic, stored, batch.start)
             # Both tables, because one that is never truncated holds vacuum back.
             cursor.execute("TRUNCATE batch, rejections")
-            copy_ids(cursor, event_ids(batch.rows))
+            if batch.staged:
+                self._staging.take_rows(cursor, batch.staged)
+            else:
+                copy_ids(cursor, event_ids(batch.rows))
             # What was replayed goes through the MERGE again: the table may have been restored to a version before that.
             resolved = dead_letters.drop_resolved(cursor, self.name, batch.count, ["discarded"])
-            dead = dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.dead)
+            if batch.staged:
+                dead = self._staging.take_dead(cursor, batch.topic, batch.topic_id, batch.staged)
+            else:
+                dead = dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.dead)
             end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}
-            return {**positions.read_all(cursor, self.name), batch.topic: {**stored, **end}}, resolved, dead
+            reached = {**positions.read_all(cursor, self.name), batch.topic: {**stored, **end}}
+            return Aside(reached, resolved, dead, staging.bounds(cursor) if batch.staged else ())
 
     def _conclude(self, batch: Batch, merged: int, dead: int) -> Counts:
         duplicates = batch.count - merged
@@ -160,15 +234,15 @@ class Table:
         self._spark = spark.newSession()
         for name, value in SESSION.items():
             self._spark.conf.set(name, value)
+        self._is_small = True
         self._names = f"lakehouse_{next(self._numbers)}"
         self._sink, self._merge, self._schema, self._uri = sink, merge, schema, uri
         self._jvm: Any = self._spark._jvm
 
     def require(self) -> None:
         """Find the table that must exist. Raises Failure if it is gone, or differs from what its SQL declares."""
-        log = self._jvm.org.apache.hadoop.fs.Path(f"{self._uri}/_delta_log")
-        files = log.getFileSystem(self._spark._jsparkSession.sessionState().newHadoopConf())
-        with self._errors("cannot be read"):
+        files, log = self._log()
+        with self.errors("cannot be read"):
             is_there = files.exists(log)
         if not is_there:
             raise Failure(
@@ -181,21 +255,49 @@ class Table:
 
     def make(self) -> None:
         """Make the table, or compare an existing one with its schema. Raises Failure if they differ."""
-        with self._errors("differs from what its SQL declares"), self._alone():
+        with self.errors("differs from what its SQL declares"), self._alone():
+            self._remove_unborn()
             self._spark.sql(f"CREATE DATABASE IF NOT EXISTS {self._names}")
             self._spark.sql(f"USE {self._names}")
             self._spark.sql(self._schema % {"location": _literal(self._uri)})
 
-    def merge(self, rows: pa.Table, metadata: Mapping[str, Any] | None = None) -> int:
-        """Merge events in one commit that carries ``metadata``, and return how many were new.
+    def _log(self) -> tuple[Any, Any]:
+        """Hadoop's file system, and the folder of the table's log in it."""
+        log = self._jvm.org.apache.hadoop.fs.Path(f"{self._uri}/_delta_log")
+        return log.getFileSystem(self._spark._jsparkSession.sessionState().newHadoopConf()), log
+
+    def _remove_unborn(self) -> None:
+        """Remove the log of a table whose making was interrupted before its first commit: Delta would refuse to make
+        the table where something is.
+        """
+        files, log = self._log()
+        if files.exists(log):
+            names = [status.getPath().getName() for status in files.listStatus(log)]
+            if all(name.startswith(".") for name in names):  # a commit that was not renamed into place
+                files.delete(log, True)
+
+    def merge(
+        self, rows: pa.Table | Files, metadata: Mapping[str, Any] | None = None, without: Collection[str] = ()
+    ) -> int:
+        """Merge events, ``without`` those of these ids, in one commit that carries ``metadata``. Returns how many were
+        new.
 
         Raises Failure if that fails; then nothing is merged, unless the JVM is gone.
         """
-        bounds = _bounds(rows["event_id"].to_pylist())
-        with self._errors("does not take events"):
+        with self.errors("does not take events"):
+            self._tune(is_small=isinstance(rows, pa.Table))
             if metadata is not None:
                 self._spark.conf.set(COMMIT_METADATA, json.dumps({"sink": self._sink, **metadata}))
-            self._stage(rows)
+            if isinstance(rows, Files):
+                bounds = _sql(rows.days, rows.first_id, rows.last_id)
+                incoming = self._spark.read.schema(frame.columns(rows.layout)).parquet(*rows.uris)
+            else:
+                bounds = _bounds(rows["event_id"].to_pylist())
+                incoming = self._spark.createDataFrame(rows)
+            if without:
+                resolved = self._spark.createDataFrame(pa.table({"event_id": [*without]}))
+                incoming = incoming.join(resolved, "event_id", "left_anti")
+            incoming.createOrReplaceTempView("batch")
             with self._alone():
                 [counted] = self._spark.sql(self._merge % bounds).collect()
             return int(counted["num_inserted_rows"])
@@ -204,7 +306,7 @@ class Table:
         """Those of these events that are not in the table. Like the MERGE it reads files of their days and ids only."""
         if not event_ids:
             return set()
-        with self._errors("does not return its events"):
+        with self.errors("does not return its events"):
             wanted = self._spark.createDataFrame(pa.table({"event_id": [*event_ids]}))
             table = self._spark.read.format("delta").load(self._uri)
             within = "event_id BETWEEN %(first_id)s AND %(last_id)s"
@@ -213,8 +315,19 @@ class Table:
             known = table.where(within % _bounds(event_ids))
             return {event_id for (event_id,) in wanted.join(known, "event_id", "left_anti").collect()}
 
-    def _stage(self, rows: pa.Table) -> None:
-        self._spark.createDataFrame(rows).createOrReplaceTempView("batch")
+    def _tune(self, *, is_small: bool) -> None:
+        """Set the session for a MERGE of few rows or of many."""
+        if is_small is self._is_small:
+            return
+        self._is_small = is_small
+        many = {**MANY_ROWS, "spark.sql.shuffle.partitions": str(self._spark.sparkContext.defaultParallelism)}
+        for name, value in many.items():
+            if not is_small:
+                self._spark.conf.set(name, value)
+            elif name in SESSION:
+                self._spark.conf.set(name, SESSION[name])
+            else:
+                self._spark.conf.unset(name)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -239,7 +352,8 @@ class Table:
             file.close()
 
     @contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
+    def errors(self, what: str) -> Iterator[None]:
+        """Convert errors of Spark and its JVM to Failure."""
         try:
             yield
         except (PySparkException, Py4JError) as error:
@@ -307,7 +421,7 @@ def _outcomes(batch: Batch, missing: set[str]) -> list[tuple[Traced, traces.Outc
     missing = {*missing}
     found: list[tuple[Traced, traces.Outcome]] = []
     for one in sorted(batch.traced, key=lambda one: (one.partition, one.offset)):
-        if (one.partition, one.offset) in dead:
+        if one.is_dead or (one.partition, one.offset) in dead:
             found.append((one, "set aside"))
         elif one.event_id in missing:
             missing.remove(one.event_id)
@@ -317,17 +431,22 @@ def _outcomes(batch: Batch, missing: set[str]) -> list[tuple[Traced, traces.Outc
     return found
 
 
-def _day(event_id: str) -> str:
-    """The day in UTC of the time in a UUIDv7, in ISO 8601."""
-    return datetime.fromtimestamp(made_at_ms(event_id) / 1000, UTC).date().isoformat()
+def _day(event_id: str) -> date:
+    """The day in UTC of the time in a UUIDv7."""
+    return datetime.fromtimestamp(made_at_ms(event_id) / 1000, UTC).date()
 
 
 def _bounds(event_ids: Collection[str]) -> dict[str, str]:
-    """What bounds a search for events, as SQL: the days of their ids, the first id and the last."""
+    """What bounds a search for events, as SQL."""
+    return _sql({*map(_day, event_ids)}, min(event_ids, default=""), max(event_ids, default=""))
+
+
+def _sql(days: Collection[date], first_id: str, last_id: str) -> dict[str, str]:
+    """The days of ids, the first id and the last, as SQL."""
     return {
-        "days": ", ".join(f"DATE '{day}'" for day in sorted({*map(_day, event_ids)})) or "NULL",
-        "first_id": _literal(min(event_ids, default="")),
-        "last_id": _literal(max(event_ids, default="")),
+        "days": ", ".join(f"DATE '{day.isoformat()}'" for day in sorted(days)) or "NULL",
+        "first_id": _literal(first_id),
+        "last_id": _literal(last_id),
     }
 
 

@@ -1,5 +1,7 @@
 """Staging: executors decode a large batch and copy it into the sink database, so that no driver has to hold it.
 
+A target elsewhere stages its rows there, and here their ids and the dead letters (`outbox.sink.lakehouse.staging`).
+
 Each task copies its records in one transaction, under its attempt id, into two unlogged tables of the running sink. The
 driver then applies, in the sink's transaction, the rows of the attempts that Spark reported as successful. Rows of
 other attempts (failed, speculative, of a driver that lost its fence) are never read.
@@ -15,22 +17,18 @@ later batch, or the next driver, drops it.
 from __future__ import annotations
 
 import io
-import itertools
-import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import date
 
-import msgspec
 import psycopg2
 import pyarrow as pa
 from psycopg2 import extensions, sql
 from psycopg2.extensions import make_dsn
 
 from outbox.base.database import WAITS
-from outbox.base.errors import Failure
 from outbox.events.schema import Column
 from outbox.sink import dead_letters, partitions
 from outbox.sink.batch import Decoded, Rows, Staged, Traced, event_ids
@@ -41,14 +39,10 @@ from outbox.sink.records import RecordDecoder, Records, joined
 COPY_BUFFER_BYTES = 1 << 20
 TRACED_MAX = 100  # per task
 LOCK_TIMEOUT_MS = 1000
-ATTEMPT_BITS = 62
-PAIR, OF_TRANSFORM = ("rows", "dead"), ("kept", "done")  # of four letters, as the names of tables are bounded
 
 TABLES = """
-CREATE UNLOGGED TABLE staging.{rows} (
-    attempt bigint NOT NULL, event_id uuid NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL {columns}
-);
-CREATE UNLOGGED TABLE staging.{dead} (
+CREATE UNLOGGED TABLE {rows} (attempt bigint NOT NULL, {definitions});
+CREATE UNLOGGED TABLE {dead} (
     attempt bigint NOT NULL, identity text NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL, key bytea,
     headers jsonb, value bytea, recorded_at timestamptz, event_id uuid, reason text NOT NULL, detail text NOT NULL
 );
@@ -78,19 +72,8 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
    AND left(application_name, length(%(prefix)s)) = %(prefix)s
    AND substring(application_name FROM '/(\d{1,18})$')::bigint <= %(epoch)s
 """
-# Of a sink with a transform: the rows that it returns, and which attempt has read each share of a part to its end.
-TRANSFORM_TABLES = """
-CREATE UNLOGGED TABLE staging.{kept} (
-    attempt bigint NOT NULL, event_id uuid NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL {returned}
-);
-CREATE UNLOGGED TABLE staging.{done} (job bigint, share int, staged jsonb NOT NULL, PRIMARY KEY (job, share));
-"""
-# All attempts of a share read the same, so the first one that was read to its end counts.
-DONE = "INSERT INTO staging.{done} (job, share, staged) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
-PASSED = "SELECT staged FROM staging.{done} WHERE job = %s ORDER BY share"
 TAKE_ROWS = """
-INSERT INTO batch (event_id, partition, "offset", {columns})
-SELECT event_id, partition, "offset", {columns} FROM staging.{rows} WHERE attempt = ANY(%s)
+INSERT INTO batch ({columns}) SELECT {columns} FROM {rows} WHERE attempt = ANY(%s)
 """
 TAKE_DEAD = """
 INSERT INTO dead_letters
@@ -98,7 +81,7 @@ INSERT INTO dead_letters
         reason, detail)
 SELECT DISTINCT ON (identity) %(sink)s, identity, %(topic_id)s, %(topic)s, partition, "offset", key, headers, value,
        recorded_at, event_id, reason, detail
-  FROM staging.{dead}
+  FROM {dead}
  WHERE attempt = ANY(%(attempts)s)
  ORDER BY identity, partition, "offset"
 ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now(),
@@ -109,37 +92,32 @@ ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now(),
 class Staging:
     """The staging tables of a running sink."""
 
+    contents: Sequence[str] = ("rows", "dead")  # what each table of a pair has; four letters, as names are bounded
+
     def __init__(
-        self,
-        sink: str,
-        epoch: int,
-        decoders: Mapping[str, RecordDecoder],
-        layout: Layout,
-        *,
-        with_days: bool,
-        returned: Sequence[Column] | None = None,
+        self, sink: str, epoch: int, decoders: Mapping[str, RecordDecoder], layout: Layout, *, with_days: bool
     ) -> None:
-        """``decoders`` are by topic. ``with_days`` also finds the days of the ids, which must be UUIDv7s. ``returned``
-        are the columns of the sink's transform, if it has one.
-        """
+        """``decoders`` are by topic. ``with_days`` also finds the days of the ids, which must be UUIDv7s."""
         self._sink = sink
         self._with_days = with_days
         self._epoch = epoch
         self._decoders, self._layout = decoders, layout
+        self._types = self.row_types(layout)
         self._pair = 1  # the number of the pair of tables that is in use
         self._up_to_epoch = {"prefix": f"{sink}/", "epoch": epoch}
-        self._columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in layout.columns)
-        self._returned = returned
-        self._jobs = itertools.count()
+
+    def row_types(self, layout: Layout) -> Mapping[str, binary.Type]:
+        """The columns of ``rows`` beside the attempt."""
+        return types_of(layout.columns)
 
     def create(self, connection: extensions.connection) -> None:
         """Make the pair of tables for the next batches. Call it behind the fence."""
         with connection, connection.cursor() as cursor:
-            columns = definitions(self._layout.columns)
-            cursor.execute(sql.SQL(TABLES).format(**{**self._names, "columns": columns}))
-            if self._returned is not None:
-                returned = definitions(self._returned)
-                cursor.execute(sql.SQL(TRANSFORM_TABLES).format(**self._names, returned=returned))
+            self.create_in(cursor)
+
+    def create_in(self, cursor: extensions.cursor) -> None:
+        """The same in the caller's transaction."""
+        cursor.execute(sql.SQL(TABLES).format(**self.names, definitions=definitions(self._types)))
 
     def drop(self, connection: extensions.connection) -> bool:
         """Drop the tables of this epoch and of earlier ones; a later driver keeps its own.
@@ -155,12 +133,11 @@ class Staging:
         Returns whether no other tables are left.
         """
         existing = self._existing(connection)
-        tables = sql.SQL(", ").join(sql.Identifier("staging", table) for table in self._tables)
-        truncate = sql.SQL("TRUNCATE {}").format(tables)
+        truncate = sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(self.tables.values()))
         if not _unless_locked(connection, truncate, LOCK_TIMEOUT_MS):
             self._pair += 1
             self.create(connection)
-        left = [name for name in existing if name not in self._tables]
+        left = [name for name in existing if name not in map(self._name, self.contents)]
         return self._drop(connection, left, 1)  # whoever has not let go yet may take hours
 
     def _existing(self, connection: extensions.connection) -> list[str]:
@@ -176,68 +153,39 @@ class Staging:
         dropped = [_unless_locked(connection, drop, lock_timeout_ms) for drop in drops]
         return all(dropped)
 
-    def _table(self, content: str) -> str:
+    def _name(self, content: str) -> str:
         return f"{self._sink}/{self._epoch}/{self._pair}/{content}"
 
     @property
-    def _tables(self) -> list[str]:
-        """The tables that are in use."""
-        return [self._table(content) for content in (PAIR if self._returned is None else (*PAIR, *OF_TRANSFORM))]
+    def tables(self) -> Mapping[str, sql.Identifier]:
+        """The tables that are in use, by content."""
+        return {content: sql.Identifier("staging", self._name(content)) for content in self.contents}
 
     @property
-    def _names(self) -> Mapping[str, sql.Composable]:
-        names = {content: sql.Identifier(self._table(content)) for content in (*PAIR, *OF_TRANSFORM)}
-        return {**names, "columns": self._columns}
+    def names(self) -> Mapping[str, sql.Composable]:
+        """What the SQL of this module and of others names."""
+        return {**self.tables, "columns": sql.SQL(", ").join(map(sql.Identifier, self._types))}
+
+    def dsn(self, of_writer: Mapping[str, str | int]) -> Mapping[str, str | int]:
+        """How tasks connect: under a name by which the driver finds them."""
+        return {**of_writer, **WAITS, "application_name": f"{self._sink}/{self._epoch}"}
 
     def copier(self, dsn: Mapping[str, str | int], topic: str) -> Copier:
         """The function that tasks run on records of a topic."""
-        rows, dead = (sql.Identifier("staging", self._table(content)) for content in PAIR)
-        return Copier(self._named(dsn), self._decoders[topic], self._layout, rows, dead, self._with_days)
-
-    def next_job(self) -> int:
-        """A number for the tasks that read one part."""
-        return next(self._jobs)
-
-    def passing_copier(self, dsn: Mapping[str, str | int], topic: str, job: int) -> PassingCopier:
-        """The function that tasks run on the records of one share of a part, by its number."""
-        done = sql.SQL(DONE).format(**self._names)
-        return PassingCopier(self.copier(dsn, topic), job, done)
-
-    def returned_copier(self, dsn: Mapping[str, str | int]) -> ReturnedCopier:
-        """The function that tasks run on the rows that the transform returns."""
-        assert self._returned is not None, "with a transform"  # noqa: S101
-        return ReturnedCopier(self._named(dsn), sql.Identifier("staging", self._table("kept")), self._returned)
-
-    def passed(self, dsn: Mapping[str, str | int], job: int, shares: int) -> Staged:
-        """What tasks have staged of so many shares. Raises Failure if one of them was not read to its end."""
-        with closing(psycopg2.connect(make_dsn(None, **self._named(dsn)))) as connection, connection.cursor() as cursor:
-            cursor.execute(sql.SQL(PASSED).format(**self._names), [job])
-            found = [msgspec.convert(staged, Staged, strict=False) for (staged,) in cursor]
-        if len(found) < shares:
-            raise Failure(
-                f"sink {self._sink}: its transform does not look at all events: {shares - len(found)} of {shares} "
-                "shares of a batch were not read to their end",
-                "a transform has no `limit`, and drops no events without looking at them",
-                code="transform-breaks-rule",
-            )
-        return Staged.together(found)
-
-    def _named(self, dsn: Mapping[str, str | int]) -> Mapping[str, str | int]:
-        return {**dsn, **WAITS, "application_name": f"{self._sink}/{self._epoch}"}
-
-    @property
-    def tables(self) -> Mapping[str, sql.Identifier]:
-        """Where rows and what the transform returned of them are staged, by ``rows`` and ``kept``."""
-        return {content: sql.Identifier("staging", self._table(content)) for content in ("rows", "kept")}
+        rows, dead = self.tables["rows"], self.tables["dead"]
+        return Copier(self.dsn(dsn), self._decoders[topic], self._layout, rows, dead, self._with_days)
 
     def take_rows(self, cursor: extensions.cursor, staged: Staged) -> None:
         """Insert the rows of the successful attempts into ``batch``, in the caller's transaction."""
-        cursor.execute(sql.SQL(TAKE_ROWS).format(**self._names), [list(staged.attempts)])
+        cursor.execute(sql.SQL(TAKE_ROWS).format(**self.names), [list(staged.attempts)])
 
-    def take_dead(self, cursor: extensions.cursor, topic: str, topic_id: str, staged: Staged) -> None:
-        """Write the dead letters of the successful attempts, in the caller's transaction."""
+    def take_dead(self, cursor: extensions.cursor, topic: str, topic_id: str, staged: Staged) -> int:
+        """Write the dead letters of the successful attempts in the caller's transaction, and return how many records
+        there were.
+        """
         parameters = {"sink": self._sink, "topic": topic, "topic_id": topic_id, "attempts": list(staged.attempts)}
-        cursor.execute(sql.SQL(TAKE_DEAD).format(**self._names), parameters)
+        cursor.execute(sql.SQL(TAKE_DEAD).format(**self.names), parameters)
+        return staged.dead
 
 
 @dataclass(frozen=True)
@@ -258,16 +206,22 @@ class Copier:
             closing(psycopg2.connect(make_dsn(None, **self.dsn))) as connection,
             connection,
             connection.cursor() as cursor,
+            self.writing(cursor, attempt) as write_rows,
         ):
             for records in joined(read, self.decoder.at_once):
                 decoded = self.decoder.decode(records)
-                self.copy(cursor, attempt, decoded)
+                write_rows(decoded.rows)
+                self.copy_dead(cursor, attempt, decoded)
                 count.add(decoded)
         return count.staged()
 
-    def copy(self, cursor: extensions.cursor, attempt: int, decoded: Decoded) -> None:
-        """Copy what was decoded of some records."""
-        copy_rows(cursor, self.rows, decoded.rows, self.layout, attempt)
+    @contextmanager
+    def writing(self, cursor: extensions.cursor, attempt: int) -> Iterator[Callable[[Rows], None]]:
+        """A function that writes rows under an attempt; what it has written is complete at the end of the block."""
+        yield lambda rows: copy_rows(cursor, self.rows, rows, self.layout, attempt)
+
+    def copy_dead(self, cursor: extensions.cursor, attempt: int, decoded: Decoded) -> None:
+        """Copy the dead records under an attempt."""
         if decoded.dead:
             letters = [
                 (attempt, dead_letters.identity(one.record, one.event_id), *dead_letters.columns(one))
@@ -299,52 +253,6 @@ class Count:
         return Staged([self._attempt], self._rows, self._dead, self._days, self._traced, dict(self._skipped))
 
 
-@dataclass(frozen=True)
-class PassingCopier:
-    """The same for records whose rows go on to a transform: it returns what it has copied.
-
-    Each copy is a transaction of its own, because none may stay open for as long as the transform takes. An attempt
-    that does not come to its end is never read.
-    """
-
-    copier: Copier
-    job: int
-    done: sql.Composed
-
-    def __call__(self, share: int, read: Iterable[Records]) -> Iterator[Decoded]:
-        """Copy and return the records of a share."""
-        copier = self.copier
-        # Spark may run a share twice within one attempt of a task, so the task's number is not enough.
-        count = Count(attempt := secrets.randbits(ATTEMPT_BITS), with_days=copier.with_days)
-        with closing(psycopg2.connect(make_dsn(None, **copier.dsn))) as connection, connection.cursor() as cursor:
-            connection.autocommit = True
-            for records in joined(read, copier.decoder.at_once):
-                decoded = copier.decoder.decode(records)
-                copier.copy(cursor, attempt, decoded)
-                count.add(decoded)
-                yield decoded
-            cursor.execute(self.done, [self.job, share, msgspec.json.encode(count.staged()).decode()])
-
-
-@dataclass(frozen=True)
-class ReturnedCopier:
-    """Copies the rows that a transform returns, in one task. Runs in a Python worker of an executor."""
-
-    dsn: Mapping[str, str | int]
-    kept: sql.Identifier
-    columns: Sequence[Column]
-
-    def __call__(self, tables: Iterable[pa.Table]) -> tuple[int, int]:
-        """Copy the rows; returns under which attempt, and how many. Raises ValueError for one that Postgres refuses."""
-        attempt, count = secrets.randbits(ATTEMPT_BITS), 0
-        with closing(psycopg2.connect(make_dsn(None, **self.dsn))) as connection, connection.cursor() as cursor:
-            connection.autocommit = True
-            for rows in tables:
-                copy_returned(cursor, self.kept, rows, self.columns, attempt)
-                count += rows.num_rows
-        return attempt, count
-
-
 def _unless_locked(connection: extensions.connection, statement: sql.Composable, lock_timeout_ms: int) -> bool:
     """Run a statement in a transaction of its own; returns whether it got its locks in time."""
     try:
@@ -356,23 +264,16 @@ def _unless_locked(connection: extensions.connection, statement: sql.Composable,
     return True
 
 
-def definitions(columns: Sequence[Column]) -> sql.Composable:
-    """Further columns of a table that checks nothing."""
-    return sql.SQL("").join(
-        sql.SQL(", {} {}").format(sql.Identifier(column.name), sql.SQL(column.type)) for column in columns
+def definitions(types: Mapping[str, binary.Type]) -> sql.Composable:
+    """The columns of a table that checks nothing."""
+    return sql.SQL(", ").join(
+        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in types.items()
     )
 
 
-def copy_returned(
-    cursor: extensions.cursor, into: sql.Composable, rows: pa.Table, columns: Sequence[Column], attempt: int
-) -> None:
-    """COPY rows that a transform has returned. Raises ValueError for one that Postgres refuses."""
-    types: dict[str, binary.Type] = {**PLACE, "attempt": "bigint"} | {column.name: column.type for column in columns}
-    copied = rows.append_column("attempt", pa.array([attempt] * rows.num_rows, pa.int64()))
-    try:
-        copy_table(cursor, into, copied, types)
-    except psycopg2.DataError as error:
-        raise ValueError(str(error).partition("\n")[0]) from error
+def types_of(columns: Sequence[Column]) -> Mapping[str, binary.Type]:
+    """The place of an event, and these columns."""
+    return {**PLACE, **{column.name: column.type for column in columns}}
 
 
 def copy_rows(

@@ -22,19 +22,16 @@ from outbox.sink.batch import Batch, Returned
 from outbox.sink.layout import EVENT_TYPE, FAILURE, IS_FILTERED, KEY, TYPE, VERSION, TransformedLayout
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.rows import fetched
-from outbox.sink.postgres.staging import copy_returned, copy_rows, definitions
+from outbox.sink.postgres.staging import copy_rows, definitions, types_of
+from outbox.sink.postgres.transform_staging import copy_returned
 from outbox.sink.spec import SinkSpec
 from outbox.sink.target import Transform
 
 NO_ATTEMPT = 0  # of rows in the temporary tables, which are all of one batch
 TRANSFORM_FAILED = "transform failed"
 TABLES = """
-CREATE TEMPORARY TABLE originals (
-    attempt bigint, event_id uuid NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL {columns}
-) ON COMMIT DELETE ROWS;
-CREATE TEMPORARY TABLE kept (
-    attempt bigint, event_id uuid NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL {returned}
-) ON COMMIT DELETE ROWS;
+CREATE TEMPORARY TABLE originals (attempt bigint, {columns}) ON COMMIT DELETE ROWS;
+CREATE TEMPORARY TABLE kept (attempt bigint, {returned}) ON COMMIT DELETE ROWS;
 """
 OF_ATTEMPTS = "({table}.attempt = ANY(%(attempts)s)) IS NOT FALSE"
 TAKE = f"""
@@ -113,7 +110,7 @@ class TransformingApplier(PostgresApplier):
 
     def prepare(self, cursor: extensions.cursor) -> None:
         super().prepare(cursor)
-        columns, returned = definitions(self._layout.columns), definitions(self._returned)
+        columns, returned = (definitions(types_of(one)) for one in (self._layout.columns, self._returned))
         cursor.execute(sql.SQL(TABLES).format(columns=columns, returned=returned))
 
     def end(self, cursor: extensions.cursor) -> None:

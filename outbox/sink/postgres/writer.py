@@ -11,24 +11,22 @@ commit and delivers the same offsets again, maybe cut into other batches: that i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date
 
 from psycopg2 import extensions
 
-from outbox.base import log
 from outbox.events.schema import Column
 from outbox.sink import dead_letters, partitions, positions, traces
 from outbox.sink.batch import Batch, event_ids
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.staging import Staging
+from outbox.sink.postgres.transform_staging import TransformStaging
 from outbox.sink.postgres.transforming import TransformingApplier
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, SinkWriter, count
 
 RENEWAL_S = 3600.0  # of the temporary tables; Postgres begins to act on an age of 200 million transactions
-
-_log = log.get(__name__)
 
 
 class PostgresWriter(SinkWriter):
@@ -39,26 +37,29 @@ class PostgresWriter(SinkWriter):
         super().__init__(connection, spec)
         self._spec = spec
         self._ensured = set[date]()
-        self._is_staged = False  # whether the staging tables hold anything of ours
         if spec.job.transform is None:
-            self._prepare(PostgresApplier(spec))
+            staging = Staging(spec.name, self._epoch, spec.decoders, spec.layout, with_days=self._remembers_ids)
+            self._prepare(PostgresApplier(spec), staging)
 
     def prepare(self, returned: Sequence[Column]) -> None:
-        self._prepare(TransformingApplier(self._spec, returned), returned)
-
-    def _prepare(self, applier: PostgresApplier, returned: Sequence[Column] | None = None) -> None:
-        """Make the tables of the session, and of executors."""
-        spec, self._applier = self._spec, applier
-        remembers_ids = applier.strategy.remembers_ids
-        self._staging = self.staging = Staging(
-            spec.name, self._epoch, spec.decoders, spec.layout, with_days=remembers_ids, returned=returned
+        spec = self._spec
+        staging = TransformStaging(
+            spec.name, self._epoch, spec.decoders, spec.layout, returned, with_days=self._remembers_ids
         )
+        self._prepare(TransformingApplier(spec, returned), staging)
+
+    def _prepare(self, applier: PostgresApplier, staging: Staging) -> None:
+        """Make the tables of executors, and of the session."""
+        self._applier, self._staging = applier, staging
         with self._errors("does not let the sink start"):
-            self._clean_up(self._staging.drop)
-            self._staging.create(self._connection)
+            self._stage_in(staging)
             with self._connection, self._connection.cursor() as cursor:
                 applier.prepare(cursor)
         self._renewed_at = time.monotonic()
+
+    @property
+    def _remembers_ids(self) -> bool:
+        return self._spec.strategy.remembers_ids
 
     def apply(self, batch: Batch) -> Counts:
         if batch.is_empty:
@@ -73,25 +74,9 @@ class PostgresWriter(SinkWriter):
         self._is_staged |= batch.staged is not None
         return counts
 
-    def clear(self) -> None:
-        if self._is_staged:
-            with self._errors("has applied the batch, but does not let its staging tables be emptied"):
-                self._clean_up(self._staging.clear)
-            self._is_staged = False
-
-    def close(self) -> None:
-        if self.staging is not None and not self._connection.closed:
-            with self._errors("does not let the staging tables be dropped"):
-                self._clean_up(self._staging.drop)
-
-    def _clean_up(self, clean_up: Callable[[extensions.connection], bool]) -> None:
-        """Empty or drop staging tables. Those that another session uses stay for the next clean-up."""
-        if not clean_up(self._connection):
-            _log.warning("another session uses staging tables: they are cleaned up later", sink=self.name)
-
     def _ensure_partitions(self, batch: Batch) -> None:
         """Before the transaction that applies: a partition costs locks, and other sinks may wait for it."""
-        if self._applier.strategy.remembers_ids:
+        if self._remembers_ids:
             days = batch.staged.days if batch.staged else partitions.days(event_ids(batch.rows))
             missing = {*days} - self._ensured
             partitions.ensure(self._connection, missing)
@@ -129,5 +114,4 @@ class PostgresWriter(SinkWriter):
     def _insert_dead(self, cursor: extensions.cursor, batch: Batch) -> int:
         if batch.staged is None:
             return dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.dead)
-        self._staging.take_dead(cursor, batch.topic, batch.topic_id, batch.staged)
-        return batch.staged.dead
+        return self._staging.take_dead(cursor, batch.topic, batch.topic_id, batch.staged)

@@ -61,7 +61,6 @@ SPARK_TYPES: Mapping[SqlType, DataType] = {
     "date": DateType(),
 }
 PLACE = [
-    StructField("topic", StringType()),
     StructField("event_id", StringType()),
     StructField("partition", IntegerType()),
     StructField("offset", LongType()),
@@ -101,6 +100,11 @@ def events(
 
 def schema(layout: Layout) -> StructType:
     """The columns of a layout as Spark has them, behind the place of each event."""
+    return StructType([StructField("topic", StringType()), *columns(layout)])
+
+
+def columns(layout: Layout) -> StructType:
+    """The same without the topic."""
     return StructType([*PLACE, *(StructField(column.name, SPARK_TYPES[column.type]) for column in layout.columns)])
 
 

@@ -5,7 +5,7 @@ first: that costs as much as all that comes after it. So the source plans, and i
 
 For a few records, a task of Spark takes longer than the records do. So the driver follows the topic with a consumer of
 its own, which has them already. What is large is read and decoded on executors, which stage it
-(`outbox.sink.postgres.staging`).
+(`outbox.sink.postgres.staging`, `outbox.sink.lakehouse.staging`).
 """
 
 from __future__ import annotations

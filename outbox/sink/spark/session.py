@@ -32,8 +32,9 @@ JVM_GONE = (Py4JError, ConnectionError)  # what a call raises when there is no J
 SUBMITTED = "PYSPARK_GATEWAY_PORT"  # set for a process that spark-submit has started
 LOCAL_MASTER = "local[2]"
 LOOPBACK = "127.0.0.1"
+S3 = "s3a://"
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
-# Only a lakehouse's records pass through the JVM, so one thread is enough for its garbage. The second compiler would
+# Only the rows of a lakehouse pass through the JVM, so one thread is enough for its garbage. The second compiler would
 # take a core for the first minutes: it waits for ten times as many calls as by default (JDK 17, compiler_globals.hpp).
 JVM_OPTIONS = (
     "-XX:+UseSerialGC -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
@@ -53,6 +54,9 @@ CONFIG = {
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
 }
 
+# S3A buffers what it writes on the local disk, by a file system that must be of this class.
+S3_CONFIG = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
+
 # For sessions whose queries have few rows: compiling a plan takes longer than running it, and many tasks take longer
 # than few. They are settings of a session, not of the context: `newSession()` has Spark's own, for other queries.
 FEW_ROWS = {"spark.sql.codegen.wholeStage": "false", "spark.sql.shuffle.partitions": "2"}
@@ -67,6 +71,8 @@ def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
     targets = list(targets)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # executors begin Python by this name
     config = dict(CONFIG) if SUBMITTED in os.environ else CONFIG | _launch(settings, targets)
+    if _storage(settings):
+        config |= S3_CONFIG
     for target in targets:
         config |= target.spark_config
     builder = SparkSession.builder
@@ -99,7 +105,7 @@ def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
     if properties := _properties(settings):
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties.absolute()))} pyspark-shell"
     found = jars("spark")
-    for name in sorted({name for target in targets for name in target.jars}):
+    for name in sorted({name for target in targets for name in target.jars} | _storage(settings)):
         found += jars(name, log.get(__name__).info)
     archived = " ".join(f'"{option}"' for option in archive.options("spark", [*jars("spark"), *spark_jars()]))
     return {
@@ -116,6 +122,11 @@ def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
         **_ui(settings),
         **_on(_master(settings), found),
     }
+
+
+def _storage(settings: Settings) -> set[str]:
+    """The configurations of ivy.xml for the file systems of checkpoints and tables that PySpark does not bring."""
+    return {"s3"} if any(uri.startswith(S3) for uri in (settings.checkpoints, settings.lakehouse)) else set()
 
 
 def _ui(settings: Settings) -> dict[str, str]:

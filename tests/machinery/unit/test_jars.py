@@ -15,9 +15,14 @@ MODULE = ET.parse(jars.IVY_FILE)  # noqa: S314 - our own file
 CONFIGURATIONS = [conf.attrib["name"] for conf in MODULE.iter("conf")]
 
 
-def test_every_configuration_is_in_one_set_and_the_optional_one_by_itself() -> None:
+def test_every_configuration_is_in_one_set_and_each_optional_one_by_itself() -> None:
     assert sorted(name for together in jars.SETS for name in together) == sorted(CONFIGURATIONS)
-    assert ("lakehouse",) in jars.SETS
+    assert {("lakehouse",), ("s3",)} < {*jars.SETS}
+
+
+def test_s3_is_of_the_hadoop_that_pyspark_has() -> None:
+    [hadoop] = [jar.revision for jar in jars.locked(["s3"]) if jar.module == "hadoop-aws"]
+    assert f"hadoop-client-api-{hadoop}.jar" in {jar.name for jar in jars.spark_jars()}
 
 
 def test_every_dependency_is_locked_at_its_version() -> None:
@@ -39,7 +44,7 @@ def test_no_jar_for_spark_is_another_copy_of_one_that_pyspark_has() -> None:
     # The names of jars are those of modules, with a version behind them.
     of_pyspark = {re.sub(r"-\d.*", "", jar.name) for jar in jars.spark_jars()}
     assert "jackson-core" in of_pyspark
-    assert {jar.module for jar in jars.locked(["spark", "lakehouse"])} & of_pyspark == set()
+    assert {jar.module for jar in jars.locked(["spark", "lakehouse", "s3"])} & of_pyspark == set()
 
 
 def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,10 @@ import threading
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import duckdb
@@ -31,23 +33,41 @@ from outbox.audit import declared as declarations
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole, load
 from outbox.base.wait import wait_for
+from outbox.events.schema import Column, Rejection
 from outbox.sink import fence, spec
+from outbox.sink.batch import Batch
 from outbox.sink.lakehouse import table as lakehouse_table
 from outbox.sink.lakehouse import writer as lakehouse
+from outbox.sink.lakehouse.target import LakehouseTarget
 from outbox.sink.lakehouse.writer import LakehouseApplier, LakehouseWriter
+from outbox.sink.records import Event as DecodedEvent
+from outbox.sink.records import Record, RecordDecoder, Records, Skipped
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen
 from outbox.sink.spark import session as spark_session
-from outbox.sink.writer import Counts, SinkWriter
+from outbox.sink.spec import SinkJob
+from outbox.sink.writer import Copier, Counts, SinkWriter
 from tests.fixtures.spark_session import leaves_sockets
 from tests.support.cli_runner import outbox
 from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
 from tests.support.failures import raises
 from tests.support.faulty_sink import PART_RECORDS
-from tests.support.made_events import NOW_MS, TOPIC, TOPIC_ID, TRACE, Event, batch, nth_key, sums, traced, uuid7
+from tests.support.made_events import (
+    NOW_MS,
+    TOPIC,
+    TOPIC_ID,
+    TRACE,
+    Event,
+    as_read,
+    batch,
+    nth_key,
+    sums,
+    traced,
+    uuid7,
+)
 from tests.support.paths import ROOT
-from tests.support.record_corpus import unread
+from tests.support.record_corpus import record, unread
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up_alone, catch_up_faulty_alone, logged, running
 
@@ -59,6 +79,8 @@ SCHEMA, TOTALS = HERE / "table.sql", HERE / "projections" / "balances.sql"
 RANDOM = Random(31)  # noqa: S311
 DAY_MS = 24 * 60 * 60 * 1000
 TIMEOUT_S = 180
+# More than the heap of the driver, which also runs the tasks; and what is decoded at once is a quarter of that heap.
+LARGE_RECORDS, LARGE_BYTES, PART = 1_200, 900_000, 200
 
 
 def events(count: int, at_ms: int = NOW_MS, accounts: int = 3) -> list[Event]:
@@ -156,6 +178,137 @@ def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) 
     }
     # All that the last commit says, although it has nothing new: how far the table is.
     assert table(lake).positions == {TOPIC: {0: 17}} == {TOPIC: database(lake).positions()}
+
+
+def copier(settings: Settings, sink: SinkWriter) -> Copier:
+    """What the sink's tasks run."""
+    assert sink.staging is not None
+    return sink.staging.copier(settings.dsn(SinkRole.WRITER), TOPIC)
+
+
+def read(some: Sequence[Event], *bad: Record) -> Sequence[Records]:
+    """Events, and records that are none, as a task reads them."""
+    return [as_read(*(event.record for event in some), *bad, partition=0)]
+
+
+def staged(
+    settings: Settings, sink: SinkWriter, some: Sequence[Event], *bad: Record, attempt: int = 1, start: int = 0
+) -> Batch:
+    """A batch that one task has staged."""
+    done = copier(settings, sink)(attempt, read(some, *bad))
+    made = batch(some, start, start + len(some) + len(bad))
+    return replace(made, rows={}, staged=done, traced=done.traced)
+
+
+def staged_files(settings: Settings) -> list[str]:
+    """The files that tasks have left, by epoch and attempt."""
+    staging = Path(f"{folder(settings)}.staging")
+    return sorted(str(file.relative_to(staging)) for file in staging.rglob("*.parquet"))
+
+
+def test_rows_that_successful_tasks_have_staged_are_merged_and_no_others(lake: Settings) -> None:
+    some, other = events(6), events(4)
+    with driving(lake) as sink:
+        copier(lake, sink)(1, read([*some[:3], *other]))  # its executor was lost before it could tell
+        made = staged(lake, sink, [*some, some[0]], attempt=2)
+        assert staged_files(lake) == ["1/1.parquet", "1/2.parquet"]
+        assert sink.apply(made) == Counts(rows=7, applied=6, duplicates=1)
+        assert ids(lake) == sorted(event.event_id for event in some)
+        sink.clear()
+        assert staged_files(lake) == []
+        assert database(lake).query('SELECT count(*) FROM staging."lakehouse/1/1/rows"') == [(0,)]
+        assert sink.apply(staged(lake, sink, [*other, *some], attempt=3, start=7)) == Counts(10, 4, 6)
+        assert sink.apply(batch(events(2), start=17)).applied == 2, "a small batch takes the driver's way"
+        assert table(lake).positions == {TOPIC: {0: 19}} == {TOPIC: database(lake).positions()}
+        sink.close()
+    assert len(ids(lake)) == 12
+    assert database(lake).staging_tables() == []
+    assert not Path(f"{folder(lake)}.staging").exists()
+
+
+def test_a_staged_batch_writes_and_closes_letters_and_leaves_out_what_they_resolve(lake: Settings) -> None:
+    well, given_up, others = *events(2), events(3)
+    with driving(lake) as sink:
+        sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
+        with closing(connect(lake, SinkRole.WRITER)) as connection:
+            repair.discard(connection, [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)], because="a test")
+        made = staged(lake, sink, [well, given_up, *others], record(b"bad"), start=2)
+        assert sink.apply(made) == Counts(rows=5, applied=4, duplicates=1, dead=1)
+        only_bad = staged(lake, sink, [], record(b"worse"), attempt=2, start=8)
+        assert sink.apply(only_bad) == Counts(dead=1)
+        assert sink.apply(staged(lake, sink, [given_up], attempt=3, start=9)) == Counts(rows=1, duplicates=1)
+        sink.close()
+    assert ids(lake) == sorted(event.event_id for event in [well, *others])
+    statuses = database(lake).query("SELECT status, count(*) FROM dead_letters GROUP BY status ORDER BY status")
+    assert statuses == [("discarded", 1), ("open", 1), ("replayed", 1)]
+
+
+def test_what_an_earlier_driver_has_staged_is_removed_and_its_late_task_fails(lake: Settings) -> None:
+    with driving(lake) as sink:
+        late = copier(lake, sink)
+        late(1, read(events(3)))
+    assert staged_files(lake) == ["1/1.parquet"]
+    with driving(lake) as sink:
+        assert staged_files(lake) == []
+        with pytest.raises((FileNotFoundError, psycopg2.errors.UndefinedTable)):
+            late(2, read(events(3)))
+        some = events(3)
+        assert sink.apply(staged(lake, sink, some, attempt=1)).applied == 3
+        sink.close()
+    assert ids(lake) == sorted(event.event_id for event in some)
+    assert staged_files(lake) == []
+
+
+def test_traced_events_that_tasks_have_staged_are_told(lake: Settings) -> None:
+    header = ("traceparent", f"00-{TRACE}-0123456789abcdef-01".encode())
+    some = [one._replace(headers=[*one.headers, header]) for one in (event.record for event in events(2))]
+    bad = record(b"bad")
+    records = as_read(*some, bad._replace(headers=[*bad.headers, header]), some[0], partition=0)
+    with driving(lake) as sink, capture_logs() as lines:
+        done = copier(lake, sink)(1, [records])
+        sink.apply(replace(batch([], 0, 4), staged=done, traced=done.traced))
+        sink.close()
+    assert [(line["offset"], line["outcome"]) for line in lines] == [
+        (0, "applied"),
+        (1, "applied"),
+        (2, "set aside"),
+        (3, "duplicate"),
+    ]
+
+
+class Notes(RecordDecoder):
+    """A decoder of events with a text of any length."""
+
+    types = MappingProxyType({"note": [Column("note", "text", is_nullable=False)]})
+    key = "note"
+
+    def record(self, record: Record) -> DecodedEvent | Rejection | Skipped:
+        return DecodedEvent(str(self.event_id(record)), ((record.value or b"").decode(),), "note")
+
+
+def test_a_staged_batch_larger_than_the_heap_is_merged(lake: Settings, tmp_path: Path) -> None:
+    schema = tmp_path / "notes.sql"
+    schema.write_text(
+        "CREATE TABLE IF NOT EXISTS events (event_id STRING, event_day DATE, partition INT, offset BIGINT, note STRING)"
+        " USING delta PARTITIONED BY (event_day) LOCATION %(location)s"
+    )
+    target = LakehouseTarget(schema, TOTALS)
+    job = SinkJob("notes", TOTALS.parent, target, strategy=DECLARED.job.strategy, decoders={TOPIC: Notes()})
+    notes = spec.resolve(lake, job)
+
+    def parts() -> Iterator[Records]:
+        for _ in range(LARGE_RECORDS // PART):
+            yield as_read(
+                *(one.record._replace(value=RANDOM.randbytes(LARGE_BYTES // 2).hex().encode()) for one in events(PART)),
+                partition=0,
+            )
+
+    with closing(connect(lake, SinkRole.WRITER)) as connection:
+        sink = target.writer(lake, connection, notes)
+        sink.positions(TOPIC, TOPIC_ID)
+        done = copier(lake, sink)(1, parts())
+        assert sink.apply(replace(batch([], 0, LARGE_RECORDS), staged=done)) == Counts(LARGE_RECORDS, LARGE_RECORDS)
+        sink.close()
 
 
 def test_a_table_whose_log_has_a_checkpoint_is_merged_into_and_read(lake: Settings, spark: SparkSession) -> None:
@@ -391,6 +544,16 @@ def test_a_table_that_is_gone_or_another_is_told(lake: Settings, tmp_path: Path)
             sink.positions(TOPIC, TOPIC_ID)
 
 
+def test_a_table_whose_making_was_interrupted_is_made(lake: Settings) -> None:
+    log = folder(lake) / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f".{'0' * 20}.json.{uuid.uuid4()}.tmp").write_text("{}")
+    (one,) = events(1)
+    with driving(lake) as sink:
+        assert sink.apply(batch([one])).applied == 1
+    assert ids(lake) == [one.event_id]
+
+
 def test_without_the_package_check_says_that_it_does_not_compare(
     databases: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -510,8 +673,11 @@ def test_killed_between_two_parts_of_a_batch(topic: Settings) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     first = len(ids(topic))
     assert 0 < first < len(some)
+    assert staged_files(topic), "tasks have staged the parts"
     done = catch_up_alone(topic, NAME)
     assert done.returncode == 0, done.stderr
+    assert staged_files(topic) == []
+    assert database(topic).staging_tables() == []
     [again] = logged(done, "applied")
     assert (again["applied"], again["duplicates"]) == (len(some) - first, first)
     assert ids(topic) == sorted(event.event_id for event in some)

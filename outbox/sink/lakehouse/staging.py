@@ -1,0 +1,85 @@
+"""Staging of a large batch for a Delta table: rows in files beside it, their ids and the dead letters in the sink
+database (`outbox.sink.postgres.staging`), all of it under the attempt of the task.
+
+The ids are there for the transactions beside the MERGE: which events have dead letters that resolve them, and which
+letters the batch closes. So the driver holds neither rows nor ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+from psycopg2 import extensions, sql
+
+from outbox.sink.batch import Rows
+from outbox.sink.lakehouse.files import Folder
+from outbox.sink.layout import Layout
+from outbox.sink.postgres import binary
+from outbox.sink.postgres.staging import Copier, Staging, copy_table
+from outbox.sink.records import RecordDecoder
+
+IDS: Mapping[str, binary.Type] = {"event_id": "uuid"}
+
+
+class LakehouseStaging(Staging):
+    """Where the tasks of a running sink stage."""
+
+    def __init__(
+        self,
+        sink: str,
+        epoch: int,
+        decoders: Mapping[str, RecordDecoder],
+        layout: Layout,
+        folder: Callable[[], Folder],
+    ) -> None:
+        """``folder`` makes the folder of the tasks' files if it is missing."""
+        super().__init__(sink, epoch, decoders, layout, with_days=True)
+        self._folder = folder
+
+    def row_types(self, layout: Layout) -> Mapping[str, binary.Type]:
+        """The columns of ``rows`` beside the attempt: the ids alone."""
+        del layout
+        return IDS
+
+    def copier(self, dsn: Mapping[str, str | int], topic: str) -> FileCopier:
+        """The function that tasks run on records of a topic."""
+        return FileCopier(**vars(super().copier(dsn, topic)), folder=self._folder())
+
+
+@dataclass(frozen=True)
+class FileCopier(Copier):
+    """Decodes the records of one task, writes the rows into a file, and copies ids and dead letters in one transaction,
+    which is committed when the file is complete.
+    """
+
+    folder: Folder
+
+    @contextmanager
+    def writing(self, cursor: extensions.cursor, attempt: int) -> Iterator[Callable[[Rows], None]]:
+        """A function that writes rows under an attempt; what it has written is complete at the end of the block."""
+        with self.folder.writing(attempt, self.layout.schema) as write_file:
+
+            def write(rows: Rows) -> None:
+                table = self.layout.table(rows)
+                copy_ids(cursor, self.rows, attempt, table["event_id"])
+                write_file(table)
+
+            yield write
+
+
+def copy_ids(cursor: extensions.cursor, into: sql.Composable, attempt: int, event_ids: pa.ChunkedArray) -> None:
+    """COPY ids under an attempt into a table of ``attempt`` and ``event_id``."""
+    attempts = pa.repeat(pa.scalar(attempt, pa.int64()), len(event_ids))
+    copy_table(cursor, into, pa.table({"attempt": attempts, "event_id": event_ids}), {"attempt": "bigint", **IDS})
+
+
+def bounds(cursor: extensions.cursor) -> Sequence[str]:
+    """The first and the last id in ``batch``, which is not empty."""
+    cursor.execute(
+        "(SELECT event_id::text FROM batch ORDER BY event_id LIMIT 1) UNION ALL "
+        "(SELECT event_id::text FROM batch ORDER BY event_id DESC LIMIT 1)"
+    )
+    return [event_id for (event_id,) in cursor]
