@@ -95,7 +95,7 @@ def test_every_module_loads_and_every_sink_is_found(project: Path) -> None:
         assert set(sinks) == {"depots"}
     else:
         strategies = ("merge", "offset-log", "offsets", "upsert", "versions")
-        assert set(sinks) == {"accounts", "balances", *(f"balances-{name}" for name in strategies), *there}
+        assert set(sinks) == {"accounts", "balances", "turnover", *(f"balances-{name}" for name in strategies), *there}
 
 
 def test_the_sinks_that_run_exist(project: Path) -> None:
