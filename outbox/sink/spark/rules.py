@@ -1,9 +1,9 @@
 """Whether a transform keeps the rules of `outbox.sink.spark.transform`: for a project's own tests, without Kafka.
 
     def test_the_transform_keeps_the_rules(spark, settings):
-        events = rules.events(spark, settings, ["balance"])
-        rows = rules.check(in_euros, events)
-        assert rows[0]["euros"] == 12
+        events = rules.events(spark, settings, ["item"])
+        rows = rules.check(in_grams, events)
+        assert rows[0]["grams"] == 3000
 
 `check` finds what depends on other events, on their order, on tasks, on chance and on the moment. It does not find what
 changes too slowly for a test, such as the day of `current_date`, or a table that somebody else updates.

@@ -1,8 +1,8 @@
 """A job's `transform`: a function of DataFrames, which its events pass before the projections see them.
 
-    def in_euros(events: DataFrame) -> DataFrame:
-        rates = events.sparkSession.read.schema(RATES).csv(str(FILE))
-        return events.join(broadcast(rates), "currency").withColumn("euros", expr("amount * rate"))
+    def in_grams(events: DataFrame) -> DataFrame:
+        units = events.sparkSession.read.schema(UNITS).csv(f"file://{FILE}")
+        return events.join(broadcast(units), "unit").withColumn("grams", expr("quantity * grams_per_unit"))
 
 It gets what `outbox.sink.spark.frame.events` gives, and returns a DataFrame with the columns that the projections
 want. It is called for every batch, and for each part of a large one. The rules:
