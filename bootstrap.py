@@ -24,7 +24,7 @@ FREE_DISK_MIN_GB = 4
 
 # The sets of packages, and the extras of pyproject.toml in each. The others take their versions from the first.
 SETS = {
-    "dev": ["service", "sink", "stack", "lakehouse", "notebook", "dev"],
+    "dev": ["service", "sink", "stack", "lakehouse", "dev"],
     "demo": ["service", "sink", "stack"],
     "service": ["service"],
     "sink": ["sink"],

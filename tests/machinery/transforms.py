@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import Window
 from pyspark.sql import functions as sql
 
 if TYPE_CHECKING:
@@ -133,3 +134,51 @@ def with_a_file(events: DataFrame) -> DataFrame:
     """It joins its events with a file."""
     units = events.sparkSession.read.schema("unit string, grams bigint").csv(FILE[0])
     return events.join(sql.broadcast(units), "unit")
+
+
+def numbered(events: DataFrame) -> DataFrame:
+    """It numbers its events, by a window over all of them."""
+    return events.withColumn("number", sql.row_number().over(Window.partitionBy("item_id").orderBy("offset")))
+
+
+def summed(events: DataFrame) -> DataFrame:
+    """A row has what the events beside it come to."""
+    return events.withColumn("total", sql.sum("quantity").over(Window.partitionBy("unit")))
+
+
+def aggregated(events: DataFrame) -> DataFrame:
+    """One row an item, which is said to be that of its newest event."""
+    newest = ["event_id", "partition", "offset"]
+    return events.groupBy("item_id").agg(
+        *(sql.max_by(name, "event_id").alias(name) for name in newest), sql.sum("quantity").alias("quantity")
+    )
+
+
+def timed(events: DataFrame) -> DataFrame:
+    """It says when it ran."""
+    return events.withColumn("at", sql.current_timestamp())
+
+
+def random(events: DataFrame) -> DataFrame:
+    """It draws a number."""
+    return events.withColumn("number", sql.rand())
+
+
+def seeded(events: DataFrame) -> DataFrame:
+    """It draws the same numbers each time, but not for the same events."""
+    return events.withColumn("number", sql.rand(7))
+
+
+def counted(events: DataFrame) -> DataFrame:
+    """It numbers its rows."""
+    return events.withColumn("number", sql.monotonically_increasing_id())
+
+
+def exploded(events: DataFrame) -> DataFrame:
+    """Each event has a row for each of two parts."""
+    return events.withColumn("part", sql.explode(sql.array(sql.lit("one"), sql.lit("two"))))
+
+
+def swapped(events: DataFrame) -> DataFrame:
+    """Each row has the id of the item in place of the event's."""
+    return events.withColumn("event_id", sql.col("movement_id"))

@@ -89,7 +89,7 @@ def test_every_module_loads_and_every_sink_is_found(project: Path) -> None:
     modules = [".".join(file.with_suffix("").parts) for file in files if file.stem not in ("__init__", "__main__")]
     assert len(modules) > 100
     sinks = bake.python(project, "-c", LOAD, *modules).split()
-    optional = {"changes": "changes", "lakehouse": "lakehouse", "naive": "balances-naive"}
+    optional = {"changes": "changes", "lakehouse": "lakehouse", "naive": "balances-naive", "turnover": "turnover"}
     there = {sink for folder, sink in optional.items() if (project / "sinks" / folder).exists()}
     if (project / "sinks" / "depots").exists():
         assert set(sinks) == {"depots"}

@@ -58,7 +58,7 @@ PACKAGES: dict[str, set[str]] = {
 
 # Heavy libraries, and the only rooms and packages that import them.
 LIBRARIES: dict[str, set[str]] = {
-    "pyspark": {"outbox.sink.spark", "outbox.sink.lakehouse", "bench", "tests"},
+    "pyspark": {"outbox.sink.spark", "outbox.sink.lakehouse", "sinks", "bench", "tests"},
     "delta": {"outbox.sink.lakehouse", "tests"},
     "flask": {"outbox.http", "service", "tests"},
     "alembic": {"outbox.migrations", "migrations", "tests"},

@@ -1,8 +1,8 @@
 """A job's `transform`: a function of DataFrames, which its events pass before the projections see them.
 
-    def weighed(events: DataFrame) -> DataFrame:
-        units = events.sparkSession.read.schema("unit string, grams bigint").csv(str(FILE))
-        return events.join(broadcast(units), "unit").withColumn("weight", expr("quantity * grams"))
+    def in_grams(events: DataFrame) -> DataFrame:
+        units = events.sparkSession.read.schema(UNITS).csv(f"file://{FILE}")
+        return events.join(broadcast(units), "unit").withColumn("grams", expr("quantity * grams_per_unit"))
 
 It gets what `outbox.sink.spark.frame.events` gives, and returns a DataFrame with the columns that the projections
 want. It is called for every batch, and for each part of a large one. The rules:
@@ -52,6 +52,7 @@ from pyspark.sql.types import (
     LongType,
     ShortType,
     StringType,
+    StructType,
     TimestampType,
 )
 
@@ -186,34 +187,17 @@ class Transform:
             raise  # the JVM is gone
         except Exception as error:
             raise self._unusable(f"it fails without any event: {_reason(_text(error))}", "correct it") from error
-        types = {field.name: field.dataType for field in schema.fields}
-        wrong = [name for name, type_ in PLACE_TYPES.items() if types.get(name) != type_]
-        if wrong:
-            raise self._unusable(
-                f"it does not return {', '.join(wrong)} as it got them", "keep event_id, partition and offset"
-            )
-        if len(types) < len(schema.fields):
-            names = [field.name for field in schema.fields]
-            raise self._unusable(
-                f"it returns two columns called {next(name for name in names if names.count(name) > 1)}",
-                "drop or rename one",
-            )
+        problem = unusable(schema, self._schema)
+        if problem is not None:
+            raise self._unusable(*problem)
         given = {column.name: column for column in self._events.columns}
         return tuple(
-            given[name] if name in given and frame.SPARK_TYPES[given[name].type] == type_ else self._new(name, type_)
-            for name, type_ in types.items()
+            given[name]
+            if name in given and frame.SPARK_TYPES[given[name].type] == type_
+            else Column(name, SQL_TYPES[type(type_)], is_nullable=True)
+            for name, type_ in ((field.name, field.dataType) for field in schema.fields)
             if name not in {*PLACE, "topic"}
         )
-
-    def _new(self, name: str, type_: DataType) -> Column:
-        if RESERVED.fullmatch(name):
-            raise self._unusable(f"it returns a column called {name}, as a column of ours", "rename it")
-        if type(type_) not in SQL_TYPES:
-            raise self._unusable(
-                f"it returns {name} as {type_.simpleString()}, which no table takes",
-                "cast it, or make it a string with to_json",
-            )
-        return Column(name, SQL_TYPES[type(type_)], is_nullable=True)
 
     def _returned(self, events: DataFrame) -> DataFrame:
         """The DataFrame that it returns, with the columns in the order that we know.
@@ -338,6 +322,28 @@ def task_failures() -> Iterator[None]:
             "code": getattr(error, "code", "spark-failed"),
         }
         raise TaskFailed(json.dumps(failure)) from error
+
+
+def unusable(returned: StructType, given: StructType) -> tuple[str, str] | None:
+    """Why no sink can take rows with these columns, and what to do; None if it can. ``given`` are those of events."""
+    types = {field.name: field.dataType for field in returned.fields}
+    lost = [name for name, type_ in PLACE_TYPES.items() if types.get(name) != type_]
+    if lost:
+        return f"it does not return {', '.join(lost)} as it got them", "keep event_id, partition and offset"
+    names = [field.name for field in returned.fields]
+    if len(types) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        return f"it returns two columns called {twice}", "drop or rename one"
+    known = {field.name: field.dataType for field in given.fields}
+    for name, type_ in types.items():
+        if known.get(name) == type_:
+            continue
+        if RESERVED.fullmatch(name):
+            return f"it returns a column called {name}, as a column of ours", "rename it"
+        if type(type_) not in SQL_TYPES:
+            remedy = "cast it, or make it a string with to_json"
+            return f"it returns {name} as {type_.simpleString()}, which no table takes", remedy
+    return None
 
 
 def as_events(rows: pa.Table, topic: str) -> pa.Table:

@@ -1,0 +1,28 @@
+"""The money that was moved each day, in euros: a job with PySpark of its own (docs/spark.md).
+
+Optional: to do without, delete this folder, tests/sample/turnover and migrations/sink/0003_turnover.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outbox.base.settings import Settings
+from outbox.sink.postgres.target import PostgresTarget
+from outbox.sink.spec import SinkJob
+
+HERE = Path(__file__).parent
+
+
+def jobs(settings: Settings) -> list[SinkJob]:
+    """The sink `turnover`. Of the two events of a transfer it takes the credit, so that each amount counts once."""
+    del settings
+    return [
+        SinkJob(
+            name="turnover",
+            events=["balance.credited"],
+            transform="sinks.turnover.transform:in_euros",
+            projections=HERE / "projections",
+            target=PostgresTarget(),
+        )
+    ]

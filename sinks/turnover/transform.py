@@ -1,0 +1,29 @@
+"""Amounts in euros, by a join with a table of rates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+# `cents` are euro cents for one minor unit of the currency. A decimal, so that no cent is lost to binary fractions.
+RATES = "currency string, region string, cents decimal(12, 8)"
+FILE = Path(__file__).with_name("rates.csv")
+
+
+def in_euros(events: DataFrame) -> DataFrame:
+    """Each event with the region of its currency, its day, and its amount in euro cents.
+
+    Cents are rounded event by event, half to even: sums are the same however events come together. A currency that has
+    no rate keeps its events, with NULL for all of these, so that the projection refuses them by name.
+    """
+    spark = events.sparkSession
+    rates = spark.read.csv(f"file://{FILE}", schema=RATES, header=True, mode="FAILFAST")
+    amount = f.col("amount").cast("decimal(19, 0)")
+    return (
+        events.join(f.broadcast(rates), "currency", "left")
+        .withColumn("euro_cents", f.bround(amount * f.col("cents"), 0))
+        .withColumn("day", f.to_date("occurred_at"))
+        .select("event_id", "partition", "offset", "day", "region", "currency", "amount", "euro_cents")
+    )
