@@ -20,8 +20,8 @@ SAMPLE = ("demo/workload.py", "connect/changes.json")  # the project's own part 
 OPTIONAL = ("demo", "monitoring", ".github")  # a project may have deleted them
 
 LEDGER = re.compile(r"account|amount|balance(?!d)|currenc|ledger|transfer", re.IGNORECASE)
-# Words of HTTP, Kafka and GitHub that contain one of these.
-OTHERS = re.compile(r"transfer-?(en)?coding|rebalance|concurren", re.IGNORECASE)
+# Words of HTTP, Kafka, GitHub and S3 that contain one of these.
+OTHERS = re.compile(r"transfer-?(en)?coding|s3-transfer-manager|rebalance|concurren", re.IGNORECASE)
 
 # Where a name of [tool.outbox] could be written a second time.
 EVERYWHERE = (

@@ -294,7 +294,8 @@ class StageTask:
 
     def __call__(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One row for each task: its attempt, and how many rows it has staged."""
-        attempt, count = self.copier(as_columns(pa.table(batch), self.columns) for batch in rows)
+        with task_failures(ValueError, NotImplementedError):  # of a value that no column takes
+            attempt, count = self.copier(as_columns(pa.table(batch), self.columns) for batch in rows)
         yield pa.record_batch({"attempt": pa.array([attempt], pa.int64()), "rows": pa.array([count], pa.int64())})
 
 
@@ -311,10 +312,14 @@ def applier(settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
 
 
 @contextmanager
-def task_failures() -> Iterator[None]:
-    """Errors of our own inside the block reach the driver as they are, and are not taken for the transform's."""
+def task_failures(*of_transform: type[Exception]) -> Iterator[None]:
+    """Errors of our own inside the block reach the driver as they are, and are not taken for the transform's, as those
+    of these types are.
+    """
     try:
         yield
+    except of_transform:
+        raise
     except Exception as error:
         failure = {
             "message": getattr(error, "message", f"a task cannot read or stage: {shortened(str(error))}"),

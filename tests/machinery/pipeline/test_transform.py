@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 from outbox.sink import spec
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
@@ -306,6 +309,16 @@ def test_a_transform_that_does_not_look_at_all_events_stops_the_sink(sink: Sink,
     publisher.send(publisher.events(20_000))
     with raises("transform-breaks-rule", SINK):
         sink.run()
+
+
+def test_events_that_a_task_cannot_read_are_not_the_transforms_fault(sink: Sink, publisher: Publisher) -> None:
+    publisher.send(publisher.events(MANY))
+    name = topic_of(sink.settings)
+    (deleted,) = AdminClient(client_config(sink.settings)).delete_records([TopicPartition(name, 0, 5)]).values()
+    deleted.result()
+    with raises("events-lost", name):
+        sink.run()
+    assert not sink.letters()
 
 
 @pytest.mark.parametrize("transform", ["without_id", "with_an_array", "ambiguous", "of_nothing", "missing"])
