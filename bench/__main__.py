@@ -263,10 +263,47 @@ def drain_peers(events: int, rows: int, rounds: int) -> None:
 
         def empty() -> None:
             backlog.empty(settings)
-            peers.empty(settings)
+            peers.empty(settings, "balances")
 
         found = _in_turns(sides, rounds, "drain", before=empty)
     _ratios(found, "per_s", "cpu_s_per_million")
+
+
+@main.command("transform")
+@click.option("--events", type=click.IntRange(1_000_000), default=1_000_000, show_default=True)
+@click.option("--rounds", default=2, show_default=True, help="How often each side drains the backlog.")
+def drain_with_a_transform(events: int, rounds: int) -> None:
+    """Drain a backlog with the sink turnover, whose transform joins its events with rates, and with Spark as its guides
+    show it with the same join, in turns. Beside them the sink balances, which has no transform.
+    """
+    with _stack() as settings:
+        topics.create(settings, connectors.topic_specs(settings))
+        backlog.produce(settings, events, report=click.echo)
+        database, result = Stack(settings).part("postgres"), "turnover"
+        meter = Meter(events, database)
+        book = peers.ByTheBook(settings, result)
+
+        def empty() -> None:
+            backlog.empty(settings, result)
+            peers.empty(settings, "balances", result)
+
+        found = _in_turns(
+            {
+                "transform": lambda: backlog.drain_with(
+                    sink(settings, result), backlog.applied(settings, result), meter
+                ),
+                "by the book": lambda: backlog.drain_with(
+                    book, peers.applied(settings, by_the_book.NAME, result), meter
+                ),
+                "no transform": lambda: backlog.drain_with(
+                    sink(settings, SINK), backlog.applied(settings, SINK), meter
+                ),
+            },
+            rounds,
+            "drain",
+            before=empty,
+        )
+    _ratios(found, "per_s", "cpu_s_per_million", "database_cpu_s_per_million")
 
 
 @main.command("cluster")

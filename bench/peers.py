@@ -15,9 +15,12 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.jvm.java import java_home
 from outbox.stack.process import Process
 
-APPLIED = "SELECT coalesce(sum(events), 0) FROM balances WHERE sink = %s"
+APPLIED = {
+    "balances": "SELECT coalesce(sum(events), 0) FROM balances WHERE sink = %s",
+    "turnover": "SELECT coalesce(sum(transfers), 0) FROM turnover WHERE sink = %s",
+}
 START_TIMEOUT_S = 300.0  # only a sink that hangs takes this long
-EMPTY = f"TRUNCATE balances; DROP TABLE IF EXISTS row_events, book_events, book_batch, {jdbc.TABLE}"
+EMPTY = f"TRUNCATE {{}}; DROP TABLE IF EXISTS row_events, book_events, book_batch, {jdbc.TABLE}"
 
 
 class ByTheBook(Process):
@@ -25,15 +28,18 @@ class ByTheBook(Process):
 
     start_timeout_s = START_TIMEOUT_S
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, result: str = "balances") -> None:
+        """``result`` is the table that it fills: ``balances`` or ``turnover``."""
         super().__init__(by_the_book.NAME, settings.home)
         self._settings = settings
+        self._result = result
         self._checkpoint = self.folder / "checkpoint"
 
     def argv(self) -> Sequence[str | Path]:
         settings = self._settings
         dsn = [f"{name}={value}" for name, value in settings.dsn(SinkRole.OWNER).items() if name != "password"]
-        return [sys.executable, by_the_book.__file__, settings.kafka_bootstrap, topic(settings), self._checkpoint, *dsn]
+        program = [sys.executable, by_the_book.__file__, self._result]
+        return [*program, settings.kafka_bootstrap, topic(settings), self._checkpoint, *dsn]
 
     def env(self) -> Mapping[str, str]:
         return {"JAVA_HOME": java_home(), "PGPASSWORD": str(self._settings.dsn(SinkRole.OWNER)["password"])}
@@ -42,16 +48,16 @@ class ByTheBook(Process):
         shutil.rmtree(self._checkpoint, ignore_errors=True)
 
     def is_ready(self) -> bool:
-        with applied(self._settings, by_the_book.NAME) as count:
+        with applied(self._settings, by_the_book.NAME, self._result) as count:
             return count() > 0
 
 
-def empty(settings: Settings) -> None:
-    """Let every drain begin with the same: no ids, no balances."""
+def empty(settings: Settings, *results: str) -> None:
+    """Let every drain begin with the same: no ids, and nothing in these tables."""
     with closing(connect(settings, SinkRole.OWNER)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(EMPTY)
+        cursor.execute(EMPTY.format(", ".join(results)))
 
 
-def applied(settings: Settings, name: str) -> AbstractContextManager[Callable[[], int]]:
+def applied(settings: Settings, name: str, result: str = "balances") -> AbstractContextManager[Callable[[], int]]:
     """A function that says how many events a peer has applied."""
-    return backlog.counted(settings, APPLIED, name)
+    return backlog.counted(settings, APPLIED[result], name)
