@@ -1,8 +1,8 @@
 """A sink as the guides show it: Spark with its defaults, `from_json`, the JDBC writer in `foreachBatch`, and SQL.
 
 A program of its own: RESULT BOOTSTRAP TOPIC CHECKPOINT DSN…, the DSN as NAME=VALUE of libpq, the password in
-PGPASSWORD. It runs until it is killed. It deduplicates by event id; it has no fence, no positions, and a record that is no event
-stops it or becomes a null. Its result is ``balances``, or, with the join of `sinks/turnover`, ``turnover``.
+PGPASSWORD. It runs until it is killed. It deduplicates by event id; it has no fence, no positions, and a record that is
+no event stops it or becomes a null. Its result is ``balances``, or, with the join of `sinks/turnover`, ``turnover``.
 """
 
 from __future__ import annotations
