@@ -51,7 +51,8 @@ def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
                  foreign    count, first, worst: valid events that never were in the outbox
                  events     by name: delivered, duplicates, in_flight, lost, foreign, pruned
       total    the numbers of all topics added up
-      sinks    name, in_flight, lost, parked (all that it has set aside), duplicates, not_compared, and
+      sinks    name, in_flight, lost, parked (all that it has set aside), duplicates, filtered (by its transform),
+               not_compared, and
                  comparisons  name, keys, drift (by key), drift_total, uncertain_keys, not_compared
       uncompared_tables  tables with rows per sink that no comparison reads
       acknowledged       sink, count, reasons (by text): dead letters that were discarded

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -130,9 +131,8 @@ def held_merge() -> None:
     """The tasks of a MERGE stand still as long as a folder exists: `held_folder`. Each leaves a file there that has the
     id of its process for a name.
     """
-    from outbox.sink.lakehouse.writer import Table  # not every project has it
-
-    folder, make = held_folder(load()), Table.__init__
+    table: Any = import_module("outbox.sink.lakehouse.writer").Table  # not every project has it
+    folder, make = held_folder(load()), table.__init__
 
     def is_let_go(_: str) -> bool:
         with suppress(FileNotFoundError):
@@ -140,14 +140,14 @@ def held_merge() -> None:
             wait_for("the test", lambda: not folder.exists(), timeout_s=TIMEOUT_S)
         return True
 
-    def make_held(self: Table, *arguments: Any) -> None:
+    def make_held(self: Any, *arguments: Any) -> None:
         make(self, *arguments)
         self._spark.udf.register("is_let_go", is_let_go, "boolean")
         held = self._merge.replace("WHERE copy = 1", "WHERE copy = 1 AND is_let_go(event_id)")
         assert held != self._merge
         self._merge = held
 
-    patch(Table, __init__=make_held)
+    patch(table, __init__=make_held)
 
 
 def without_orders() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.template import bake
 from tests.template.bake import Template
 
@@ -29,6 +30,10 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.execute("DROP TABLE {table}")
 '''
+
+
+NEWEST = max(file.name[:4] for file in (ROOT / "outbox/migrations/source").glob("[0-9]*.py"))
+NEXT = f"{int(NEWEST) + 1:04}"
 
 
 def edit(file: Path, old: str, new: str) -> None:
@@ -82,9 +87,9 @@ def to_the_present(template: Template) -> None:
     bake.git(folder, "revert", "--no-edit", "HEAD")
     migration(
         folder / "outbox/migrations/source",
-        "0002_more.py",
-        "source_machinery_0002",
-        "source_machinery_0001",
+        f"{NEXT}_more.py",
+        f"source_machinery_{NEXT}",
+        f"source_machinery_{NEWEST}",
         "more_machinery",
     )
     bake.commit(folder, "the present state")
@@ -110,7 +115,7 @@ def test_an_update_brings_the_machinery_and_keeps_the_owners_work(template: Temp
     to_the_present(template)
     updated(template, project)
     changed = set(bake.git(project, "diff", "--name-only", "HEAD~1").splitlines())
-    assert files(project) - before == {"docs/runbook.md", "outbox/migrations/source/0002_more.py"}
+    assert files(project) - before == {"docs/runbook.md", f"outbox/migrations/source/{NEXT}_more.py"}
     assert before - files(project) == {"docs/operating.md", "outbox/old.py"}
     assert changed - (files(project) ^ before) == {".copier-answers.yml", str(MACHINERY), "pyproject.toml"}
     machinery = (project / MACHINERY).read_text()
@@ -134,7 +139,7 @@ def test_migrations_of_machinery_and_owner_do_not_collide(template: Template, pr
         to_the_present(template)
         updated(template, project)
         migrated = outbox("migrate")
-        assert "source_machinery_0002" in migrated
+        assert f"source_machinery_{NEXT}" in migrated
         assert "domain" not in migrated
     finally:
         outbox("down")

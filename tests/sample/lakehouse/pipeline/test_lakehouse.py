@@ -279,17 +279,18 @@ def test_traced_events_that_tasks_have_staged_are_told(lake: Settings) -> None:
 class Notes(RecordDecoder):
     """A decoder of events with a text of any length."""
 
-    types = MappingProxyType({"note": [Column("note", "text", is_nullable=False)]})
-    key = "note"
+    types = MappingProxyType({"note": [Column("page", "bigint", is_nullable=False), Column("note", "text", False)]})
+    key = "page"
 
     def record(self, record: Record) -> DecodedEvent | Rejection | Skipped:
-        return DecodedEvent(str(self.event_id(record)), ((record.value or b"").decode(),), "note")
+        return DecodedEvent(str(self.event_id(record)), (1, (record.value or b"").decode()), "note")
 
 
 def test_a_staged_batch_larger_than_the_heap_is_merged(lake: Settings, tmp_path: Path) -> None:
     schema = tmp_path / "notes.sql"
     schema.write_text(
-        "CREATE TABLE IF NOT EXISTS events (event_id STRING, event_day DATE, partition INT, offset BIGINT, note STRING)"
+        "CREATE TABLE IF NOT EXISTS events (event_id STRING, event_day DATE, partition INT, offset BIGINT, page BIGINT,"
+        " note STRING)"
         " USING delta PARTITIONED BY (event_day) LOCATION %(location)s"
     )
     target = LakehouseTarget(schema, TOTALS)

@@ -20,6 +20,7 @@ from outbox.sink import spec
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
+from outbox.sink.spark import transform as replaying
 from service.app import create_app
 from sinks.turnover import transform
 from tests.fixtures.spark_session import leaves_sockets
@@ -158,7 +159,7 @@ def replay(settings: Settings) -> Replayed:
         connection.rollback()
         if not chosen:
             return Replayed()
-        applier = known[SINK].job.target.applier(settings, known[SINK], dry_run=False)
+        applier = replaying.applier(settings, known[SINK], dry_run=False)
         return repair.replay(connection, known, chosen, applier_of=lambda _: applier)[SINK]
 
 
