@@ -314,8 +314,9 @@ def test_a_transform_that_does_not_look_at_all_events_stops_the_sink(sink: Sink,
 def test_events_that_a_task_cannot_read_are_not_the_transforms_fault(sink: Sink, publisher: Publisher) -> None:
     publisher.send(publisher.events(MANY))
     name = topic_of(sink.settings)
-    (deleted,) = AdminClient(client_config(sink.settings)).delete_records([TopicPartition(name, 0, 5)]).values()
-    deleted.result()
+    admin = AdminClient(client_config(sink.settings))
+    (deleted,) = admin.delete_records([TopicPartition(name, 0, 5)]).values()
+    deleted.result(10)
     with raises("events-lost", name):
         sink.run()
     assert not sink.letters()
