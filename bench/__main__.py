@@ -123,12 +123,17 @@ def append_events(rounds: int, transfers: int) -> None:
 @click.option("--events", default=1_000_000, show_default=True)
 @click.option("--rounds", default=2, show_default=True, help="How often each side relays the backlog.")
 def relay_backlog(events: int, rounds: int) -> None:
-    """Relay a backlog of the outbox with exactly-once on and off, and by polling, in turns; nothing else runs."""
+    """Relay a backlog of the outbox with exactly-once on and off, with the defaults of Debezium and Connect, which have
+    it off, and by polling, in turns; nothing else runs.
+    """
     with _stack() as settings:
         at_least_once = settings.model_copy(update={"exactly_once": False})
+        ours, without = connectors.load(settings), connectors.load(at_least_once)
+        defaults = relay.with_defaults(without)
         sides: dict[str, Callable[[], Drain]] = {
-            "exactly-once": lambda: relay.relay(settings, events, report=click.echo),
-            "at-least-once": lambda: relay.relay(at_least_once, events, report=click.echo),
+            "exactly-once": lambda: relay.relay(settings, ours, events, report=click.echo),
+            "at-least-once": lambda: relay.relay(at_least_once, without, events, report=click.echo),
+            "defaults": lambda: relay.relay(at_least_once, defaults, events, report=click.echo),
             "polling": lambda: relay.poll(settings, events),
         }
         found = _in_turns(sides, rounds, "relay")
@@ -142,29 +147,31 @@ def relay_backlog(events: int, rounds: int) -> None:
 @click.option("--rounds", default=1, show_default=True, help="How often each side is measured.")
 @click.option("--poll-interval-ms", type=click.IntRange(1), help="In place of that in our connector's file.")
 def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll_interval_ms: int | None) -> None:
-    """Measure commit → topic and commit → balance, beside the defaults of Debezium and Spark.
+    """Measure commit → topic and commit → balance, with and without a transform, and beside the defaults of Debezium
+    and Spark.
 
     Exactly-once is on. Each side first gets half a minute of events, so that its JVMs have compiled what they run.
     """
     found: dict[tuple[str, str, str], list[float]] = {}
     with _stack() as settings:
         outbox = connectors.load(settings)
-        ours = latency.with_poll_interval(outbox, poll_interval_ms) if poll_interval_ms else outbox
-        sides: dict[str, tuple[connectors.Connector, Process, str]] = {
-            "ours": (ours, sink(settings, SINK), SINK),
-            "defaults": (latency.with_defaults(outbox), peers.ByTheBook(settings), by_the_book.NAME),
+        ours = relay.with_poll_interval(outbox, poll_interval_ms) if poll_interval_ms else outbox
+        sides: dict[str, tuple[connectors.Connector, Process, latency.Sink]] = {
+            "ours": (ours, sink(settings, SINK), latency.Sink(SINK)),
+            "transform": (ours, sink(settings, "turnover"), latency.Sink("turnover", "turnover")),
+            "defaults": (relay.with_defaults(outbox), peers.ByTheBook(settings), latency.Sink(by_the_book.NAME)),
         }
         connector.apply(settings)
-        backlog.produce(settings, 1, report=click.echo)
+        relay.write(settings, relay.EVENTS_OF_A_TRANSACTION)  # the peer is ready once it has applied something
         for _ in range(rounds):
-            for side, (one, process, name) in sides.items():
+            for side, (one, process, of) in sides.items():
                 connector.apply(settings, one)
                 process.start()
                 try:
-                    latency.at_rate(settings, name, per_s, WARM_UP_S)
+                    latency.at_rate(settings, of, per_s, WARM_UP_S)
                     loads = {
-                        "one at a time": latency.one_by_one(settings, name, events),
-                        f"{per_s:g} per s": latency.at_rate(settings, name, per_s, seconds),
+                        "one at a time": latency.one_by_one(settings, of, events),
+                        f"{per_s:g} per s": latency.at_rate(settings, of, per_s, seconds),
                     }
                 finally:
                     process.stop()

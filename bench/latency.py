@@ -5,26 +5,24 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, TopicPartition
 from psycopg2.extensions import connection
 
+from bench import peers
 from bench.event import event_id, payload, topic, uuid7
 from outbox.base.database import connect
-from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.relay.connectors import Connector
 
 POLL_S = 0.005  # often enough for precision, and rarely enough to leave the processor to the chain
 ARRIVAL_TIMEOUT_S = 300.0  # only a chain that hangs takes this long, even for its first event on a busy machine
-POLL_INTERVAL = "poll.interval.ms"
-TUNED = {POLL_INTERVAL}
 PAUSE_S = 0.02  # between two events: the stack is quiet when an event is written
 
 
@@ -36,17 +34,15 @@ class Latencies:
     balance_s: list[float] = field(default_factory=list)
 
 
-def with_defaults(connector: Connector) -> Connector:
-    """The connector without what we set for speed."""
-    return replace(connector, config={name: value for name, value in connector.config.items() if name not in TUNED})
+@dataclass(frozen=True)
+class Sink:
+    """Whose result is looked at: a sink's name, and the table that says how many events it has applied."""
+
+    name: str
+    result: str = "balances"
 
 
-def with_poll_interval(connector: Connector, poll_interval_ms: int) -> Connector:
-    """The connector with another poll interval."""
-    return replace(connector, config={**connector.config, POLL_INTERVAL: str(poll_interval_ms)})
-
-
-def one_by_one(settings: Settings, sink: str, events: int) -> Latencies:
+def one_by_one(settings: Settings, sink: Sink, events: int) -> Latencies:
     """Write events one by one, each after the last has reached the balance, and measure their arrival."""
     with _account(settings, sink) as account:
         for _ in range(events):
@@ -56,7 +52,7 @@ def one_by_one(settings: Settings, sink: str, events: int) -> Latencies:
         return account.latencies()
 
 
-def at_rate(settings: Settings, sink: str, per_s: float, duration_s: float) -> Latencies:
+def at_rate(settings: Settings, sink: Sink, per_s: float, duration_s: float) -> Latencies:
     """Write events at a steady rate, each in a transaction, and measure their arrival."""
     with _account(settings, sink) as account, ThreadPoolExecutor(1, "writer") as writer:
         began_s = time.monotonic()
@@ -76,10 +72,13 @@ def at_rate(settings: Settings, sink: str, per_s: float, duration_s: float) -> L
 
 
 class Account:
-    """An account whose events are written, and looked for in its balance and on the topic."""
+    """An account whose events are written, and looked for in the result of a sink and on the topic."""
 
-    def __init__(self, source: connection, sinks: connection, sink: str, arrived: Mapping[str, float]) -> None:
-        self._source, self._sinks, self._sink, self._arrived = source, sinks, sink, arrived
+    def __init__(
+        self, source: connection, applied: Callable[[], int], applied_before: int, arrived: Mapping[str, float]
+    ) -> None:
+        """``applied`` says how many events the sink has applied, of any account, and there were so many before."""
+        self._source, self._applied, self._applied_before, self._arrived = source, applied, applied_before, arrived
         self._id = str(uuid.uuid4())
         self._events: list[str] = []
         self._committed_at: list[float] = []
@@ -95,16 +94,14 @@ class Account:
         self._committed_at.append(time.monotonic())
 
     def look(self) -> bool:
-        """Look at the balance; whether all that was written is applied."""
-        with self._sinks.cursor() as cursor:
-            cursor.execute(APPLIED, [self._sink, self._id])
-            rows = cursor.fetchall()
-        self._applied_at += [time.monotonic()] * ((rows[0][0] if rows else 0) - len(self._applied_at))
+        """Look at the result; whether all that was written is applied."""
+        applied = self._applied() - self._applied_before
+        self._applied_at += [time.monotonic()] * (applied - len(self._applied_at))
         return len(self._applied_at) >= len(self._events)
 
     def wait(self) -> None:
         """Wait until all that was written is applied, and was seen on the topic."""
-        wait_for("the balance", self.look, timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S)
+        wait_for("the result", self.look, timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S)
         wait_for("the record", lambda: self._events[-1] in self._arrived, timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S)
 
     def latencies(self) -> Latencies:
@@ -116,19 +113,24 @@ class Account:
 
 
 @contextmanager
-def _account(settings: Settings, sink: str) -> Iterator[Account]:
+def _account(settings: Settings, sink: Sink) -> Iterator[Account]:
     with (
         _arrivals(settings) as arrived,
         closing(connect(settings, SourceRole.APP)) as source,
-        closing(connect(settings, SinkRole.WRITER)) as sinks,
+        peers.applied(settings, sink.name, sink.result) as applied,
     ):
-        sinks.autocommit = True
-        yield Account(source, sinks, sink, arrived)
+        yield Account(source, applied, _written(settings), arrived)
+
+
+def _written(settings: Settings) -> int:
+    with closing(connect(settings, SourceRole.OWNER)) as owner, owner.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM outbox")
+        ((count,),) = cursor.fetchall()
+        return int(count)
 
 
 INSERT = """INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
             VALUES (%s, 'balance', %s, 'credited', %s)"""
-APPLIED = "SELECT version FROM balances WHERE sink = %s AND account_id = %s"
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 
 from bench import polling
 from bench.event import topic
@@ -14,6 +15,7 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.relay import apply as connector
+from outbox.relay.connectors import Connector
 from outbox.stack.stack import Stack
 
 EVENTS_OF_A_TRANSACTION = 10
@@ -39,14 +41,29 @@ END $$
 """
 
 
-def relay(settings: Settings, events: int, report: Callable[[str], None]) -> Drain:
+# What we set for the relay's speed.
+TUNED = {"poll.interval.ms", "max.batch.size", "max.queue.size", "max.queue.size.in.bytes", "snapshot.fetch.size"}
+
+
+def with_defaults(connector: Connector) -> Connector:
+    """The connector without what we set for speed."""
+    return replace(connector, config={name: value for name, value in connector.config.items() if name not in TUNED})
+
+
+def with_poll_interval(connector: Connector, poll_interval_ms: int) -> Connector:
+    """The connector with another poll interval."""
+    return replace(connector, config={**connector.config, "poll.interval.ms": str(poll_interval_ms)})
+
+
+def relay(settings: Settings, one: Connector, events: int, report: Callable[[str], None]) -> Drain:
     """Stop Connect, write so many events, start Connect as the settings say, and measure until all are on the topic.
 
-    It counts offsets of the topic. Up to one in a hundred of them is the marker of a transaction of Connect.
+    ``one`` is the outbox's connector. Offsets of the topic are counted; up to one in a hundred of them is the marker of
+    a transaction of Connect.
     """
     stack = Stack(settings)
     stack.up(["connect"], report=report)
-    connector.apply(settings)
+    connector.apply(settings, one)
     _relay_some(settings)
     worker, broker, database = (stack.part(name) for name in ("connect", "kafka", "postgres"))
     worker.stop()
