@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from outbox.events.schema import SqlType
 from outbox.sink import values
@@ -34,6 +35,11 @@ HYPHENS = (8, 13, 18, 23)
 UUID_CHARACTERS = 36
 JSONB_VERSION = b"\1"
 DIGIT = 4  # decimal places in a digit of numeric
+NEGATIVE = 0x4000
+NUMERIC_DIGITS, NUMERIC_MAX = 5, 10**18
+NUMERIC = np.dtype(
+    [("count", ">u2"), ("weight", ">i2"), ("sign", ">u2"), ("scale", ">u2"), ("digits", ">u2", NUMERIC_DIGITS)]
+)
 
 
 class Encoded(NamedTuple):
@@ -55,7 +61,8 @@ def encode(rows: pa.Table, types: Mapping[str, Type]) -> Encoded:
     Raises ValueError if a value is not of its column's type.
     """
     columns = {name: rows[name].combine_chunks() for name in rows.column_names}
-    fixed = {name: FIXED[types[name]](column) for name, column in columns.items() if _is_fixed(types[name], column)}
+    found = {name: _of_one_width(types[name], column) for name, column in columns.items()}
+    fixed = {name: array for name, array in found.items() if array is not None}
     varying = {name: _varying(types[name], column) for name, column in columns.items() if name not in fixed}
     # A piece of a row ends with the length of the value that follows it.
     pieces: list[Sequence[bytes]] = []
@@ -80,14 +87,16 @@ def _joined(arrays: Sequence[np.ndarray[Any, Any]]) -> list[bytes]:
     return rows.view(f"V{rows.dtype.itemsize}").tolist()
 
 
-def _is_fixed(type_: Type, column: pa.Array) -> bool:
-    return type_ in FIXED and not column.null_count
+def _of_one_width(type_: Type, column: pa.Array) -> np.ndarray[Any, Any] | None:
+    """The values as Postgres takes them, if none of them is NULL and all can have the same width."""
+    return FIXED[type_](column) if type_ in FIXED and not column.null_count else None
 
 
 def _varying(type_: Type, column: pa.Array) -> list[bytes | None]:
     """The values as Postgres takes them; None for NULL."""
-    if type_ in FIXED:
-        values = iter(_joined([FIXED[type_](column.drop_null())]))
+    array = _of_one_width(type_, column.drop_null())
+    if array is not None:
+        values = iter(_joined([array]))
         return [next(values) if is_valid else None for is_valid in column.is_valid().to_pylist()]
     return [None if value is None else VARYING[type_](value) for value in column.to_pylist()]
 
@@ -120,6 +129,28 @@ def _label(column: pa.Array) -> np.ndarray[Any, Any]:
     return np.full(len(column), np.frombuffer(content, f"V{len(content)}")[0])
 
 
+def _numerics(column: pa.Array) -> np.ndarray[Any, Any] | None:
+    """Numbers of at most 18 decimal digits, each as NUMERIC_DIGITS digits of base 10,000: Postgres drops zeros in front
+    (`make_result`, numeric.c). None if one is longer, or has an exponent.
+    """
+    point = pc.find_substring(column, ".").to_numpy()
+    scale = np.where(point < 0, 0, pc.binary_length(column).to_numpy() - point - 1)
+    behind_point = -(-scale // DIGIT)
+    shift = 10 ** (behind_point * DIGIT - scale).astype(np.int64)
+    try:
+        unscaled: np.ndarray[Any, Any] = pc.replace_substring(column, ".", "").cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid:
+        return None
+    if (np.abs(unscaled) >= NUMERIC_MAX // shift).any() or (unscaled == np.iinfo(np.int64).min).any():
+        return None
+    encoded, rest = np.empty(len(column), NUMERIC), np.abs(unscaled) * shift
+    for place in reversed(range(NUMERIC_DIGITS)):
+        rest, encoded["digits"][:, place] = np.divmod(rest, 10**DIGIT)
+    encoded["count"], encoded["weight"] = NUMERIC_DIGITS, NUMERIC_DIGITS - 1 - behind_point
+    encoded["sign"], encoded["scale"] = np.where(unscaled < 0, NEGATIVE, 0), scale
+    return encoded.view(f"V{NUMERIC.itemsize}")
+
+
 def _numeric(text: str) -> bytes:
     """How many digits of base 10,000, weight of the first, sign, decimal places, digits (`numeric_recv`, numeric.c)."""
     sign, decimals, exponent = Decimal(text).as_tuple()
@@ -133,10 +164,10 @@ def _numeric(text: str) -> bytes:
         number, digit = divmod(number, 10**DIGIT)
         digits.insert(0, digit)
     weight = len(digits) - 1 - behind_point
-    return struct.pack(f">HhHH{len(digits)}H", len(digits), weight, 0x4000 * sign, scale, *digits)
+    return struct.pack(f">HhHH{len(digits)}H", len(digits), weight, NEGATIVE * sign, scale, *digits)
 
 
-FIXED: Mapping[Type, Callable[[pa.Array], np.ndarray[Any, Any]]] = {
+FIXED: Mapping[Type, Callable[[pa.Array], np.ndarray[Any, Any] | None]] = {
     "uuid": _uuids,
     "timestamptz": _moments,
     "bigint": _numbers(">i8"),
@@ -145,6 +176,7 @@ FIXED: Mapping[Type, Callable[[pa.Array], np.ndarray[Any, Any]]] = {
     "double precision": _numbers(">f8"),
     "date": _days,
     "label": _label,
+    "numeric": _numerics,
 }
 VARYING: Mapping[Type, Callable[[Any], bytes]] = {
     "text": str.encode,

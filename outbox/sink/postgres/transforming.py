@@ -33,7 +33,9 @@ TABLES = """
 CREATE TEMPORARY TABLE originals (attempt bigint, {columns}) ON COMMIT DELETE ROWS;
 CREATE TEMPORARY TABLE kept (attempt bigint, {returned}) ON COMMIT DELETE ROWS;
 """
-OF_ATTEMPTS = "({table}.attempt = ANY(%(attempts)s)) IS NOT FALSE"
+# Of `attempt = ANY(…)` Postgres would expect no row once it has looked at the rows of earlier attempts, and would then
+# compare each event with each returned row. Of a function that is not NULL it expects nearly all.
+OF_ATTEMPTS = "array_position(%(attempts)s, {table}.attempt) IS NOT NULL"
 TAKE = f"""
 INSERT INTO batch
        (event_id, partition, "offset", "{TYPE}", "{KEY}", "{VERSION}", "{IS_FILTERED}", "{FAILURE}" {{returned}})
@@ -51,10 +53,7 @@ COUNT_KEPT = f"""
 SELECT count(*), count(*) FILTER (WHERE "{IS_FILTERED}"), count(*) FILTER (WHERE "{FAILURE}" IS NOT NULL) FROM batch
 """  # noqa: S608
 EXAMPLE = f"""
-SELECT kept.event_id::text, kept.partition, kept."offset",
-       EXISTS (SELECT FROM {{originals}} AS original
-                WHERE original.partition = kept.partition AND original."offset" = kept."offset"
-                  AND original.event_id = kept.event_id AND {OF_ATTEMPTS.format(table="original")})
+SELECT kept.event_id::text, kept.partition, kept."offset", count(original.event_id) > 0
   FROM {{kept}} AS kept
   LEFT JOIN {{originals}} AS original
     ON original.partition = kept.partition AND original."offset" = kept."offset" AND original.event_id = kept.event_id
@@ -129,7 +128,7 @@ class TransformingApplier(PostgresApplier):
         """
         assert batch.returned is not None, "what the transform returned"  # noqa: S101
         if batch.staged is None:
-            copy_rows(cursor, sql.Identifier("originals"), batch.rows, self._layout)
+            copy_rows(cursor, sql.Identifier("originals"), batch.rows, self._layout, NO_ATTEMPT)
             self._take_kept(cursor, batch.topic, batch.count, batch.returned)
         else:
             attempts = [*batch.staged.attempts, *batch.returned.attempts]
