@@ -1,4 +1,4 @@
-"""Large batches whose events have passed a transform, at the sink database: no Spark is needed for what it does there."""
+"""Large batches whose events have passed a transform, at the sink database, which needs no Spark."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_batch_is_applied_by_hashes_whatever_statistics_say_of_earlier_attempt
     databases: Settings, database: Database
 ) -> None:
     spec = SinkSpec("dedup", replace(JOB, transform="any:thing", target=PostgresTarget()), MAIN.strategy, MAIN.decoders)
-    columns = [column for column in DECODER.types[events(1)[0].name]]
+    columns = list(DECODER.types[events(1)[0].name])
     batches = [events(COUNT), events(COUNT)]
     with closing(connect(databases, SinkRole.WRITER)) as connection:
         sink = spec.job.target.writer(databases, connection, spec)
