@@ -86,6 +86,7 @@ def main(result: str, bootstrap: str, topic: str, checkpoint: str, *dsn: str) ->
         def apply(batch: DataFrame, _: int) -> None:
             batch.write.jdbc(url, "book_batch", mode="overwrite", properties={**access, "truncate": "true"})
             with connection, connection.cursor() as cursor:
+                cursor.execute("ANALYZE book_batch")  # else a plan for the few rows of long ago takes minutes
                 cursor.execute(NEW_EVENTS + APPLY[result], {"sink": NAME})
 
         events.writeStream.foreachBatch(apply).option("checkpointLocation", checkpoint).start().awaitTermination()
