@@ -27,7 +27,7 @@ RUN uv pip install --no-cache --require-hashes --target /opt/packages --requirem
 
 
 FROM python:3.11-slim-bookworm AS python
-ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/opt/outbox:/opt/packages
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/opt/outbox:/opt/packages OUTBOX_PROJECT=/opt/outbox
 # A named volume takes owner and mode of the folder that it is first mounted on. 1000 is also the user of apache/kafka.
 RUN useradd --uid 1000 --create-home outbox \
     && cd /var/lib && mkdir secrets \
@@ -73,12 +73,15 @@ FROM postgres:18 AS postgres
 COPY --from=files /files/outbox/stack/postgres.conf /files/outbox/migrations/roles.sql /etc/outbox/
 
 FROM apache/kafka:4.3.1 AS kafka
-COPY --from=files /files/connect/broker.properties /files/connect/log4j2.properties /etc/outbox/
+COPY --from=files /files/outbox/stack/broker.properties /files/outbox/stack/log4j2.properties /etc/outbox/
+# A file of the project wins.
+COPY --from=files /files/connect/ /etc/outbox/
 
 # Kafka Connect of the same image and version, with Debezium in its plugin folder.
 FROM apache/kafka:4.3.1 AS connect
-COPY --from=files /files/connect/worker.properties /files/connect/log4j2.properties /etc/outbox/
-# connect/worker.properties names the folder `plugins` in the working directory.
+COPY --from=files /files/outbox/stack/worker.properties /files/outbox/stack/log4j2.properties /etc/outbox/
+COPY --from=files /files/connect/ /etc/outbox/
+# worker.properties names the folder `plugins` in the working directory.
 WORKDIR /opt/outbox
 COPY --from=jars /opt/plugin plugins
 

@@ -8,16 +8,10 @@ from urllib.parse import urlsplit
 
 import requests
 
-from outbox.base import project
 from outbox.base.settings import Settings
 from outbox.jvm.jars import resolve
-from outbox.stack import ports
+from outbox.stack import config, ports
 from outbox.stack.jvm import Jvm
-
-
-def worker_file() -> Path:
-    """The worker's configuration."""
-    return project.current().connect / "worker.properties"
 
 
 class Connect(Jvm):
@@ -32,7 +26,7 @@ class Connect(Jvm):
         self._settings = settings
 
     def arguments(self) -> Sequence[str | Path]:
-        return [worker_file()]
+        return [config.file(config.WORKER)]
 
     def env(self) -> Mapping[str, str]:
         settings = self._settings

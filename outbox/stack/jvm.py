@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from outbox.base import project
 from outbox.jvm import archive
 from outbox.jvm.jars import class_path, jars
 from outbox.jvm.java import java
+from outbox.stack import config
 from outbox.stack.process import Process
 
 
@@ -39,7 +39,7 @@ class Jvm(Process):
             java(),
             *options,
             *archive.options(self.name, jars("kafka")),
-            f"-Dlog4j2.configurationFile={(project.current().connect / 'log4j2.properties').as_uri()}",
+            f"-Dlog4j2.configurationFile={config.file(config.LOGGING).as_uri()}",
             "-cp",
             class_path("kafka"),
         ]

@@ -9,11 +9,10 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.kafka.clients import client_config
-from outbox.stack import ports
+from outbox.stack import config, ports
 from outbox.stack.jvm import Jvm
 
 
@@ -39,7 +38,7 @@ class Kafka(Jvm):
         ports.require_free(self._port, "kafka")
         ports.require_free(self.controller_port, "kafka's controller")
         added = "".join(f"{name}={value}\n" for name, value in self.properties().items())
-        self._config.write_text((project.current().connect / "broker.properties").read_text() + added)
+        self._config.write_text(config.file(config.BROKER).read_text() + added)
         self._format()
 
     def properties(self) -> Mapping[str, str]:

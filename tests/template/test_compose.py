@@ -24,7 +24,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import PREFIX, Settings, database_passwords, load
 from outbox.jvm import jars, java
 from outbox.sink.metrics import Metrics, State, served
-from outbox.stack import connect, envfile, jvm, kafka, ports, postgres
+from outbox.stack import config, connect, envfile, jvm, kafka, ports, postgres
 from tests.support.paths import ROOT
 from tests.template import dockerfile
 from tests.template import test_env_example as env_example
@@ -361,8 +361,8 @@ def test_ports_and_limits_are_settings_with_the_default_of_the_example() -> None
 @every_service
 def test_settings_are_ours(name: str) -> None:
     known = {line.partition("=")[0] for line in env_example.uncommented().splitlines()}
-    worker = set(re.findall(r"\$\{env:(\w+)\}", connect.worker_file().read_text())) if name == "connect" else set()
-    assert set(re.findall(rf"\b{PREFIX}\w+", words(name))) <= known | worker
+    of_worker = re.findall(r"\$\{env:(\w+)\}", (config.OURS / config.WORKER).read_text())
+    assert set(re.findall(rf"\b{PREFIX}\w+", words(name))) <= known | set(of_worker if name == "connect" else ())
 
 
 # Healthy ----------------------------------------------------------------------------------------------------------
@@ -441,12 +441,12 @@ def test_versions_are_those_of_the_embedded_stack() -> None:
 
 
 def test_files_are_those_of_the_embedded_stack() -> None:
-    assert files_in("kafka")["/etc/outbox/broker.properties"] == connect.worker_file().with_name("broker.properties")
-    assert files_in("connect")["/etc/outbox/worker.properties"] == connect.worker_file()
+    assert files_in("kafka")["/etc/outbox/broker.properties"] == config.OURS / config.BROKER
+    assert files_in("connect")["/etc/outbox/worker.properties"] == config.OURS / config.WORKER
     assert files_in("postgres")["/etc/outbox/postgres.conf"] == postgres.CONFIG_FILE
     assert files_in("roles")["/etc/outbox/roles.sql"] == postgres.ROLES_FILE
     for name in ("kafka", "connect"):
-        assert files_in(name)["/etc/outbox/log4j2.properties"] == connect.worker_file().with_name("log4j2.properties")
+        assert files_in(name)["/etc/outbox/log4j2.properties"] == config.OURS / config.LOGGING
 
 
 @every_service
@@ -485,7 +485,7 @@ def test_connect_advertises_the_address_that_others_use() -> None:
 
 
 def test_worker_and_connector_are_given_what_they_refer_to() -> None:
-    files = [connect.worker_file(), *connect.worker_file().parent.glob("*.json")]
+    files = [config.OURS / config.WORKER, *(ROOT / "connect").glob("*.json")]
     wanted = {name for file in files for name in re.findall(r"\$\{env:(\w+)", file.read_text())}
     set_by_command = set(re.findall(r"\b(OUTBOX_\w+)=", words("connect")))
     assert "set -a\n" in words("connect")
@@ -498,7 +498,7 @@ def test_the_roles_are_given_what_their_file_refers_to() -> None:
 
 
 def test_the_plugin_folder_is_where_the_worker_looks() -> None:
-    [folder] = re.findall(r"^plugin.path=(.*)$", connect.worker_file().read_text(), re.MULTILINE)
+    [folder] = re.findall(r"^plugin.path=(.*)$", (config.OURS / config.WORKER).read_text(), re.MULTILINE)
     assert STAGES["connect"].instructions[-2:] == ("WORKDIR /opt/outbox", f"COPY --from=jars /opt/plugin {folder}")
 
 

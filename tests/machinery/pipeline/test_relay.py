@@ -28,7 +28,7 @@ from outbox.relay import apply as relay
 from outbox.relay import connectors, slot
 from outbox.relay.rest import Rest
 from outbox.relay.routing import Config
-from outbox.stack.connect import worker_file
+from outbox.stack import config
 from outbox.stack.postgres import Postgres
 from tests.support.cli_runner import outbox
 from tests.support.failures import raises
@@ -384,7 +384,7 @@ def test_a_slot_that_was_invalidated_is_refused_and_forgetting_is_the_way_out(
 
 def test_a_failed_task_is_reported_with_its_reason_and_restarted_by_apply(chain: Settings) -> None:
     # Somebody else takes the task's transactional id, as a second Connect cluster of the same group would.
-    group = re.findall(r"^group.id=(.*)$", worker_file().read_text(), re.MULTILINE)[0]
+    group = re.findall(r"^group.id=(.*)$", config.file(config.WORKER).read_text(), re.MULTILINE)[0]
     rival = Producer({**client_config(chain), "transactional.id": f"{group}-{chain.connector}-0"})
     insert(chain, row())
     relayed(chain)  # else Connect has no offset yet, and the task begins with a snapshot
