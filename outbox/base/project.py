@@ -17,7 +17,7 @@ from typing import Any
 
 from outbox.base.errors import Failure
 
-VARIABLE = "OUTBOX_PROJECT"  # names the project's folder, for an installed `outbox` or a second project
+VARIABLE = "OUTBOX_PROJECT"  # names the project's folder, for programs that run elsewhere
 FILE = "pyproject.toml"
 FOLDERS: tuple[str, ...] = ("connect", "events", "migrations")
 # Keys of earlier versions, and what to write instead.
@@ -73,14 +73,14 @@ class Project:
 
 
 def current() -> Project:
-    """The project that ``OUTBOX_PROJECT`` names; else the one around this package; else the one around the working
-    directory. Raises Failure if there is none, or if its table has a key that is not known.
+    """The project that ``OUTBOX_PROJECT`` names; else the one around the working directory.
+
+    Raises Failure if there is none, or if its table has a key that is not known.
     """
     named = os.environ.get(VARIABLE)
     if named:
         return load(Path(named).absolute())
-    around = Path(__file__).resolve().parent.parent.parent
-    for folder in (around, *(Path.cwd() / "any").parents):
+    for folder in (Path.cwd() / "any").parents:
         if _table(folder) is not None:
             return load(folder)
     raise Failure(
@@ -133,11 +133,12 @@ def _wrong(root: Path, problem: str, remedy: str) -> Failure:
 
 
 def make_importable() -> None:
-    """Let this process, and those that it starts, import the project's packages.
+    """Let this process, and those that it starts, know the project and import its packages.
 
     Raises Failure if there is no project.
     """
     root = str(current().root)
+    os.environ[VARIABLE] = root
     if root not in sys.path:
         sys.path.insert(0, root)
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
