@@ -20,6 +20,7 @@ from bench.event import topic
 from outbox.base.settings import DOTENV, Settings
 from outbox.http.database import make_engine
 from outbox.http.idempotency import Key
+from outbox.http.service import Change
 from outbox.kafka.clients import client_config
 from outbox.stack.command import service
 from outbox.stack.process import Process
@@ -57,7 +58,7 @@ def function(load: Load) -> Iterator[Callable[[], None]]:
     def make() -> None:
         wanted = load.wanted()
         with engine.begin() as connection:
-            transfer(connection, wanted, Key.of("bench", str(uuid.uuid4()), wanted, ttl_hours=24))
+            transfer(Change(connection, Key.of("bench", str(uuid.uuid4()), wanted, ttl_hours=24)), wanted)
 
     yield make
 
@@ -65,7 +66,7 @@ def function(load: Load) -> Iterator[Callable[[], None]]:
 @contextmanager
 def without_outbox(load: Load) -> Iterator[Callable[[], None]]:
     """Calls the write function, which writes no events."""
-    with patch("service.transfer.append"), function(load) as make:
+    with patch("outbox.http.service.append"), function(load) as make:
         yield make
 
 
@@ -78,7 +79,7 @@ def dual_write(load: Load) -> Iterator[Callable[[], None]]:
     def keep(_connection: object, *new: Event) -> None:
         events.extend(new)
 
-    with patch("service.transfer.append", keep), function(load) as transferred:
+    with patch("outbox.http.service.append", keep), function(load) as transferred:
 
         def make() -> None:
             transferred()
@@ -117,7 +118,7 @@ def create_app_without_outbox() -> Any:
     """The service, whose write function writes no events."""
     from service.app import create_app
 
-    patch("service.transfer.append").start()
+    patch("outbox.http.service.append").start()
     return create_app()
 
 

@@ -1,1 +1,35 @@
-"""The machinery of the transactional outbox: everything an adopter keeps current and does not edit."""
+"""The public API for whoever writes events. For sinks there is `outbox.sinks`, for a Flask service `outbox.web`, for
+migrations `outbox.migrations`, for DataFrames `outbox.spark`. Everything else is private: it may change in any version.
+
+    from outbox import Event, append
+
+    with engine.begin() as connection:
+        connection.execute(...)                                                          # the change
+        append(connection, Event("order", order_id, "placed", {"order_id": order_id}))  # and its event
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outbox.base.facade import exports
+
+if TYPE_CHECKING:
+    from outbox.base.errors import Failure
+    from outbox.base.settings import Settings
+    from outbox.base.settings import load as load_settings
+    from outbox.writing.append import append
+    from outbox.writing.event import Event
+else:  # when they are used: few programs need all of them
+    __getattr__ = exports(
+        __name__,
+        {
+            "Event": "outbox.writing.event:Event",
+            "Failure": "outbox.base.errors:Failure",
+            "Settings": "outbox.base.settings:Settings",
+            "append": "outbox.writing.append:append",
+            "load_settings": "outbox.base.settings:load",
+        },
+    )
+
+__all__ = ["Event", "Failure", "Settings", "append", "load_settings"]

@@ -1,4 +1,4 @@
-"""The life of an account: opened, frozen, closed. Each change is one transaction: row, event and response, or nothing.
+"""The life of an account: opened, frozen, closed. Each change is one transaction: row, event and answer, or nothing.
 
 The order is that of a transfer: lock, decide, claim the key, write.
 """
@@ -11,15 +11,12 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from uuid import UUID
 
-from sqlalchemy import Connection, bindparam, insert, update
+from sqlalchemy import bindparam, insert, update
 
-from outbox.http import idempotency
-from outbox.http.idempotency import Answer, Key
-from outbox.writing.append import Event, append
+from outbox import Event
+from outbox.web import Change
 from service import events, ledger
-from service.ledger import Refusal
 from service.locking import lock, pick
-from service.refusals import refuse
 from service.schemas import Account, AccountFreeze, AccountPath, AccountStatus, NewAccount
 from service.tables import accounts
 
@@ -31,11 +28,8 @@ _UPDATE = (
 )
 
 
-def open_account(connection: Connection, wanted: NewAccount, key: Key, traceparent: str | None = None) -> Answer:
-    """Open an account in the caller's transaction. If the key is taken, the first answer is returned. Never commits.
-
-    Raises KeyReused if another request has claimed the key.
-    """
+def open_account(change: Change, wanted: NewAccount) -> None:
+    """Open an account."""
     opened = ledger.Account(uuid.uuid4(), wanted.kind, wanted.currency)
     made = Account(
         id=opened.id,
@@ -45,42 +39,32 @@ def open_account(connection: Connection, wanted: NewAccount, key: Key, tracepare
         version=opened.version,
         created_at=datetime.now(UTC),
     )
-    answer = idempotency.first_answer(connection, key, Answer(HTTPStatus.CREATED, made.model_dump_json()))
-    if not answer.is_repeated:
+    if change.claim(made):
         row = {**dict(wanted), "id": made.id, "account_version": opened.account_version, "created_at": made.created_at}
-        connection.execute(_INSERT, row)
-        append(connection, events.opened(opened, made.label, made.created_at, traceparent))
-    return answer
+        change.connection.execute(_INSERT, row)
+        change.append(events.opened(opened, made.label, made.created_at))
 
 
-def freeze(connection: Connection, wanted: AccountFreeze, key: Key, traceparent: str | None = None) -> Answer:
-    """Freeze an account in the caller's transaction, or refuse it; see ``open_account``."""
-    try:
-        after = _locked(connection, wanted.account_id).frozen()
-    except Refusal as refusal:
-        return refuse(connection, key, refusal)
-    return _store(connection, key, after, lambda at: events.frozen(after, wanted.reason, at, traceparent))
+def freeze(change: Change, wanted: AccountFreeze) -> None:
+    """Freeze an account, or raise Refusal."""
+    after = _locked(change, wanted.account_id).frozen()
+    _store(change, after, lambda at: events.frozen(after, wanted.reason, at))
 
 
-def close(connection: Connection, wanted: AccountPath, key: Key, traceparent: str | None = None) -> Answer:
-    """Close an account in the caller's transaction, or refuse it; see ``open_account``."""
-    try:
-        after = _locked(connection, wanted.account_id).closed()
-    except Refusal as refusal:
-        return refuse(connection, key, refusal)
-    return _store(connection, key, after, lambda at: events.closed(after, at, traceparent))
+def close(change: Change, wanted: AccountPath) -> None:
+    """Close an account, or raise Refusal."""
+    after = _locked(change, wanted.account_id).closed()
+    _store(change, after, lambda at: events.closed(after, at))
 
 
-def _locked(connection: Connection, account_id: UUID) -> ledger.Account:
-    return pick(lock(connection, account_id), account_id)
+def _locked(change: Change, account_id: UUID) -> ledger.Account:
+    return pick(lock(change.connection, account_id), account_id)
 
 
-def _store(connection: Connection, key: Key, after: ledger.Account, event: Callable[[datetime], Event]) -> Answer:
+def _store(change: Change, after: ledger.Account, event: Callable[[datetime], Event]) -> None:
     """Claim the key, and write the account's new status with the event of that moment."""
     made = AccountStatus(id=after.id, status=after.status, changed_at=datetime.now(UTC))
-    answer = idempotency.first_answer(connection, key, Answer(HTTPStatus.OK, made.model_dump_json()))
-    if not answer.is_repeated:
+    if change.claim(made, HTTPStatus.OK):
         row = {"account_id": after.id, "status": after.status, "account_version": after.account_version}
-        connection.execute(_UPDATE, row)
-        append(connection, event(made.changed_at))
-    return answer
+        change.connection.execute(_UPDATE, row)
+        change.append(event(made.changed_at))

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from flask import Flask
 
-from outbox.base import settings as configuration
-from outbox.base.settings import Settings
-from outbox.http.app import make_app
-from outbox.http.database import make_engine
-from outbox.http.metrics import Metrics
+from outbox import Settings
+from outbox.web import Service
 from service.metrics import transfers_counter
 from service.refusals import REFUSALS
 from service.routes import ledger_api
@@ -16,8 +13,5 @@ from service.routes import ledger_api
 
 def create_app(settings: Settings | None = None) -> Flask:
     """The ledger service. Raises Failure if the settings have no token."""
-    settings = settings or configuration.load()
-    engine = make_engine(settings)
-    metrics = Metrics()
-    ledger = ledger_api(engine, transfers_counter(metrics.registry), settings)
-    return make_app(settings, engine, metrics, title="Ledger", apis=[ledger], refusals=REFUSALS)
+    service = Service("Ledger", settings, REFUSALS)
+    return service.app(ledger_api(service, transfers_counter(service.metrics.registry)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from outbox.writing.append import Event
+from outbox import Event
 from service.ledger import Account
 from service.schemas import Transfer
 
 
-def opened(account: Account, label: str, at: datetime, traceparent: str | None) -> Event:
+def opened(account: Account, label: str, at: datetime) -> Event:
     """An account exists: account.opened, version 2."""
     payload = {
         "account_id": str(account.id),
@@ -19,10 +19,10 @@ def opened(account: Account, label: str, at: datetime, traceparent: str | None) 
         "version": account.account_version,
         "occurred_at": _moment(at),
     }
-    return Event("account", str(account.id), "opened", payload, schema_version=2, traceparent=traceparent)
+    return Event("account", str(account.id), "opened", payload, schema_version=2)
 
 
-def frozen(account: Account, reason: str, at: datetime, traceparent: str | None) -> Event:
+def frozen(account: Account, reason: str, at: datetime) -> Event:
     """An account takes part in no more transfers: account.frozen."""
     payload = {
         "account_id": str(account.id),
@@ -30,20 +30,20 @@ def frozen(account: Account, reason: str, at: datetime, traceparent: str | None)
         "version": account.account_version,
         "occurred_at": _moment(at),
     }
-    return Event("account", str(account.id), "frozen", payload, traceparent=traceparent)
+    return Event("account", str(account.id), "frozen", payload)
 
 
-def closed(account: Account, at: datetime, traceparent: str | None) -> Event:
+def closed(account: Account, at: datetime) -> Event:
     """An account is gone for good: account.closed."""
     payload = {
         "account_id": str(account.id),
         "version": account.account_version,
         "occurred_at": _moment(at),
     }
-    return Event("account", str(account.id), "closed", payload, traceparent=traceparent)
+    return Event("account", str(account.id), "closed", payload)
 
 
-def transferred(made: Transfer, after: tuple[Account, Account], traceparent: str | None) -> list[Event]:
+def transferred(made: Transfer, after: tuple[Account, Account]) -> list[Event]:
     """Money has left an account and come to another: balance.debited and balance.credited."""
     source, target = after
     changes = [("debited", source, -made.amount), ("credited", target, made.amount)]
@@ -61,7 +61,6 @@ def transferred(made: Transfer, after: tuple[Account, Account], traceparent: str
                 "version": account.version,
                 "occurred_at": _moment(made.created_at),
             },
-            traceparent=traceparent,
         )
         for type_, account, amount_minor in changes
     ]

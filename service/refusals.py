@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from sqlalchemy import Connection
-
-from outbox.http import idempotency, problems
-from outbox.http.idempotency import Answer, Key
-from outbox.http.problems import Kind
+from outbox.web import Kind
 from service.ledger import (
     AccountClosed,
     AccountFrozen,
@@ -16,7 +12,6 @@ from service.ledger import (
     BalanceOutOfRange,
     CurrencyMismatch,
     InsufficientFunds,
-    Refusal,
     UnknownAccount,
 )
 
@@ -29,9 +24,3 @@ REFUSALS: dict[type[Exception], Kind] = {
     AccountClosed: Kind(HTTPStatus.CONFLICT, "/problems/account-closed", "Account closed"),
     BalanceNotZero: Kind(HTTPStatus.CONFLICT, "/problems/balance-not-zero", "Balance not zero"),
 }
-
-
-def refuse(connection: Connection, key: Key, refusal: Refusal) -> Answer:
-    """The answer to a refused request, stored under its key; the first answer if the key is taken."""
-    problem = problems.of_kind(REFUSALS[type(refusal)], str(refusal))
-    return idempotency.first_answer(connection, key, Answer(problem.status, problems.dump(problem)))

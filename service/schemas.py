@@ -79,23 +79,6 @@ class TransferPath(BaseModel):
     transfer_id: UUID
 
 
-class WriteHeaders(BaseModel):
-    """The headers of a request that changes something."""
-
-    idempotency_key: str = Field(
-        alias="Idempotency-Key",
-        pattern="^[!-~]{1,255}$",
-        description="Chosen by the client, one per change. The same key with the same request returns the first"
-        " response again, be it a success, 404 or 409; with another body or account it returns 409. Other errors store"
-        " nothing: correct the request or wait, and repeat it with the same key. A key is valid for this client and"
-        " route, and is kept for OUTBOX_IDEMPOTENCY_TTL_HOURS, by default one day.",
-    )
-    traceparent: str | None = Field(
-        None,
-        description="W3C trace context; a valid one is copied into the events, an invalid one is ignored",
-    )
-
-
 class Account(BaseModel):
     """An account."""
 

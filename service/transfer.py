@@ -1,4 +1,4 @@
-"""The write transaction: both balances, the transfer, its two events and the response, or nothing.
+"""The write transaction: both balances, the transfer, its two events and the answer, or nothing.
 
 The order is: lock, decide, claim the key, write. If this process or the database is killed at any point, the whole
 transaction is committed or nothing of it. A client without a response repeats its request with the same key, and the
@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime
-from http import HTTPStatus
 
 from sqlalchemy import ARRAY, BigInteger, Connection, Uuid, bindparam, insert, text
 
-from outbox.http import idempotency
-from outbox.http.idempotency import Answer, Key
-from outbox.writing.append import append
+from outbox.web import Change
 from service import events, ledger
-from service.ledger import Account, Refusal
+from service.ledger import Account
 from service.locking import lock, pick
-from service.refusals import refuse
 from service.schemas import NewTransfer, Transfer
 from service.tables import transfers
 
@@ -37,25 +33,15 @@ _UPDATE = text("""
 _INSERT = insert(transfers).inline()
 
 
-def transfer(connection: Connection, wanted: NewTransfer, key: Key, traceparent: str | None = None) -> Answer:
-    """Make the transfer or refuse it, in the caller's transaction; either answer is stored under the key.
-
-    If the key is taken, nothing is written and the first answer is returned. Never commits. Raises KeyReused if another
-    request has claimed the key.
-    """
-    before = lock(connection, wanted.from_account, wanted.to_account)
-    try:
-        after = ledger.transfer(pick(before, wanted.from_account), pick(before, wanted.to_account), wanted.amount)
-    except Refusal as refusal:
-        return refuse(connection, key, refusal)
-
+def transfer(change: Change, wanted: NewTransfer) -> None:
+    """Make the transfer, or raise Refusal."""
+    before = lock(change.connection, wanted.from_account, wanted.to_account)
+    after = ledger.transfer(pick(before, wanted.from_account), pick(before, wanted.to_account), wanted.amount)
     # The id and the time come from here, not from the database: the claim stores the answer before the row exists.
     made = Transfer(id=uuid.uuid4(), **dict(wanted), currency=after[0].currency, created_at=datetime.now(UTC))
-    answer = idempotency.first_answer(connection, key, Answer(HTTPStatus.CREATED, made.model_dump_json()))
-    if not answer.is_repeated:
-        _write(connection, made, after)
-        append(connection, *events.transferred(made, after, traceparent))
-    return answer
+    if change.claim(made):
+        _write(change.connection, made, after)
+        change.append(*events.transferred(made, after))
 
 
 def _write(connection: Connection, made: Transfer, after: tuple[Account, Account]) -> None:

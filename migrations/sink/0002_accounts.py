@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox.migrations.migrate import execute
+from outbox.migrations import execute
 
 revision = "sink_domain_0002"
 down_revision = "sink_domain_0001"

@@ -14,9 +14,8 @@ from werkzeug.exceptions import HTTPException, InternalServerError, ServiceUnava
 
 from outbox.base import log
 from outbox.http.database import is_unavailable
-from outbox.http.idempotency import KeyReused
+from outbox.http.idempotency import PROBLEM, KeyReused
 
-MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
 UNAVAILABLE = (
     "the database is unavailable and the outcome of the request is unknown;"
@@ -71,7 +70,7 @@ def dump(problem: Problem) -> str:
 
 def respond(problem: Problem) -> Response:
     """The problem as a response."""
-    return Response(dump(problem), problem.status, mimetype=MEDIA_TYPE)
+    return Response(dump(problem), problem.status, mimetype=PROBLEM)
 
 
 def invalid(error: ValidationError) -> Response:
@@ -84,7 +83,7 @@ def invalid(error: ValidationError) -> Response:
 
 def responses(*statuses: HTTPStatus) -> ResponseDict:
     """The descriptions of these errors in /openapi.json."""
-    content = {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}}
+    content = {PROBLEM: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}}
     return {status: {"description": status.phrase, "content": content} for status in statuses}
 
 
@@ -95,7 +94,7 @@ WRITING = responses(
     *_ALWAYS,
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    HTTPStatus.UNSUPPORTED_PROBLEM,
     HTTPStatus.UNPROCESSABLE_ENTITY,
 )
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outbox.base.settings import Settings
-from outbox.relay import connectors
-from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.spec import SinkJob
+from outbox import Settings
+from outbox.sinks import PostgresTarget, SinkJob, load_connector
 from sinks.changes.records import ChangeDecoder
 
 HERE = Path(__file__).parent
@@ -21,7 +19,7 @@ def jobs(settings: Settings) -> list[SinkJob]:
     return [
         SinkJob(
             name="changes",
-            decoders={connectors.load(settings, "changes").topic: ChangeDecoder()},
+            decoders={load_connector(settings, "changes").topic: ChangeDecoder()},
             strategy=HERE / "strategies" / "changes.sql",
             projections=HERE / "projections",
             target=PostgresTarget(),

@@ -6,16 +6,14 @@ A change has no id. Table, primary key, LSN and operation distinguish changes, s
 from __future__ import annotations
 
 import hashlib
+import re
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from outbox.events import schema
-from outbox.events.schema import Column, Rejection
-from outbox.events.values import parse_json
-from outbox.sink.records import UUID, Event, Record, RecordDecoder
+from outbox.sinks import Column, DecodedEvent, Record, RecordDecoder, Rejection, load_schema, parse_json
 
 CHANGE = "account.change"  # the name of these events; no service has declared them
 SCHEMA = Path(__file__).with_name("account-change.schema.json")
@@ -30,6 +28,7 @@ COLUMNS = (
 )
 STATE = ("currency", "balance_minor", "version")
 OPERATIONS = {"r", "c", "u", "d"}
+UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class ChangeDecoder(RecordDecoder):
@@ -40,9 +39,9 @@ class ChangeDecoder(RecordDecoder):
     types = MappingProxyType({CHANGE: COLUMNS})
 
     def __init__(self) -> None:
-        self._schema = schema.load(SCHEMA)
+        self._schema = load_schema(SCHEMA)
 
-    def record(self, record: Record) -> Event | Rejection:
+    def record(self, record: Record) -> DecodedEvent | Rejection:
         """The change of a record, or why it is none. The record's key must be that of its row."""
         change, rejection = parse_json(record.value)
         if rejection is not None:
@@ -58,7 +57,7 @@ class ChangeDecoder(RecordDecoder):
         lsn = int(source["lsn"])
         state = [None if op == "d" else row[name] for name in STATE]
         numbers = [None if number is None else int(number) for number in state[1:]]
-        return Event(
+        return DecodedEvent(
             _id(source["table"], row["id"], lsn, op), (source["table"], row["id"], op, lsn, state[0], *numbers), CHANGE
         )
 

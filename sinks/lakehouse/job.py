@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from outbox.base.settings import Settings
-from outbox.sink.lakehouse.target import LakehouseTarget
-from outbox.sink.spec import SinkJob
+from outbox import Settings
+from outbox.sinks import LakehouseTarget, SinkJob
 from sinks.balances.job import balances
 
 HERE = Path(__file__).parent

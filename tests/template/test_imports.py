@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.commands",),
     ("outbox.cli",),
     ("outbox.__main__", "outbox.submit"),
+    ("outbox.__init__", "outbox.sinks", "outbox.spark", "outbox.web"),
 )
 NEIGHBOURS = {
     "outbox.sink.spark": {"outbox.sink.postgres"},
@@ -55,6 +56,10 @@ PACKAGES: dict[str, set[str]] = {
     "tests.sample": {"outbox", "service", "sinks", "tests.support", "tests.fixtures"},
     "tests.template": {"outbox", "service", "sinks", "demo", "tests.support"},
 }
+
+# The public API: what the samples import of the machinery.
+FACADE = {"outbox", "outbox.migrations", "outbox.sinks", "outbox.spark", "outbox.web"}
+SAMPLES = ("service", "sinks", "migrations", *(f"template/minimal/{one}" for one in ("service", "sinks", "migrations")))
 
 # Heavy libraries, and the only rooms and packages that import them.
 LIBRARIES: dict[str, set[str]] = {
@@ -157,6 +162,18 @@ def test_the_rules_detect_violations(file: str, source: str, wrong: set[str]) ->
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_a_module_imports_only_what_its_layer_may(file: Path) -> None:
     assert violations(file, (ROOT / file).read_text()) - EXCEPTIONS == set()
+
+
+@pytest.mark.parametrize("folder", SAMPLES)
+def test_samples_import_the_public_api_only(folder: str) -> None:
+    found = {
+        (file.name, node.module)
+        for file in ROOT.joinpath(folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "outbox"
+    }
+    assert found, "this sample imports nothing"
+    assert {module for _, module in found} <= FACADE, found
 
 
 def test_every_exception_is_still_needed() -> None:

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, event
 
 from outbox.base.settings import Settings
 from outbox.http.idempotency import Key
+from outbox.http.service import Change
 from service.ledger import BALANCE_MAX_MINOR
 from service.schemas import NewTransfer
 from service.transfer import transfer
@@ -298,6 +299,6 @@ def test_a_transfer_takes_five_statements(client: Client, databases: Settings, e
     wanted = NewTransfer.model_validate({"from_account": user, "to_account": bank, "amount": 1})
     for expected in (5, 3):  # a repetition: lock, claim, look up the answer
         with engine.begin() as connection:
-            transfer(connection, wanted, Key.of("POST /transfers", "k", wanted, ttl_hours=1))
+            transfer(Change(connection, Key.of("POST /transfers", "k", wanted, ttl_hours=1)), wanted)
         assert len(statements) == expected, statements
         statements.clear()

@@ -97,9 +97,9 @@ def declared(event: Event) -> EventSchema:
 def test_the_events_of_a_life_are_valid() -> None:
     frozen = ACCOUNT.frozen()
     made = [
-        events.opened(ACCOUNT, "rent", AT, None),
-        events.frozen(frozen, "court order", AT, None),
-        events.closed(frozen.closed(), AT, None),
+        events.opened(ACCOUNT, "rent", AT),
+        events.frozen(frozen, "court order", AT),
+        events.closed(frozen.closed(), AT),
     ]
     assert [declared(event).name for event in made] == ["account.opened.v2", "account.frozen.v1", "account.closed.v1"]
     assert [event.payload["version"] for event in made] == [1, 2, 3]
@@ -119,7 +119,7 @@ def test_the_events_of_the_largest_transfer_are_valid() -> None:
         currency="EUR",
         created_at=AT,
     )
-    debited, credited = events.transferred(made, (source, target), None)
+    debited, credited = events.transferred(made, (source, target))
     for event, name in ((debited, "balance.debited.v1"), (credited, "balance.credited.v1")):
         assert declared(event).name == name
         declared(event).require_valid(event.payload)

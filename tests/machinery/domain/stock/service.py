@@ -11,19 +11,10 @@ from flask import Flask, Response
 from flask_openapi3.blueprint import APIBlueprint
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator
 from pydantic_core import PydanticCustomError
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, text
 
-from outbox.base import settings as configuration
-from outbox.base import trace
-from outbox.base.settings import Settings
-from outbox.http import idempotency, problems
-from outbox.http.app import make_app
-from outbox.http.auth import SECURITY
-from outbox.http.database import make_engine
-from outbox.http.idempotency import Answer, Key
-from outbox.http.metrics import Metrics
-from outbox.http.problems import WRITING, Kind, responses
-from outbox.writing.append import Event, append
+from outbox import Event, Settings
+from outbox.web import SECURITY, WRITING, Change, Kind, Service, WriteHeaders, responses
 
 QUANTITY_MAX = 2**31 - 1  # so that no stock overflows within a lifetime of movements
 UNIT_MISMATCH = Kind(HTTPStatus.CONFLICT, "/problems/unit-mismatch", "Unit mismatch")
@@ -66,53 +57,39 @@ class Movement(NewMovement):
     occurred_at: datetime
 
 
-class MovementHeaders(BaseModel):
-    """The headers of a movement's request."""
-
-    idempotency_key: str = Field(alias="Idempotency-Key", pattern="^[!-~]{1,255}$")
-    traceparent: str | None = None
+class UnitMismatch(Exception):
+    """The item is in another unit."""
 
 
 def create_app(settings: Settings | None = None) -> Flask:
     """The stock service. Raises Failure if the settings have no token."""
-    settings = settings or configuration.load()
-    engine = make_engine(settings)
-    return make_app(settings, engine, Metrics(), title="Stock", apis=[stock_api(engine, settings)])
+    service = Service("Stock", settings, {UnitMismatch: UNIT_MISMATCH})
+    return service.app(stock_api(service))
 
 
-def stock_api(engine: Engine, settings: Settings) -> APIBlueprint:
+def stock_api(service: Service) -> APIBlueprint:
     """The route of the service."""
     api = APIBlueprint("stock", __name__, abp_security=SECURITY)
 
     @api.post("/movements", responses={HTTPStatus.CREATED: Movement, **WRITING, **responses(HTTPStatus.CONFLICT)})
-    def record_movement(header: MovementHeaders, body: NewMovement) -> Response:
+    def record_movement(header: WriteHeaders, body: NewMovement) -> Response:
         """Record a movement. The first movement of an item decides its unit."""
-        key = Key.of("POST /movements", header.idempotency_key, body, settings.idempotency_ttl_hours)
-        with engine.begin() as connection:
-            answer = move(connection, body, key, trace.valid(header.traceparent))
-        is_created = answer.status == HTTPStatus.CREATED
-        return Response(answer.body, answer.status, mimetype="application/json" if is_created else problems.MEDIA_TYPE)
+        return service.answer(header, body, move).response()
 
     return api
 
 
-def move(connection: Connection, wanted: NewMovement, key: Key, traceparent: str | None = None) -> Answer:
-    """Record the movement or refuse it, in the caller's transaction; either answer is stored under the key.
-
-    The order is: lock, decide, claim the key, write. Never commits. Raises KeyReused if another request has claimed the
-    key.
-    """
-    item = _lock(connection, wanted)
+def move(change: Change, wanted: NewMovement) -> None:
+    """Record the movement, or raise UnitMismatch."""
+    item = _lock(change.connection, wanted)
     if item.unit != wanted.unit:
-        problem = problems.of_kind(UNIT_MISMATCH, f"item {wanted.item_id} is in {item.unit}")
-        return idempotency.first_answer(connection, key, Answer(problem.status, problems.dump(problem)))
+        raise UnitMismatch(f"item {wanted.item_id} is in {item.unit}")
     after = Item(item.unit, item.stock + wanted.quantity, item.version + 1)
     made = Movement(**wanted.model_dump(), id=uuid.uuid4(), stock_after=after.stock, occurred_at=datetime.now(UTC))
-    answer = idempotency.first_answer(connection, key, Answer(HTTPStatus.CREATED, made.model_dump_json()))
-    if not answer.is_repeated:
-        connection.execute(UPDATE, {"item_id": made.item_id, "stock": after.stock, "version": after.version})
-        append(connection, _event(made, after.version, traceparent))
-    return answer
+    if change.claim(made):
+        parameters = {"item_id": made.item_id, "stock": after.stock, "version": after.version}
+        change.connection.execute(UPDATE, parameters)
+        change.append(_event(made, after.version))
 
 
 def _lock(connection: Connection, wanted: NewMovement) -> Item:
@@ -121,7 +98,7 @@ def _lock(connection: Connection, wanted: NewMovement) -> Item:
     return Item(*connection.execute(LOCK, {"item_id": wanted.item_id}).one())
 
 
-def _event(made: Movement, version: int, traceparent: str | None) -> Event:
+def _event(made: Movement, version: int) -> Event:
     """The event of a movement, as defined by events/item."""
     return Event(
         aggregatetype="item",
@@ -136,5 +113,4 @@ def _event(made: Movement, version: int, traceparent: str | None) -> Event:
             "version": version,
             "occurred_at": made.occurred_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         },
-        traceparent=traceparent,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from outbox.migrations.migrate import execute
+from outbox.migrations import execute
 
 revision = "source_domain_0002"
 down_revision = "source_domain_0001"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outbox.base.settings import Settings
-from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.spec import SinkJob
+from outbox import Settings
+from outbox.sinks import PostgresTarget, SinkJob
 
 PROJECTIONS = Path(__file__).with_name("projections")
 

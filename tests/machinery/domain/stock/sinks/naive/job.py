@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outbox.base.settings import Settings
-from outbox.sink.spec import SinkJob
+from outbox import Settings
+from outbox.sinks import SinkJob
 from stock.sinks.stock import job as stock
 
 STRATEGY = Path(__file__).with_name("strategies") / "naive.sql"

@@ -1,0 +1,26 @@
+"""The public API for sinks: what a module ``job`` declares (docs/adopting.md), and decoders of other records."""
+
+from outbox.events.schema import Column, Rejection
+from outbox.events.schema import load as load_schema
+from outbox.events.values import parse_json
+from outbox.relay.connectors import load as load_connector
+from outbox.sink.lakehouse.target import LakehouseTarget
+from outbox.sink.postgres.target import PostgresTarget
+from outbox.sink.records import Event as DecodedEvent
+from outbox.sink.records import Record, RecordDecoder, Skipped
+from outbox.sink.spec import SinkJob
+
+__all__ = [
+    "Column",
+    "DecodedEvent",
+    "LakehouseTarget",
+    "PostgresTarget",
+    "Record",
+    "RecordDecoder",
+    "Rejection",
+    "SinkJob",
+    "Skipped",
+    "load_connector",
+    "load_schema",
+    "parse_json",
+]

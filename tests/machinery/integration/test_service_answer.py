@@ -1,0 +1,111 @@
+"""`Service.answer`: one transaction for a change, and its answer under the request's key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+
+import pytest
+from pydantic import BaseModel
+from sqlalchemy import text
+
+from outbox.base.settings import Settings
+from outbox.http.idempotency import Answer, KeyReused
+from outbox.http.problems import Kind
+from outbox.http.service import Change, Service, WriteHeaders
+from tests.support.made_events import nth_key
+from tests.support.queries import query
+
+INSERT = text("INSERT INTO items (id, unit, stock, version) VALUES (:id, 'KGM', 0, 0)")
+ITEM = nth_key(1)
+
+
+class Refusal(Exception):
+    """A refusal."""
+
+
+class SoldOut(Refusal):
+    """A more special one."""
+
+
+class Wanted(BaseModel):
+    """A request."""
+
+    item: str = ITEM
+
+
+class Made(BaseModel):
+    """An answer."""
+
+    id: str
+
+
+REFUSALS: dict[type[Exception], Kind] = {
+    Refusal: Kind(HTTPStatus.CONFLICT, "/problems/refused", "Refused"),
+    SoldOut: Kind(HTTPStatus.GONE, "/problems/sold-out", "Sold out"),
+}
+
+
+@pytest.fixture
+def service(databases: Settings) -> Service:
+    return Service("Items", databases, REFUSALS)
+
+
+def ask(service: Service, change: Callable[[Change, Wanted], None], key: str = "k", item: str = ITEM) -> Answer:
+    """What a request is answered."""
+    app = service.app()
+    app.add_url_rule("/items", view_func=lambda: "", methods=["POST"])
+    with app.test_request_context("/items", method="POST"):
+        return service.answer(WriteHeaders.model_validate({"Idempotency-Key": key}), Wanted(item=item), change)
+
+
+def insert(change: Change, wanted: Wanted) -> None:
+    if change.claim(Made(id=wanted.item)):
+        change.connection.execute(INSERT, {"id": wanted.item})
+
+
+def items(settings: Settings) -> list[str]:
+    return [str(item) for (item,) in query(settings, "SELECT id FROM items")]
+
+
+def test_a_repeated_request_changes_nothing_and_gets_the_first_answer(service: Service, databases: Settings) -> None:
+    first, second = ask(service, insert), ask(service, insert)
+    assert (first.status, first.is_repeated, second) == (201, False, Answer(201, first.body, is_repeated=True))
+    assert items(databases) == [ITEM]
+    assert query(databases, "SELECT route, key FROM idempotency_keys") == [("POST /items", "k")]
+    with pytest.raises(KeyReused):
+        ask(service, insert, item=nth_key(2))
+
+
+@pytest.mark.parametrize(("refusal", "status"), [(Refusal, 409), (SoldOut, 410)])
+@pytest.mark.parametrize("claims", [False, True])
+def test_a_refusal_undoes_the_change_and_is_stored(
+    service: Service, databases: Settings, refusal: type[Refusal], status: int, claims: bool
+) -> None:
+    def refuse(change: Change, wanted: Wanted) -> None:
+        if claims:
+            change.claim(Made(id=wanted.item))
+        change.connection.execute(INSERT, {"id": wanted.item})
+        raise refusal("no")
+
+    assert ask(service, refuse).status == status
+    assert items(databases) == []
+    assert ask(service, insert) == Answer(status, ask(service, insert).body, is_repeated=True)
+    assert items(databases) == []
+
+
+def test_a_change_that_claims_no_answer_is_undone(service: Service, databases: Settings) -> None:
+    def forget(change: Change, wanted: Wanted) -> None:
+        change.connection.execute(INSERT, {"id": wanted.item})
+
+    with pytest.raises(RuntimeError, match="POST /items"):
+        ask(service, forget)
+    assert items(databases) == []
+    assert query(databases, "SELECT key FROM idempotency_keys") == []
+
+
+def test_what_is_made_has_a_location_and_a_problem_its_type() -> None:
+    made = Answer(201, '{"id": "7"}').response("/items")
+    assert (made.headers["Location"], made.mimetype) == ("/items/7", "application/json")
+    problem = Answer(409, "{}").response("/items")
+    assert ("Location" in problem.headers, problem.mimetype) == (False, "application/problem+json")

@@ -1,0 +1,36 @@
+"""The public API: every name can be imported, and is on the page of reference."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.paths import ROOT
+
+MODULES = ("outbox", "outbox.migrations", "outbox.sinks", "outbox.spark", "outbox.web")
+PAGE = (ROOT / "docs" / "reference.md").read_text()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_name_is_there_and_on_its_section_of_the_page(module: str) -> None:
+    public = importlib.import_module(module)
+    section = re.split(rf"^## `{re.escape(module)}`", PAGE, flags=re.MULTILINE)[1].partition("\n## ")[0]
+    for name in public.__all__:
+        assert getattr(public, name)
+        assert re.search(rf"\b{name}\b", section), f"{name} is not described"
+
+
+@pytest.mark.parametrize("module", ["outbox", "outbox.migrations"])
+def test_another_name_is_an_attribute_error(module: str) -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = importlib.import_module(module).nothing
+
+
+def test_who_writes_events_loads_neither_spark_nor_flask() -> None:
+    program = "import outbox, sys; outbox.append, outbox.Event; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"pyspark", "pyarrow", "flask", "alembic"} & {*done.stdout.split()}
