@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used: the API has one place, and a service loads no Spark."""
+"""Names of a package that are imported when they are first used: a service that writes events loads no Spark."""
 
 from __future__ import annotations
 
