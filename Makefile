@@ -12,7 +12,7 @@ UNIT := $(wildcard tests/sample/unit tests/sample/*/unit)
 # Nothing newer than Python 3.11. It takes the decode of a record for the one that strings had in Python 2.
 VERMIN := --target=3.11- --violations --pessimistic --quiet --no-tips --exclude str.decode
 
-.PHONY: demo test test-cluster check bench archives install lock update clean
+.PHONY: demo test test-cluster check format bench archives install lock update clean
 
 demo: .venv/demo
 	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
@@ -38,6 +38,9 @@ check:: install
 	@$(BIN)/vermin $(VERMIN) $(SOURCES)
 	@$(PYTEST) -q tests/machinery/unit
 	@$(if $(UNIT),$(PYTEST) -q $(UNIT))
+
+format: install
+	@$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .
 
 bench: install
 	@$(BIN)/python -m bench $(ARGS)

@@ -42,8 +42,8 @@ def up(parts: tuple[str, ...], workers: int | None) -> None:
 def down() -> None:
     """Stop every process of the embedded stack. Data stays."""
     stack = _stack()
-    stack.down(report=click.echo)
-    click.echo("nothing runs; data stays until `outbox reset`")
+    stopped = stack.down(report=click.echo)
+    click.echo(f"{stopped} processes are stopped; data stays until `outbox reset`" if stopped else "nothing was running")
 
 
 @click.command()

@@ -86,18 +86,21 @@ class Stack:
                 part.start()
                 report(f"{part.name}: ready")
 
-    def down(self, report: Report = quiet) -> None:
-        """Stop every process of this home folder: first the users of the stack, then its parts.
+    def down(self, report: Report = quiet) -> int:
+        """Stop every process of this home folder: first the users of the stack, then its parts. Returns how many ran.
 
         Stacks in folders below, such as those of the walkthrough and of tests, are stopped too.
         """
+        stopped = 0
         for home in sorted({home for home, _ in _marked() if self.home in home.parents}):
-            Stack(configuration.load(home, environment=False)).down(report)
+            stopped += Stack(configuration.load(home, environment=False)).down(report)
         with self._locked():
             for process in [*self._others(), *(self.part(name) for name in reversed(self.parts))]:
                 if process.processes():  # also children that a crash left behind
                     report(f"{process.name}: stopping")
                     process.stop()
+                    stopped += 1
+        return stopped
 
     def reset(self, report: Report = quiet) -> None:
         """Stop everything and delete the home folder."""
