@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -24,26 +24,16 @@ class Command(Process):
     start_timeout_s = 90.0
     stop_timeout_s = 90.0  # a sink finishes its batch, for which it has a minute
 
-    def __init__(
-        self,
-        name: str,
-        settings: Settings,
-        arguments: Sequence[str],
-        ready: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def __init__(self, name: str, settings: Settings, arguments: Sequence[str]) -> None:
         super().__init__(name, settings.home)
         self._settings = settings
         self._arguments = arguments
-        self._ready = ready
 
     def argv(self) -> Sequence[str | Path]:
         return [sys.executable, "-m", "outbox", *self._arguments]
 
     def env(self) -> Mapping[str, str]:
         return {**self._settings.as_env(), DOTENV: os.devnull}
-
-    def is_ready(self) -> bool:
-        return self._ready()
 
 
 class SinkCommand(Command):
@@ -63,10 +53,21 @@ class SinkCommand(Command):
         return f"http://{self._settings.sink_metrics_host}:{port}"
 
 
-def service(settings: Settings) -> Command:
-    """The service, ready when ``/readyz`` says so."""
-    url = f"http://{settings.service_host}:{settings.service_port}/readyz"
-    return Command("service", settings, ["serve"], lambda: _answers(url))
+class ServiceCommand(Command):
+    """The service, ready when it listens on its port and its ``/readyz`` says so. Another program may answer there."""
+
+    def prepare(self) -> None:
+        ports.require_free(self._settings.service_port, "service")
+
+    def is_ready(self) -> bool:
+        settings = self._settings
+        listens = any(ports.listens(one, settings.service_port) for one in self.processes())
+        return listens and _answers(f"http://{settings.service_host}:{settings.service_port}/readyz")
+
+
+def service(settings: Settings) -> ServiceCommand:
+    """The service."""
+    return ServiceCommand("service", settings, ["serve"])
 
 
 def sink(settings: Settings, *names: str) -> Command:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from random import SystemRandom
+
+import psutil
 
 from outbox.base.errors import Failure
 from outbox.base.wait import WaitTimeoutError, wait_for
@@ -83,6 +85,14 @@ def require_free(port: int, what: str) -> None:
             f"end that program (`ss -ltnp 'sport = :{port}'` shows it), or `outbox reset` to choose other ports",
             code="port-taken",
         ) from None
+
+
+def listens(process: psutil.Process, port: int) -> bool:
+    """Whether it is this process that listens on a port."""
+    with suppress(psutil.Error):
+        connections = process.net_connections("tcp")
+        return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)
+    return False
 
 
 def is_open(port: int) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,12 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.migrations.migrate import migrate
 from outbox.stack.command import Command, service
+from outbox.stack.ports import LOOPBACK
 from outbox.stack.stack import Stack
 from tests.fixtures.embedded_stack import private_stack
 from tests.machinery.stock import audit
 from tests.support.cli_runner import outbox
+from tests.support.failures import raises
 from tests.support.homes import Homes
 from tests.support.queries import query
 from tests.support.seeds import chosen_seed, seeded
@@ -317,3 +320,26 @@ def lines(process: Command) -> list[dict[str, object]]:
 
 def metrics(settings: Settings) -> str:
     return requests.get(f"http://{settings.service_host}:{settings.service_port}/metrics", timeout=10).text
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Another program, which says that all is well whatever it is asked."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+
+def test_another_program_on_its_port_is_not_taken_for_the_service(private: Stack) -> None:
+    process = service(private.settings)
+    with HTTPServer((LOOPBACK, private.settings.service_port), Answering) as other:
+        threading.Thread(target=other.serve_forever, name="other", daemon=True).start()
+        try:
+            with raises("port-taken", "service"):
+                process.start()
+            process.prepare = lambda: None  # type: ignore[method-assign]  # it takes the port a moment later
+            with raises("process-ended", "Connection in use"):
+                process.start()
+        finally:
+            other.shutdown()
+            process.stop()
