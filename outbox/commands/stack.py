@@ -43,9 +43,7 @@ def down() -> None:
     """Stop every process of the embedded stack. Data stays."""
     stack = _stack()
     stopped = stack.down(report=click.echo)
-    click.echo(
-        f"{stopped} processes are stopped; data stays until `outbox reset`" if stopped else "nothing was running"
-    )
+    click.echo(f"{stopped} parts are stopped; data stays until `outbox reset`" if stopped else "nothing was running")
 
 
 @click.command()
