@@ -72,6 +72,8 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.values import ARROW_TYPES
 from outbox.sink.writer import PassingCopier, ReturnedCopier
 
+# For small batches. To plan again what has run takes longer than to run it.
+SMALL = {**FEW_ROWS, "spark.sql.adaptive.enabled": "false"}
 FAILED_MAX = 10  # of the events that the driver transforms at once
 RESERVED = re.compile(r"attempt|event:.*")  # columns of our own tables
 SUMMARY = "attempt bigint, rows bigint"
@@ -115,7 +117,7 @@ class Transform:
         self._schema = frame.schema(spec.layout)
         self._large = spark.newSession()  # with Spark's own settings, as the adopter knows them
         self._small = spark.newSession()
-        for name, value in FEW_ROWS.items():
+        for name, value in SMALL.items():
             self._small.conf.set(name, value)
         self.columns = self._columns()
 
