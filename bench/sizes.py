@@ -10,6 +10,7 @@ from bench.event import topic
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import topics
+from outbox.relay import connectors
 from outbox.sink import partitions
 
 EVENTS = 50_000
@@ -22,7 +23,7 @@ SELECT sum(pg_total_relation_size(inhrelid)) FROM pg_inherits WHERE inhparent = 
 
 def measure(settings: Settings) -> dict[str, int]:
     """Bytes per event, with indexes; on the topic as the relay writes them, without replicas."""
-    relay.relay(settings, EVENTS, report=lambda _: None)
+    relay.relay(settings, connectors.load(settings), EVENTS, report=lambda _: None)
     records = sum(topics.last_stable_offsets(settings, topic(settings)).values())
     segments = settings.home.glob(f"kafka/**/{topic(settings)}-*/*.log")
     found = {"topic": sum(segment.stat().st_size for segment in segments) // records}

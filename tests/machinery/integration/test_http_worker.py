@@ -76,9 +76,9 @@ class Service(Command):
     def __init__(self, settings: Settings) -> None:
         self.address = (settings.service_host, settings.service_port)
         self.url = f"http://{settings.service_host}:{settings.service_port}"
-        super().__init__("service", settings, ["serve"], self._is_healthy)
+        super().__init__("service", settings, ["serve"])
 
-    def _is_healthy(self) -> bool:
+    def is_ready(self) -> bool:
         with suppress(requests.RequestException):
             return requests.get(f"{self.url}/healthz", timeout=2).ok
         return False
