@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.commands",),
     ("outbox.cli",),
     ("outbox.__main__", "outbox.submit"),
-    ("outbox.__init__", "outbox.sinks", "outbox.spark", "outbox.web"),
+    ("outbox.__init__", "outbox.dbapi", "outbox.sinks", "outbox.spark", "outbox.web"),
 )
 NEIGHBOURS = {
     "outbox.sink.spark": {"outbox.sink.postgres"},
@@ -58,7 +58,7 @@ PACKAGES: dict[str, set[str]] = {
 }
 
 # The public API: what the samples import of the machinery.
-FACADE = {"outbox", "outbox.migrations", "outbox.sinks", "outbox.spark", "outbox.web"}
+FACADE = {"outbox", "outbox.dbapi", "outbox.migrations", "outbox.sinks", "outbox.spark", "outbox.web"}
 SAMPLES = ("service", "sinks", "migrations", *(f"template/minimal/{one}" for one in ("service", "sinks", "migrations")))
 
 # Heavy libraries, and the only rooms and packages that import them.

@@ -25,10 +25,10 @@ from confluent_kafka.admin import AdminClient
 from outbox.base import project
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
+from outbox.dbapi import Event, append
 from outbox.kafka.clients import client_config, request_timeout_s
 from outbox.stack.postgres import Postgres
 from outbox.stack.stack import Stack
-from outbox.writing.dbapi import Event, append
 from tests.support.failures import raises
 from tests.support.paths import ROOT
 from tests.support.topic_reader import Log, Record
@@ -228,7 +228,7 @@ def test_a_wheel_without_its_dependencies_is_enough(migrated: Shop) -> None:
         for top in {file.parts[0] for file in distribution.files or () if ".." not in file.parts}:
             (packages / top).symlink_to(str(distribution.locate_file(top)))
     shutil.copytree(ROOT / "outbox", packages / "outbox")  # a link would lead to the project of the repository
-    program = "from outbox.writing.dbapi import Event; from outbox.writing.rows import rows; import psycopg;"
+    program = "from outbox.dbapi import Event; from outbox.writing.rows import rows; import psycopg;"
     checked = "print(rows([Event('order', '1', 'placed', {'order_id': '1', 'cents': 1})])[0]['payload'])"
     path = {"PYTHONPATH": str(packages)}
     found = migrated._replace(environment=path).succeed([sys.executable, "-S", "-c", program + checked])
@@ -240,7 +240,7 @@ def test_change_and_event_are_committed_together_and_relayed(relaying: Shop) -> 
     with closing(relaying.connect()) as connection:
         append(connection, placed("7", cents=1))
         connection.rollback()
-    imports = "import psycopg\nfrom outbox.writing.dbapi import Event, append\norder_id = '7'\n"
+    imports = "import psycopg\nfrom outbox.dbapi import Event, append\norder_id = '7'\n"
     as_shop = {**relaying.environment, "PGPASSWORD": PASSWORD}
     relaying._replace(environment=as_shop).succeed([sys.executable, "-c", imports + block("with psycopg.connect")])
 

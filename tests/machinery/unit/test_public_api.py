@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-MODULES = ("outbox", "outbox.migrations", "outbox.sinks", "outbox.spark", "outbox.web")
+MODULES = ("outbox", "outbox.dbapi", "outbox.migrations", "outbox.sinks", "outbox.spark", "outbox.web")
 PAGE = (ROOT / "docs" / "reference.md").read_text()
 
 
