@@ -53,7 +53,7 @@ COPY --from=sink-packages /opt/packages /opt/packages
 FROM spark AS jars
 ARG OUTBOX_MAVEN_MIRROR=
 COPY outbox/__init__.py outbox/
-COPY outbox/base/__init__.py outbox/base/errors.py outbox/base/
+COPY outbox/base/__init__.py outbox/base/errors.py outbox/base/facade.py outbox/base/
 COPY outbox/jvm/__init__.py outbox/jvm/ivy.py outbox/jvm/ivy.xml outbox/jvm/jars.lock outbox/jvm/jars.py \
     outbox/jvm/java.py outbox/jvm/truststore.py outbox/jvm/
 COPY outbox/jvm/jre/bin/java outbox/jvm/jre/bin/

@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 FOLDERS = ("outbox", "tests/machinery", "tests/support", "tests/fixtures", "demo", "monitoring", ".github")
 SUFFIXES = (".py", ".sql", ".json", ".xml", ".toml", ".conf", ".properties", ".yml", ".md", ".svg", ".txt")
 FILES = ("docker-compose.yml", "Dockerfile", "Makefile", ".env.example", "bootstrap.py")
-CONNECT = ("*.json", "*.properties")
+CONNECT = ("*.json",)
 SAMPLE = ("demo/workload.py", "connect/changes.json")  # the project's own part of demo and connect
 OPTIONAL = ("demo", "monitoring", ".github")  # a project may have deleted them
 

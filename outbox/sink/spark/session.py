@@ -45,6 +45,8 @@ JVM_OPTIONS = (
 CONFIG = {
     "spark.app.name": "outbox sink",
     "spark.sql.session.timeZone": "UTC",
+    # Else PySpark tells the JVM the line of each call of a transform: a quarter of its calls.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.python.daemon.module": "outbox.sink.spark.daemon",
     # The default manager forks processes for each log file. This one renames too: safe when the process dies; when the
     # host dies, a log file may be cut off, which `checkpoint.repair` sees to.
