@@ -16,6 +16,7 @@ from outbox.base import log
 from outbox.http.database import is_unavailable
 from outbox.http.idempotency import PROBLEM, KeyReused
 
+MEDIA_TYPE = PROBLEM
 RETRY_AFTER_S = 1
 UNAVAILABLE = (
     "the database is unavailable and the outcome of the request is unknown;"
@@ -70,7 +71,7 @@ def dump(problem: Problem) -> str:
 
 def respond(problem: Problem) -> Response:
     """The problem as a response."""
-    return Response(dump(problem), problem.status, mimetype=PROBLEM)
+    return Response(dump(problem), problem.status, mimetype=MEDIA_TYPE)
 
 
 def invalid(error: ValidationError) -> Response:
@@ -83,7 +84,7 @@ def invalid(error: ValidationError) -> Response:
 
 def responses(*statuses: HTTPStatus) -> ResponseDict:
     """The descriptions of these errors in /openapi.json."""
-    content = {PROBLEM: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}}
+    content = {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}}
     return {status: {"description": status.phrase, "content": content} for status in statuses}
 
 

@@ -29,7 +29,6 @@ from gunicorn.http.parser import RequestParser  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
 from outbox.http import body, problems
-from outbox.http.idempotency import PROBLEM
 
 CONNECTIONS = 500  # with the files of the process below 1024, the usual limit of open files
 HEAD_MAX_BYTES = 32 * 1024
@@ -189,7 +188,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         problem = problems.dump(problems.of_status(status, status.description)).encode()
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\nConnection: close\r\n"
-            f"Content-Type: {PROBLEM}\r\nContent-Length: {len(problem)}\r\n\r\n"
+            f"Content-Type: {problems.MEDIA_TYPE}\r\nContent-Length: {len(problem)}\r\n\r\n"
         )
         self._send(conn, head.encode() + problem)
         self._forget(conn)
