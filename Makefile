@@ -61,9 +61,9 @@ lock:
 	@$(MAKE) --silent .venv/demo
 	@$(BIN)/python -m outbox.jvm.jars lock
 
-# Merge a newer version of the template into a project that was made by `copier copy`.
+# Merge a newer version of the template into a project that was made by `copier copy`; the answers stay as they are.
 update: install
-	@$(BIN)/copier update $(ARGS)
+	@$(BIN)/copier update --defaults $(ARGS)
 
 clean:
 	@if [ -x $(BIN)/outbox ]; then $(BIN)/outbox down; fi
