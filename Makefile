@@ -12,7 +12,7 @@ UNIT := $(wildcard tests/sample/unit tests/sample/*/unit)
 # Nothing newer than Python 3.11. It takes the decode of a record for the one that strings had in Python 2.
 VERMIN := --target=3.11- --violations --pessimistic --quiet --no-tips --exclude str.decode
 
-.PHONY: demo test test-cluster check format bench archives install lock update clean
+.PHONY: demo test test-machinery test-sample test-cluster check format bench archives install lock update clean
 
 demo: .venv/demo
 	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
@@ -22,10 +22,15 @@ demo: .venv/demo
 # Most of the work is that of JVMs which have just begun: the first compiler is the one that pays.
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder -m "not cluster"
-test test-%: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
-test:: archives
-	@$(PYTEST) tests/machinery $(PARALLEL) $(ARGS)
-	@$(PYTEST) tests/sample $(PARALLEL) $(ARGS)
+test-%: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
+# All suites run, also if one fails.
+SUITES := test-machinery test-sample
+test: archives
+	@failed=; for suite in $(SUITES); do $(MAKE) --no-print-directory $$suite || failed="$$failed $$suite"; done; \
+	if [ "$$failed" ]; then echo "make: failed:$$failed" >&2; exit 1; fi
+
+test-machinery test-sample: test-%: archives
+	@$(PYTEST) tests/$* $(PARALLEL) $(ARGS)
 
 # What few projects need: the sinks on a Spark cluster, and checkpoints in HDFS and S3.
 test-cluster: archives

@@ -113,7 +113,7 @@ def _data(answers: Mapping[str, object]) -> list[str]:
 def main(sample: str) -> int:
     """Make a project in a path with a space. It installs itself, and runs its `make check` and the tests of its sample.
 
-    Returns the first exit status that is not 0. Its tests of the machinery are those of `make test-machinery`.
+    Returns the first exit status that is not 0. Its tests of the machinery are those of `make test-without-sample`.
     """
     with tempfile.TemporaryDirectory(prefix="outbox bake ") as temporary:
         template = Template(Path(temporary, "template"))
