@@ -23,7 +23,7 @@ from psycopg2 import sql
 from outbox.base.errors import Failure
 from outbox.events.schema import Column
 from outbox.sink.batch import Rows
-from outbox.sink.records import Event
+from outbox.sink.records import DecodedEvent
 from outbox.sink.values import ARROW_TYPES
 
 EVENT_TYPE = "event_type"
@@ -99,7 +99,7 @@ class Layout:
         tables = [self.rows(event, table) for event, table in rows.items()]
         return pa.concat_tables([schema.empty_table(), *tables], promote_options="default").select(schema.names)
 
-    def as_json(self, event: Event, partition: int, offset: int) -> str:
+    def as_json(self, event: DecodedEvent, partition: int, offset: int) -> str:
         """An event as a JSON object of the tables' columns. Numbers keep all their digits."""
         row: dict[str, Any] = {"event_id": event.event_id, "partition": partition, "offset": offset}
         if self.has_types:

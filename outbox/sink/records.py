@@ -156,7 +156,7 @@ class Columns:
         return [Traced(trace_id, *place) for trace_id, *place in rows if trace_id is not None]
 
 
-class Event(NamedTuple):
+class DecodedEvent(NamedTuple):
     """A valid event: its id, the values of its columns in their order, and its name as the decoder calls it."""
 
     event_id: str
@@ -207,18 +207,20 @@ class RecordDecoder(ABC):
         """The columns of a version of an event, newest or not; None if that version is not taken any more."""
         return self.types.get(name) if version == self.schema_versions.get(name) else None
 
-    def restore(self, name: str, version: int | None, event_id: str, payload: Mapping[str, Any]) -> Event | Rejection:
+    def restore(
+        self, name: str, version: int | None, event_id: str, payload: Mapping[str, Any]
+    ) -> DecodedEvent | Rejection:
         """An event of which the payload is known, in a version that has ``columns``."""
         del version
-        return Event(event_id, tuple(convert(one.type, payload.get(one.name)) for one in self.types[name]), name)
+        return DecodedEvent(event_id, tuple(convert(one.type, payload.get(one.name)) for one in self.types[name]), name)
 
     @abstractmethod
-    def record(self, record: Record) -> Event | Rejection | Skipped:
+    def record(self, record: Record) -> DecodedEvent | Rejection | Skipped:
         """The event of a record, or why it is none, or that it was not asked for."""
 
-    def bounded(self, found: Event | Rejection | Skipped) -> Event | Rejection | Skipped:
+    def bounded(self, found: DecodedEvent | Rejection | Skipped) -> DecodedEvent | Rejection | Skipped:
         """The same, unless it is an event whose key is too long for the indexes of the sink's tables."""
-        if not isinstance(found, Event):
+        if not isinstance(found, DecodedEvent):
             return found
         columns = self.types[found.name]
         place = next(place for place, column in enumerate(columns) if column.name == self.key)
@@ -233,7 +235,7 @@ class RecordDecoder(ABC):
 
     def decode(self, records: Records) -> Decoded:
         """The events among records, and the others."""
-        events: dict[str, list[Event]] = {}
+        events: dict[str, list[DecodedEvent]] = {}
         places: dict[str, list[tuple[int, int]]] = {}
         dead: list[DeadRecord] = []
         traced: list[Traced] = []
@@ -243,7 +245,7 @@ class RecordDecoder(ABC):
             if isinstance(found, Skipped):
                 skipped[found.name] += 1
                 continue
-            if isinstance(found, Event):
+            if isinstance(found, DecodedEvent):
                 events.setdefault(found.name, []).append(found)
                 places.setdefault(found.name, []).append((partition, offset))
                 event_id: str | None = found.event_id
@@ -259,7 +261,7 @@ class RecordDecoder(ABC):
         """The same of records that come in parts."""
         return Decoded.together([self.decode(records) for records in parts])
 
-    def rows(self, name: str, events: Sequence[Event], places: Sequence[tuple[int, int]]) -> pa.Table:
+    def rows(self, name: str, events: Sequence[DecodedEvent], places: Sequence[tuple[int, int]]) -> pa.Table:
         """The rows of events of one name that were read at these places (partition, offset)."""
         arrays = {
             "event_id": pa.array([event.event_id for event in events], pa.string()),
@@ -334,7 +336,7 @@ class EventDecoder(RecordDecoder):
             names |= {schema.event, schema.name, f"*.{schema.type}"}
         return names
 
-    def record(self, record: Record) -> Event | Rejection | Skipped:
+    def record(self, record: Record) -> DecodedEvent | Rejection | Skipped:
         """The event of a record, or why it is none, or that it was not asked for."""
         headers = {name: _text(content) for name, content in record.headers}
         type_, version = headers.get("eventType"), headers.get("schemaVersion")
@@ -358,7 +360,9 @@ class EventDecoder(RecordDecoder):
         known = self._version(name, version)
         return None if known is None else known.schema.columns
 
-    def restore(self, name: str, version: int | None, event_id: str, payload: Mapping[str, Any]) -> Event | Rejection:
+    def restore(
+        self, name: str, version: int | None, event_id: str, payload: Mapping[str, Any]
+    ) -> DecodedEvent | Rejection:
         """An event of which the payload is known, in a version that has ``columns``."""
         known = self._version(name, version)
         assert known is not None  # noqa: S101 - the caller has its columns
@@ -394,7 +398,7 @@ class EventDecoder(RecordDecoder):
             found.append(decoded or super().decode(records if len(kinds) == 1 else records.at(places)))
         return found[0] if len(found) == 1 else Decoded.together(found)
 
-    def _event(self, known: Version, event_id: str, key: bytes | None, payload: Any) -> Event | Rejection:
+    def _event(self, known: Version, event_id: str, key: bytes | None, payload: Any) -> DecodedEvent | Rejection:
         violation = known.schema.violation(payload)
         if violation is not None:
             return Rejection("schema violation", violation.detail)
@@ -408,7 +412,7 @@ class EventDecoder(RecordDecoder):
         own_key = next(value for value, column in zip(values, known.columns, strict=True) if column.name == self.key)
         if key is not None and key != str(own_key).encode():
             return Rejection("key mismatch", f"the record's key is not its {self.key}")
-        return Event(event_id, values, known.name)
+        return DecodedEvent(event_id, values, known.name)
 
     def _upcast(self, known: Version, payload: Any) -> Any | Rejection:
         if known.upcaster is None:

@@ -64,11 +64,11 @@ class Event:
         return f"{SHAPE.aggregatetype}.{self.type}"
 
     @property
-    def decoded(self) -> records.Event:
+    def decoded(self) -> records.DecodedEvent:
         """The event as the decoder returns it."""
         values = {**self.payload(), "occurred_at": datetime.now(UTC)}
         columns = DECODER.types[self.name]
-        return records.Event(self.event_id, tuple(values[column.name] for column in columns), self.name)
+        return records.DecodedEvent(self.event_id, tuple(values[column.name] for column in columns), self.name)
 
     @property
     def record(self) -> records.Record:

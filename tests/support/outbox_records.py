@@ -15,7 +15,7 @@ from outbox.events import catalog
 from outbox.events.schema import Rejection
 from outbox.sink import spec
 from outbox.sink.batch import Batch, DeadRecord
-from outbox.sink.records import Event, Record, RecordDecoder
+from outbox.sink.records import DecodedEvent, Record, RecordDecoder
 from outbox.sink.writer import Counts, SinkWriter
 from tests.support.queries import query
 
@@ -60,11 +60,11 @@ def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) ->
 
 def _apply(writer: SinkWriter, decoder: RecordDecoder, topic: str, records: Sequence[dict[str, Any]]) -> Counts:
     start = writer.positions(topic, TOPIC_ID).get(0, 0)
-    events, places, dead = dict[str, list[Event]](), dict[str, list[tuple[int, int]]](), list[DeadRecord]()
+    events, places, dead = dict[str, list[DecodedEvent]](), dict[str, list[tuple[int, int]]](), list[DeadRecord]()
     skipped = Counter[str]()
     for offset, record in enumerate(map(_as_kafka_has_it, records), start):
         found = decoder.record(record)
-        if isinstance(found, Event):
+        if isinstance(found, DecodedEvent):
             events.setdefault(found.name, []).append(found)
             places.setdefault(found.name, []).append((0, offset))
         elif isinstance(found, Rejection):

@@ -24,7 +24,7 @@ from outbox.events.schema import Rejection
 from outbox.sink import dead_letters, fence, partitions, skipped
 from outbox.sink.applier import PARKED, Applier
 from outbox.sink.layout import Layout
-from outbox.sink.records import Event, RecordDecoder, Skipped
+from outbox.sink.records import DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.repair.restore import Letter, event_of, is_current
 from outbox.sink.repair.selection import Chosen
 from outbox.sink.spec import SinkSpec
@@ -209,7 +209,7 @@ class _Replay:
                     current.append(letter.identity)
                     continue
                 found = event_of(letter, self._decoder)
-                if isinstance(found, Event):
+                if isinstance(found, DecodedEvent):
                     staging.add(self._layout.as_json(found, letter.partition, letter.offset))
                 elif isinstance(found, Skipped):
                     unwanted[letter.identity] = found
@@ -290,7 +290,7 @@ def _days(connection: extensions.connection, decoder: RecordDecoder, chunk: Sequ
     """The days of the events that are valid now and were not before: the strategy will remember their ids."""
     with connection:
         found = [event_of(letter, decoder) for letter in _open(connection, chunk, OPEN) if letter.event is None]
-    return partitions.days(pa.array([one.event_id for one in found if isinstance(one, Event)], pa.string()))
+    return partitions.days(pa.array([one.event_id for one in found if isinstance(one, DecodedEvent)], pa.string()))
 
 
 def _open(

@@ -14,7 +14,7 @@ from outbox.events.schema import Column, Rejection
 from outbox.events.values import decode
 from outbox.sink import dead_letters
 from outbox.sink.layout import EVENT_TYPE, PLACE, Layout
-from outbox.sink.records import UNKNOWN_TYPE, UNKNOWN_VERSION, Event, Record, RecordDecoder, Skipped
+from outbox.sink.records import UNKNOWN_TYPE, UNKNOWN_VERSION, DecodedEvent, Record, RecordDecoder, Skipped
 
 
 class Letter(NamedTuple):
@@ -42,32 +42,32 @@ def is_current(letter: Letter, decoder: RecordDecoder, layout: Layout) -> bool:
     return is_same_version and decode(letter.event.encode()).keys() == columns
 
 
-def event_of(letter: Letter, decoder: RecordDecoder) -> Event | Rejection | Skipped:
+def event_of(letter: Letter, decoder: RecordDecoder) -> DecodedEvent | Rejection | Skipped:
     """The event, or why it still is none, or that the sink does not ask for it."""
     found = decoder.bounded(_validated(letter, decoder) if letter.event is None else _restored(letter, decoder))
-    if isinstance(found, Event) and found.event_id != letter.identity:
+    if isinstance(found, DecodedEvent) and found.event_id != letter.identity:
         # Its event would not find the letter, and so not close it.
         return Rejection("malformed id", "the dead letter is not kept by the id of its event")
     return found
 
 
-def _validated(letter: Letter, decoder: RecordDecoder) -> Event | Rejection | Skipped:
+def _validated(letter: Letter, decoder: RecordDecoder) -> DecodedEvent | Rejection | Skipped:
     headers = dead_letters.headers(letter.headers or ())
     return decoder.record(Record(_bytes(letter.key), headers, _bytes(letter.value), letter.recorded_ms))
 
 
-def _restored(letter: Letter, decoder: RecordDecoder) -> Event | Rejection | Skipped:
+def _restored(letter: Letter, decoder: RecordDecoder) -> DecodedEvent | Rejection | Skipped:
     stored = decode(str(letter.event).encode())
     if letter.event_type is not None:
         return _restored_as(letter.event_type, letter.schema_version, letter, stored, decoder)
     found = [_restored_as(name, version, letter, stored, decoder) for name, version in _guesses(stored, decoder)]
     found.append(Rejection(UNKNOWN_TYPE, "the letter does not say which event it has, and its columns are of none"))
-    return next((one for one in found if isinstance(one, Event)), found[0])
+    return next((one for one in found if isinstance(one, DecodedEvent)), found[0])
 
 
 def _restored_as(
     name: str, version: int | None, letter: Letter, stored: Mapping[str, Any], decoder: RecordDecoder
-) -> Event | Rejection | Skipped:
+) -> DecodedEvent | Rejection | Skipped:
     if name not in decoder.types:
         return Skipped(name)
     version = version or decoder.schema_versions.get(name)

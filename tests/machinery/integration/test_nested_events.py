@@ -18,7 +18,7 @@ from outbox.events.schema import Rejection
 from outbox.sink.batch import Batch, DeadRecord
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.records import Event, Record
+from outbox.sink.records import DecodedEvent, Record
 from outbox.sink.repair.replay import Replayed, replay
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec
@@ -89,9 +89,9 @@ def record(value: dict[str, Any], version: str = "1") -> Record:
     return Record(str(value.get("order_id")).encode(), headers, json.dumps(value).encode(), NOW_MS)
 
 
-def decoded(spec: SinkSpec, value: dict[str, Any]) -> Event:
+def decoded(spec: SinkSpec, value: dict[str, Any]) -> DecodedEvent:
     found = spec.decoders[TOPIC].record(record(value))
-    assert isinstance(found, Event), found
+    assert isinstance(found, DecodedEvent), found
     return found
 
 

@@ -21,7 +21,7 @@ from outbox.audit.source import LATE_MS
 from outbox.audit.topic_part import TopicOffset
 from outbox.audit.verified import Doubt, TopicPoint, Verified
 from outbox.base.settings import Settings, load
-from outbox.sink.records import Event
+from outbox.sink.records import DecodedEvent
 from tests.support import audit_chain
 from tests.support.audit_chain import (
     MINUTE_MS,
@@ -392,7 +392,7 @@ class Chance:
         decoder = chain.declared.sinks[SINK].decoders[STOCK_TOPIC]
         for _, record, place in chain.records:
             found = decoder.record(record)
-            if isinstance(found, Event):
+            if isinstance(found, DecodedEvent):
                 names = [column.name for column in decoder.types[found.name]]
                 values = dict(zip(names, found.values, strict=True))
                 known.setdefault(found.event_id, (str(values["item"]), Decimal(str(values["change"])), place))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outbox.events.schema import Rejection, SqlType
 from outbox.events.values import convert
-from outbox.sink.records import Event, EventDecoder, Record, Skipped
+from outbox.sink.records import DecodedEvent, EventDecoder, Record, Skipped
 from outbox.sink.values import ARROW_TYPES, convert_all
 from tests.support.declared import Events
 from tests.support.declared_sinks import decoder
@@ -30,7 +30,7 @@ def declare(folder: Path, properties: dict[str, Any], required: list[str], **use
     return decoder(Events(folder).aggregate("order", toml, placed_v1=document).load(), "order")
 
 
-def decode(decoder: EventDecoder, text: str) -> Event | Rejection | Skipped:
+def decode(decoder: EventDecoder, text: str) -> DecodedEvent | Rejection | Skipped:
     headers = [("id", ID.encode()), ("eventType", b"placed"), ("schemaVersion", b"1")]
     return decoder.record(Record(b"a", headers, text.encode(), NOW_MS))
 
@@ -75,7 +75,7 @@ def test_a_property_becomes_a_column(
 )
 def test_a_value_is_read_exactly(tmp_path: Path, rule: dict[str, Any], text: str, value: object) -> None:
     found = decode(declare(tmp_path, {"it": rule}, ["it"]), f'{{"order": "a", "it": {text}}}')
-    assert isinstance(found, Event)
+    assert isinstance(found, DecodedEvent)
     assert found.values == ("a", value)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from outbox.events.catalog import Catalog
 from outbox.events.schema import Column, Rejection
-from outbox.sink.records import AT_ONCE, Event, EventDecoder, Record, RecordDecoder, Records, Skipped
+from outbox.sink.records import AT_ONCE, DecodedEvent, EventDecoder, Record, RecordDecoder, Records, Skipped
 from tests.machinery.unit.test_records import both_ways
 from tests.support.declared import TOML, Events, payload
 from tests.support.declared_sinks import decoder, decoders, record
@@ -63,12 +63,12 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     return events.load()
 
 
-def outcome(found: Event | Rejection | Skipped) -> object:
+def outcome(found: DecodedEvent | Rejection | Skipped) -> object:
     """What became of a record, in short."""
     return found.reason if isinstance(found, Rejection) else (type(found).__name__, found.name)
 
 
-EVENT, SKIPPED = "Event", "Skipped"
+EVENT, SKIPPED = DecodedEvent.__name__, Skipped.__name__
 KINDS: dict[str, Record] = {
     "placed.v1": record("placed", PLACED),
     "placed.v3": record("placed", PLACED_3, 3),
@@ -171,9 +171,9 @@ class Lines(RecordDecoder):
     key = "line"
     types = MappingProxyType({"line": (Column("line", "text", is_nullable=False),)})
 
-    def record(self, record: Record) -> Event:
+    def record(self, record: Record) -> DecodedEvent:
         """The line of a record."""
-        return Event("0" * 32, ((record.value or b"").decode(),), "line")
+        return DecodedEvent("0" * 32, ((record.value or b"").decode(),), "line")
 
 
 def test_the_keys_of_other_decoders_are_bounded_too() -> None:
@@ -282,7 +282,7 @@ def test_a_bad_record_costs_only_those_of_its_kind_the_fast_way(
     looked_at: list[Record] = []
     one_by_one = EventDecoder.record
 
-    def noted(self: EventDecoder, one: Record) -> Event | Rejection | Skipped:
+    def noted(self: EventDecoder, one: Record) -> DecodedEvent | Rejection | Skipped:
         looked_at.append(one)
         return one_by_one(self, one)
 

@@ -9,7 +9,7 @@ import pytest
 
 from outbox.events.schema import Column, SqlType
 from outbox.sink.layout import Layout, view_name
-from outbox.sink.records import Event
+from outbox.sink.records import DecodedEvent
 from tests.support.failures import raises
 
 KEY, PRICE = Column("id", "text", is_nullable=False), Column("price", "bigint", is_nullable=False)
@@ -88,7 +88,9 @@ class TestRows:
         assert self.LAYOUT.table({}).column_names == ["event_id", "partition", "offset", *names(self.LAYOUT)]
 
     def test_an_event_as_json_has_the_columns_of_the_tables(self) -> None:
-        text = self.LAYOUT.as_json(Event("e", ("k", "12345678901234567890.5", None), "a.y"), partition=1, offset=2)
+        text = self.LAYOUT.as_json(
+            DecodedEvent("e", ("k", "12345678901234567890.5", None), "a.y"), partition=1, offset=2
+        )
         assert text == (
             '{"event_id":"e","partition":1,"offset":2,"event_type":"a.y","id":"k",'
             '"price:numeric":"12345678901234567890.5","note":null}'

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from outbox.events.schema import Rejection
 from outbox.sink.batch import Decoded, Traced
-from outbox.sink.records import AT_ONCE, FUTURE_MAX_MS, Event, EventDecoder, Record, RecordDecoder, Records, Skipped
+from outbox.sink.records import (
+    AT_ONCE,
+    FUTURE_MAX_MS,
+    DecodedEvent,
+    EventDecoder,
+    Record,
+    RecordDecoder,
+    Records,
+    Skipped,
+)
 from tests.support.made_events import DECODER, MAIN, NOW_MS, TRACE, as_read
 from tests.support.record_corpus import GOOD, HEADERS, HEADERS_OF, ID, KEY, VALUES, changed, raw, record
 
@@ -34,7 +43,7 @@ def detail(one: Record) -> str:
 
 def event(one: Record) -> dict[str, Any]:
     found = DECODER.record(one)
-    assert isinstance(found, Event), found
+    assert isinstance(found, DecodedEvent), found
     facts: dict[str, Any] = json.loads(MAIN.layout.as_json(found, partition=1, offset=7))
     return facts
 
@@ -82,7 +91,7 @@ def test_no_headers_is_a_missing_id() -> None:
 def test_an_event_has_the_columns_of_the_schema_and_no_others() -> None:
     assert event(record(changed(note="a\0"))) == FACTS
     found = DECODER.record(record())
-    assert isinstance(found, Event)
+    assert isinstance(found, DecodedEvent)
     assert found.event_id == ID
     assert dict(zip((column.name for column in DECODER.types[NAME]), found.values, strict=True)) == GOOD | {
         "occurred_at": datetime(2026, 11, 21, 5, 0, 0, 123456, tzinfo=UTC)
@@ -200,7 +209,7 @@ class TestRecords:
         looked_at: list[Record] = []
         one_by_one = type(DECODER).record
 
-        def noted(self: EventDecoder, one: Record) -> Event | Rejection | Skipped:
+        def noted(self: EventDecoder, one: Record) -> DecodedEvent | Rejection | Skipped:
             looked_at.append(one)
             return one_by_one(self, one)
 

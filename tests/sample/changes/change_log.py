@@ -148,10 +148,10 @@ def under_another_lsn(change: Change, lsn: int) -> Change:
     return replace(change, op="r", lsn=lsn)
 
 
-def decoded(change: Change) -> records.Event:
+def decoded(change: Change) -> records.DecodedEvent:
     """The change as the decoder returns it."""
     row = asdict(change)
-    return records.Event(change.event_id, tuple(row[column.name] for column in DECODER.types[CHANGE]), CHANGE)
+    return records.DecodedEvent(change.event_id, tuple(row[column.name] for column in DECODER.types[CHANGE]), CHANGE)
 
 
 def batch(changes: Sequence[Change], start: int = 0, dead: Sequence[DeadRecord] = ()) -> Batch:

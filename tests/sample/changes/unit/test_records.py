@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from outbox.events.schema import Rejection
-from outbox.sink.records import Event, Record, Skipped
+from outbox.sink.records import DecodedEvent, Record, Skipped
 from sinks.changes.records import CHANGE, ChangeDecoder
 from tests.sample.changes.change_log import CASES, DELETED, UPDATED
 
 DECODER = ChangeDecoder()
 
 
-def decoded(key: bytes | None, value: bytes | None) -> Event | Rejection | Skipped:
+def decoded(key: bytes | None, value: bytes | None) -> DecodedEvent | Rejection | Skipped:
     return DECODER.record(Record(key, [], value, 0))
 
 
@@ -25,7 +25,7 @@ def test_the_fault_of_a_record_is_found(name: str) -> None:
 
 def test_a_valid_change_has_the_columns_of_the_batch() -> None:
     found = decoded(*UPDATED.record())
-    assert isinstance(found, Event)
+    assert isinstance(found, DecodedEvent)
     assert found.event_id == UPDATED.event_id
     assert dict(zip((column.name for column in DECODER.types[CHANGE]), found.values, strict=True)) == {
         "table_name": "accounts",
@@ -42,7 +42,7 @@ def test_made_up_columns_of_a_deletion_are_left_out() -> None:
     key, value = DELETED.record()
     assert b'"balance_minor": 0' in value
     found = decoded(key, value)
-    assert isinstance(found, Event)
+    assert isinstance(found, DecodedEvent)
     assert found.values[2:] == ("d", DELETED.lsn, None, None, None)
 
 

@@ -40,8 +40,7 @@ from outbox.sink.lakehouse import table as lakehouse_table
 from outbox.sink.lakehouse import writer as lakehouse
 from outbox.sink.lakehouse.target import LakehouseTarget
 from outbox.sink.lakehouse.writer import LakehouseApplier, LakehouseWriter
-from outbox.sink.records import Event as DecodedEvent
-from outbox.sink.records import Record, RecordDecoder, Records, Skipped
+from outbox.sink.records import DecodedEvent, Record, RecordDecoder, Records, Skipped
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen
