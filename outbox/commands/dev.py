@@ -1,0 +1,50 @@
+"""outbox dev: the stack, service and sinks in one terminal."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+
+import click
+
+from outbox.base import project
+from outbox.base import settings as configuration
+from outbox.stack.development import Development
+from outbox.stack.stack import Stack
+
+LOOK_S = 0.3  # between two looks at logs and files
+COLORS = ("cyan", "magenta", "blue", "green", "yellow", "bright_cyan", "bright_magenta", "bright_blue")
+WIDTH = len("postgres")
+
+
+@click.command()
+@click.argument("sinks", nargs=-1)
+def dev(sinks: tuple[str, ...]) -> None:
+    """Run the embedded stack, the service and the sinks, with their logs in one terminal, until Ctrl-C.
+
+    Migrations and the connector are applied first. What you edit starts again by itself: the service, the sinks, or
+    both and the schema. A part that fails says why, and starts again when you have changed one of its files. Ctrl-C
+    stops everything; data stays.
+    """
+    settings = configuration.load()
+    colors: dict[str, str] = {}
+    free = itertools.cycle(COLORS)
+
+    def show(part: str, line: str) -> None:
+        color = colors.setdefault(part, "white" if part == "dev" else next(free))
+        click.echo(f"{click.style(f'{part:<{WIDTH}} │', fg=color, bold=part == 'dev')} {line}")
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
+    development = Development(Stack(settings), sinks, show)
+    try:
+        development.start()
+        show("dev", f"the service is on http://{settings.service_host}:{Stack(settings).settings.service_port}")
+        show("dev", f"edit files of {project.current().root}; Ctrl-C ends everything")
+        while not threading.Event().wait(LOOK_S):
+            development.step()
+    except KeyboardInterrupt:
+        show("dev", "ends")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it running
+        development.stop()
