@@ -19,7 +19,7 @@ demo: .venv/demo
 
 # Two suites, each in a session of its own: the machinery on a domain made for its tests, and the sample. In several
 # processes, each with a stack of its own; ARGS="-n 0 …" for one. Each waits for its servers for much of the time.
-# Most of the work is that of JVMs which have just begun: the first compiler is the one that pays.
+# Most of the work is done by JVMs that have just started: only the first-tier compiler is worth its time.
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder -m "not cluster"
 test-%: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1

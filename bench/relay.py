@@ -21,6 +21,8 @@ from outbox.stack.stack import Stack
 EVENTS_OF_A_TRANSACTION = 10
 RELAY_TIMEOUT_S = 3600.0  # only a relay that hangs takes this long
 POLL_S = 0.05
+# What our connector's file sets for speed and for bounded memory; without it Debezium's defaults count.
+TUNED = {"poll.interval.ms", "max.batch.size", "max.queue.size", "max.queue.size.in.bytes", "snapshot.fetch.size"}
 # A million events of a thousand accounts, with amounts that add up from zero.
 WRITE = """
 DO $$
@@ -41,12 +43,8 @@ END $$
 """
 
 
-# What we set for the relay's speed.
-TUNED = {"poll.interval.ms", "max.batch.size", "max.queue.size", "max.queue.size.in.bytes", "snapshot.fetch.size"}
-
-
 def with_defaults(connector: Connector) -> Connector:
-    """The connector without what we set for speed."""
+    """The connector with Debezium's defaults."""
     return replace(connector, config={name: value for name, value in connector.config.items() if name not in TUNED})
 
 

@@ -1,5 +1,5 @@
-"""The public API for whoever writes events. For sinks there is `outbox.sinks`, for a Flask service `outbox.web`, for
-migrations `outbox.migrations`, for DataFrames `outbox.spark`. Everything else is private: it may change in any version.
+"""The public API for services that write events. Others are `outbox.dbapi` without SQLAlchemy, `outbox.web` for Flask,
+`outbox.sinks`, `outbox.migrations`, and `outbox.spark` for DataFrames. Everything else is private and may change.
 
     from outbox import Event, append
 

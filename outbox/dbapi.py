@@ -1,4 +1,4 @@
-"""The public API for whoever writes events without SQLAlchemy: Django, psycopg 3, psycopg2, other DB-API drivers."""
+"""The public API for services without SQLAlchemy: Django, psycopg 3, psycopg2, other DB-API drivers."""
 
 from outbox.writing.dbapi import append
 from outbox.writing.event import Event

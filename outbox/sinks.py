@@ -6,10 +6,11 @@ from outbox.events.values import parse_json
 from outbox.relay.connectors import load as load_connector
 from outbox.sink.lakehouse.target import LakehouseTarget
 from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.records import DecodedEvent, Record, RecordDecoder, Skipped
+from outbox.sink.records import UUID, DecodedEvent, Record, RecordDecoder, Skipped
 from outbox.sink.spec import SinkJob
 
 __all__ = [
+    "UUID",
     "Column",
     "DecodedEvent",
     "LakehouseTarget",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
-import threading
+import time
 
 import click
 
@@ -27,7 +27,7 @@ def dev(sinks: tuple[str, ...]) -> None:
     both and the schema. A part that fails says why, and starts again when you have changed one of its files. Ctrl-C
     stops everything; data stays.
     """
-    settings = configuration.load()
+    stack = Stack(configuration.load())
     colors: dict[str, str] = {}
     free = itertools.cycle(COLORS)
 
@@ -36,13 +36,14 @@ def dev(sinks: tuple[str, ...]) -> None:
         click.echo(f"{click.style(f'{part:<{WIDTH}} │', fg=color, bold=part == 'dev')} {line}")
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
-    development = Development(Stack(settings), sinks, show)
+    development = Development(stack, sinks, show)
     try:
         development.start()
-        show("dev", f"the service is on http://{settings.service_host}:{Stack(settings).settings.service_port}")
+        show("dev", f"the service is on http://{stack.settings.service_host}:{stack.settings.service_port}")
         show("dev", f"edit files of {project.current().root}; Ctrl-C ends everything")
-        while not threading.Event().wait(LOOK_S):
+        while True:
             development.step()
+            time.sleep(LOOK_S)
     except KeyboardInterrupt:
         show("dev", "ends")
     finally:

@@ -1,19 +1,21 @@
 """A service that writes with the outbox: its database, its metrics, and its answers to requests for a change.
 
-service = Service("Orders", refusals={SoldOut: Kind(HTTPStatus.CONFLICT, "/problems/sold-out", "Sold out")})
-api = APIBlueprint("orders", __name__, abp_security=SECURITY)
+    service = Service("Orders", refusals={SoldOut: Kind(HTTPStatus.CONFLICT, "/problems/sold-out", "Sold out")})
+    api = APIBlueprint("orders", __name__, abp_security=SECURITY)
 
-@api.post("/orders", responses={HTTPStatus.CREATED: Order, **WRITING})
-def make_order(header: WriteHeaders, body: NewOrder) -> Response:
-    return service.answer(header, body, place).response("/orders")
+    @api.post("/orders", responses={HTTPStatus.CREATED: Order, **WRITING})
+    def make_order(header: WriteHeaders, body: NewOrder) -> Response:
+        return service.answer(header, body, place).response("/orders")
 
-def place(change: Change, wanted: NewOrder) -> None:
-    order = Order(id=uuid4(), **dict(wanted))
-    if change.claim(order):
-        change.connection.execute(...)
-        change.append(Event("order", str(order.id), "placed", {...}))
+    def place(change: Change, wanted: NewOrder) -> None:
+        order = Order(id=uuid4(), **dict(wanted))
+        if change.claim(order):
+            change.connection.execute(...)
+            change.append(Event("order", str(order.id), "placed", {...}))
 
-app = service.app(api)
+    app = service.app(api)
+
+The order of work in a change is: lock, decide, claim the key, write.
 """
 
 from __future__ import annotations

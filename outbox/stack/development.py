@@ -11,7 +11,7 @@ A part that fails stays down until a file changes. What it says is in its log, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from outbox.base import project
@@ -37,7 +37,8 @@ class Development:
         self._parts: dict[str, Command] = {}
         self._logs: dict[str, GrowingFile] = {}
         self._down: set[str] = set()  # parts that have ended, which was shown
-        self._seen = {what: _states(folders) for what, folders in _folders().items()}
+        self._folders = _folders()
+        self._seen = self._look()
 
     def start(self) -> None:
         """Start everything. Raises Failure if the stack does not start; a failure of what is developed is shown."""
@@ -90,12 +91,15 @@ class Development:
             for line in log.lines():
                 self._show(name, line)
 
-    def _changed(self) -> Iterator[str]:
+    def _changed(self) -> list[str]:
         """What has changed since the last call. A change of the schema restarts the others too."""
-        now = {what: _states(folders) for what, folders in _folders().items()}
+        now = self._look()
         changed = [what for what in now if now[what] != self._seen[what]]
         self._seen = now
-        yield from [SCHEMA] if SCHEMA in changed else changed
+        return [SCHEMA] if SCHEMA in changed else changed
+
+    def _look(self) -> Mapping[str, Mapping[Path, int]]:
+        return {what: _states(folders) for what, folders in self._folders.items()}
 
 
 def _folders() -> Mapping[str, list[Path]]:

@@ -6,14 +6,13 @@ A change has no id. Table, primary key, LSN and operation distinguish changes, s
 from __future__ import annotations
 
 import hashlib
-import re
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from outbox.sinks import Column, DecodedEvent, Record, RecordDecoder, Rejection, load_schema, parse_json
+from outbox.sinks import UUID, Column, DecodedEvent, Record, RecordDecoder, Rejection, load_schema, parse_json
 
 CHANGE = "account.change"  # the name of these events; no service has declared them
 SCHEMA = Path(__file__).with_name("account-change.schema.json")
@@ -28,7 +27,6 @@ COLUMNS = (
 )
 STATE = ("currency", "balance_minor", "version")
 OPERATIONS = {"r", "c", "u", "d"}
-UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class ChangeDecoder(RecordDecoder):

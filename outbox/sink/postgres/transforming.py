@@ -33,8 +33,8 @@ TABLES = """
 CREATE TEMPORARY TABLE originals (attempt bigint, {columns}) ON COMMIT DELETE ROWS;
 CREATE TEMPORARY TABLE kept (attempt bigint, {returned}) ON COMMIT DELETE ROWS;
 """
-# Of `attempt = ANY(…)` Postgres would expect no row once it has looked at the rows of earlier attempts, and would then
-# compare each event with each returned row. Of a function that is not NULL it expects nearly all.
+# Not `attempt = ANY(…)`: once autovacuum has analysed rows of earlier attempts, Postgres estimates that no row matches,
+# and compares each event with each returned row. Of a function that is not NULL it estimates that nearly all match.
 OF_ATTEMPTS = "array_position(%(attempts)s, {table}.attempt) IS NOT NULL"
 TAKE = f"""
 INSERT INTO batch

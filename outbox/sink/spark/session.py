@@ -45,7 +45,8 @@ JVM_OPTIONS = (
 CONFIG = {
     "spark.app.name": "outbox sink",
     "spark.sql.session.timeZone": "UTC",
-    # Else PySpark tells the JVM the line of each call of a transform: a quarter of its calls.
+    # By default PySpark also sends the JVM the source line of each DataFrame call, to show it in error messages. For a
+    # small batch with a transform this is one round trip in five.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.python.daemon.module": "outbox.sink.spark.daemon",
     # The default manager forks processes for each log file. This one renames too: safe when the process dies; when the

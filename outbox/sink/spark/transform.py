@@ -72,7 +72,7 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.values import ARROW_TYPES
 from outbox.sink.writer import PassingCopier, ReturnedCopier
 
-# For small batches. To plan again what has run takes longer than to run it.
+# For small batches. Adaptive execution plans again after each stage, which takes longer than the query itself.
 SMALL = {**FEW_ROWS, "spark.sql.adaptive.enabled": "false"}
 FAILED_MAX = 10  # of the events that the driver transforms at once
 RESERVED = re.compile(r"attempt|event:.*")  # columns of our own tables

@@ -63,13 +63,12 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextmanager
 def terminal(home: Path, folder: Path) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
     file, path = home / "terminal", os.pathsep.join([str(folder), str(ROOT)])
-    ports = dict.fromkeys(("postgres", "kafka", "connect", "controller", "spark"), "0")
-    variables = {f"OUTBOX_STACK_{name.upper()}_PORT": port for name, port in ports.items()}
+    free = {f"OUTBOX_STACK_{part}_PORT": "0" for part in ("POSTGRES", "KAFKA", "CONNECT", "CONTROLLER", "SPARK")}
     with file.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "outbox", "dev"],
             cwd=folder,
-            env=environment(home, **variables, OUTBOX_SERVICE_PORT="0", PYTHONPATH=path, OUTBOX_DOTENV=os.devnull),
+            env=environment(home, **free, OUTBOX_SERVICE_PORT="0", PYTHONPATH=path, OUTBOX_DOTENV=os.devnull),
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -101,8 +100,5 @@ def test_what_is_edited_starts_again_and_what_fails_is_shown(home: Path, copied:
         seen.wait(r"dev +│ service starts")
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_S) == 0
-    assert not [one for name in Stack(load(home, environment=False)).parts for one in _alive(home, name)]
-
-
-def _alive(home: Path, name: str) -> list[object]:
-    return [*Stack(load(home, environment=False)).part(name).processes()]
+    stack = Stack(load(home, environment=False))
+    assert not any(stack.part(name).processes() for name in stack.parts)
