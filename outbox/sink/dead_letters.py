@@ -18,6 +18,7 @@ from psycopg2.extras import execute_values
 
 from outbox.events.schema import Rejection
 from outbox.sink.batch import DeadRecord
+from outbox.sink.layout import IS_FILTERED
 from outbox.sink.records import Header, Record
 
 LAST_MS = 253_402_300_799_000  # the last second of the year 9999: a foreign producer may claim any time
@@ -93,6 +94,13 @@ UPDATE dead_letters SET status = 'replayed', last_seen_at = now()
           AND letter.status IN ('open', 'skipped')
           AND NOT EXISTS (SELECT FROM rejections WHERE rejections.event_id = batch.event_id)))
 """  # noqa: S608
+OPEN_OF_BATCH = f"SELECT DISTINCT batch.event_id::text FROM {OF_BATCH} AND letter.status IN ('open', 'skipped')"  # noqa: S608
+# Also one that was replayed: what leaves the event out today has not left it out then.
+SKIP_FILTERED = f"""
+UPDATE dead_letters SET status = 'skipped', last_seen_at = now()
+ WHERE ctid = ANY(ARRAY(
+       SELECT letter.ctid FROM {OF_BATCH} AND letter.status IN ('open', 'replayed') AND batch."{IS_FILTERED}"))
+"""  # noqa: S608
 MARK_THESE_REPLAYED = """
 UPDATE dead_letters SET status = 'replayed', last_seen_at = now()
  WHERE sink = %(sink)s AND identity = ANY(%(event_ids)s) AND status IN ('open', 'skipped')
@@ -153,6 +161,21 @@ def mark_replayed(cursor: extensions.cursor, sink: str, count: int) -> None:
     ``rejections``. ``batch`` has ``count`` rows at most.
     """
     cursor.execute(MARK_REPLAYED, {"sink": sink, "count": count})
+
+
+def open_of_batch(cursor: extensions.cursor, sink: str, count: int) -> list[str]:
+    """The events in ``batch``, which has ``count`` rows at most, whose letters are to be closed once they are applied:
+    for a target whose events are applied in no transaction of the database.
+    """
+    cursor.execute(OPEN_OF_BATCH, {"sink": sink, "count": count})
+    return [event_id for (event_id,) in cursor]
+
+
+def skip_filtered(cursor: extensions.cursor, sink: str, count: int) -> None:
+    """Close the letters of the events in ``batch`` that a transform leaves out: such an event is not applied, and is
+    not set aside either. ``batch`` has ``count`` rows at most.
+    """
+    cursor.execute(SKIP_FILTERED, {"sink": sink, "count": count})
 
 
 def mark_these_replayed(cursor: extensions.cursor, sink: str, event_ids: Sequence[str]) -> None:

@@ -43,8 +43,8 @@ class SinkJob:
     applied. Records that are no events of the catalog, such as raw CDC, have ``decoders`` by topic instead; then
     ``carries`` says what `outbox check` compares: each event, or the state that a key has reached.
 
-    ``transform`` names a function of DataFrames, as ``module:function``, that the events pass before the projections
-    see them (`outbox.sink.spark.transform`). Only what needs it imports it, and PySpark with it.
+    ``transform`` names a function of DataFrames, as ``module:function``, that the events pass before the projections,
+    or a MERGE, see them (`outbox.sink.spark.transform`). Only what needs it imports it, and PySpark with it.
     """
 
     name: str

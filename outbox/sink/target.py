@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg2 import extensions
 
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from outbox.events.schema import Column
     from outbox.sink.applier import Applier
     from outbox.sink.batch import Returned
     from outbox.sink.spec import SinkSpec
@@ -22,7 +20,11 @@ if TYPE_CHECKING:
     from outbox.sink.writer import SinkWriter
 
 
-Transform = Callable[[str, "pa.Table"], "Returned"]  # what a transform returns of events of a topic
+class Transformed(NamedTuple):
+    """A sink's transform, for a replay: the columns that it returns, and what it returns of events of a topic."""
+
+    schema: pa.Schema
+    apply: Callable[[str, pa.Table], Returned]
 
 
 class Target(ABC):
@@ -40,18 +42,18 @@ class Target(ABC):
         """A writer for a running sink; it acquires the fence. Raises Failure if the sink has a driver already."""
 
     @abstractmethod
-    def applier(self, settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
-        """What applies the events of dead letters in a replay."""
-
-    def transforming_applier(
-        self, spec: SinkSpec, returned: Sequence[Column], transform: Transform, *, dry_run: bool
+    def applier(
+        self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None, *, dry_run: bool
     ) -> Applier:
-        """The same for a sink whose transform returns these columns.
+        """What applies the events of dead letters in a replay. A sink with a transform needs that."""
 
-        Raises Failure if the target takes no transform.
+    def storable(self, spec: SinkSpec, rows: pa.Table) -> pa.Table:
+        """Few rows that the sink's transform has returned, as the target takes them.
+
+        Raises ValueError for one that it does not take.
         """
-        del returned, transform, dry_run
-        raise no_transform(spec.name)
+        del spec
+        return rows
 
     def require_rebuildable(self, spec: SinkSpec) -> None:  # noqa: B027 - a result is, unless a target says otherwise
         """Raises Failure if `outbox rebuild` cannot recompute the result."""
@@ -60,12 +62,3 @@ class Target(ABC):
         """What the target holds, for `outbox check`; None if that is in the sink database."""
         del settings, spec
         return None
-
-
-def no_transform(sink: str) -> Failure:
-    """The failure of a sink with a transform whose target takes none."""
-    return Failure(
-        f"sink {sink}: its target takes no transform",
-        "leave the transform out, or choose PostgresTarget",
-        code="transform-unsupported",
-    )

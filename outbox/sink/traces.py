@@ -13,6 +13,7 @@ from psycopg2 import extensions
 
 from outbox.base import log
 from outbox.sink.batch import Traced
+from outbox.sink.layout import IS_FILTERED
 
 LIMIT = 100  # per batch: a log of every event of a backlog is no log
 
@@ -23,23 +24,41 @@ UNION ALL
 SELECT partition, "offset", 'set aside'
   FROM batch JOIN rejections USING (event_id) JOIN place USING (partition, "offset")
 """
+FILTERED = f"""
+SELECT batch.partition, batch."offset"
+  FROM batch JOIN unnest(%s::int[], %s::bigint[]) AS place (partition, "offset") USING (partition, "offset")
+ WHERE batch."{IS_FILTERED}"
+"""  # noqa: S608
 
-Outcome = Literal["applied", "duplicate", "set aside"]
+Outcome = Literal["applied", "duplicate", "filtered", "set aside"]
 
 _log = log.get(__name__)
 
 
-def outcomes(cursor: extensions.cursor, traced: Sequence[Traced]) -> list[tuple[Traced, Outcome]]:
+def outcomes(
+    cursor: extensions.cursor, traced: Sequence[Traced], *, has_transform: bool
+) -> list[tuple[Traced, Outcome]]:
     """What becomes of these records, asked in the transaction that applies them.
 
-    A record that is neither applied nor set aside was known: to the strategy, or to a dead letter that resolved it.
+    A record that is neither applied nor set aside nor filtered was known: to the strategy, or to a dead letter that
+    resolved it.
     """
     if not traced:
         return []
     found: dict[tuple[int, int], Outcome] = {(one.partition, one.offset): "set aside" for one in traced if one.is_dead}
-    cursor.execute(OUTCOMES, ([one.partition for one in traced], [one.offset for one in traced]))
+    if has_transform:
+        found |= filtered(cursor, traced)
+    cursor.execute(OUTCOMES, _places(traced))
     found |= {(partition, offset): outcome for partition, offset, outcome in cursor}
     return [(one, found.get((one.partition, one.offset), "duplicate")) for one in traced]
+
+
+def filtered(cursor: extensions.cursor, traced: Sequence[Traced]) -> dict[tuple[int, int], Outcome]:
+    """Those of these records that the sink's transform leaves out of ``batch``, by partition and offset."""
+    if not traced:
+        return {}
+    cursor.execute(FILTERED, _places(traced))
+    return dict.fromkeys(cursor, "filtered")
 
 
 def log_outcomes(sink: str, found: Sequence[tuple[Traced, Outcome]]) -> None:
@@ -50,3 +69,7 @@ def log_outcomes(sink: str, found: Sequence[tuple[Traced, Outcome]]) -> None:
         _log.info(f"event {outcome}", sink=sink, outcome=outcome, **names, **place)
     if len(found) > LIMIT:
         _log.info("more traced events than are logged", sink=sink, left_out=len(found) - LIMIT)
+
+
+def _places(traced: Sequence[Traced]) -> tuple[list[int], list[int]]:
+    return [one.partition for one in traced], [one.offset for one in traced]

@@ -6,7 +6,7 @@ Nothing here knows Spark, so that tests and benchmarks drive it as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
@@ -15,12 +15,10 @@ from psycopg2 import extensions
 
 from outbox.base import log
 from outbox.base.database import database_errors
-from outbox.events.schema import Column
 from outbox.sink import fence, generations, positions, skipped
 from outbox.sink.batch import Batch, Decoded, Staged
 from outbox.sink.generations import Beginning, TopicOffsets
 from outbox.sink.records import Records
-from outbox.sink.target import no_transform
 
 if TYPE_CHECKING:
     from outbox.sink.spec import SinkSpec
@@ -113,13 +111,9 @@ class SinkWriter(ABC):
                 self._skipped = skipped.load(cursor, spec.name)
         skipped.require_none(spec.name, self._skipped, spec.wanted)
 
-    def prepare(self, returned: Sequence[Column]) -> None:
-        """Let the tables have the columns that the sink's transform returns. A sink with one needs that, once.
-
-        Raises Failure if the target takes no transform.
-        """
-        del returned
-        raise no_transform(self.name)
+    @abstractmethod
+    def prepare(self, returned: pa.Schema) -> None:
+        """Let the sink take these columns, which its transform returns. A sink with one needs that, once."""
 
     @property
     def _epoch(self) -> int:

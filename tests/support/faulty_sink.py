@@ -127,6 +127,31 @@ def death_between_topics() -> None:
     signal_at_part(signal.SIGKILL, "activity", 2)
 
 
+def transformed() -> None:
+    """The sink `lakehouse` has a transform."""
+    change("lakehouse", transform="tests.sample.lakehouse.transforms:picky")
+
+
+def death_before_a_merge() -> None:
+    """The same, and the process is killed before the table's first commit: what is set aside is committed."""
+    transformed()
+    table: Any = import_module("outbox.sink.lakehouse.writer").Table  # not every project has it
+    patch(table, merge=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def death_behind_a_merge() -> None:
+    """The same behind the table's first commit: the positions do not know of it."""
+    transformed()
+    table: Any = import_module("outbox.sink.lakehouse.writer").Table
+    merge = table.merge
+
+    def merge_last(*arguments: Any) -> None:
+        merge(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    patch(table, merge=merge_last)
+
+
 def held_merge() -> None:
     """The tasks of a MERGE stand still as long as a folder exists: `held_folder`. Each leaves a file there that has the
     id of its process for a name.
@@ -152,12 +177,12 @@ def held_merge() -> None:
 
 def without_orders() -> None:
     """An earlier deployment: the sink `activity` asks for events of items only."""
-    ask_for("activity", "item")
+    change("activity", events=["item"])
 
 
 def without_cancellations() -> None:
     """An earlier deployment: of the orders, the sink `activity` asks for one event."""
-    ask_for("activity", "item", "order.placed")
+    change("activity", events=["item", "order.placed"])
 
 
 def stop_in_first_part() -> None:
@@ -279,14 +304,14 @@ def signal_at_part(which: signal.Signals, sink: str, number: int) -> None:
     patch(stream.Stream, _apply_part=apply_one)
 
 
-def ask_for(sink: str, *events: str) -> None:
-    """A sink asks for these events."""
+def change(sink: str, **attributes: Any) -> None:
+    """The job of a sink has other attributes."""
     jobs = spec.jobs
 
-    def asking(settings: Settings) -> list[SinkJob]:
-        return [replace(job, events=events) if job.name == sink else job for job in jobs(settings)]
+    def changed(settings: Settings) -> list[SinkJob]:
+        return [replace(job, **attributes) if job.name == sink else job for job in jobs(settings)]
 
-    patch(spec, jobs=asking)
+    patch(spec, jobs=changed)
 
 
 def before_read(happens: Callable[[Settings, Part], None]) -> None:

@@ -3,6 +3,9 @@ database (`outbox.sink.postgres.staging`), all of it under the attempt of the ta
 
 The ids are there for the transactions beside the MERGE: which events have dead letters that resolve them, and which
 letters the batch closes. So the driver holds neither rows nor ids.
+
+With a transform, the rows in files are those that it returns. The database has the place of each event, and that of
+each row, which are joined there (`outbox.sink.postgres.transforming`).
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from outbox.sink.batch import Rows
 from outbox.sink.lakehouse.files import Folder
 from outbox.sink.layout import Layout
 from outbox.sink.postgres import binary
-from outbox.sink.postgres.staging import Copier, Staging, copy_table
+from outbox.sink.postgres.staging import PLACE, Copier, Staging, copy_table
+from outbox.sink.postgres.transform_staging import ReturnedCopier, TransformStaging, copy_returned
 from outbox.sink.records import RecordDecoder
 
 IDS: Mapping[str, binary.Type] = {"event_id": "uuid"}
@@ -66,6 +70,73 @@ class FileCopier(Copier):
                 table = self.layout.table(rows)
                 copy_ids(cursor, self.rows, attempt, table["event_id"])
                 write_file(table)
+
+            yield write
+
+
+class LakehouseTransformStaging(TransformStaging):
+    """The same for a sink with a transform."""
+
+    def __init__(
+        self,
+        sink: str,
+        epoch: int,
+        decoders: Mapping[str, RecordDecoder],
+        layout: Layout,
+        *,
+        returned: pa.Schema,
+        folder: Callable[[], Folder],
+    ) -> None:
+        """``returned`` are the columns of the rows that the transform returns; the others are those of
+        `LakehouseStaging`.
+        """
+        super().__init__(sink, epoch, decoders, layout, (), with_days=True)
+        self._schema, self._folder = returned, folder
+
+    def row_types(self, layout: Layout) -> Mapping[str, binary.Type]:
+        """The columns of ``rows`` beside the attempt: the place of each event."""
+        del layout
+        return PLACE
+
+    def copier(self, dsn: Mapping[str, str | int], topic: str) -> PlaceCopier:
+        """The function that tasks run on records of a topic."""
+        return PlaceCopier(**vars(super().copier(dsn, topic)))
+
+    def returned_copier(self, dsn: Mapping[str, str | int]) -> ReturnedFileCopier:
+        """The function that tasks run on the rows that the transform returns."""
+        return ReturnedFileCopier(**vars(super().returned_copier(dsn)), schema=self._schema, folder=self._folder())
+
+
+@dataclass(frozen=True)
+class PlaceCopier(Copier):
+    """Decodes the records of one task, and copies the places of the events and the dead letters."""
+
+    @contextmanager
+    def writing(self, cursor: extensions.cursor, attempt: int) -> Iterator[Callable[[Rows], None]]:
+        """A function that writes places under an attempt."""
+
+        def write(rows: Rows) -> None:
+            for of_event in rows.values():
+                copy_returned(cursor, self.rows, of_event, (), attempt)
+
+        yield write
+
+
+@dataclass(frozen=True)
+class ReturnedFileCopier(ReturnedCopier):
+    """Writes the rows that a transform returns into a file, and copies their places, in one task."""
+
+    schema: pa.Schema
+    folder: Folder
+
+    @contextmanager
+    def writing(self, cursor: extensions.cursor, attempt: int) -> Iterator[Callable[[pa.Table], None]]:
+        """A function that writes rows under an attempt; what it has written is complete at the end of the block."""
+        with self.folder.writing(attempt, self.schema) as write_file:
+
+            def write(rows: pa.Table) -> None:
+                copy_returned(cursor, self.kept, rows, (), attempt)
+                write_file(rows.cast(self.schema))
 
             yield write
 

@@ -13,7 +13,7 @@ from outbox.sink.applier import Applier
 from outbox.sink.lakehouse import table
 from outbox.sink.spec import SinkSpec
 from outbox.sink.state import TargetState
-from outbox.sink.target import Target
+from outbox.sink.target import Target, Transformed
 from outbox.sink.writer import SinkWriter
 
 
@@ -39,12 +39,20 @@ class LakehouseTarget(Target):
 
         return LakehouseWriter(connection, spec, self._schema, table.location(settings, spec.name))
 
-    def applier(self, settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
-        from outbox.sink.lakehouse.writer import LakehouseApplier
+    def applier(
+        self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None, *, dry_run: bool
+    ) -> Applier:
+        """Raises Failure if the table is gone, or differs from what its SQL declares."""
+        from outbox.sink.lakehouse.applier import LakehouseApplier, TransformingLakehouseApplier
+        from outbox.sink.lakehouse.writer import Table
         from outbox.sink.spark.session import session
 
         uri = table.location(settings, spec.name)
-        return LakehouseApplier(session(settings, [self]), spec, self._schema, uri, dry_run=dry_run)
+        found = Table(session(settings, [self]), spec.name, spec.strategy.select, self._schema.read_text(), uri)
+        found.require()
+        if transform is None:
+            return LakehouseApplier(spec, found, dry_run=dry_run)
+        return TransformingLakehouseApplier(spec, transform.apply, found, dry_run=dry_run)
 
     def require_rebuildable(self, spec: SinkSpec) -> None:
         raise Failure(

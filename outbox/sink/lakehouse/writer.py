@@ -21,7 +21,10 @@ HDFS, Azure and Google guarantee that. On a local disk a commit is renamed into 
 Delta only separates threads of one JVM (io.delta.storage.HDFSLogStore of Delta 4.2.0, RawLocalFileSystem.rename). There
 a lock on a file beside the table separates processes.
 
-The table refuses no event: what a projection would refuse is a row like any other.
+The table refuses no event: what a projection would refuse is a row like any other. With a transform the first
+transaction also joins the events with the rows that came back of them (`outbox.sink.postgres.transforming`): it stops
+for a row that breaks a rule, counts what is left out, and writes a dead letter of each event for which the transform
+fails. Only the other rows are merged. The table does not know what was left out, so that counts each time it is read.
 
 A large batch is read and decoded by executors, which stage its rows in files (`outbox.sink.lakehouse.staging`). The
 MERGE reads these files; the driver holds no row of them. Where executors cannot write files (`files.is_reachable`) the
@@ -50,27 +53,21 @@ from pyspark.sql import SparkSession
 from outbox.base.errors import Failure
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.sink import dead_letters, fence, positions, traces
-from outbox.sink.applier import Applied
 from outbox.sink.batch import Batch, Traced, event_ids
 from outbox.sink.generations import TopicOffsets
 from outbox.sink.lakehouse import staging
+from outbox.sink.lakehouse.applier import TransformingLakehouseApplier
 from outbox.sink.lakehouse.files import Folder, StagedFiles, is_reachable
-from outbox.sink.lakehouse.staging import LakehouseStaging
-from outbox.sink.layout import Layout
-from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink.lakehouse.staging import LakehouseStaging, LakehouseTransformStaging
+from outbox.sink.layout import PLACE
 from outbox.sink.records import made_at_ms
-from outbox.sink.spark import frame
 from outbox.sink.spark.session import FEW_ROWS
 from outbox.sink.spec import SinkSpec
-from outbox.sink.values import ARROW_TYPES
 from outbox.sink.writer import Counts, SinkWriter, count
 
 LOCK_TIMEOUT_S = 60
-# Of the events in the batch; kept over its transactions.
-TABLES = """
-CREATE TEMPORARY TABLE batch (event_id uuid NOT NULL);
-CREATE TEMPORARY TABLE rejections (event_id uuid NOT NULL);
-"""
+# Of a sink without a transform: the events in the batch.
+TABLE = "CREATE TEMPORARY TABLE batch (event_id uuid NOT NULL) ON COMMIT DELETE ROWS"
 SESSION = {
     **FEW_ROWS,
     # A batch without anything new is committed too, as it says how far the table is.
@@ -88,22 +85,31 @@ MANY_ROWS = {
 COMMIT_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
+Events = Mapping[tuple[int, int], str]  # by partition and offset, the id
+Outcomes = Mapping[tuple[int, int], traces.Outcome]
+
+
 class Aside(NamedTuple):
-    """What a batch is before its MERGE: how far the sink is after it; the events that dead letters resolve; how many
-    records are dead; and of staged events that are left, the first id and the last.
+    """What a batch is before its MERGE: how far the sink is after it; the events that dead letters resolve, and those
+    whose letters are to be closed; the counts of what is not merged; and of staged events that are left, the first id
+    and the last. ``outcomes`` are those of traced records that are not merged.
     """
 
     end: TopicOffsets
     resolved: Collection[str]
+    to_close: Sequence[str]
     dead: int
+    rejected: int
+    filtered: int
     bounds: Sequence[str]
+    outcomes: Outcomes
 
 
 class Files(NamedTuple):
     """Rows in files, and what bounds a search for their events: the days of their ids, the first id and the last."""
 
     uris: Sequence[str]
-    layout: Layout
+    schema: pa.Schema
     days: Collection[date]
     first_id: str
     last_id: str
@@ -118,14 +124,32 @@ class LakehouseWriter(SinkWriter):
         Raises Failure if the sink has a driver already.
         """
         super().__init__(connection, spec)
-        self._layout = spec.layout
+        self._spec, self._layout = spec, spec.layout
         self._merge, self._schema, self._uri = spec.strategy.select, schema, uri
-        self._staging = LakehouseStaging(spec.name, self._epoch, spec.decoders, spec.layout, self._folder)
+        self._applier: TransformingLakehouseApplier | None = None
+        self._merged = spec.layout.schema  # the columns of the rows that are merged
+        if spec.job.transform is None:
+            self._prepare(LakehouseStaging(spec.name, self._epoch, spec.decoders, spec.layout, self._folder))
+
+    def prepare(self, returned: pa.Schema) -> None:
+        spec = self._spec
+        self._applier, self._merged = TransformingLakehouseApplier(spec), returned
+        staging = LakehouseTransformStaging(
+            spec.name, self._epoch, spec.decoders, spec.layout, returned=returned, folder=self._folder
+        )
+        self._prepare(staging)
+
+    def _prepare(self, staging: LakehouseStaging | LakehouseTransformStaging) -> None:
+        """Make the tables of executors, and of the session."""
+        self._staging = staging
         with self._errors("does not let the sink start"):
-            if is_reachable(uri):
-                self._stage_in(self._staging)
-            with connection, connection.cursor() as cursor:
-                cursor.execute(TABLES)
+            if is_reachable(self._uri):
+                self._stage_in(staging)
+            with self._connection, self._connection.cursor() as cursor:
+                if self._applier is None:
+                    cursor.execute(TABLE)
+                else:
+                    self._applier.prepare(cursor)
 
     def positions(self, topic: str, topic_id: str) -> dict[int, int]:
         """The same; and the table is made if there is none. Raises Failure if there was one."""
@@ -153,12 +177,14 @@ class LakehouseWriter(SinkWriter):
             return Counts()
         refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}"
         with self._errors(refused), fence.held(self._connection, self.name):
-            aside = self._set_aside(batch)
-            traced = {one.event_id for one in batch.traced if one.event_id and not one.is_dead} - {*aside.resolved}
-            missing = self._table.missing(traced)
-            merged = self._table.merge(self._incoming(batch, aside), {"positions": aside.end}, aside.resolved)
-            counts = self._conclude(batch, merged, aside.dead)
-        traces.log_outcomes(self.name, _outcomes(batch, missing))
+            failed = _failed(batch)
+            known = {*failed.values()} - self._table.missing({*failed.values()})
+            aside = self._set_aside(batch, failed, known)
+            missing = self._table.missing(_in_question(batch, aside))
+            without = {*aside.resolved, *failed.values()}
+            merged = self._table.merge(self._incoming(batch, aside), {"positions": aside.end}, without)
+            counts = self._conclude(batch, merged, aside)
+        traces.log_outcomes(self.name, _outcomes(batch, missing, aside.outcomes))
         self._is_staged |= batch.staged is not None
         return counts
 
@@ -179,38 +205,71 @@ class LakehouseWriter(SinkWriter):
             remove()
 
     def _incoming(self, batch: Batch, aside: Aside) -> pa.Table | Files:
-        """The events of a batch that the MERGE takes, and maybe some that letters resolve."""
-        if batch.staged and aside.bounds:
-            return Files(self._files.uris(batch.staged.attempts), self._layout, batch.staged.days, *aside.bounds)
-        return self._layout.table(batch.rows)
+        """The rows of a batch that the MERGE takes, and maybe some whose events letters resolve."""
+        if batch.staged is not None:
+            if not aside.bounds:
+                return self._merged.empty_table()
+            attempts = (batch.returned or batch.staged).attempts
+            return Files(self._files.uris(attempts), self._merged, batch.staged.days, *aside.bounds)
+        return self._layout.table(batch.rows) if batch.returned is None else batch.returned.rows
 
-    def _set_aside(self, batch: Batch) -> Aside:
+    def _set_aside(self, batch: Batch, failed: Events, known: Collection[str]) -> Aside:
+        """The first transaction. Of the events for which the transform has ``failed``, the table has those that are
+        ``known``: they are duplicates.
+        """
         with self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
             stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
             positions.require_no_gap(self.name, batch.topic, stored, batch.start)
-            # Both tables, because one that is never truncated holds vacuum back.
-            cursor.execute("TRUNCATE batch, rejections")
-            if batch.staged:
-                self._staging.take_rows(cursor, batch.staged)
-            else:
-                copy_ids(cursor, event_ids(batch.rows))
+            self._take(cursor, batch)
             # What was replayed goes through the MERGE again: the table may have been restored to a version before that.
             resolved = dead_letters.drop_resolved(cursor, self.name, batch.count, ["discarded"])
             if batch.staged:
                 dead = self._staging.take_dead(cursor, batch.topic, batch.topic_id, batch.staged)
             else:
                 dead = dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.dead)
+            rejected, filtered, outcomes = 0, 0, dict[tuple[int, int], traces.Outcome]()
+            if self._applier is not None:
+                outcomes |= traces.filtered(cursor, batch.traced)
+                outcomes |= {place: "set aside" for place in failed if failed[place] not in {*known, *resolved}}
+                rejected, filtered = self._applier.set_aside(cursor, batch.topic, batch.topic_id, known)
             end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}
-            reached = {**positions.read_all(cursor, self.name), batch.topic: {**stored, **end}}
-            return Aside(reached, resolved, dead, staging.bounds(cursor) if batch.staged else ())
+            return Aside(
+                {**positions.read_all(cursor, self.name), batch.topic: {**stored, **end}},
+                resolved,
+                dead_letters.open_of_batch(cursor, self.name, batch.count),
+                dead,
+                rejected,
+                filtered,
+                staging.bounds(cursor) if batch.staged else (),
+                outcomes,
+            )
 
-    def _conclude(self, batch: Batch, merged: int, dead: int) -> Counts:
-        duplicates = batch.count - merged
-        counts = Counts(batch.count, applied=merged, duplicates=duplicates, dead=dead, skipped=batch.skipped_count)
+    def _take(self, cursor: extensions.cursor, batch: Batch) -> None:
+        """Let ``batch`` have the events. It is truncated, because a table that never is holds vacuum back."""
+        if self._applier is not None:
+            self._applier.renew(cursor)
+            self._applier.take(cursor, batch, self._staging.tables)
+            return
+        cursor.execute("TRUNCATE batch")
+        if batch.staged:
+            self._staging.take_rows(cursor, batch.staged)
+        else:
+            copy_ids(cursor, event_ids(batch.rows))
+
+    def _conclude(self, batch: Batch, merged: int, aside: Aside) -> Counts:
+        counts = Counts(
+            batch.count,
+            applied=merged,
+            duplicates=batch.count - merged - aside.rejected - aside.filtered,
+            rejected=aside.rejected,
+            dead=aside.dead,
+            skipped=batch.skipped_count,
+            filtered=aside.filtered,
+        )
         with self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
-            dead_letters.mark_replayed(cursor, self.name, batch.count)
+            dead_letters.mark_these_replayed(cursor, self.name, aside.to_close)
             count(cursor, self.name, counts)
             self._pass(cursor, batch)
         return counts
@@ -290,7 +349,8 @@ class Table:
                 self._spark.conf.set(COMMIT_METADATA, json.dumps({"sink": self._sink, **metadata}))
             if isinstance(rows, Files):
                 bounds = _sql(rows.days, rows.first_id, rows.last_id)
-                incoming = self._spark.read.schema(frame.columns(rows.layout)).parquet(*rows.uris)
+                schema = self._spark.createDataFrame(rows.schema.empty_table()).schema
+                incoming = self._spark.read.schema(schema).parquet(*rows.uris)
             else:
                 bounds = _bounds(rows["event_id"].to_pylist())
                 incoming = self._spark.createDataFrame(rows)
@@ -365,64 +425,37 @@ class Table:
             ) from error
 
 
-class LakehouseApplier(PostgresApplier):
-    """Applies the events of dead letters to a Delta table.
+def _failed(batch: Batch) -> Events:
+    """The events for which the transform has failed."""
+    if batch.returned is None or not batch.returned.failed:
+        return {}
+    rows = [row for table in batch.rows.values() for row in table.select(PLACE).to_pylist()]
+    places = {(row["partition"], row["offset"]): row["event_id"] for row in rows}
+    return {place: places[place] for place in batch.returned.failed}
 
-    The MERGE runs between two transactions, like that of the writer. If the process ends behind it, the dead letters
-    stay open, and the next replay finds their events in the table. A MERGE cannot be rolled back, so ``dry_run`` only
-    counts what it would insert.
+
+def _in_question(batch: Batch, aside: Aside) -> set[str]:
+    """Traced events that the MERGE gets, so that the table says what becomes of them."""
+    found = {
+        one.event_id
+        for one in batch.traced
+        if one.event_id and not one.is_dead and (one.partition, one.offset) not in aside.outcomes
+    }
+    return found - {*aside.resolved}
+
+
+def _outcomes(batch: Batch, missing: set[str], others: Outcomes) -> list[tuple[Traced, traces.Outcome]]:
+    """What became of a batch's traced records, given those of their events that the table did not have before, and the
+    outcomes of records that were not merged. MERGE takes the first of two records of one event.
     """
-
-    def __init__(self, spark: SparkSession, spec: SinkSpec, schema: Path, uri: str, *, dry_run: bool) -> None:
-        """Raises Failure if the table is gone, or differs from what its SQL declares."""
-        super().__init__(spec)
-        self._dry_run = dry_run
-        self._table = Table(spark, spec.name, spec.strategy.select, schema.read_text(), uri)
-        self._table.require()
-
-    def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
-        del topic, topic_id, older_than_horizon  # the table forgets nothing, so it has no horizon
-        cursor.execute("SELECT * FROM batch")
-        names = [column.name for column in cursor.description or ()]
-        found = [dict(zip(names, row, strict=True)) for row in cursor]
-        if not found:
-            return Applied(0, 0)
-        rows = self._as_rows(found)
-        event_ids = rows["event_id"].to_pylist()
-        with fence.between_transactions(cursor, self.name, keep=not self._dry_run):
-            applied = len(self._table.missing(event_ids)) if self._dry_run else self._table.merge(rows)
-        dead_letters.mark_these_replayed(cursor, self.name, event_ids)
-        return Applied(applied, 0)
-
-    def _as_rows(self, found: Sequence[Mapping[str, Any]]) -> pa.Table:
-        columns = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
-        columns |= {column.name: ARROW_TYPES[column.type] for column in self._layout.columns}
-        as_text = {name for name, type_ in columns.items() if type_ == pa.string()}
-        return pa.table(
-            {
-                name: pa.array([_plain(row[name]) if name in as_text else row[name] for row in found], type_)
-                for name, type_ in columns.items()
-            }
-        )
-
-
-def _plain(value: Any) -> str | None:
-    """A value of Postgres as the stream has it: text."""
-    if value is None:
-        return None
-    return json.dumps(value) if isinstance(value, dict | list) else str(value)
-
-
-def _outcomes(batch: Batch, missing: set[str]) -> list[tuple[Traced, traces.Outcome]]:
-    """What became of a batch's traced records, given those of their events that the table did not have before. MERGE
-    takes the first of two records of one event.
-    """
-    dead = {(one.partition, one.offset) for one in batch.dead}
-    missing = {*missing}
+    dead: Outcomes = {(one.partition, one.offset): "set aside" for one in batch.dead}
+    others, missing = {**others, **dead}, {*missing}
     found: list[tuple[Traced, traces.Outcome]] = []
     for one in sorted(batch.traced, key=lambda one: (one.partition, one.offset)):
-        if one.is_dead or (one.partition, one.offset) in dead:
+        if one.is_dead:
             found.append((one, "set aside"))
+        elif (one.partition, one.offset) in others:
+            found.append((one, others[one.partition, one.offset]))
         elif one.event_id in missing:
             missing.remove(one.event_id)
             found.append((one, "applied"))

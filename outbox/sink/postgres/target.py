@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import pyarrow as pa
 from psycopg2 import extensions
 
 from outbox.base.settings import Settings
-from outbox.events.schema import Column
 from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink.postgres.returned import as_columns, columns_of, require_storable
 from outbox.sink.postgres.transforming import TransformingApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spec import SinkSpec
-from outbox.sink.target import Target, Transform
+from outbox.sink.target import Target, Transformed
 from outbox.sink.writer import SinkWriter
 
 
@@ -22,10 +21,21 @@ class PostgresTarget(Target):
     def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec) -> SinkWriter:  # noqa: ARG002
         return PostgresWriter(connection, spec)
 
-    def applier(self, settings: Settings, spec: SinkSpec, *, dry_run: bool) -> PostgresApplier:  # noqa: ARG002
-        return PostgresApplier(spec)
+    def applier(
+        self,
+        settings: Settings,  # noqa: ARG002
+        spec: SinkSpec,
+        transform: Transformed | None = None,
+        *,
+        dry_run: bool,
+    ) -> PostgresApplier:
+        if transform is None:
+            return PostgresApplier(spec)
+        returned = columns_of(transform.schema, spec.layout)
+        return TransformingApplier(spec, returned, transform.apply, dry_run=dry_run)
 
-    def transforming_applier(
-        self, spec: SinkSpec, returned: Sequence[Column], transform: Transform, *, dry_run: bool
-    ) -> TransformingApplier:
-        return TransformingApplier(spec, returned, transform, dry_run=dry_run)
+    def storable(self, spec: SinkSpec, rows: pa.Table) -> pa.Table:
+        columns = columns_of(rows.schema, spec.layout)
+        found = as_columns(rows, columns)
+        require_storable(found, columns)
+        return found

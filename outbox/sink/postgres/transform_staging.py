@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -24,6 +24,7 @@ from outbox.base.errors import Failure
 from outbox.events.schema import Column
 from outbox.sink.batch import Decoded, Staged
 from outbox.sink.layout import Layout
+from outbox.sink.postgres.returned import as_columns
 from outbox.sink.postgres.staging import Copier, Count, Staging, copy_table, definitions, types_of
 from outbox.sink.records import RecordDecoder, Records, joined
 
@@ -123,22 +124,29 @@ class ReturnedCopier:
     columns: Sequence[Column]
 
     def __call__(self, tables: Iterable[pa.Table]) -> tuple[int, int]:
-        """Copy the rows; returns under which attempt, and how many. Raises ValueError for one that Postgres refuses."""
+        """Copy the rows; returns under which attempt, and how many. Raises ValueError for one that is refused."""
         attempt, count = secrets.randbits(ATTEMPT_BITS), 0
         with closing(psycopg2.connect(make_dsn(None, **self.dsn))) as connection, connection.cursor() as cursor:
             connection.autocommit = True
-            for rows in tables:
-                copy_returned(cursor, self.kept, rows, self.columns, attempt)
-                count += rows.num_rows
+            with self.writing(cursor, attempt) as write_rows:
+                for rows in tables:
+                    write_rows(rows)
+                    count += rows.num_rows
         return attempt, count
+
+    @contextmanager
+    def writing(self, cursor: extensions.cursor, attempt: int) -> Iterator[Callable[[pa.Table], None]]:
+        """A function that writes rows under an attempt; what it has written is complete at the end of the block."""
+        yield lambda rows: copy_returned(cursor, self.kept, as_columns(rows, self.columns), self.columns, attempt)
 
 
 def copy_returned(
     cursor: extensions.cursor, into: sql.Composable, rows: pa.Table, columns: Sequence[Column], attempt: int
 ) -> None:
-    """COPY rows of these columns under an attempt. Raises ValueError for one that Postgres refuses."""
-    copied = rows.append_column("attempt", pa.array([attempt] * rows.num_rows, pa.int64()))
+    """COPY the places of rows, and these columns, under an attempt. Raises ValueError for one that Postgres refuses."""
+    types = types_of(columns)
+    copied = rows.select([*types]).append_column("attempt", pa.array([attempt] * rows.num_rows, pa.int64()))
     try:
-        copy_table(cursor, into, copied, {**types_of(columns), "attempt": "bigint"})
+        copy_table(cursor, into, copied, {**types, "attempt": "bigint"})
     except psycopg2.DataError as error:
         raise ValueError(str(error).partition("\n")[0]) from error

@@ -8,7 +8,7 @@ no event, and a second one of an event, are found there too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -25,7 +25,6 @@ from outbox.sink.postgres.rows import fetched
 from outbox.sink.postgres.staging import copy_rows, definitions, types_of
 from outbox.sink.postgres.transform_staging import copy_returned
 from outbox.sink.spec import SinkSpec
-from outbox.sink.target import Transform
 
 NO_ATTEMPT = 0  # of rows in the temporary tables, which are all of one batch
 TRANSFORM_FAILED = "transform failed"
@@ -39,7 +38,7 @@ OF_ATTEMPTS = "array_position(%(attempts)s, {table}.attempt) IS NOT NULL"
 TAKE = f"""
 INSERT INTO batch
        (event_id, partition, "offset", "{TYPE}", "{KEY}", "{VERSION}", "{IS_FILTERED}", "{FAILURE}" {{returned}})
-SELECT original.event_id, original.partition, original."offset", {{event_type}}, original.{{key}}::text, {{version}},
+SELECT original.event_id, original.partition, original."offset", {{type}}, {{key}}, {{version}},
        kept.event_id IS NULL AND failed.detail IS NULL, failed.detail {{of_kept}}
   FROM {{originals}} AS original
   LEFT JOIN (SELECT * FROM {{kept}} AS kept WHERE {OF_ATTEMPTS.format(table="kept")}) AS kept
@@ -76,12 +75,16 @@ INSERT INTO rejections (event_id, reason, detail) SELECT event_id, %s, detail FR
 """  # noqa: S608
 
 
+Known = Mapping[str, str]  # of an event as it was decoded: by type, key and version, the SQL for it
+
+
 class Source(NamedTuple):
     """Tables with events as they were decoded, and with what the transform returned of them, and whose rows count."""
 
     originals: sql.Identifier
     kept: sql.Identifier
     attempts: Sequence[int]
+    known: Known
 
 
 class TransformingApplier(PostgresApplier):
@@ -93,7 +96,7 @@ class TransformingApplier(PostgresApplier):
         self,
         spec: SinkSpec,
         returned: Sequence[Column],
-        transform: Transform | None = None,
+        transform: Callable[[str, pa.Table], Returned] | None = None,
         *,
         dry_run: bool = False,
     ) -> None:
@@ -103,8 +106,10 @@ class TransformingApplier(PostgresApplier):
         super().__init__(spec)
         self._shape = TransformedLayout(spec.layout, returned)
         self._returned, self._transform, self._dry_run = returned, transform, dry_run
-        self._of_originals = self._names
-        self._names = {topic: _names(of_originals) for topic, of_originals in self._of_originals.items()}
+        self._known = {topic: _known(names) for topic, names in self._names.items()}
+        self._known_of_staged = self._known
+        self._names = {topic: _names(of_originals) for topic, of_originals in self._names.items()}
+        self._count = 0  # of the events that were taken
         self._has_filtered = self._has_failed = False
 
     def prepare(self, cursor: extensions.cursor) -> None:
@@ -132,43 +137,46 @@ class TransformingApplier(PostgresApplier):
             self._take_kept(cursor, batch.topic, batch.count, batch.returned)
         else:
             attempts = [*batch.staged.attempts, *batch.returned.attempts]
-            source = Source(staged["rows"], staged["kept"], attempts)
-            self._take(cursor, batch.topic, batch.count, batch.returned, source)
+            source = Source(staged["rows"], staged["kept"], attempts, self._known_of_staged[batch.topic])
+            self._take(cursor, batch.count, batch.returned, source)
 
     def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
-        """The same; the events pass the transform first, and no transaction is open meanwhile."""
+        """The same; the events pass the transform first."""
+        if self._transformed(cursor, topic) is None:
+            return Applied(0, 0)
+        return super().replay(cursor, topic, topic_id, older_than_horizon=older_than_horizon)
+
+    def _transformed(self, cursor: extensions.cursor, topic: str) -> pa.Table | None:
+        """Let the events in ``originals`` pass the transform, while no transaction is open, and join what it returns.
+
+        Returns that; None if there are no events.
+        """
         assert self._transform is not None, "for a replay"  # noqa: S101
         rows = fetched(cursor, "originals", self._layout.columns)
         if not rows.num_rows:
-            return Applied(0, 0)
+            return None
         with fence.between_transactions(cursor, self.name, keep=not self._dry_run):
             returned = self._transform(topic, rows)
-        self._copy_originals(cursor, rows)
-        self._take_kept(cursor, topic, rows.num_rows, returned)
-        return super().replay(cursor, topic, topic_id, older_than_horizon=older_than_horizon)
-
-    def _copy_originals(self, cursor: extensions.cursor, rows: pa.Table) -> None:
         copy_returned(cursor, sql.Identifier("originals"), rows, self._layout.columns, NO_ATTEMPT)
+        self._take_kept(cursor, topic, rows.num_rows, returned)
+        return returned.rows
 
     def _take_kept(self, cursor: extensions.cursor, topic: str, count: int, returned: Returned) -> None:
         """Take the temporary table of originals, and what was returned of them to this process."""
         assert returned.rows is not None, "returned to the driver"  # noqa: S101
-        source = Source(sql.Identifier("originals"), sql.Identifier("kept"), [NO_ATTEMPT])
+        source = Source(sql.Identifier("originals"), sql.Identifier("kept"), [NO_ATTEMPT], self._known[topic])
         copy_returned(cursor, source.kept, returned.rows, self._returned, NO_ATTEMPT)
-        self._take(cursor, topic, count, returned, source)
+        self._take(cursor, count, returned, source)
 
-    def _take(self, cursor: extensions.cursor, topic: str, count: int, returned: Returned, source: Source) -> None:
+    def _take(self, cursor: extensions.cursor, count: int, returned: Returned, source: Source) -> None:
         self._attempts = list(source.attempts)
-        of = self._of_originals[topic]
         columns = [sql.Identifier(column.name) for column in self._returned]
         statement = sql.SQL(TAKE).format(
             returned=sql.SQL("").join(sql.SQL(", {}").format(one) for one in columns),
             of_kept=sql.SQL("").join(sql.SQL(", kept.{}").format(one) for one in columns),
             originals=source.originals,
             kept=source.kept,
-            key=sql.SQL(of["key"]),
-            version=sql.SQL(f"original.{of['version']}" if "version" in of else "NULL"),
-            event_type=sql.SQL(of["event_type"].replace("batch.", "original.")),
+            **{name: sql.SQL(known) for name, known in source.known.items()},
         )
         parameters: dict[str, Any] = {
             "attempts": self._attempts,
@@ -181,7 +189,7 @@ class TransformingApplier(PostgresApplier):
         ((joined, filtered, failed),) = cursor.fetchall()
         if joined != count or joined - filtered - failed != returned.row_count:
             raise self._broken(cursor, source)
-        self._has_filtered, self._has_failed = bool(filtered), bool(failed)
+        self._count, self._has_filtered, self._has_failed = count, bool(filtered), bool(failed)
         self._of_letters = {
             "event": "to_jsonb(original) - 'attempt'",
             "events": sql.SQL(EVENTS_OF_LETTERS).format(originals=source.originals).as_string(cursor),
@@ -211,6 +219,15 @@ class TransformingApplier(PostgresApplier):
             "it keeps event_id, partition and offset as they are, and returns one row of an event at most",
             code="transform-breaks-rule",
         )
+
+
+def _known(of_originals: Mapping[str, str]) -> Known:
+    """What is known of an original event, given what SQL may name of it."""
+    return {
+        "type": of_originals["event_type"].replace("batch.", "original."),
+        "key": f"original.{of_originals['key']}::text",
+        "version": f"original.{of_originals['version']}" if "version" in of_originals else "NULL",
+    }
 
 
 def _names(of_originals: Mapping[str, str]) -> dict[str, str]:

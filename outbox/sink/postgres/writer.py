@@ -11,15 +11,15 @@ commit and delivers the same offsets again, maybe cut into other batches: that i
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from datetime import date
 
+import pyarrow as pa
 from psycopg2 import extensions
 
-from outbox.events.schema import Column
 from outbox.sink import dead_letters, partitions, positions, traces
 from outbox.sink.batch import Batch, event_ids
 from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink.postgres.returned import columns_of
 from outbox.sink.postgres.staging import Staging
 from outbox.sink.postgres.transform_staging import TransformStaging
 from outbox.sink.postgres.transforming import TransformingApplier
@@ -41,12 +41,12 @@ class PostgresWriter(SinkWriter):
             staging = Staging(spec.name, self._epoch, spec.decoders, spec.layout, with_days=self._remembers_ids)
             self._prepare(PostgresApplier(spec), staging)
 
-    def prepare(self, returned: Sequence[Column]) -> None:
-        spec = self._spec
+    def prepare(self, returned: pa.Schema) -> None:
+        spec, columns = self._spec, columns_of(returned, self._spec.layout)
         staging = TransformStaging(
-            spec.name, self._epoch, spec.decoders, spec.layout, returned, with_days=self._remembers_ids
+            spec.name, self._epoch, spec.decoders, spec.layout, columns, with_days=self._remembers_ids
         )
-        self._prepare(TransformingApplier(spec, returned), staging)
+        self._prepare(TransformingApplier(spec, columns), staging)
 
     def _prepare(self, applier: PostgresApplier, staging: Staging) -> None:
         """Make the tables of executors, and of the session."""
@@ -69,7 +69,8 @@ class PostgresWriter(SinkWriter):
             self._ensure_partitions(batch)
             with self._connection, self._connection.cursor() as cursor:
                 counts = self._apply(cursor, batch)
-                outcomes = traces.outcomes(cursor, batch.traced)
+                has_transform = self._spec.job.transform is not None
+                outcomes = traces.outcomes(cursor, batch.traced, has_transform=has_transform)
         traces.log_outcomes(self.name, outcomes)
         self._is_staged |= batch.staged is not None
         return counts

@@ -84,21 +84,29 @@ class Reader:
         Raises Failure if the driver or a task cannot read or stage them, if Spark cannot run the tasks, or if the
         transform fails for too many of a few events; Closed.
         """
-        decoder = self._spec.decoders[part.topic]
+        try:
+            return self._read(context, part)
+        except TransformFailed:  # of many events
+            return self.read(context, part.divided(2)[0])
+
+    def _read(self, context: SparkContext, part: Part) -> Batch:
         batch = Batch(part.topic, self._topic_ids[part.topic], part.start, part.end)
         if part.count <= DRIVER_MAX_RECORDS:
-            decoded = decoder.decode(Records.of(list(self._followers[part.topic].read(part.start, part.end))))
-            if self._transform is not None:
-                events = as_events(self._spec.layout.table(decoded.rows), part.topic)
-                batch = replace(batch, returned=self._transform.apply(events))
-        elif self._transform is not None:
-            return self._read_transformed(part, batch, self._transform)
+            records = Records.of(list(self._followers[part.topic].read(part.start, part.end)))
+            decoded = self._spec.decoders[part.topic].decode(records)
+            transform = None if self._transform is None else self._transform.apply
         elif self._staging is None:
             decoded, end = self._decode_here(part)
             batch = replace(batch, end=end)
-        else:
+            transform = None if self._transform is None else self._transform.apply_to_many
+        elif self._transform is None:
             staged = self._stage(context, part, self._staging)
             return replace(batch, staged=staged, traced=staged.traced)
+        else:
+            return self._stage_transformed(part, batch, self._transform)
+        if transform is not None:
+            events = as_events(self._spec.layout.table(decoded.rows), part.topic)
+            batch = replace(batch, returned=transform(events))
         return replace(batch, **decoded._asdict())
 
     def close(self) -> None:
@@ -121,21 +129,15 @@ class Reader:
                     return Decoded.together(found), reached
         return Decoded.together(found), part.end
 
-    def _read_transformed(self, part: Part, batch: Batch, transform: Transform) -> Batch:
+    def _stage_transformed(self, part: Part, batch: Batch, transform: Transform) -> Batch:
         staging = self._staging
         assert isinstance(staging, TransformStaging), "of a target that takes a transform"  # noqa: S101
         shares = self._shares(part, transform.context)
         dsn, job = self._settings.dsn(SinkRole.WRITER), staging.next_job()
         settings = self._settings.without_secrets("kafka_password")
         passing = staging.passing_copier(dsn, part.topic, job)
-        try:
-            returned = transform.stage(
-                shares,
-                ReadTask(settings, part.topic, self._spec.layout, passing, shares),
-                StageTask(staging.returned_copier(dsn), transform.columns),
-            )
-        except TransformFailed:
-            return self.read(transform.context, part.divided(2)[0])
+        read = ReadTask(settings, part.topic, self._spec.layout, passing, shares)
+        returned = transform.stage(shares, read, StageTask(staging.returned_copier(dsn)))
         staged = staging.passed(dsn, job, len(shares))
         return replace(batch, staged=staged, traced=staged.traced, returned=returned)
 

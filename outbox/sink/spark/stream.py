@@ -215,7 +215,7 @@ class Stream:
         transform = None
         if self._spec.job.transform is not None:
             transform = Transform(self._spark, self._spec)
-            self._writer.prepare(transform.columns)
+            self._writer.prepare(transform.returned)
         self._reader = Reader(self._settings, self._spec, self._topic_ids, self._writer.staging, transform)
         self._resources.enter_context(closing(self._reader))
         # One thread for all batches, because PySpark keeps a thread of the JVM for each that has called it.

@@ -1,11 +1,11 @@
-"""A job's `transform`: a function of DataFrames, which its events pass before the projections see them.
+"""A job's `transform`: a function of DataFrames, which its events pass before the projections, or a MERGE, see them.
 
     def in_grams(events: DataFrame) -> DataFrame:
         units = events.sparkSession.read.schema(UNITS).csv(f"file://{FILE}")
         return events.join(broadcast(units), "unit").withColumn("grams", expr("quantity * grams_per_unit"))
 
 It gets what `outbox.sink.spark.frame.events` gives, and returns a DataFrame with the columns that the projections
-want. It is called for every batch, and for each part of a large one. The rules:
+or the MERGE want. It is called for every batch, and for each part of a large one. The rules:
 
 - ``event_id``, ``partition`` and ``offset`` stay as they are, so that each row is known by its event.
 - An event has one row at most. An event without a row is filtered: the sink counts it, and passes it.
@@ -18,9 +18,9 @@ An event for which the transform fails is found by halves and set aside as `tran
 `FAILED_MAX` of a hundred fail, the transform is at fault, and the sink stops.
 
 Records do not pass through the JVM. Tasks read and decode them, and stage what they have read; then only columns pass,
-and other tasks stage the rows that come back (`outbox.sink.postgres.staging`). Between the two there may be a shuffle,
-so nobody knows which attempts of the reading tasks the rows are from. All attempts of a share read the same, so the
-first one that completed counts.
+and other tasks stage the rows that come back (`outbox.sink.postgres.transform_staging`). Between the two there may be a
+shuffle, so nobody knows which attempts of the reading tasks the rows are from. All attempts of a share read the same,
+so the first one that completed counts.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from decimal import Decimal
-from uuid import UUID
 
 import pyarrow as pa
 from py4j.protocol import Py4JNetworkError
@@ -58,8 +56,7 @@ from pyspark.sql.types import (
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.events.schema import Column, SqlType, shortened
-from outbox.events.values import NOT_JSON, NUL, decode
+from outbox.events.schema import shortened
 from outbox.kafka.records import batches
 from outbox.sink.applier import Applier
 from outbox.sink.batch import Returned
@@ -69,7 +66,7 @@ from outbox.sink.spark import frame
 from outbox.sink.spark.part import Part
 from outbox.sink.spark.session import FEW_ROWS, JVM_GONE, session
 from outbox.sink.spec import SinkSpec
-from outbox.sink.values import ARROW_TYPES
+from outbox.sink.target import Transformed
 from outbox.sink.writer import PassingCopier, ReturnedCopier
 
 # For small batches. Adaptive execution plans again after each stage, which takes longer than the query itself.
@@ -80,18 +77,18 @@ SUMMARY = "attempt bigint, rows bigint"
 TASK_FAILURE = re.compile(r"TaskFailed: (\{.*\})")
 # Of an executor or of the whole job, and no fault of an event.
 LOST = ("ExecutorLostFailure", "FetchFailed", "cancelled", "SparkContext was shut down", "OutOfMemoryError")
-SQL_TYPES: Mapping[type[DataType], SqlType] = {
-    StringType: "text",
-    ByteType: "bigint",
-    ShortType: "bigint",
-    IntegerType: "bigint",
-    LongType: "bigint",
-    DecimalType: "numeric",
-    FloatType: "double precision",
-    DoubleType: "double precision",
-    BooleanType: "boolean",
-    TimestampType: "timestamptz",
-    DateType: "date",
+# Of a sink's columns; so are decimals.
+ARROW_TYPES: Mapping[type[DataType], pa.DataType] = {
+    StringType: pa.string(),
+    ByteType: pa.int8(),
+    ShortType: pa.int16(),
+    IntegerType: pa.int32(),
+    LongType: pa.int64(),
+    FloatType: pa.float32(),
+    DoubleType: pa.float64(),
+    BooleanType: pa.bool_(),
+    TimestampType: pa.timestamp("us", tz="UTC"),
+    DateType: pa.date32(),
 }
 PLACE_TYPES: Mapping[str, DataType] = {"event_id": StringType(), "partition": IntegerType(), "offset": LongType()}
 
@@ -111,7 +108,7 @@ class Transform:
 
     def __init__(self, spark: SparkSession, spec: SinkSpec) -> None:
         """Raises Failure if it cannot be imported, or does not return what a sink can take."""
-        self._sink, self._name, self._events = spec.name, str(spec.job.transform), spec.layout
+        self._spec, self._sink, self._name = spec, spec.name, str(spec.job.transform)
         self.context = spark.sparkContext
         self._function = self._load()
         self._schema = frame.schema(spec.layout)
@@ -119,7 +116,8 @@ class Transform:
         self._small = spark.newSession()
         for name, value in SMALL.items():
             self._small.conf.set(name, value)
-        self.columns = self._columns()
+        self.returned = self._returned_schema()
+        """The place of each event, and the columns that it returns."""
 
     def apply(self, events: pa.Table) -> Returned:
         """What it returns of the events of a small batch, which have the columns of the sink's layout and ``topic``.
@@ -127,7 +125,7 @@ class Transform:
         Raises Failure if it fails for many of them.
         """
         if not events.num_rows:
-            return Returned(self._arrow_schema.empty_table())
+            return Returned(self._storable(self.returned.empty_table()))
         found, failed = list[pa.Table](), dict[tuple[int, int], str]()
         waiting = [events]
         while waiting:
@@ -142,8 +140,22 @@ class Transform:
                 failed[some["partition"][0].as_py(), some["offset"][0].as_py()] = str(error)
                 if len(failed) > FAILED_MAX or self._fails_for(events.slice(0, 0)):
                     raise self._failed(events, str(error)) from error
-        rows = pa.concat_tables([self._arrow_schema.empty_table(), *found])
+        rows = pa.concat_tables([self._storable(self.returned.empty_table()), *found])
         return Returned(rows, row_count=rows.num_rows, failed=failed)
+
+    def apply_to_many(self, events: pa.Table) -> Returned:
+        """The same of as many events as the driver holds. Raises TransformFailed if it fails for one of them."""
+        rows = self._rows(events)
+        return Returned(rows, row_count=rows.num_rows)
+
+    def _rows(self, events: pa.Table) -> pa.Table:
+        returned = self._returned(self._small.createDataFrame(events, self._schema))
+        with self._errors():
+            rows = returned.toArrow()
+        try:
+            return self._storable(rows.cast(self.returned))
+        except ValueError as error:  # pa.ArrowInvalid is one
+            raise TransformFailed(shortened(str(error))) from error
 
     def stage(self, shares: Sequence[Part], read: ReadTask, stage: StageTask) -> Returned:
         """Let tasks read these shares, and stage what it returns of them.
@@ -156,16 +168,8 @@ class Transform:
             summaries = returned.mapInArrow(stage, SUMMARY).collect()
         return Returned(attempts=[one["attempt"] for one in summaries], row_count=sum(one["rows"] for one in summaries))
 
-    def _rows(self, events: pa.Table) -> pa.Table:
-        returned = self._returned(self._small.createDataFrame(events, self._schema))
-        with self._errors():
-            rows = returned.toArrow()
-        try:
-            found = as_columns(rows, self.columns)
-            require_storable(found, self.columns)
-            return found
-        except ValueError as error:  # pa.ArrowInvalid is one
-            raise TransformFailed(shortened(str(error))) from error
+    def _storable(self, rows: pa.Table) -> pa.Table:
+        return self._spec.job.target.storable(self._spec, rows)
 
     def _load(self) -> Function:
         if importlib.util.find_spec("pandas") is None:
@@ -180,8 +184,7 @@ class Transform:
         function: Function = found
         return function
 
-    def _columns(self) -> tuple[Column, ...]:
-        """The columns that it returns beside the place of each event."""
+    def _returned_schema(self) -> pa.Schema:
         try:
             returned = self._function(self._small.createDataFrame([], self._schema))
             schema = returned.schema
@@ -192,23 +195,16 @@ class Transform:
         problem = unusable(schema, self._schema)
         if problem is not None:
             raise self._unusable(*problem)
-        given = {column.name: column for column in self._events.columns}
-        return tuple(
-            given[name]
-            if name in given and frame.SPARK_TYPES[given[name].type] == type_
-            else Column(name, SQL_TYPES[type(type_)], is_nullable=True)
-            for name, type_ in ((field.name, field.dataType) for field in schema.fields)
-            if name not in {*PLACE, "topic"}
-        )
+        types = {field.name: _arrow_type(field.dataType) for field in schema.fields}
+        return pa.schema({name: types[name] for name in (*PLACE, *types) if name != "topic"})
 
     def _returned(self, events: DataFrame) -> DataFrame:
         """The DataFrame that it returns, with the columns in the order that we know.
 
         Raises Failure if it raises an error: it has not looked at an event yet, so none is to blame.
         """
-        names = [f"`{name}`" for name in (*PLACE, *(column.name for column in self.columns))]
         try:
-            return self._function(events).select(names)
+            return self._function(events).select([f"`{name}`" for name in self.returned.names])
         except Py4JNetworkError:
             raise  # the JVM is gone
         except Exception as error:
@@ -226,10 +222,6 @@ class Transform:
         except TransformFailed:
             return True
         return False
-
-    @property
-    def _arrow_schema(self) -> pa.Schema:
-        return arrow_schema(self.columns)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -292,12 +284,11 @@ class StageTask:
     """What an executor runs on the rows that the transform returns: it stages them."""
 
     copier: ReturnedCopier
-    columns: Sequence[Column]
 
     def __call__(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One row for each task: its attempt, and how many rows it has staged."""
         with task_failures(ValueError, NotImplementedError):  # of a value that no column takes
-            attempt, count = self.copier(as_columns(pa.table(batch), self.columns) for batch in rows)
+            attempt, count = self.copier(pa.table(batch) for batch in rows)
         yield pa.record_batch({"attempt": pa.array([attempt], pa.int64()), "rows": pa.array([count], pa.int64())})
 
 
@@ -308,9 +299,8 @@ def applier(settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
     """
     target = spec.job.target
     transform = Transform(session(settings, [target]), spec)
-    return target.transforming_applier(
-        spec, transform.columns, lambda topic, rows: transform.apply(as_events(rows, topic)), dry_run=dry_run
-    )
+    transformed = Transformed(transform.returned, lambda topic, rows: transform.apply(as_events(rows, topic)))
+    return target.applier(settings, spec, transformed, dry_run=dry_run)
 
 
 @contextmanager
@@ -347,7 +337,7 @@ def unusable(returned: StructType, given: StructType) -> tuple[str, str] | None:
             continue
         if RESERVED.fullmatch(name):
             return f"it returns a column called {name}, as a column of ours", "rename it"
-        if type(type_) not in SQL_TYPES:
+        if type(type_) not in {DecimalType, *ARROW_TYPES}:
             remedy = "cast it, or make it a string with to_json"
             return f"it returns {name} as {type_.simpleString()}, which no table takes", remedy
     return None
@@ -358,41 +348,10 @@ def as_events(rows: pa.Table, topic: str) -> pa.Table:
     return rows.add_column(0, "topic", pa.repeat(topic, rows.num_rows))
 
 
-def as_columns(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
-    """Rows that Spark returns as columns of these types. Raises ArrowInvalid for a value that has none."""
-    return rows.select(arrow_schema(columns).names).cast(arrow_schema(columns))
-
-
-def require_storable(rows: pa.Table, columns: Sequence[Column]) -> None:
-    """Raises ValueError for a text that a column of Postgres does not take, of few rows."""
-    for column in columns:
-        if column.type in CHECKS:
-            for value in filter(None, rows[column.name].to_pylist()):
-                try:
-                    CHECKS[column.type](value)
-                except ValueError as error:
-                    raise ValueError(f"column {column.name}: {error}") from None
-
-
-def _no_nul(text: str) -> None:
-    if NUL in text:
-        raise ValueError("a text contains NUL, which Postgres has no text for")
-
-
-def _json(text: str) -> None:
-    try:
-        decode(text.encode())
-    except NOT_JSON as error:
-        raise ValueError(f"no JSON: {error}") from None
-
-
-CHECKS: Mapping[SqlType, Callable[[str], object]] = {"text": _no_nul, "jsonb": _json, "uuid": UUID, "numeric": Decimal}
-
-
-def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
-    """The place of each event, and these columns."""
-    place = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
-    return pa.schema(place | {column.name: ARROW_TYPES[column.type] for column in columns})
+def _arrow_type(type_: DataType) -> pa.DataType:
+    if isinstance(type_, DecimalType):
+        return pa.decimal128(type_.precision, type_.scale)
+    return ARROW_TYPES[type(type_)]
 
 
 def _reason(text: str) -> str:

@@ -12,11 +12,12 @@ from structlog.testing import capture_logs
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink.batch import Batch
+from outbox.sink.batch import Batch, Returned
+from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.traces import LIMIT
 from tests.support.failures import raises
 from tests.support.made_events import STRATEGIES, TRACE, Event, batch, dead_record, nth_key, other_unit, traced, uuid7
-from tests.support.sink_driver import open_sink, projections_in, sink_on
+from tests.support.sink_driver import open_sink, projections_in, sink_on, spec_with
 
 RANDOM = Random(12)  # noqa: S311
 EVENTS = [Event(uuid7(RANDOM), nth_key(number), 10 + number, 1, total_after=10 + number) for number in range(4)]
@@ -59,6 +60,17 @@ def test_what_cannot_be_decoded_or_is_refused_is_set_aside(databases: Settings) 
         (refused.event_id, 1, "set aside"),
         (None, 2, "set aside"),
     ]
+
+
+def test_what_a_transform_leaves_out_is_filtered(databases: Settings) -> None:
+    plain, some = spec_with(), traced([*EVENTS[:2], EVENTS[0]])
+    rows = plain.layout.table(some.rows)
+    kept = rows.filter([offset != 1 for offset in rows["offset"].to_pylist()])
+    with closing(connect(databases, SinkRole.WRITER)) as connection, capture_logs() as lines:
+        sink = PostgresWriter(connection, replace(plain, job=replace(plain.job, transform="not:loaded")))
+        sink.prepare(plain.layout.schema)
+        sink.apply(replace(some, returned=Returned(kept, row_count=2)))
+    assert [(line["offset"], line["outcome"]) for line in lines] == [(0, "applied"), (1, "filtered"), (2, "duplicate")]
 
 
 def test_an_untraced_event_is_not_told(databases: Settings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,21 +15,16 @@ from confluent_kafka.admin import AdminClient
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink import spec
-from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
 from outbox.sink.spark import reader
-from outbox.sink.spark.part import Part
-from outbox.sink.spark.reader import Reader
-from outbox.sink.spark.transform import Transform, applier
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from tests.fixtures.spark_session import leaves_sockets
 from tests.machinery import transforms
 from tests.machinery.seen import ORDERED, PROJECTION, create_tables
+from tests.support import transformed
 from tests.support.failures import raises
 from tests.support.made_events import Event
 from tests.support.sink_driver import Database, projections_in
@@ -68,42 +63,13 @@ class Sink:
         )
         return spec.resolve(self.settings, job)
 
-    def run(self, start: dict[int, int] | None = None) -> Counts:
-        """Apply what the topic has from these offsets on, or from where the sink has come to."""
-        name = topic_of(self.settings)
-        with ExitStack() as opened:
-            connection = opened.enter_context(closing(connect(self.settings, SinkRole.WRITER)))
-            writer = self.spec.job.target.writer(self.settings, connection, self.spec)
-            transform = Transform(self.spark, self.spec)
-            writer.prepare(transform.columns)
-            self.started()
-            topic_id = topics.describe(self.settings, name).id
-            one = Reader(self.settings, self.spec, {name: topic_id}, writer.staging, transform)
-            opened.enter_context(closing(one))
-            end = topics.last_stable_offsets(self.settings, name)
-            begin = start or dict.fromkeys(end, 0) | writer.positions(name, topic_id)
-            total, part = Counts(), Part(name, begin, end)
-            while part.count:
-                batch = one.read(self.spark.sparkContext, part)
-                total = Counts(*map(sum, zip(total, writer.apply(batch), strict=True)))
-                writer.clear()
-                part = part.behind(batch.end)
-            writer.close()
-            return total
+    def run(self, *, from_start: bool = False) -> Counts:
+        """Apply what the topic has, from its start or from where the sink has come to."""
+        return transformed.run(self.settings, self.spark, self.spec, from_start=from_start, started=self.started)
 
     def replay(self, *, dry_run: bool = False) -> Replayed:
         """Replay open letters, as the command does."""
-        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = Selection(sink=SINK).choose(cursor, with_parked=True)
-            found = repair.replay(
-                connection,
-                {SINK: self.spec},
-                chosen,
-                applier_of=lambda one: applier(self.settings, one, dry_run=dry_run),
-                dry_run=dry_run,
-            )
-            return found.get(SINK, Replayed())
+        return transformed.replay(self.settings, self.spec, dry_run=dry_run)
 
     def refuse(self, *event_ids: str) -> None:
         """The events that the projection refuses from now on."""
@@ -163,7 +129,7 @@ def test_what_is_delivered_again_is_recognised_filtered_or_not(
     publisher.send(events)
     first = sink.run()
     before = sink.rows()
-    again = sink.run(start=dict.fromkeys(topics.last_stable_offsets(sink.settings, topic_of(sink.settings)), 0))
+    again = sink.run(from_start=True)
     assert (again.rows, again.applied) == (count, 0)
     # `upsert` remembers what it has applied. So a key's last event, if it is filtered, is filtered again.
     assert again.filtered == 0 or by == "upsert"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
-import json
 import shutil
 import signal
 import threading
@@ -24,14 +23,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import example, given, settings
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
 from outbox.audit import check, sinks
 from outbox.audit import declared as declarations
 from outbox.base.database import connect
-from outbox.base.settings import Settings, SinkRole, SourceRole, load
+from outbox.base.settings import Settings, SinkRole, load
 from outbox.base.wait import wait_for
 from outbox.events.schema import Column, Rejection
 from outbox.sink import fence, spec
@@ -39,15 +37,15 @@ from outbox.sink.batch import Batch
 from outbox.sink.lakehouse import table as lakehouse_table
 from outbox.sink.lakehouse import writer as lakehouse
 from outbox.sink.lakehouse.target import LakehouseTarget
-from outbox.sink.lakehouse.writer import LakehouseApplier, LakehouseWriter
+from outbox.sink.lakehouse.writer import LakehouseWriter
 from outbox.sink.records import DecodedEvent, Record, RecordDecoder, Records, Skipped
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen
-from outbox.sink.spark import session as spark_session
 from outbox.sink.spec import SinkJob
 from outbox.sink.writer import Copier, Counts, SinkWriter
 from tests.fixtures.spark_session import leaves_sockets
+from tests.sample.lakehouse.lake import NAME, folder, ids, staged_files, write_ledger
 from tests.support.cli_runner import outbox
 from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
 from tests.support.failures import raises
@@ -71,7 +69,6 @@ from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up_alone, catch_up_faulty_alone, logged, running
 
 pytestmark = leaves_sockets
-NAME = "lakehouse"
 DECLARED = spec.sinks(load(environment=False))[NAME]
 HERE = ROOT / "sinks" / "lakehouse"
 SCHEMA, TOTALS = HERE / "table.sql", HERE / "projections" / "balances.sql"
@@ -90,25 +87,6 @@ def events(count: int, at_ms: int = NOW_MS, accounts: int = 3) -> list[Event]:
     ]
 
 
-def end_jvm() -> None:
-    """End PySpark's JVM, if this process has one: only one that is started with Delta's jars can write tables."""
-    gateway = SparkContext._gateway
-    if gateway is not None:
-        gateway.shutdown()
-        gateway.proc.stdin.close()
-        gateway.proc.wait(30)
-        SparkContext._gateway = SparkContext._jvm = None
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    end_jvm()
-    session = spark_session.session(load(tmp_path_factory.mktemp("spark"), environment=False), [DECLARED.job.target])
-    yield session
-    session.stop()
-    end_jvm()
-
-
 @pytest.fixture
 def lake(databases: Settings, spark: SparkSession, tmp_path: Path) -> Settings:
     """Settings with databases and a folder of tables of this test alone."""
@@ -122,15 +100,6 @@ def driving(settings: Settings) -> Iterator[SinkWriter]:
         sink = DECLARED.job.target.writer(settings, connection, DECLARED)
         sink.positions(TOPIC, TOPIC_ID)
         yield sink
-
-
-def folder(settings: Settings) -> Path:
-    return Path(lakehouse_table.location(settings, NAME).removeprefix("file://"))
-
-
-def ids(settings: Settings) -> list[str]:
-    """The ids in the table."""
-    return sorted(DeltaTable(folder(settings)).to_pyarrow_table(columns=["event_id"])["event_id"].to_pylist())
 
 
 def table(settings: Settings) -> lakehouse_table.DeltaState:
@@ -147,16 +116,15 @@ def database(settings: Settings) -> Database:
     return Database(settings, NAME)
 
 
-def replay(settings: Settings, spark: SparkSession, *some: Event, dry_run: bool = False) -> dict[str, Replayed]:
+def replay(settings: Settings, *some: Event, dry_run: bool = False) -> dict[str, Replayed]:
     """Replay the dead letters of these events."""
-    uri = lakehouse_table.location(settings, NAME)
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         return repair.replay(
             connection,
             {NAME: DECLARED},
             [Chosen(NAME, TOPIC, TOPIC_ID, event.event_id) for event in some],
             dry_run=dry_run,
-            applier_of=lambda one: LakehouseApplier(spark, one, SCHEMA, uri, dry_run=dry_run),
+            applier_of=lambda one: one.job.target.applier(settings, one, dry_run=dry_run),
         )
 
 
@@ -197,12 +165,6 @@ def staged(
     done = copier(settings, sink)(attempt, read(some, *bad))
     made = batch(some, start, start + len(some) + len(bad))
     return replace(made, rows={}, staged=done, traced=done.traced)
-
-
-def staged_files(settings: Settings) -> list[str]:
-    """The files that tasks have left, by epoch and attempt."""
-    staging = Path(f"{folder(settings)}.staging")
-    return sorted(str(file.relative_to(staging)) for file in staging.rglob("*.parquet"))
 
 
 def test_rows_that_successful_tasks_have_staged_are_merged_and_no_others(lake: Settings) -> None:
@@ -424,17 +386,17 @@ def test_a_letter_decides_about_its_event_and_one_that_comes_well_closes_its_own
     assert {*statuses} == {(well.event_id, "replayed"), (given_up.event_id, "discarded")}
 
 
-def test_letters_are_replayed_into_the_table_each_once(lake: Settings, spark: SparkSession) -> None:
+def test_letters_are_replayed_into_the_table_each_once(lake: Settings) -> None:
     one, other = events(2)
     with driving(lake) as sink:
         sink.apply(batch(events(1), dead=[unread(one, 1), unread(other, 2)]))
         before = table(lake)
-        assert replay(lake, spark, one, other, dry_run=True) == {NAME: Replayed(applied=2)}
+        assert replay(lake, one, other, dry_run=True) == {NAME: Replayed(applied=2)}
         assert len(ids(lake)) == 1
         assert database(lake).statuses() == {one.event_id: "open", other.event_id: "open"}
-        assert replay(lake, spark, one) == {NAME: Replayed(applied=1)}
-        assert replay(lake, spark, one, other) == {NAME: Replayed(applied=1)}
-        assert replay(lake, spark, one, other) == {NAME: Replayed()}
+        assert replay(lake, one) == {NAME: Replayed(applied=1)}
+        assert replay(lake, one, other) == {NAME: Replayed(applied=1)}
+        assert replay(lake, one, other) == {NAME: Replayed()}
         # As after a crash between the MERGE and the letter's commit.
         with closing(connect(lake, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
             cursor.execute("UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
@@ -442,7 +404,7 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings, spark: Sp
         assert not table(lake).lacks([one.event_id, other.event_id])
         assert not states(lake)[0].letters, "its letter is open, and the table has it"
         for dry_run in (True, False):
-            assert replay(lake, spark, one, dry_run=dry_run) == {NAME: Replayed(duplicates=1)}
+            assert replay(lake, one, dry_run=dry_run) == {NAME: Replayed(duplicates=1)}
         assert table(lake).positions == {TOPIC: {0: 3}}, "a replay says nothing of positions, and hides none"
         assert sink.apply(batch([one, other], start=3)).duplicates == 2
     stored = DeltaTable(folder(lake)).to_pyarrow_table().to_pylist()
@@ -452,7 +414,7 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings, spark: Sp
 
 
 def test_no_transaction_is_open_while_a_replay_writes_the_table_and_the_sink_waits(
-    lake: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    lake: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = events(2)
     idle: list[object] = []
@@ -480,7 +442,7 @@ def test_no_transaction_is_open_while_a_replay_writes_the_table_and_the_sink_wai
         sink.apply(batch([], dead=[unread(one, 0), unread(other, 1)]))
         monkeypatch.setattr(lakehouse.Table, "merge", looked_at)
         monkeypatch.setattr(lakehouse.Table, "missing", looked_for)
-        assert replay(lake, spark, one, dry_run=True) == replay(lake, spark, one) == {NAME: Replayed(applied=1)}
+        assert replay(lake, one, dry_run=True) == replay(lake, one) == {NAME: Replayed(applied=1)}
         assert idle == [0, 0]
         monkeypatch.undo()
         assert sink.apply(batch(events(1), start=2)).applied == 1, "the lock is free again"
@@ -494,7 +456,7 @@ def test_a_restored_table_gets_replayed_events_when_they_are_read_again(lake: Se
         before = DeltaTable(folder(lake)).version()
         with closing(connect(lake, SinkRole.WRITER)) as connection:
             repair.discard(connection, [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)], because="a test")
-        assert replay(lake, spark, replayed) == {NAME: Replayed(applied=1)}
+        assert replay(lake, replayed) == {NAME: Replayed(applied=1)}
         spark.sql(f"RESTORE TABLE delta.`{lakehouse_table.location(lake, NAME)}` TO VERSION AS OF {before}")
         assert ids(lake) == [first.event_id]
         # As after a rewind; the records are valid by now.
@@ -607,23 +569,6 @@ def test_many_letters_are_looked_up_a_part_at_a_time(tmp_path: Path, monkeypatch
     assert state.lacks([*stored, *absent]) == {*absent}
     assert looked_up == [3, 3, 1]
     assert not state.lacks([])
-
-
-def write_ledger(settings: Settings, some: Sequence[Event]) -> None:
-    """Make the ledger one that has written these events."""
-    with closing(connect(settings, SourceRole.OWNER)) as connection, connection, connection.cursor() as cursor:
-        for event in some:
-            cursor.execute(
-                "INSERT INTO accounts (id, kind, currency, balance_minor, version) VALUES (%s, 'system', 'EUR', %s, %s)"
-                " ON CONFLICT (id) DO UPDATE SET balance_minor = accounts.balance_minor + excluded.balance_minor,"
-                " version = excluded.version",
-                [event.key, event.quantity, event.version],
-            )
-            cursor.execute(
-                "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)"
-                " VALUES (%s, 'balance', %s, 'credited', %s)",
-                [event.event_id, event.key, json.dumps(event.payload())],
-            )
 
 
 def test_killed_between_the_tables_commit_and_its_positions(topic: Settings) -> None:

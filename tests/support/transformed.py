@@ -1,0 +1,69 @@
+"""Sinks with a transform, driven without a query: they apply what their topics have, in the Spark of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.kafka import topics
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Selection
+from outbox.sink.spark.part import Part
+from outbox.sink.spark.reader import Reader
+from outbox.sink.spark.transform import Transform, applier
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Counts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def run(
+    settings: Settings,
+    spark: SparkSession,
+    spec: SinkSpec,
+    *,
+    from_start: bool = False,
+    started: Callable[[], object] = lambda: None,
+) -> Counts:
+    """Apply what the topics have, from their start or from where the sink has come to, by a driver of its own. Returns
+    what it was. ``started`` is called when the driver knows its transform.
+    """
+    with ExitStack() as opened:
+        connection = opened.enter_context(closing(connect(settings, SinkRole.WRITER)))
+        writer = spec.job.target.writer(settings, connection, spec)
+        transform = Transform(spark, spec)
+        writer.prepare(transform.returned)
+        started()
+        ids = {topic: topics.describe(settings, topic).id for topic in spec.topics}
+        reader = opened.enter_context(closing(Reader(settings, spec, ids, writer.staging, transform)))
+        total = Counts()
+        for topic in spec.topics:
+            end, stored = topics.last_stable_offsets(settings, topic), writer.positions(topic, ids[topic])
+            part = Part(topic, dict.fromkeys(end, 0) | ({} if from_start else stored), end)
+            while part.count:
+                batch = reader.read(spark.sparkContext, part)
+                total = Counts(*map(sum, zip(total, writer.apply(batch), strict=True)))
+                writer.clear()
+                part = part.behind(batch.end)
+        writer.close()
+        return total
+
+
+def replay(settings: Settings, spec: SinkSpec, *, dry_run: bool = False) -> Replayed:
+    """Replay the sink's open letters, as the command does."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        with connection, connection.cursor() as cursor:
+            chosen = Selection(sink=spec.name).choose(cursor, with_parked=True)
+        found = repair.replay(
+            connection,
+            {spec.name: spec},
+            chosen,
+            applier_of=lambda one: applier(settings, one, dry_run=dry_run),
+            dry_run=dry_run,
+        )
+        return found.get(spec.name, Replayed())
