@@ -1,0 +1,224 @@
+"""The ways to deliver a history. Each must give what one delivery in order gives, if the sink's strategy promises it:
+`recognises` says which repeats a strategy recognises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from random import Random
+from typing import Literal, NamedTuple
+
+from outbox.sink.spec import SinkSpec
+from outbox.sink.strategy import Strategy
+from outbox.testing.contract.database import LATER, NOW, Database
+from outbox.testing.contract.delivery import Delivery, Placed, Transforming, after, delivering, placed
+from outbox.testing.contract.events import History, Sent
+from outbox.testing.contract.result import LETTERS, Result
+
+Repeats = Literal["none", "re-reads", "all"]
+
+ORDER: Sequence[Repeats] = ("none", "re-reads", "all")
+PARTITIONS = 2
+MOVED_TO, MOVED_BY = 1000, 3  # offsets
+BESIDE = "contract-beside"
+
+
+class Subject(NamedTuple):
+    """A sink, and where it is delivered to."""
+
+    database: Database
+    spec: SinkSpec
+    transforming: Transforming | None = None
+
+    def delivering(self, now: str = NOW) -> AbstractContextManager[Delivery]:
+        """Deliveries to it."""
+        return delivering(self.database, self.spec, self.transforming, now)
+
+
+class Way(NamedTuple):
+    """A way to deliver a history, and why its result usually differs if it does."""
+
+    name: str
+    cause: str
+    deliver: Callable[[Subject, History, Result], None]
+    repeats: Repeats = "none"
+    is_late: bool = False  # events of a key are applied in another order
+
+
+def of(strategy: Strategy) -> list[Way]:
+    """The ways that a strategy promises to survive.
+
+    One that applies states drops an event that comes after a newer one, so it does not promise to apply all.
+    """
+    return [
+        way
+        for way in WAYS
+        if ORDER.index(way.repeats) <= ORDER.index(strategy.repeats)
+        and not (way.is_late and strategy.takes == "states")
+    ]
+
+
+def once(subject: Subject, history: History, now: str = NOW) -> None:
+    """The reference: each event once, in order, in one batch of each topic."""
+    with subject.delivering(now) as delivery:
+        delivery.apply(placed(history.sent))
+
+
+def _again(subject: Subject, history: History, reference: Result) -> None:
+    once(subject, history)
+
+
+def _later(subject: Subject, history: History, reference: Result) -> None:
+    once(subject, history, LATER)
+
+
+def _moved(subject: Subject, history: History, reference: Result) -> None:
+    with subject.delivering() as delivery:
+        delivery.apply(placed(history.sent, MOVED_TO, step=MOVED_BY, partition=1))
+
+
+def _one_by_one(subject: Subject, history: History, reference: Result) -> None:
+    with subject.delivering() as delivery:
+        for one in placed(history.sent):
+            delivery.apply([one])
+
+
+def _cut(subject: Subject, history: History, reference: Result) -> None:
+    with subject.delivering() as delivery:
+        for batch in _batches(placed(history.sent), history.random):
+            delivery.apply(batch)
+
+
+def _interleaved(subject: Subject, history: History, reference: Result) -> None:
+    """Each key in a partition; batches have events of several."""
+    of_keys: dict[tuple[str, str], list[Sent]] = {}
+    for one in history.sent:
+        of_keys.setdefault((one.topic, one.key), []).append(one)
+    random, mixed, next_ = history.random, list[Placed](), dict[tuple[str, int], int]()
+    partitions = {key: number % PARTITIONS for number, key in enumerate(reversed(of_keys))}
+    while of_keys:
+        key = random.choice([*reversed(of_keys)])
+        place = (key[0], partitions[key])
+        mixed.append(Placed(of_keys[key].pop(0), partitions[key], next_.setdefault(place, 0)))
+        next_[place] += 1
+        of_keys = {key: left for key, left in of_keys.items() if left}
+    with subject.delivering() as delivery:
+        for batch in _batches(mixed, random):
+            delivery.apply(batch)
+
+
+def _twice(subject: Subject, history: History, reference: Result) -> None:
+    with subject.delivering() as delivery:
+        delivery.apply(placed([copy for one in history.sent for copy in (one, one)]))
+
+
+def _resent(subject: Subject, history: History, reference: Result) -> None:
+    with subject.delivering() as delivery:
+        first = placed(history.sent)
+        delivery.apply(first)
+        delivery.apply(placed(history.sent, after(first)))
+
+
+def _crashed(subject: Subject, history: History, reference: Result) -> None:
+    with subject.delivering() as delivery:
+        for batch in _batches(placed(history.sent), history.random):
+            delivery.apply(batch)
+            delivery.restart()
+            delivery.apply(batch)
+
+
+def _rewound(subject: Subject, history: History, reference: Result) -> None:
+    with subject.delivering() as delivery:
+        for batch in _batches(placed(history.sent), history.random):
+            delivery.apply(batch)
+        delivery.restart()
+        delivery.apply(placed(history.sent))
+
+
+def _replayed(subject: Subject, history: History, reference: Result) -> None:
+    """Any events become dead letters first, of keys that have none in the reference: if the sink refuses an event
+    because of an earlier one, it may refuse the earlier one if that comes later.
+    """
+    letters = {place.key for place in reference if place.table == LETTERS}
+    refused = {one.key for one in history.sent if f"event {one.event_id}" in letters}
+    random = history.random
+    set_aside = {one.event_id for one in history.sent if one.key not in refused and random.random() < 1 / 2}
+    with subject.delivering() as delivery:
+        for batch in _batches(placed(history.sent), random):
+            delivery.apply(batch, set_aside)
+        delivery.replay()
+
+
+def _rebuilt(subject: Subject, history: History, reference: Result) -> None:
+    with subject.delivering() as delivery:
+        for batch in _batches(placed(history.sent), history.random):
+            delivery.apply(batch)
+        delivery.rebuild(placed(history.sent))
+
+
+def _beside(subject: Subject, history: History, reference: Result) -> None:
+    """Another sink of the job takes the same events in turn with the first."""
+    beside = subject._replace(spec=replace(subject.spec, name=BESIDE))
+    with subject.delivering() as delivery, beside.delivering() as other:
+        takes_turn = [delivery, other]
+        for batch in _batches(placed(history.sent), history.random):
+            for one in takes_turn:
+                one.apply(batch)
+            takes_turn.reverse()
+
+
+def _batches(placed: Sequence[Placed], random: Random) -> list[list[Placed]]:
+    """The events in batches of any size; in two at least, if there are two."""
+    ends = {random.randrange(1, len(placed)) for _ in range(random.randint(1, 4))} if len(placed) > 1 else set()
+    cuts = [0, *sorted(ends), len(placed)]
+    return [list(placed[begin:end]) for begin, end in zip(cuts, cuts[1:], strict=False)]
+
+
+WAYS: Sequence[Way] = (
+    Way("the same again", "random() or another value that the events do not determine", _again),
+    Way("a day and a minute later", "now() or current_date: take the time from the event", _later),
+    Way("at other offsets", "the projection uses offset or partition as a value", _moved),
+    Way(
+        "one event per batch",
+        "the projection counts batches, keeps the first or last event of a batch, or depends on the order of rows",
+        _one_by_one,
+    ),
+    Way(
+        "in other batches",
+        "the projection counts batches, keeps the first or last event of a batch, or depends on the order of rows",
+        _cut,
+    ),
+    Way(
+        "with the keys interleaved otherwise",
+        "the projection depends on the order of rows, on a sequence, or on the events of other keys",
+        _interleaved,
+    ),
+    Way(
+        "beside another sink of the job",
+        "a row is written, read or deleted without the column sink, or the column is missing in the table's key",
+        _beside,
+    ),
+    Way("each event twice in a batch", "the projection reads `batch` instead of `new_events`", _twice, "all"),
+    Way("sent again at later offsets", "the projection reads `batch` instead of `new_events`", _resent, "all"),
+    Way(
+        "each batch again after a crash",
+        "the projection reads `batch` instead of `new_events`, or counts batches",
+        _crashed,
+        "re-reads",
+    ),
+    Way(
+        "rewound to the first offset",
+        "the projection reads `batch` instead of `new_events`, or counts batches",
+        _rewound,
+        "re-reads",
+    ),
+    Way(
+        "some as dead letters, then replayed",
+        "a replayed event comes after younger ones of its key: compare versions, or write `-- ordered`",
+        _replayed,
+        is_late=True,
+    ),
+    Way("rebuilt from the topic", "a table of the projection has no column sink", _rebuilt),
+)
