@@ -157,10 +157,10 @@ def placed(
     return found
 
 
-def after(placed: Sequence[Placed]) -> dict[str, int]:
+def after(events: Sequence[Placed]) -> dict[str, int]:
     """By topic the offset behind these."""
     found: dict[str, int] = {}
-    for one in placed:
+    for one in events:
         found[one.sent.topic] = max(found.get(one.sent.topic, 0), one.offset + 1)
     return found
 

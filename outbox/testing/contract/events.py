@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -32,7 +31,7 @@ KEYS = 2
 POOL_MAX = 2  # different values of a property that is no number
 FEW, MANY = (1, 5), (6, 16)  # events of a history
 MADE_AT_MS = 20_000 * DAY_MS  # by the ids; in October 2024
-CHOICES = 2**16
+CHANCES = 8
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,27 @@ class Lifecycle:
 
 
 class Sent(NamedTuple):
-    """An event as it was sent to its topic."""
+    """An event as it was sent to its topic.
+
+    ``chance`` decides what a way does with it, so that the others stay as they are if an event is left out.
+    """
 
     topic: str
     schema: EventSchema
     key: str
     event_id: str
     payload: Mapping[str, Any]
+    chance: int = 0
+
+    @property
+    def is_set_aside(self) -> bool:
+        """Whether it becomes a dead letter first, where some do."""
+        return bool(self.chance & 1)
+
+    @property
+    def ends_batch(self) -> bool:
+        """Whether a batch ends behind it, where batches end anywhere."""
+        return bool(self.chance & 2)
 
     @property
     def record(self) -> Record:
@@ -67,21 +80,12 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class History:
-    """Events in the order in which they were sent, and what decides how they are delivered otherwise."""
+    """Events in the order in which they were sent."""
 
     sent: Sequence[Sent]
-    choices: int = 0
-
-    @property
-    def random(self) -> Random:
-        """The same choices each time."""
-        return Random(self.choices)  # noqa: S311 - no secret
 
     def __str__(self) -> str:
         return "\n".join(f"  {number}. {one}" for number, one in enumerate(self.sent, 1))
-
-    def __repr__(self) -> str:
-        return f"\n{self}\n"
 
 
 class Histories:
@@ -118,6 +122,7 @@ class _Draft(NamedTuple):
     maker: _Maker
     key: int
     payload: Mapping[str, Any]
+    chance: int
 
 
 class _Maker:
@@ -130,30 +135,26 @@ class _Maker:
         given = {name for name in (aggregate.key, aggregate.version) if name is not None}
         self._required = set(tree.get("required", ()))
         self._rules = {name: rule for name, rule in rules.items() if name not in given}
-        self._key_rule = rules[aggregate.key]
+        self._values = {name: values.values(rule, self._examples(name)) for name, rule in self._rules.items()}
+        self.keys = values.values(rules[aggregate.key], self._examples(aggregate.key))
         column = next(column for column in schema.columns if column.name == aggregate.key)
         self.key_kind = f"{column.name}:{column.type}"
 
     @property
-    def keys(self) -> st.SearchStrategy[Any]:
-        """Values of the key."""
-        return values.values(self._key_rule, self._examples(self.aggregate.key))
-
-    @property
     def pools(self) -> dict[str, st.SearchStrategy[Any]]:
         """The strategies of properties of which a history has few values, by what events of other schemas share."""
-        return {_kind(name, rule): self._values(name) for name, rule in self._rules.items() if not _is_free(rule)}
+        return {_kind(name, rule): self._values[name] for name, rule in self._rules.items() if not _is_free(rule)}
 
     def drafts(self, pools: Mapping[str, Sequence[Any]], key_count: int) -> st.SearchStrategy[_Draft]:
         """Events with values of these pools."""
         made = {
-            name: self._values(name) if _is_free(rule) else st.sampled_from(pools[_kind(name, rule)])
+            name: self._values[name] if _is_free(rule) else st.sampled_from(pools[_kind(name, rule)])
             for name, rule in self._rules.items()
         }
         required = {name: one for name, one in made.items() if name in self._required}
         optional = {name: one for name, one in made.items() if name not in self._required}
         payloads = st.fixed_dictionaries(required, optional=optional)
-        return st.builds(_Draft, st.just(self), st.integers(0, key_count - 1), payloads)
+        return st.builds(_Draft, st.just(self), st.integers(0, key_count - 1), payloads, st.integers(0, CHANCES - 1))
 
     def payload(self, draft: _Draft, key: Any, version: int) -> dict[str, Any]:
         """The whole payload. A history in which it is not valid is rejected."""
@@ -163,9 +164,6 @@ class _Maker:
         if self.schema.violation(found) is not None:  # a rule about several properties
             reject()
         return found
-
-    def _values(self, name: str) -> st.SearchStrategy[Any]:
-        return values.values(self._rules[name], self._examples(name))
 
     def _examples(self, name: str) -> list[Any]:
         return [one[name] for one in self.schema.examples if isinstance(one, dict) and name in one]
@@ -190,7 +188,7 @@ def _histories(
     sent = _sent(_possible(drawn, keys, lifecycle), numbers)
     if not sent:
         reject()
-    return History(sent, draw(st.integers(0, CHOICES)))
+    return History(sent)
 
 
 def _possible(
@@ -220,7 +218,7 @@ def _sent(drafts: Iterator[tuple[_Draft, Any]], numbers: Sequence[int]) -> list[
         versions[topic, str(key)] += 1
         event_id = str(UUID(int=MADE_AT_MS << 80 | 7 << 76 | 2 << 62 | number))
         payload = draft.maker.payload(draft, key, versions[topic, str(key)])
-        sent.append(Sent(topic, draft.maker.schema, str(key), event_id, payload))
+        sent.append(Sent(topic, draft.maker.schema, str(key), event_id, payload, draft.chance))
     return sent
 
 

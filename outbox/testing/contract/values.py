@@ -1,8 +1,8 @@
 """Values that a JSON Schema allows, as Hypothesis strategies.
 
-The schema is the tree of `outbox.events.expansion`. Each keyword that narrows a type is used to make values; every value
-is then validated by the validator of `append` and the sinks, which knows all the other keywords. Where that leaves too
-few values, the examples of the schema file serve.
+The schema is the tree of `outbox.events.expansion`. The keywords that narrow a type make values. The validator of
+`append` and the sinks, which knows all other keywords, then leaves out those that are not valid. If none is left, the
+examples of the schema file serve.
 
 Numbers are small, with the bounds of the schema among them, so that sums stay readable and overflows are found.
 """
@@ -220,8 +220,8 @@ def _made_or_any(rule: Json) -> Strategy:
 
 
 MAKERS: Mapping[str, Callable[[Rule], Strategy]] = {
-    "null": lambda rule: st.none(),
-    "boolean": lambda rule: st.booleans(),
+    "null": lambda _: st.none(),
+    "boolean": lambda _: st.booleans(),
     "integer": _integers,
     "number": _numbers,
     "string": _strings,
@@ -233,7 +233,7 @@ MAKERS: Mapping[str, Callable[[Rule], Strategy]] = {
 def _validity(rule: Rule) -> Callable[[Json], bool]:
     """Whether a value is valid. A rule that refers to itself cannot be asked alone: the whole payload is validated."""
     if RECURSION in str(rule):
-        return lambda value: True
+        return lambda _: True
     return jsonschema_rs.Draft202012Validator(dict(rule), validate_formats=True).is_valid
 
 

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from random import Random
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from outbox.sink.spec import SinkSpec
@@ -37,12 +38,20 @@ class Subject(NamedTuple):
         return delivering(self.database, self.spec, self.transforming, now)
 
 
+class Case(NamedTuple):
+    """A history for a sink, and the result of its delivery in order."""
+
+    subject: Subject
+    history: History
+    reference: Result
+
+
 class Way(NamedTuple):
     """A way to deliver a history, and why its result usually differs if it does."""
 
     name: str
     cause: str
-    deliver: Callable[[Subject, History, Result], None]
+    deliver: Callable[[Case], None]
     repeats: Repeats = "none"
     is_late: bool = False  # events of a key are applied in another order
 
@@ -66,114 +75,114 @@ def once(subject: Subject, history: History, now: str = NOW) -> None:
         delivery.apply(placed(history.sent))
 
 
-def _again(subject: Subject, history: History, reference: Result) -> None:
-    once(subject, history)
+def _again(case: Case) -> None:
+    once(case.subject, case.history)
 
 
-def _later(subject: Subject, history: History, reference: Result) -> None:
-    once(subject, history, LATER)
+def _later(case: Case) -> None:
+    once(case.subject, case.history, LATER)
 
 
-def _moved(subject: Subject, history: History, reference: Result) -> None:
-    with subject.delivering() as delivery:
-        delivery.apply(placed(history.sent, MOVED_TO, step=MOVED_BY, partition=1))
+def _moved(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        delivery.apply(placed(case.history.sent, MOVED_TO, step=MOVED_BY, partition=1))
 
 
-def _one_by_one(subject: Subject, history: History, reference: Result) -> None:
-    with subject.delivering() as delivery:
-        for one in placed(history.sent):
+def _one_by_one(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        for one in placed(case.history.sent):
             delivery.apply([one])
 
 
-def _cut(subject: Subject, history: History, reference: Result) -> None:
-    with subject.delivering() as delivery:
-        for batch in _batches(placed(history.sent), history.random):
+def _cut(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        for batch in _batches(placed(case.history.sent)):
             delivery.apply(batch)
 
 
-def _interleaved(subject: Subject, history: History, reference: Result) -> None:
-    """Each key in a partition; batches have events of several."""
+def _interleaved(case: Case) -> None:
+    """The keys in two partitions, and their events in turn, in an order that their chances decide."""
     of_keys: dict[tuple[str, str], list[Sent]] = {}
-    for one in history.sent:
+    for one in case.history.sent:
         of_keys.setdefault((one.topic, one.key), []).append(one)
-    random, mixed, next_ = history.random, list[Placed](), dict[tuple[str, int], int]()
-    partitions = {key: number % PARTITIONS for number, key in enumerate(reversed(of_keys))}
-    while of_keys:
-        key = random.choice([*reversed(of_keys)])
+    last_first = [*reversed(of_keys)]
+    partitions = {key: number % PARTITIONS for number, key in enumerate(last_first)}
+    mixed, next_ = list[Placed](), Counter[tuple[str, int]]()
+    while waiting := [key for key in last_first if of_keys[key]]:
+        key = min(waiting, key=lambda one: of_keys[one][0].chance)
         place = (key[0], partitions[key])
-        mixed.append(Placed(of_keys[key].pop(0), partitions[key], next_.setdefault(place, 0)))
+        mixed.append(Placed(of_keys[key].pop(0), partitions[key], next_[place]))
         next_[place] += 1
-        of_keys = {key: left for key, left in of_keys.items() if left}
-    with subject.delivering() as delivery:
-        for batch in _batches(mixed, random):
+    with case.subject.delivering() as delivery:
+        for batch in _batches(mixed):
             delivery.apply(batch)
 
 
-def _twice(subject: Subject, history: History, reference: Result) -> None:
-    with subject.delivering() as delivery:
-        delivery.apply(placed([copy for one in history.sent for copy in (one, one)]))
+def _twice(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        delivery.apply(placed([copy for one in case.history.sent for copy in (one, one)]))
 
 
-def _resent(subject: Subject, history: History, reference: Result) -> None:
-    with subject.delivering() as delivery:
-        first = placed(history.sent)
+def _resent(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        first = placed(case.history.sent)
         delivery.apply(first)
-        delivery.apply(placed(history.sent, after(first)))
+        delivery.apply(placed(case.history.sent, after(first)))
 
 
-def _crashed(subject: Subject, history: History, reference: Result) -> None:
-    with subject.delivering() as delivery:
-        for batch in _batches(placed(history.sent), history.random):
+def _crashed(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        for batch in _batches(placed(case.history.sent)):
             delivery.apply(batch)
             delivery.restart()
             delivery.apply(batch)
 
 
-def _rewound(subject: Subject, history: History, reference: Result) -> None:
-    with subject.delivering() as delivery:
-        for batch in _batches(placed(history.sent), history.random):
+def _rewound(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        for batch in _batches(placed(case.history.sent)):
             delivery.apply(batch)
         delivery.restart()
-        delivery.apply(placed(history.sent))
+        delivery.apply(placed(case.history.sent))
 
 
-def _replayed(subject: Subject, history: History, reference: Result) -> None:
+def _replayed(case: Case) -> None:
     """Any events become dead letters first, of keys that have none in the reference: if the sink refuses an event
     because of an earlier one, it may refuse the earlier one if that comes later.
     """
-    letters = {place.key for place in reference if place.table == LETTERS}
-    refused = {one.key for one in history.sent if f"event {one.event_id}" in letters}
-    random = history.random
-    set_aside = {one.event_id for one in history.sent if one.key not in refused and random.random() < 1 / 2}
-    with subject.delivering() as delivery:
-        for batch in _batches(placed(history.sent), random):
+    letters = {place.key for place in case.reference if place.table == LETTERS}
+    refused = {one.key for one in case.history.sent if f"event {one.event_id}" in letters}
+    set_aside = {one.event_id for one in case.history.sent if one.key not in refused and one.is_set_aside}
+    with case.subject.delivering() as delivery:
+        for batch in _batches(placed(case.history.sent)):
             delivery.apply(batch, set_aside)
         delivery.replay()
 
 
-def _rebuilt(subject: Subject, history: History, reference: Result) -> None:
-    with subject.delivering() as delivery:
-        for batch in _batches(placed(history.sent), history.random):
+def _rebuilt(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        for batch in _batches(placed(case.history.sent)):
             delivery.apply(batch)
-        delivery.rebuild(placed(history.sent))
+        delivery.rebuild(placed(case.history.sent))
 
 
-def _beside(subject: Subject, history: History, reference: Result) -> None:
+def _beside(case: Case) -> None:
     """Another sink of the job takes the same events in turn with the first."""
-    beside = subject._replace(spec=replace(subject.spec, name=BESIDE))
-    with subject.delivering() as delivery, beside.delivering() as other:
+    beside = case.subject._replace(spec=replace(case.subject.spec, name=BESIDE))
+    with case.subject.delivering() as delivery, beside.delivering() as other:
         takes_turn = [delivery, other]
-        for batch in _batches(placed(history.sent), history.random):
+        for batch in _batches(placed(case.history.sent)):
             for one in takes_turn:
                 one.apply(batch)
             takes_turn.reverse()
 
 
-def _batches(placed: Sequence[Placed], random: Random) -> list[list[Placed]]:
-    """The events in batches of any size; in two at least, if there are two."""
-    ends = {random.randrange(1, len(placed)) for _ in range(random.randint(1, 4))} if len(placed) > 1 else set()
-    cuts = [0, *sorted(ends), len(placed)]
-    return [list(placed[begin:end]) for begin, end in zip(cuts, cuts[1:], strict=False)]
+def _batches(events: Sequence[Placed]) -> list[list[Placed]]:
+    """The events in batches that end by chance; in two at least, if there are two events."""
+    ends = [number for number, one in enumerate(events, 1) if one.sent.ends_batch]
+    middle = [len(events) // 2] if len(events) > 1 and not {*ends} - {len(events)} else []
+    cuts = sorted({0, *ends, *middle, len(events)})
+    return [list(events[begin:end]) for begin, end in pairwise(cuts)]
 
 
 WAYS: Sequence[Way] = (
@@ -216,7 +225,7 @@ WAYS: Sequence[Way] = (
     ),
     Way(
         "some as dead letters, then replayed",
-        "a replayed event comes after younger ones of its key: compare versions, or write `-- ordered`",
+        "a replayed event replaces younger ones of its key: compare versions, or write `-- ordered`",
         _replayed,
         is_late=True,
     ),
