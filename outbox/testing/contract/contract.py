@@ -36,7 +36,7 @@ from outbox.testing.contract.ways import Case, Subject, Way
 
 FreshDatabases = Callable[[], AbstractContextManager[Settings]]
 
-EXAMPLES = 10
+EXAMPLES = 8
 EXAMPLES_OF_TRANSFORM = 3  # Spark takes its time for each batch
 CONSTRAINTS = "23"  # the class of SQLSTATEs of violated constraints
 SEEDS = 2**32

@@ -170,7 +170,7 @@ def _beside(case: Case) -> None:
     """Another sink of the job takes the same events in turn with the first."""
     beside = case.subject._replace(spec=replace(case.subject.spec, name=BESIDE))
     with case.subject.delivering() as delivery, beside.delivering() as other:
-        takes_turn = [delivery, other]
+        takes_turn = [other, delivery]
         for batch in _batches(placed(case.history.sent)):
             for one in takes_turn:
                 one.apply(batch)
@@ -229,5 +229,9 @@ WAYS: Sequence[Way] = (
         _replayed,
         is_late=True,
     ),
-    Way("rebuilt from the topic", "a table of the projection has no column sink", _rebuilt),
+    Way(
+        "rebuilt from the topic",
+        "the projection uses a sequence, or reads or writes rows without the column sink",
+        _rebuilt,
+    ),
 )
