@@ -40,7 +40,7 @@ EXAMPLES = 8
 EXAMPLES_OF_TRANSFORM = 3  # Spark takes its time for each batch
 CONSTRAINTS = "23"  # the class of SQLSTATEs of violated constraints
 SEEDS = 2**32
-SHRINKING_MAX = 100  # histories; each takes a fifth of a second
+SHRINKING_MAX = 150  # histories; each takes a fifth of a second
 
 
 class _Sinks(Collection[str]):

@@ -29,7 +29,8 @@ from outbox.testing.contract import values
 
 KEYS = 2
 POOL_MAX = 2  # different values of a property that is no number
-FEW, MANY = (1, 5), (6, 16)  # events of a history
+EVENTS = (6, 16)  # of which a quarter is left out
+PRESENCES = 4
 MADE_AT_MS = 20_000 * DAY_MS  # by the ids; in October 2024
 CHANCES = 8
 
@@ -108,12 +109,12 @@ class Histories:
 
     def any(self, lifecycle: Lifecycle) -> st.SearchStrategy[History]:
         """Every history that a lifecycle allows."""
-        return _histories(self._makers, (FEW, MANY), KEYS, lifecycle)
+        return _histories(self._makers, EVENTS, KEYS, lifecycle)
 
     def of(self, schema: EventSchema, count: int) -> st.SearchStrategy[History]:
         """Histories of so many events of one schema and one key."""
         makers = [maker for maker in self._makers if maker.schema is schema]
-        return _histories(makers, [(count, count)], 1, Lifecycle())
+        return _histories(makers, (count, count), 1, Lifecycle(), leaves_out=False)
 
 
 class _Draft(NamedTuple):
@@ -123,6 +124,7 @@ class _Draft(NamedTuple):
     key: int
     payload: Mapping[str, Any]
     chance: int
+    presence: int
 
 
 class _Maker:
@@ -154,7 +156,14 @@ class _Maker:
         required = {name: one for name, one in made.items() if name in self._required}
         optional = {name: one for name, one in made.items() if name not in self._required}
         payloads = st.fixed_dictionaries(required, optional=optional)
-        return st.builds(_Draft, st.just(self), st.integers(0, key_count - 1), payloads, st.integers(0, CHANCES - 1))
+        return st.builds(
+            _Draft,
+            st.just(self),
+            st.integers(0, key_count - 1),
+            payloads,
+            st.integers(0, CHANCES - 1),
+            st.integers(0, PRESENCES - 1),
+        )
 
     def payload(self, draft: _Draft, key: Any, version: int) -> dict[str, Any]:
         """The whole payload. A history in which it is not valid is rejected."""
@@ -173,9 +182,11 @@ class _Maker:
 def _histories(
     draw: st.DrawFn,
     makers: Sequence[_Maker],
-    sizes: Sequence[tuple[int, int]],
+    size: tuple[int, int],
     key_count: int,
     lifecycle: Lifecycle,
+    *,
+    leaves_out: bool = True,
 ) -> History:
     keys = {maker.key_kind: draw(st.lists(maker.keys, min_size=1, max_size=key_count, unique=True)) for maker in makers}
     pools = {
@@ -183,7 +194,9 @@ def _histories(
         for kind, of_kind in {kind: one for maker in makers for kind, one in maker.pools.items()}.items()
     }
     drafts = st.one_of([maker.drafts(pools, key_count) for maker in makers])
-    drawn = draw(st.one_of([st.lists(drafts, min_size=least, max_size=most) for least, most in sizes]))
+    drawn = draw(st.lists(drafts, min_size=size[0], max_size=size[1]))
+    if leaves_out:
+        drawn = [one for one in drawn if one.presence]  # 0 is what Hypothesis tries first to shorten a history
     numbers = draw(st.permutations(range(len(drawn))))
     sent = _sent(_possible(drawn, keys, lifecycle), numbers)
     if not sent:

@@ -206,7 +206,7 @@ WAYS: Sequence[Way] = (
     ),
     Way(
         "beside another sink of the job",
-        "a row is written, read or deleted without the column sink, or the column is missing in the table's key",
+        "a row is written, read or deleted without the column sink, the table's key lacks it, or there is a sequence",
         _beside,
     ),
     Way("each event twice in a batch", "the projection reads `batch` instead of `new_events`", _twice, "all"),

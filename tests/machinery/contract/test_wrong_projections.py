@@ -42,7 +42,7 @@ EXPECTED = {
     "offset": ("at other offsets", "activity"),
     "first_of_key": (IN_BATCHES, "stock"),
     "deletes_others": ("beside another sink of the job", "activity"),
-    "sequence": (f"{IN_BATCHES}|with the keys interleaved otherwise|rebuilt from the topic", "activity"),
+    "sequence": (f"{IN_BATCHES}|with the keys interleaved otherwise|beside another sink of the job", "activity"),
     "reads_others": ("beside another sink of the job", "activity"),
     "replaces_newer": ("some as dead letters, then replayed", "stock"),
 }
