@@ -29,7 +29,7 @@ from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkSpec
 from outbox.testing.contract import ways
 from outbox.testing.contract.database import opened, with_clock
-from outbox.testing.contract.delivery import placed, transform_of
+from outbox.testing.contract.delivery import placed, transforming
 from outbox.testing.contract.events import Histories, History, Lifecycle
 from outbox.testing.contract.result import Reader, Result, difference
 from outbox.testing.contract.ways import Case, Subject, Way
@@ -40,6 +40,7 @@ EXAMPLES = 8
 EXAMPLES_OF_TRANSFORM = 3  # Spark takes its time for each batch
 CONSTRAINTS = "23"  # the class of SQLSTATEs of violated constraints
 SEEDS = 2**32
+SEARCHED_MAX = 1000
 SHRINKING_MAX = 150  # histories; each takes a fifth of a second
 
 
@@ -120,10 +121,13 @@ def keep(
     with opened(settings) as database, ExitStack() as stack:
         subject = Subject(database, sink)
         if sink.job.transform is not None:
-            subject = subject._replace(transforming=transform_of(sink, database))
-            stack.callback(_stop_spark)
+            subject = subject._replace(transforming=stack.enter_context(transforming(sink, database)))
             examples = min(examples, EXAMPLES_OF_TRANSFORM)
         _Contract(subject, Histories(settings, sink), seed, shrinking_max).check(lifecycle, examples)
+
+
+class _Enough(BaseException):
+    """Ends a search of Hypothesis at once, which an Exception would not."""
 
 
 class _Contract:
@@ -136,7 +140,8 @@ class _Contract:
         self._ways: list[Way] = ways.of(subject.spec.strategy)
         self._refusal = ""  # the last of a history that the database does not allow
         self._tried: dict[str, str] = {}  # by history, its problem
-        self._shrinking = 0  # histories that were delivered since the first that failed
+        self._shortest = ""  # the problem of the shortest history so far
+        self._searched = self._shrinking = 0  # histories since the first that failed: drawn, and delivered
 
     def check(self, lifecycle: Lifecycle, examples: int) -> None:
         lifecycle = self._learnt(lifecycle)
@@ -144,24 +149,27 @@ class _Contract:
             self._run(self._keeps, self._histories.any(lifecycle), examples)
         except Unsatisfiable:
             raise AssertionError(f"sink {self._name}: the database refuses every history: {self._refusal}") from None
-        except AssertionError as error:
-            raise AssertionError(str(error)) from None  # without the steps of Hypothesis
+        except (AssertionError, _Enough):
+            raise AssertionError(self._shortest) from None  # without the steps of Hypothesis
 
     def _keeps(self, history: History) -> None:
-        """Raises AssertionError as `keep` does. No history is delivered twice, and not many while Hypothesis looks for
-        a shorter one: the others then count as if they had no difference.
+        """Raises AssertionError as `keep` does, and _Enough to end the search for a shorter history.
+
+        No history is delivered twice.
         """
         identity = f"{history}{[one.chance for one in history.sent]}"
+        self._searched += bool(self._shortest)
         if identity not in self._tried:
-            has_failed = any(self._tried.values())
-            if has_failed and self._shrinking >= self._shrinking_max:
-                return
-            self._shrinking += has_failed
+            self._shrinking += bool(self._shortest)
+            if self._shrinking > self._shrinking_max or self._searched > SEARCHED_MAX:
+                raise _Enough
             self._tried[identity] = self._problem(history)
         if self._tried[identity]:
-            raise AssertionError(self._tried[identity])
+            self._shortest = self._tried[identity]  # Hypothesis tries nothing longer than the last one that failed
+            raise AssertionError(self._shortest)
 
     def _problem(self, history: History) -> str:
+        """How the sink breaks the contract with a history; empty if it does not."""
         try:
             self._require_equal(history)
         except AssertionError as error:
@@ -282,14 +290,6 @@ class _Contract:
 
 def _aggregates(names: Collection[str]) -> set[str]:
     return {name.rpartition(".")[0] for name in names}
-
-
-def _stop_spark() -> None:
-    from pyspark.sql import SparkSession
-
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        running.stop()
 
 
 test_sinks_keep_their_contract = contract()

@@ -4,18 +4,17 @@ transform.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from outbox.base.settings import SinkRole
 from outbox.events.schema import Column, Rejection
 from outbox.kafka.topics import Topic
 from outbox.sink.applier import Applier
-from outbox.sink.batch import Batch, DeadRecord, Returned
+from outbox.sink.batch import Batch, DeadRecord
 from outbox.sink.records import Records
 from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.selection import Selection
@@ -182,15 +181,17 @@ def _dead(one: Placed) -> DeadRecord:
     return DeadRecord(one.partition, one.offset, one.sent.record, one.sent.event_id, rejection)
 
 
-def transform_of(spec: SinkSpec, database: Database) -> Transforming:
-    """The transform of a job, in a Spark session that is started for it. Raises Failure if it cannot be used."""
+@contextmanager
+def transforming(spec: SinkSpec, database: Database) -> Iterator[Transforming]:
+    """The transform of a job, in a Spark session until the end of the block. Raises Failure if it cannot be used."""
     from outbox.sink.spark.session import session  # only jobs with a transform need Spark
     from outbox.sink.spark.transform import Transform as SparkTransform
     from outbox.sink.spark.transform import as_events
 
-    found = SparkTransform(session(database.settings, [spec.job.target]), spec)
-
-    def transform(topic: str, rows: pa.Table) -> Returned:
-        return found.apply(as_events(rows, topic))
-
-    return Transforming(found.columns, transform)
+    spark = session(database.settings, [spec.job.target])
+    try:
+        found = SparkTransform(spark, spec)
+        yield Transforming(found.columns, lambda topic, rows: found.apply(as_events(rows, topic)))
+    finally:
+        spark.stop()
+        gc.collect()  # PySpark leaves the socket that it fetches results over to the garbage collector
