@@ -37,7 +37,7 @@ from outbox.testing.contract.ways import Case, Subject, Way
 FreshDatabases = Callable[[], AbstractContextManager[Settings]]
 
 EXAMPLES = 8
-EXAMPLES_OF_TRANSFORM = 3  # Spark takes its time for each batch
+EXAMPLES_OF_TRANSFORM = 2  # Spark takes its time for each batch
 CONSTRAINTS = "23"  # the class of SQLSTATEs of violated constraints
 SEEDS = 2**32
 SEARCHED_MAX = 1000
