@@ -31,6 +31,7 @@ OPTIONS = {
     "knows": ("events", "positions"),
     "takes": ("events", "states"),
     "needs": ("version",),
+    "repeats": ("all", "re-reads", "none"),
 }
 LINE = re.compile(r"^--[ \t]*(\w+)[ \t]*:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 
@@ -55,6 +56,8 @@ class Strategy:
     cannot recognise the event of a dead letter, so a replay takes such an event for new: its dead letter is open."""
     needs: Literal["", "version"] = ""
     """What it needs of the job's events."""
+    repeats: Literal["all", "re-reads", "none"] = "all"
+    """Which repeated events it recognises: all of them, or those that are read again at their offsets, or none."""
 
     @property
     def remembers_ids(self) -> bool:

@@ -2,6 +2,7 @@
 -- survives: re-reads of the topic; not an event that is resent, which has another offset
 -- costs: the whole event, stored until the topic has dropped its offset
 -- choose: only for a topic that never repeats an event; shown because it is often taken for enough
+-- repeats: re-reads
 WITH unseen AS (
     INSERT INTO event_log (sink, topic_id, partition, "offset", event)
     SELECT %(sink)s, %(topic_id)s, partition, "offset", to_jsonb(batch) FROM batch ORDER BY partition, "offset"

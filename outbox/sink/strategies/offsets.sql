@@ -3,6 +3,7 @@
 -- costs: nothing: the positions are kept anyway
 -- choose: only for a topic that never repeats an event: no worker without exactly-once, no outbox sent a second time
 -- knows: positions
+-- repeats: re-reads
 --
 -- The position is read and moved in the transaction that applies, and it is where a sink without checkpoint begins.
 INSERT INTO new_events

@@ -11,7 +11,15 @@ import pytest
 
 from tests.support.paths import ROOT
 
-MODULES = ("outbox", "outbox.dbapi", "outbox.migrations", "outbox.sinks", "outbox.spark", "outbox.web")
+MODULES = (
+    "outbox",
+    "outbox.dbapi",
+    "outbox.migrations",
+    "outbox.sinks",
+    "outbox.spark",
+    "outbox.testing.contract",
+    "outbox.web",
+)
 PAGE = (ROOT / "docs" / "reference.md").read_text()
 
 

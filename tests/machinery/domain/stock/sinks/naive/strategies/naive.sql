@@ -3,4 +3,5 @@
 -- costs: nothing
 -- choose: never; it is here to be watched drifting
 -- start: earliest
+-- repeats: none
 INSERT INTO new_events SELECT * FROM batch;

@@ -1,0 +1,102 @@
+"""The sink database of a contract test: emptied between deliveries, and with a clock that stands still.
+
+A new pair of databases takes 0.3 s, emptying one takes 0.03 s, and a test delivers some hundred times. Tables that have
+rows after the migration (lookup tables, the machinery's own) are left as they are.
+
+A projection that calls `now()` gets the time that the test sets, so a delivery at another time is just that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from psycopg2 import extensions, sql
+
+from outbox.base.database import connect
+from outbox.base.settings import Role, Settings, SinkRole
+
+NOW = "2030-01-01 12:00:00+00"
+LATER = "2030-01-02 12:01:00+00"  # a day and a minute, so that a date shows too
+CLOCK = """
+CREATE SCHEMA contract_clock;
+GRANT USAGE ON SCHEMA contract_clock TO PUBLIC;
+"""
+FUNCTION = """
+CREATE FUNCTION contract_clock.{name}() RETURNS timestamptz STABLE LANGUAGE sql
+AS $$SELECT current_setting('outbox.contract_now')::timestamptz$$;
+"""
+FUNCTIONS = ("now", "transaction_timestamp", "statement_timestamp", "clock_timestamp")
+# The functions of the clock come before those of Postgres. These words are no functions: they are replaced.
+SET_CLOCK = "SELECT set_config('search_path', 'contract_clock, public, pg_catalog', false), set_config(%s, %s, false)"
+WORDS = {
+    re.compile(rf"\b{word}\b", re.IGNORECASE): instead
+    for word, instead in {
+        "current_timestamp": "now()",
+        "current_date": "(now()::date)",
+        "localtimestamp": "(now()::timestamp)",
+    }.items()
+}
+TABLES = """
+SELECT relname, relkind = 'S' FROM pg_class
+ WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'S') AND NOT relispartition
+"""
+
+
+class Database:
+    """The sink database, to which nobody else connects."""
+
+    def __init__(self, settings: Settings, owner: extensions.connection) -> None:
+        """Make the clock. ``owner`` is a connection of the owner's role."""
+        self.settings, self.owner = settings, owner
+        with owner, owner.cursor() as cursor:
+            cursor.execute(CLOCK + "".join(FUNCTION.format(name=name) for name in FUNCTIONS))
+            cursor.execute(TABLES)
+            found = cursor.fetchall()
+            names = [sql.Identifier("public", name) for name, is_sequence in found if not is_sequence]
+            empty = [name for name in names if not _has_rows(cursor, name)]
+        truncate = sql.SQL("TRUNCATE {} RESTART IDENTITY;").format(sql.SQL(", ").join(empty))
+        restarts = [
+            sql.SQL("ALTER SEQUENCE {} RESTART;").format(sql.Identifier("public", name))
+            for name, is_sequence in found
+            if is_sequence
+        ]
+        self._reset = sql.SQL("").join([truncate, *restarts])
+
+    def reset(self) -> None:
+        """Empty it."""
+        with self.owner, self.owner.cursor() as cursor:
+            cursor.execute(self._reset)
+
+    @contextmanager
+    def connection(self, role: Role = SinkRole.WRITER, now: str = NOW) -> Iterator[extensions.connection]:
+        """A connection at a time that stands still."""
+        with closing(connect(self.settings, role)) as connection:
+            with connection, connection.cursor() as cursor:
+                cursor.execute(SET_CLOCK, ["outbox.contract_now", now])
+            yield connection
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[Database]:
+    """The sink database of a fresh pair."""
+    with closing(connect(settings, SinkRole.OWNER)) as owner:
+        yield Database(settings, owner)
+
+
+def with_clock(projections: Path, folder: Path) -> Path:
+    """A copy of projections, in which the words for the time are calls of the clock."""
+    folder.mkdir()
+    for file in projections.glob("*.sql"):
+        content = file.read_text()
+        for word, instead in WORDS.items():
+            content = word.sub(instead, content)
+        (folder / file.name).write_text(content)
+    return folder
+
+
+def _has_rows(cursor: extensions.cursor, table: sql.Identifier) -> bool:
+    cursor.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(table))
+    return bool(cursor.rowcount)

@@ -1,0 +1,197 @@
+"""Deliver events to a sink as its driver does, by its own writer, without Kafka; without Spark, unless its job has a
+transform.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+from outbox.base.settings import SinkRole
+from outbox.events.schema import Column, Rejection
+from outbox.kafka.topics import Topic
+from outbox.sink.applier import Applier
+from outbox.sink.batch import Batch, DeadRecord
+from outbox.sink.records import Records
+from outbox.sink.repair import rebuild, replay
+from outbox.sink.repair.selection import Selection
+from outbox.sink.spec import SinkSpec
+from outbox.sink.target import Transform
+from outbox.sink.writer import SinkWriter
+from outbox.testing.contract.database import NOW, Database
+from outbox.testing.contract.events import Sent
+
+TOPIC_ID = "contract"
+SET_ASIDE = "set aside by the contract test"
+
+
+class Placed(NamedTuple):
+    """An event at a place of its topic."""
+
+    sent: Sent
+    partition: int
+    offset: int
+
+
+class Transforming(NamedTuple):
+    """The transform of a job: the columns that it returns, and what calls it."""
+
+    columns: Sequence[Column]
+    transform: Transform
+
+
+class Delivery:
+    """Deliveries to one sink, each of which begins where the last has ended."""
+
+    def __init__(
+        self, database: Database, spec: SinkSpec, transforming: Transforming | None = None, now: str = NOW
+    ) -> None:
+        """``now`` is the time at which all of it happens."""
+        self.spec = spec
+        self._database, self._transforming, self._now = database, transforming, now
+        self._open = ExitStack()
+        self._writer: SinkWriter | None = None
+
+    def apply(self, placed: Sequence[Placed], set_aside: Collection[str] = ()) -> None:
+        """Apply events as one batch of each of their topics. Those whose ids are ``set_aside`` become dead letters, as
+        if the sink could not read their records.
+
+        Raises Failure if the sink refuses a batch.
+        """
+        for topic in dict.fromkeys(one.sent.topic for one in placed):
+            of_topic = [one for one in placed if one.sent.topic == topic]
+            self._apply(topic, of_topic, set_aside)
+
+    def restart(self) -> None:
+        """End the driver and start another one."""
+        self.close()
+
+    def close(self) -> None:
+        """End the driver."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+        self._open.close()
+
+    def replay(self) -> None:
+        """Replay what was set aside, as `outbox dead-letters replay` does."""
+        self.close()
+        with self._database.connection(SinkRole.WRITER, self._now) as connection:
+            with connection, connection.cursor() as cursor:
+                chosen = Selection(sink=self.spec.name, reason=SET_ASIDE).choose(cursor, with_parked=True)
+            replay.replay(connection, {self.spec.name: self.spec}, chosen, applier_of=self._applier)
+
+    def rebuild(self, placed: Sequence[Placed]) -> None:
+        """Recompute the sink from its topics, which have these events, as `outbox rebuild --from topic` does."""
+        self.close()
+        topics = [Topic(name, TOPIC_ID, 1) for name in self.spec.topics]
+        first = {topic.name: {0: 0} for topic in topics}
+        with rebuild.reserved(self._database.settings, self.spec.name) as connection:
+            rebuild.begin(connection, self.spec.name, topics, first)
+            copy = replace(self.spec, name=rebuild.copy_of(self.spec.name))
+            with delivering(self._database, copy, self._transforming, self._now) as to_copy:
+                to_copy.apply(placed)
+            rebuild.swap(connection, self.spec.name, topics, first)
+
+    @property
+    def writer(self) -> SinkWriter:
+        """The writer of the driver that runs; a driver is started if none does."""
+        if self._writer is None:
+            connection = self._open.enter_context(self._database.connection(SinkRole.WRITER, self._now))
+            self._writer = self.spec.job.target.writer(self._database.settings, connection, self.spec)
+            if self._transforming is not None:
+                self._writer.prepare(self._transforming.columns)
+        return self._writer
+
+    def _apply(self, topic: str, placed: Sequence[Placed], set_aside: Collection[str]) -> None:
+        stored = self.writer.positions(topic, TOPIC_ID)
+        offsets: dict[int, list[int]] = {}
+        for one in placed:
+            offsets.setdefault(one.partition, []).append(one.offset)
+        start = {partition: min(*of, stored.get(partition, 0)) for partition, of in offsets.items()}
+        end = {partition: max(of) + 1 for partition, of in offsets.items()}
+        readable = [one for one in placed if one.sent.event_id not in set_aside]
+        decoded = self.spec.decoders[topic].decode(_records(readable))
+        dead = [*decoded.dead, *(_dead(one) for one in placed if one.sent.event_id in set_aside)]
+        batch = Batch(topic, TOPIC_ID, start, end, decoded.rows, dead, skipped=decoded.skipped)
+        if self._transforming is not None:
+            returned = self._transforming.transform(topic, self.spec.layout.table(decoded.rows))
+            batch = replace(batch, returned=returned)
+        self.writer.apply(batch)
+        self.writer.clear()
+
+    def _applier(self, spec: SinkSpec) -> Applier:
+        target = spec.job.target
+        if self._transforming is None:
+            return target.applier(self._database.settings, spec, dry_run=False)
+        columns, transform = self._transforming
+        return target.transforming_applier(spec, columns, transform, dry_run=False)
+
+
+@contextmanager
+def delivering(
+    database: Database, spec: SinkSpec, transforming: Transforming | None = None, now: str = NOW
+) -> Iterator[Delivery]:
+    """Deliveries to a sink until the end of the block."""
+    delivery = Delivery(database, spec, transforming, now)
+    try:
+        yield delivery
+    finally:
+        delivery.close()
+
+
+def placed(
+    sent: Sequence[Sent], first: Mapping[str, int] | int = 0, *, step: int = 1, partition: int = 0
+) -> list[Placed]:
+    """Events one after the other on their topics, from an offset on."""
+    next_: dict[str, int] = {}
+    found = list[Placed]()
+    for one in sent:
+        offset = next_.setdefault(one.topic, first if isinstance(first, int) else first.get(one.topic, 0))
+        found.append(Placed(one, partition, offset))
+        next_[one.topic] = offset + step
+    return found
+
+
+def after(events: Sequence[Placed]) -> dict[str, int]:
+    """By topic the offset behind these."""
+    found: dict[str, int] = {}
+    for one in events:
+        found[one.sent.topic] = max(found.get(one.sent.topic, 0), one.offset + 1)
+    return found
+
+
+def _records(placed: Sequence[Placed]) -> Records:
+    records = [one.sent.record for one in placed]
+    return Records(
+        keys=[record.key for record in records],
+        headers=[record.headers for record in records],
+        values=[record.value for record in records],
+        recorded_ms=[record.recorded_ms for record in records],
+        partitions=[one.partition for one in placed],
+        offsets=[one.offset for one in placed],
+    )
+
+
+def _dead(one: Placed) -> DeadRecord:
+    rejection = Rejection(SET_ASIDE, SET_ASIDE)
+    return DeadRecord(one.partition, one.offset, one.sent.record, one.sent.event_id, rejection)
+
+
+@contextmanager
+def transforming(spec: SinkSpec, database: Database) -> Iterator[Transforming]:
+    """The transform of a job, in a Spark session until the end of the block. Raises Failure if it cannot be used."""
+    from outbox.sink.spark.session import session  # only jobs with a transform need Spark
+    from outbox.sink.spark.transform import Transform as SparkTransform
+    from outbox.sink.spark.transform import as_events
+
+    spark = session(database.settings, [spec.job.target])
+    try:
+        found = SparkTransform(spark, spec)
+        yield Transforming(found.columns, lambda topic, rows: found.apply(as_events(rows, topic)))
+    finally:
+        spark.stop()
+        gc.collect()  # PySpark leaves the socket that it fetches results over to the garbage collector

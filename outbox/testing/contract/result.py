@@ -1,0 +1,154 @@
+"""What a sink has made of its events: the rows of its tables, and the dead letters that are open.
+
+Compared are all tables of the sink database but the machinery's own and those in which the sink's strategy remembers
+events. Of a table with a column ``sink`` it is the sink's rows; of a table without, all rows. A column whose default is
+the time (`DEFAULT now()`) says when a row was written and is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from psycopg2 import extensions, sql
+
+from outbox.sink.strategy import Strategy
+
+# Tables of outbox/migrations/sink; a test holds that these are all.
+MACHINERY = {
+    *("applied_versions", "base_versions", "checkpoint_generations", "dead_letters", "dedup_horizon", "event_log"),
+    *("key_versions", "landed_events", "outbox_version", "positions", "processed_changes", "processed_events"),
+    *("sinks", "skipped_events"),
+}
+LETTERS = "dead_letters"
+TABLES = """
+SELECT relname FROM pg_class
+ WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
+ ORDER BY relname
+"""
+COLUMNS = """
+SELECT attname, coalesce(pg_get_expr(adbin, adrelid), '') ~* %(time)s,
+       attnum = ANY(coalesce((SELECT indkey::int2[] FROM pg_index WHERE indrelid = attrelid AND indisprimary), '{}'))
+  FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+ WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
+ ORDER BY attnum
+"""
+TIME = r"\m(now|current_timestamp|current_date|localtimestamp|\w+_timestamp)\M"
+OPEN_LETTERS = "SELECT identity, reason FROM dead_letters WHERE sink = %s AND status = 'open'"
+
+Row = Mapping[str, Any]
+
+
+class Table(NamedTuple):
+    """A table that is compared: its columns, and those of them that are its key."""
+
+    name: str
+    columns: Sequence[str]
+    key: Sequence[str]
+    has_sink: bool
+
+
+class Place(NamedTuple):
+    """Where a row is: its table, and its key as text; of a table without a key it is the whole row, and its number
+    among equal ones.
+    """
+
+    table: str
+    key: str
+
+
+class Difference(NamedTuple):
+    """The first row in which two results differ."""
+
+    place: Place
+    was: Row | None
+    now: Row | None
+
+    def __str__(self) -> str:
+        where = f"table {self.place.table}, row {self.place.key}"
+        if self.was is None:
+            return f"{where}: there is no such row in the reference, here it is {_shown(self.now)}"
+        if self.now is None:
+            return f"{where}: in the reference it is {_shown(self.was)}, here there is no such row"
+        columns = [name for name in self.was if self.was[name] != self.now[name]]
+        values = (f"{name} is {_text(self.was[name])} in the reference and {_text(self.now[name])} here"
+                  for name in columns)  # fmt: skip
+        return f"{where}: {'; '.join(values)}"
+
+
+Result = Mapping[Place, Row]
+
+
+class Reader:
+    """Reads the results of sinks with one strategy."""
+
+    def __init__(self, connection: extensions.connection, strategy: Strategy) -> None:
+        """``connection`` may read all tables of the project."""
+        self._connection = connection
+        remembering = strategy.select + strategy.remember
+        with connection, connection.cursor() as cursor:
+            cursor.execute(TABLES)
+            names = [name for (name,) in cursor.fetchall() if name not in MACHINERY]
+            self.tables = [_table(cursor, name) for name in names if not re.search(rf"\b{name}\b", remembering)]
+
+    def read(self, sink: str) -> Result:
+        """The result of a sink."""
+        found: dict[Place, Row] = {}
+        with self._connection, self._connection.cursor() as cursor:
+            for table in self.tables:
+                found |= _rows(cursor, table, sink)
+            cursor.execute(OPEN_LETTERS, [sink])
+            for identity, reason in cursor:
+                found[Place(LETTERS, f"event {identity}")] = {"reason": reason}
+        return found
+
+
+def difference(reference: Result, found: Result) -> Difference | None:
+    """The first difference of two results; None if they are equal."""
+    for place in sorted(reference.keys() | found.keys()):
+        was, now = reference.get(place), found.get(place)
+        if was != now:
+            return Difference(place, was, now)
+    return None
+
+
+def _table(cursor: extensions.cursor, name: str) -> Table:
+    cursor.execute(COLUMNS, {"table": f'public."{name}"', "time": TIME})
+    columns = cursor.fetchall()
+    return Table(
+        name,
+        columns=[column for column, is_time, _ in columns if not is_time and column != "sink"],
+        key=[column for column, _, is_key in columns if is_key and column != "sink"],
+        has_sink=any(column == "sink" for column, *_ in columns),
+    )
+
+
+def _rows(cursor: extensions.cursor, table: Table, sink: str) -> dict[Place, Row]:
+    query = sql.SQL("SELECT to_jsonb(one)::text FROM {} AS one").format(sql.Identifier("public", table.name))
+    if table.has_sink:
+        query += sql.SQL(" WHERE sink = {}").format(sql.Literal(sink))
+    cursor.execute(query)
+    found: dict[Place, Row] = {}
+    equal = Counter[str]()
+    for (text,) in cursor:
+        whole = json.loads(text, parse_float=Decimal)
+        row = {name: whole[name] for name in table.columns}
+        key = ", ".join(f"{name} {_text(row[name])}" for name in table.key if name in row)
+        if not key:
+            key = _shown(row)
+            equal[key] += 1
+            key += f", number {equal[key]}"
+        found[Place(table.name, key)] = row
+    return found
+
+
+def _shown(row: Row | None) -> str:
+    return ", ".join(f"{name} {_text(value)}" for name, value in (row or {}).items())
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, str | Decimal) else json.dumps(value, default=str)
