@@ -4,7 +4,7 @@
         units = events.sparkSession.read.schema(UNITS).csv(f"file://{FILE}")
         return events.join(broadcast(units), "unit").withColumn("grams", expr("quantity * grams_per_unit"))
 
-It gets what `outbox.sink.spark.frame.events` gives, and returns a DataFrame with the columns that the projections
+It gets what `outbox.spark.events` gives, and returns a DataFrame with the columns that the projections
 or the MERGE want. It is called for every batch, and for each part of a large one. The rules:
 
 - ``event_id``, ``partition`` and ``offset`` stay as they are, so that each row is known by its event.
@@ -12,7 +12,7 @@ or the MERGE want. It is called for every batch, and for each part of a large on
 - The same event gives the same row, whatever other events are beside it: a batch that is repeated is cut into other
   parts. So no aggregates over events, which belong into a projection, and nothing of now or of chance.
 
-A breach of the first two stops the sink, with nothing applied. `outbox.sink.spark.rules` tries all of them in a test.
+A breach of the first two stops the sink, with nothing applied. `outbox.spark.check_transform` tries all in a test.
 
 An event for which the transform fails is found by halves and set aside as `transform failed`. Where more than
 `FAILED_MAX` of a hundred fail, the transform is at fault, and the sink stops.
@@ -118,6 +118,11 @@ class Transform:
             self._small.conf.set(name, value)
         self.returned = self._returned_schema()
         """The place of each event, and the columns that it returns."""
+
+    @property
+    def transformed(self) -> Transformed:
+        """It, for events that are read from elsewhere than a topic."""
+        return Transformed(self.returned, lambda topic, rows: self.apply(as_events(rows, topic)))
 
     def apply(self, events: pa.Table) -> Returned:
         """What it returns of the events of a small batch, which have the columns of the sink's layout and ``topic``.
@@ -299,8 +304,7 @@ def applier(settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
     """
     target = spec.job.target
     transform = Transform(session(settings, [target]), spec)
-    transformed = Transformed(transform.returned, lambda topic, rows: transform.apply(as_events(rows, topic)))
-    return target.applier(settings, spec, transformed, dry_run=dry_run)
+    return target.applier(settings, spec, transform.transformed, dry_run=dry_run)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkSpec
 from outbox.testing.contract import ways
 from outbox.testing.contract.database import opened, with_clock
-from outbox.testing.contract.delivery import placed, transforming
+from outbox.testing.contract.delivery import placed, transformed
 from outbox.testing.contract.events import Histories, History, Lifecycle
 from outbox.testing.contract.result import Reader, Result, difference
 from outbox.testing.contract.ways import Case, Subject, Way
@@ -121,7 +121,7 @@ def keep(
     with opened(settings) as database, ExitStack() as stack:
         subject = Subject(database, sink)
         if sink.job.transform is not None:
-            subject = subject._replace(transforming=stack.enter_context(transforming(sink, database)))
+            subject = subject._replace(transform=stack.enter_context(transformed(sink, database)))
             examples = min(examples, EXAMPLES_OF_TRANSFORM)
         _Contract(subject, Histories(settings, sink), seed, shrinking_max).check(lifecycle, examples)
 

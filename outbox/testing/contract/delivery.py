@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from outbox.base.settings import SinkRole
-from outbox.events.schema import Column, Rejection
+from outbox.events.schema import Rejection
 from outbox.kafka.topics import Topic
 from outbox.sink.applier import Applier
 from outbox.sink.batch import Batch, DeadRecord
@@ -19,7 +19,7 @@ from outbox.sink.records import Records
 from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec
-from outbox.sink.target import Transform
+from outbox.sink.target import Transformed
 from outbox.sink.writer import SinkWriter
 from outbox.testing.contract.database import NOW, Database
 from outbox.testing.contract.events import Sent
@@ -36,22 +36,15 @@ class Placed(NamedTuple):
     offset: int
 
 
-class Transforming(NamedTuple):
-    """The transform of a job: the columns that it returns, and what calls it."""
-
-    columns: Sequence[Column]
-    transform: Transform
-
-
 class Delivery:
     """Deliveries to one sink, each of which begins where the last has ended."""
 
     def __init__(
-        self, database: Database, spec: SinkSpec, transforming: Transforming | None = None, now: str = NOW
+        self, database: Database, spec: SinkSpec, transform: Transformed | None = None, now: str = NOW
     ) -> None:
         """``now`` is the time at which all of it happens."""
         self.spec = spec
-        self._database, self._transforming, self._now = database, transforming, now
+        self._database, self._transform, self._now = database, transform, now
         self._open = ExitStack()
         self._writer: SinkWriter | None = None
 
@@ -92,7 +85,7 @@ class Delivery:
         with rebuild.reserved(self._database.settings, self.spec.name) as connection:
             rebuild.begin(connection, self.spec.name, topics, first)
             copy = replace(self.spec, name=rebuild.copy_of(self.spec.name))
-            with delivering(self._database, copy, self._transforming, self._now) as to_copy:
+            with delivering(self._database, copy, self._transform, self._now) as to_copy:
                 to_copy.apply(placed)
             rebuild.swap(connection, self.spec.name, topics, first)
 
@@ -102,8 +95,8 @@ class Delivery:
         if self._writer is None:
             connection = self._open.enter_context(self._database.connection(SinkRole.WRITER, self._now))
             self._writer = self.spec.job.target.writer(self._database.settings, connection, self.spec)
-            if self._transforming is not None:
-                self._writer.prepare(self._transforming.columns)
+            if self._transform is not None:
+                self._writer.prepare(self._transform.schema)
         return self._writer
 
     def _apply(self, topic: str, placed: Sequence[Placed], set_aside: Collection[str]) -> None:
@@ -117,26 +110,22 @@ class Delivery:
         decoded = self.spec.decoders[topic].decode(_records(readable))
         dead = [*decoded.dead, *(_dead(one) for one in placed if one.sent.event_id in set_aside)]
         batch = Batch(topic, TOPIC_ID, start, end, decoded.rows, dead, skipped=decoded.skipped)
-        if self._transforming is not None:
-            returned = self._transforming.transform(topic, self.spec.layout.table(decoded.rows))
+        if self._transform is not None:
+            returned = self._transform.apply(topic, self.spec.layout.table(decoded.rows))
             batch = replace(batch, returned=returned)
         self.writer.apply(batch)
         self.writer.clear()
 
     def _applier(self, spec: SinkSpec) -> Applier:
-        target = spec.job.target
-        if self._transforming is None:
-            return target.applier(self._database.settings, spec, dry_run=False)
-        columns, transform = self._transforming
-        return target.transforming_applier(spec, columns, transform, dry_run=False)
+        return spec.job.target.applier(self._database.settings, spec, self._transform, dry_run=False)
 
 
 @contextmanager
 def delivering(
-    database: Database, spec: SinkSpec, transforming: Transforming | None = None, now: str = NOW
+    database: Database, spec: SinkSpec, transform: Transformed | None = None, now: str = NOW
 ) -> Iterator[Delivery]:
     """Deliveries to a sink until the end of the block."""
-    delivery = Delivery(database, spec, transforming, now)
+    delivery = Delivery(database, spec, transform, now)
     try:
         yield delivery
     finally:
@@ -182,16 +171,14 @@ def _dead(one: Placed) -> DeadRecord:
 
 
 @contextmanager
-def transforming(spec: SinkSpec, database: Database) -> Iterator[Transforming]:
+def transformed(spec: SinkSpec, database: Database) -> Iterator[Transformed]:
     """The transform of a job, in a Spark session until the end of the block. Raises Failure if it cannot be used."""
     from outbox.sink.spark.session import session  # only jobs with a transform need Spark
-    from outbox.sink.spark.transform import Transform as SparkTransform
-    from outbox.sink.spark.transform import as_events
+    from outbox.sink.spark.transform import Transform
 
     spark = session(database.settings, [spec.job.target])
     try:
-        found = SparkTransform(spark, spec)
-        yield Transforming(found.columns, lambda topic, rows: found.apply(as_events(rows, topic)))
+        yield Transform(spark, spec).transformed
     finally:
         spark.stop()
         gc.collect()  # PySpark leaves the socket that it fetches results over to the garbage collector

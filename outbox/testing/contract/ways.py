@@ -13,8 +13,9 @@ from typing import Literal, NamedTuple
 
 from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Strategy
+from outbox.sink.target import Transformed
 from outbox.testing.contract.database import LATER, NOW, Database
-from outbox.testing.contract.delivery import Delivery, Placed, Transforming, after, delivering, placed
+from outbox.testing.contract.delivery import Delivery, Placed, after, delivering, placed
 from outbox.testing.contract.events import History, Sent
 from outbox.testing.contract.result import LETTERS, Result
 
@@ -31,11 +32,11 @@ class Subject(NamedTuple):
 
     database: Database
     spec: SinkSpec
-    transforming: Transforming | None = None
+    transform: Transformed | None = None
 
     def delivering(self, now: str = NOW) -> AbstractContextManager[Delivery]:
         """Deliveries to it."""
-        return delivering(self.database, self.spec, self.transforming, now)
+        return delivering(self.database, self.spec, self.transform, now)
 
 
 class Case(NamedTuple):

@@ -13,7 +13,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.events import catalog
 from outbox.sink import spec
-from outbox.sink.records import Event
+from outbox.sink.records import DecodedEvent
 from outbox.testing.contract.events import Histories, History, Lifecycle
 from outbox.testing.contract.values import values
 
@@ -73,7 +73,7 @@ def test_examples_serve_where_no_value_can_be_made() -> None:
 @given(HISTORIES.any(Lifecycle()))
 def test_a_sink_takes_every_event(history: History) -> None:
     for one in history.sent:
-        assert isinstance(ORDERS.decoders[one.topic].record(one.record), Event), one
+        assert isinstance(ORDERS.decoders[one.topic].record(one.record), DecodedEvent), one
 
 
 @settings(max_examples=30, database=None)
