@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 SUITES = ("machinery", "sample", "template")
@@ -15,9 +14,6 @@ TESTS = Path(__file__).parent
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse a session of several suites: the project that they work for is the whole process's."""
-    # No deadline: how long an example takes says how busy the machine is.
-    hypothesis.settings.register_profile("suites", deadline=None, print_blob=True)
-    hypothesis.settings.load_profile("suites")
     asked = {_suite(Path(argument.partition("::")[0])) for argument in config.args}
     if len(asked) != 1 or None in asked:
         paths = ", ".join(f"tests/{name}" for name in SUITES)

@@ -1,1 +1,22 @@
 """The public API for a project's tests (docs/reference.md). It needs pytest and hypothesis: the extra `testing`."""
+
+from outbox.base.settings import SinkRole, SourceRole
+from outbox.testing.client import ServiceClient
+from outbox.testing.command import run
+from outbox.testing.queries import query
+from outbox.testing.records import deliver, outbox_records
+from outbox.testing.seeds import chosen_seed, seeded
+from outbox.testing.threads import all_at_once
+
+__all__ = [
+    "ServiceClient",
+    "SinkRole",
+    "SourceRole",
+    "all_at_once",
+    "chosen_seed",
+    "deliver",
+    "outbox_records",
+    "query",
+    "run",
+    "seeded",
+]

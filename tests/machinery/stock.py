@@ -8,8 +8,8 @@ from typing import Any
 from werkzeug.test import TestResponse
 
 from outbox.base.settings import Settings
-from tests.support.queries import query
-from tests.support.service_client import ServiceClient
+from outbox.testing.client import ServiceClient
+from outbox.testing.queries import query
 
 
 class Client(ServiceClient):

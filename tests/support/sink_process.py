@@ -22,8 +22,8 @@ from outbox.kafka.clients import client_config
 from outbox.sink import fence, spec
 from outbox.sink.records import Record
 from outbox.stack.command import Command, SinkCommand
+from outbox.testing.command import environment, outbox
 from tests.support import faulty_sink, suite
-from tests.support.cli_runner import environment, outbox
 from tests.support.made_events import NOW_MS, Event, nth_key, uuid7
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database, sink_on

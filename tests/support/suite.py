@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outbox.base import project
+from outbox.testing import homes
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
@@ -15,13 +16,10 @@ if TYPE_CHECKING:
 
 DOMAIN = ROOT / "tests" / "machinery" / "domain"
 FIXTURES = (
-    "tests.fixtures.embedded_stack",
-    "tests.fixtures.databases",
+    "outbox.testing.plugin",
+    "tests.fixtures.made_events",
     "tests.fixtures.whole_day",
-    "tests.fixtures.chain",
-    "tests.fixtures.service_app",
     "tests.fixtures.secured",
-    "tests.fixtures.spark_session",
     "tests.fixtures.hdfs",
     "tests.fixtures.object_store",
 )
@@ -30,6 +28,7 @@ FIXTURES = (
 def choose(root: Path) -> None:
     """Let this process, and those that it starts, work for a project. A suite's conftest does so before all else."""
     os.environ[project.VARIABLE] = str(root)
+    os.environ.setdefault(homes.VARIABLE, str(ROOT / ".outbox" / "tests"))
     project.make_importable()
 
 

@@ -26,7 +26,7 @@ from outbox.base import log
 from outbox.base.settings import DOTENV, Settings, load
 from outbox.stack.command import SinkCommand
 from outbox.stack.process import Process
-from tests.support.cli_runner import outbox
+from outbox.testing.command import outbox
 from tests.support.paths import ROOT
 
 

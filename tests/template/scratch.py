@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support import homes
+from outbox.testing import homes
 from tests.support.paths import ROOT
 
 # What a project that begins with a domain of its own deletes.
@@ -86,7 +86,7 @@ def main(suite: str, *arguments: str) -> int:
     with tempfile.TemporaryDirectory(prefix="outbox machinery ") as temporary:
         folder = copy(Path(temporary, "copy"), SAMPLE)
         command = [sys.executable, "-m", "pytest", f"tests/{suite}", *arguments]
-        variables = {**environment(folder), homes.VARIABLE: str(homes.TEST_HOMES)}
+        variables = {**environment(folder), homes.VARIABLE: str(homes.all_homes())}
         try:
             return subprocess.run(command, cwd=folder, env=variables, check=False).returncode
         finally:

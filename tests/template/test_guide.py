@@ -29,7 +29,7 @@ import pytest
 
 from outbox.base.wait import timeout_scale
 from outbox.stack.process import MARK
-from tests.support.homes import Homes
+from outbox.testing.homes import Homes
 from tests.support.leftovers import leftovers
 from tests.support.paths import ROOT
 from tests.template import scratch

@@ -64,9 +64,9 @@ SAMPLES = ("service", "sinks", "migrations", *(f"template/minimal/{one}" for one
 
 # Heavy libraries, and the only rooms and packages that import them.
 LIBRARIES: dict[str, set[str]] = {
-    "pyspark": {"outbox.sink.spark", "outbox.sink.lakehouse", "sinks", "bench", "tests"},
+    "pyspark": {"outbox.sink.spark", "outbox.sink.lakehouse", "outbox.testing", "sinks", "bench", "tests"},
     "delta": {"outbox.sink.lakehouse", "tests"},
-    "flask": {"outbox.http", "service", "tests"},
+    "flask": {"outbox.http", "outbox.testing", "service", "tests"},
     "alembic": {"outbox.migrations", "migrations", "tests"},
     "hypothesis": {"outbox.testing", "tests"},
     "pytest": {"outbox.testing", "tests"},
@@ -151,7 +151,7 @@ def _may(module: str, name: str) -> bool:
         ("tests/machinery/unit/test_cli.py", "if True:\n    import demo.run as run", {"demo"}),
         ("tests/machinery/unit/test_cli.py", "from tests.support import made_events", set()),
         ("tests/machinery/unit/test_cli.py", "from tests.sample import ledger", {"tests.sample"}),
-        ("tests/fixtures/chain.py", "from sinks.balances import job", {"sinks"}),
+        ("outbox/testing/fixtures/chain.py", "from sinks.balances import job", {"sinks"}),
         ("tests/sample/conftest.py", "from service.app import create_app", set()),
         ("demo/story.py", "import bench", {"bench"}),
         ("outbox/relay/rest.py", "from . import service", set()),

@@ -22,8 +22,8 @@ from outbox.jvm.jars import jars
 from outbox.jvm.java import java_home
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
-from tests.fixtures.embedded_stack import private_stack
-from tests.support.homes import Homes
+from outbox.testing.fixtures.stack import private_stack
+from outbox.testing.homes import Homes
 from tests.support.made_events import sums
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database

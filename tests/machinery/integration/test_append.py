@@ -21,12 +21,12 @@ from sqlalchemy.pool import NullPool
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.events.values import parse_json
+from outbox.testing.queries import query
 from outbox.writing import dbapi
 from outbox.writing import rows as writing
 from outbox.writing.append import Event, append
 from tests.machinery.transactions import WAYS, Way, django_connection, url
 from tests.support.failures import raises
-from tests.support.queries import query
 
 KEY = "01a1fc75-167d-7239-af57-d1ee1a62e0a6"
 

@@ -9,7 +9,7 @@ import pytest
 
 from outbox.sink.spark import local_checkpoint
 from outbox.sink.spark.checkpoint import Checkpoint
-from tests.fixtures.spark_session import leaves_sockets
+from outbox.testing.fixtures.spark import leaves_sockets
 from tests.support.failures import raises
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
-from tests.support import cli_runner as command
+from outbox.testing import command
 from tests.support.deliveries import SURVIVES_RE_SENDS
 from tests.support.failures import raises
 from tests.support.made_events import PROJECTIONS, STRATEGIES, TOPIC, Event, batch, dead_record, nth_key, sums, uuid7

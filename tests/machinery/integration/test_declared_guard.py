@@ -20,10 +20,11 @@ from outbox.events.catalog import load
 from outbox.migrations import declared
 from outbox.migrations.migrate import is_current, migrate, migrate_outbox, owner_engine
 from outbox.stack.postgres import Postgres
-from tests.support import cli_runner, suite
+from outbox.testing import command
+from outbox.testing.queries import query
+from tests.support import suite
 from tests.support.failures import raises
 from tests.support.outbox_rows import remove_guard
-from tests.support.queries import query
 
 INSERT = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload, schema_version) VALUES (%s, '1', %s, '{}', %s)"
 SCHEMA = json.dumps({"type": "object", "required": ["id"], "properties": {"id": {"type": "string"}}})
@@ -273,7 +274,7 @@ def test_an_unusable_declaration_changes_nothing(bare: Settings, declare: Declar
 
 def test_the_command_reports_what_it_changed(bare: Settings, declare: Declare, tmp_path: Path) -> None:
     def run(*options: str) -> str:
-        done = cli_runner.outbox("migrate", *options, home=tmp_path, **bare.as_env())
+        done = command.outbox("migrate", *options, home=tmp_path, **bare.as_env())
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -21,7 +21,7 @@ from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.writer import Counts
-from tests.support import cli_runner as command
+from outbox.testing import command
 from tests.support.made_events import NOW_MS, STRATEGIES, Event, batch, nth_key, sums, uuid7
 from tests.support.sink_driver import Database, open_sink
 

@@ -13,12 +13,12 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.events import catalog
 from outbox.http.idempotency import Answer, Key, first_answer
+from outbox.testing.queries import query
+from outbox.testing.records import outbox_records
+from outbox.testing.threads import all_at_once
 from tests.machinery.shape import SHAPE
 from tests.machinery.stock import Client, audit
 from tests.support.made_events import nth_key
-from tests.support.outbox_records import as_records
-from tests.support.queries import query
-from tests.support.threads import all_at_once
 
 CLIENTS = 8
 TRACEPARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
@@ -34,7 +34,7 @@ def test_rows_event_and_answer_are_written_together(client: Client, databases: S
     client.move(ITEM, 500)
     response = client.move(ITEM, -120, traceparent=TRACEPARENT)
     assert (response.status_code, response.get_json()["stock_after"]) == (201, 380)
-    first, second = as_records(databases)
+    first, second = outbox_records(databases)
     assert (first["headers"]["eventType"], first["headers"]["traceparent"]) == ("received", None)
     assert (second["headers"]["eventType"], second["headers"]["traceparent"]) == ("picked", TRACEPARENT)
     assert second["key"] == ITEM
@@ -58,7 +58,7 @@ def test_rows_event_and_answer_are_written_together(client: Client, databases: S
 def test_a_refusal_writes_nothing_but_its_answer(client: Client, databases: Settings) -> None:
     client.move(ITEM, 5)
     refused(client.move(ITEM, 5, "LTR", key="k"), "unit-mismatch")
-    assert len(as_records(databases)) == 1
+    assert len(outbox_records(databases)) == 1
     refused(client.move(ITEM, 5, "LTR", key="k"), "unit-mismatch")
     assert query(databases, "SELECT stock, version FROM items") == [(5, 1)]
 
@@ -66,7 +66,7 @@ def test_a_refusal_writes_nothing_but_its_answer(client: Client, databases: Sett
 def test_the_same_key_and_body_give_the_first_answer_again(client: Client, databases: Settings) -> None:
     first, second = (client.move(ITEM, 60, key="k") for _ in range(2))
     assert (first.status_code, first.data) == (second.status_code, second.data)
-    assert len(as_records(databases)) == 1
+    assert len(outbox_records(databases)) == 1
     assert audit(databases) == {}
 
 
@@ -79,7 +79,7 @@ def test_a_body_written_otherwise_is_the_same_body(client: Client) -> None:
 def test_the_same_key_with_another_body_is_409(client: Client, databases: Settings) -> None:
     assert client.move(ITEM, 60, key="k").status_code == 201
     refused(client.move(ITEM, 61, key="k"), "idempotency-key-reused")
-    assert len(as_records(databases)) == 1
+    assert len(outbox_records(databases)) == 1
 
 
 def test_an_invalid_request_does_not_use_its_key_up(client: Client) -> None:
@@ -118,7 +118,7 @@ def test_of_requests_with_one_key_at_once_one_is_made_and_all_get_its_answer(app
         answers = all_at_once(CLIENTS, lambda number: clients[number].move(ITEM, 10, key=f"k{attempt}"))  # noqa: B023
         assert {answer.status_code for answer in answers} == {201}
         assert len({answer.data for answer in answers}) == 1
-    assert len(as_records(databases)) == 5
+    assert len(outbox_records(databases)) == 5
     assert audit(databases) == {}
 
 
@@ -128,7 +128,7 @@ def test_of_different_requests_with_one_key_at_once_one_is_made(app: Flask, data
     for attempt in range(5):
         answers = all_at_once(CLIENTS, lambda n: clients[n].move(nth_key(n), 1, key=f"k{attempt}"))  # noqa: B023
         assert Counter(answer.status_code for answer in answers) == {201: 1, 409: CLIENTS - 1}
-    assert len(as_records(databases)) == 5
+    assert len(outbox_records(databases)) == 5
     assert audit(databases) == {}
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from outbox.base.wait import wait_for
+from outbox.testing import homes
 from tests.machinery.endless import STARTED
-from tests.support import homes
 from tests.support.leftovers import leftovers
 from tests.support.paths import ROOT
 

@@ -23,9 +23,9 @@ from outbox.migrations import migrate as migrations
 from outbox.migrations.migrate import Database, migrate
 from outbox.stack import ports
 from outbox.stack.postgres import Postgres
+from outbox.testing.queries import query
 from outbox.writing.append import OUTBOX
 from tests.support.failures import raises
-from tests.support.queries import query
 
 APPEND = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('order', 'b', 'placed', '{}')"
 

@@ -29,7 +29,7 @@ from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
-from tests.support.cli_runner import outbox
+from outbox.testing.command import outbox
 from tests.support.deliveries import EVENTS, POOL, SURVIVES_RE_SENDS, Delivery, Run, checked, deliveries
 from tests.support.failures import raises
 from tests.support.made_events import (

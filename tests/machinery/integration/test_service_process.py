@@ -26,13 +26,13 @@ from outbox.migrations.migrate import migrate
 from outbox.stack.command import Command, service
 from outbox.stack.ports import LOOPBACK
 from outbox.stack.stack import Stack
-from tests.fixtures.embedded_stack import private_stack
+from outbox.testing.command import outbox
+from outbox.testing.fixtures.stack import private_stack
+from outbox.testing.homes import Homes
+from outbox.testing.queries import query
+from outbox.testing.seeds import chosen_seed, seeded
 from tests.machinery.stock import audit
-from tests.support.cli_runner import outbox
 from tests.support.failures import raises
-from tests.support.homes import Homes
-from tests.support.queries import query
-from tests.support.seeds import chosen_seed, seeded
 
 CLIENTS = 4
 

@@ -32,10 +32,10 @@ from outbox.stack import ports
 from outbox.stack.postgres import UNPRIVILEGED, Postgres, unprivileged
 from outbox.stack.process import Process
 from outbox.stack.stack import PARTS, Stack
-from tests.fixtures.embedded_stack import private_stack
-from tests.support.cli_runner import environment, outbox
+from outbox.testing.command import environment, outbox
+from outbox.testing.fixtures.stack import private_stack
+from outbox.testing.homes import Homes
 from tests.support.failures import raises
-from tests.support.homes import Homes
 from tests.support.leftovers import leftovers
 from tests.support.paths import ROOT
 from tests.support.topic_reader import topic_of

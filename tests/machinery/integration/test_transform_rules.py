@@ -12,7 +12,7 @@ from outbox.base.settings import load
 from outbox.sink.spark import frame, rules
 from outbox.sink.spark.transform import Function
 from outbox.sink.spec import event_decoders, layout_of
-from tests.fixtures.spark_session import leaves_sockets
+from outbox.testing.fixtures.spark import leaves_sockets
 from tests.machinery import transforms
 from tests.support.failures import raises
 from tests.support.made_events import nth_key

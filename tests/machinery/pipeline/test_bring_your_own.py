@@ -15,9 +15,9 @@ import pytest
 import requests
 
 from outbox.stack.command import service
+from outbox.testing.command import outbox
 from tests.fixtures.secured import Secured, plain_login
 from tests.machinery.stock import audit
-from tests.support.cli_runner import outbox
 from tests.support.paths import ROOT
 
 

@@ -40,7 +40,7 @@ from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.writer import Counts
 from outbox.stack.postgres import Postgres
-from tests.support.cli_runner import outbox
+from outbox.testing.command import outbox
 from tests.support.failures import raises
 from tests.support.made_events import MAIN, NOW_MS, PROJECTIONS, as_read, uuid7
 from tests.support.topic_reader import topic_of

@@ -26,9 +26,9 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
-from tests.support.cli_runner import environment
+from outbox.testing.command import environment
+from outbox.testing.seeds import chosen_seed
 from tests.support.made_events import uuid7
-from tests.support.seeds import chosen_seed
 from tests.support.topic_reader import topic_of
 
 RECORDS = 400

@@ -18,8 +18,8 @@ from outbox.base import project
 from outbox.base.settings import load
 from outbox.base.wait import wait_for
 from outbox.stack.stack import Stack
+from outbox.testing.command import environment
 from tests.support import suite
-from tests.support.cli_runner import environment
 from tests.support.paths import ROOT
 
 TIMEOUT_S = 120

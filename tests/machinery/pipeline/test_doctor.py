@@ -34,8 +34,8 @@ from outbox.relay import apply as relay
 from outbox.relay import connectors
 from outbox.sink.repair import rebuild, rewind
 from outbox.stack.postgres import Postgres
+from outbox.testing.command import outbox
 from tests.support import suite
-from tests.support.cli_runner import outbox
 from tests.support.declared_events import declare, work_for
 from tests.support.made_events import NOW_MS, STRATEGIES, uuid7
 from tests.support.outbox_rows import insert, row

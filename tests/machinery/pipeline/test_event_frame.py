@@ -15,7 +15,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink.spark import frame
-from tests.fixtures.spark_session import leaves_sockets
+from outbox.testing.fixtures.spark import leaves_sockets
 from tests.machinery.orders import cancelled, placed
 from tests.support.failures import raises
 from tests.support.made_events import Event, nth_key

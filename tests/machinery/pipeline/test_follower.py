@@ -19,7 +19,7 @@ from outbox.kafka import follower as follower_module
 from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
 from outbox.kafka.follower import Closed, Follower
-from tests.support.seeds import chosen_seed
+from outbox.testing.seeds import chosen_seed
 from tests.support.topic_reader import topic_of
 
 TIMEOUT_S = 30

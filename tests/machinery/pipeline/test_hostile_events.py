@@ -18,10 +18,11 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink.records import Header, Record
 from outbox.sink.skipped import NAMES_MAX
+from outbox.testing.queries import query
+from outbox.testing.seeds import chosen_seed
 from tests.support.declared_sinks import record
 from tests.support.failures import raises
 from tests.support.made_events import nth_key, uuid7
-from tests.support.queries import query
 from tests.support.releases import (
     KINDS,
     LABELLED,
@@ -35,7 +36,6 @@ from tests.support.releases import (
     event_of,
     opened,
 )
-from tests.support.seeds import chosen_seed
 from tests.support.sink_driver import Database
 from tests.support.sink_process import TIMEOUT_S, logged, reported_failure
 

@@ -32,8 +32,8 @@ from outbox.relay import apply as relay
 from outbox.relay import arrivals, connectors, slot
 from outbox.relay.rest import Rest
 from outbox.stack.postgres import Postgres
+from outbox.testing.command import environment, outbox
 from tests.support import kept_rows as kept
-from tests.support.cli_runner import environment, outbox
 from tests.support.outbox_rows import INSERT, Row, ids, insert, row, unfinished_transaction, writing
 from tests.support.paths import ROOT
 from tests.support.topic_reader import out_of_order, read, relayed, topic_of

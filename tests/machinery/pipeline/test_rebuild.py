@@ -17,10 +17,10 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from outbox.stack.command import Command
+from outbox.testing.command import outbox
+from outbox.testing.seeds import chosen_seed
 from tests.machinery.stock import Client
-from tests.support.cli_runner import outbox
 from tests.support.made_events import nth_key
-from tests.support.seeds import chosen_seed
 from tests.support.sink_driver import Database
 from tests.support.sink_process import applied_until, sink_arguments
 from tests.support.topic_reader import topic_of

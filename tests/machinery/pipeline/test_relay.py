@@ -30,7 +30,7 @@ from outbox.relay.rest import Rest
 from outbox.relay.routing import Config
 from outbox.stack import config
 from outbox.stack.postgres import Postgres
-from tests.support.cli_runner import outbox
+from outbox.testing.command import outbox
 from tests.support.failures import raises
 from tests.support.outbox_rows import INSERT, ids, insert, row, writing
 from tests.support.paths import ROOT

@@ -30,7 +30,7 @@ from outbox.relay.arrivals import Written
 from outbox.relay.rest import Rest
 from outbox.stack.postgres import Postgres
 from outbox.stack.stack import Stack
-from tests.fixtures.chain import topic_of as topics_of
+from outbox.testing.fixtures.chain import topic_of as topics_of
 from tests.support import kept_rows as kept
 from tests.support.declared_events import declare, work_for
 from tests.support.failures import raises

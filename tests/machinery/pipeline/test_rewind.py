@@ -18,7 +18,7 @@ from outbox.sink import generations
 from outbox.sink.generations import Beginning
 from outbox.sink.repair import rewind
 from outbox.sink.repair.rewind import Move, TopicPartition
-from tests.support.cli_runner import outbox
+from outbox.testing.command import outbox
 from tests.support.failures import raises
 from tests.support.made_events import sums
 from tests.support.sink_driver import Database, sink_on

@@ -10,7 +10,8 @@ import pytest
 
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
-from tests.support.queries import query
+from outbox.testing.queries import query
+from outbox.testing.seeds import chosen_seed
 from tests.support.releases import (
     KEYS,
     LABELLED,
@@ -24,7 +25,6 @@ from tests.support.releases import (
     event_of,
     opened,
 )
-from tests.support.seeds import chosen_seed
 from tests.support.sink_driver import Database
 from tests.support.sink_process import TIMEOUT_S, reported_failure
 

@@ -15,9 +15,9 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.sink.records import Record
 from outbox.stack import ports
+from outbox.testing.command import outbox
 from tests.machinery.orders import cancelled, placed
 from tests.support import faulty_sink
-from tests.support.cli_runner import outbox
 from tests.support.made_events import Event, nth_key
 from tests.support.sink_driver import Database
 from tests.support.sink_process import (

@@ -18,10 +18,10 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import apply as relay
 from outbox.stack.command import sink as sink_command
+from outbox.testing.seeds import chosen_seed, seeded
 from tests.machinery.stock import Client
 from tests.support.deliveries import SURVIVES_RE_SENDS
 from tests.support.made_events import STRATEGIES, nth_key, sums
-from tests.support.seeds import chosen_seed, seeded
 from tests.support.sink_driver import Database
 from tests.support.sink_process import (
     TIMEOUT_S,

@@ -21,7 +21,7 @@ from outbox.sink.repair.replay import Replayed
 from outbox.sink.spark import reader
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
-from tests.fixtures.spark_session import leaves_sockets
+from outbox.testing.fixtures.spark import leaves_sockets
 from tests.machinery import transforms
 from tests.machinery.seen import ORDERED, PROJECTION, create_tables
 from tests.support import transformed

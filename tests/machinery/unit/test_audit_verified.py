@@ -22,6 +22,7 @@ from outbox.audit.topic_part import TopicOffset
 from outbox.audit.verified import Doubt, TopicPoint, Verified
 from outbox.base.settings import Settings, load
 from outbox.sink.records import DecodedEvent
+from outbox.testing.seeds import chosen_seed, seeded
 from tests.support import audit_chain
 from tests.support.audit_chain import (
     MINUTE_MS,
@@ -34,7 +35,6 @@ from tests.support.audit_chain import (
     only_comparison,
     only_sink,
 )
-from tests.support.seeds import chosen_seed, seeded
 
 HISTORIES = 300
 STOCK_TOPIC = "chain.stock"

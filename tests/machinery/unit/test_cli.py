@@ -10,7 +10,7 @@ import pytest
 
 from outbox.cli import COMMANDS, GROUPS
 from outbox.commands import check
-from tests.support.cli_runner import environment, outbox
+from outbox.testing.command import environment, outbox
 from tests.support.paths import ROOT
 
 

@@ -16,7 +16,7 @@ from outbox.base.errors import Failure
 from outbox.base.project import Project
 from outbox.commands import events as command
 from outbox.events import catalog, examples, revision
-from tests.support.cli_runner import outbox
+from outbox.testing.command import outbox
 from tests.support.declared import EXAMPLE, Events, payload
 from tests.support.failures import raises
 

@@ -15,17 +15,17 @@ import psutil
 import pytest
 
 from outbox.base.wait import wait_for
+from outbox.testing import homes
+from outbox.testing.command import outbox
+from outbox.testing.homes import Homes
 from tests.machinery.unit.test_process import SERVE, Script
-from tests.support import homes
-from tests.support.cli_runner import outbox
-from tests.support.homes import Homes
 from tests.support.paths import ROOT
 
 RUN = f"""
 import sys, time
 from pathlib import Path
 from typing import IO
-from tests.support.homes import Homes
+from outbox.testing.homes import Homes
 from tests.machinery.unit.test_process import Script
 homes = Homes(Path(sys.argv[1]))  # has the lock for as long as it is referred to
 process = Script(homes.new("home"), {SERVE!r})

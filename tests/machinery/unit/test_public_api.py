@@ -17,6 +17,7 @@ MODULES = (
     "outbox.migrations",
     "outbox.sinks",
     "outbox.spark",
+    "outbox.testing",
     "outbox.testing.contract",
     "outbox.web",
 )

@@ -12,9 +12,9 @@ from werkzeug.test import TestResponse
 
 from outbox.base.settings import Settings
 from outbox.events import catalog
+from outbox.testing.queries import query
+from outbox.testing.threads import all_at_once
 from tests.sample.ledger import Client, audit, refused, written
-from tests.support.queries import query
-from tests.support.threads import all_at_once
 
 CLIENTS = 8
 TRACEPARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"

@@ -14,10 +14,10 @@ from outbox.kafka.topics import Topic
 from outbox.sink import spec
 from outbox.sink.repair import rebuild
 from outbox.sink.writer import Counts
+from outbox.testing.queries import query
+from outbox.testing.records import TOPIC_ID, deliver, outbox_records
+from outbox.testing.seeds import chosen_seed, seeded
 from tests.sample.ledger import Client
-from tests.support.outbox_records import TOPIC_ID, as_records, deliver
-from tests.support.queries import query
-from tests.support.seeds import chosen_seed, seeded
 
 SINK = "accounts"
 PREFIX = project.current().topic_prefix
@@ -57,7 +57,7 @@ def of(records: Records, topic: str) -> Records:
 @pytest.mark.parametrize("first", [ACCOUNT, BALANCE])
 def test_either_topic_may_be_the_first(client: Client, databases: Settings, first: str) -> None:
     account = use(client)
-    records = as_records(databases)
+    records = outbox_records(databases)
     second = BALANCE if first == ACCOUNT else ACCOUNT
     deliver(databases, of(records, first), SINK)
     deliver(databases, of(records, second), SINK)
@@ -67,7 +67,7 @@ def test_either_topic_may_be_the_first(client: Client, databases: Settings, firs
 
 def test_accounts_that_are_known_by_transfers_only(client: Client, databases: Settings) -> None:
     account = use(client)
-    deliver(databases, of(as_records(databases), BALANCE), SINK)
+    deliver(databases, of(outbox_records(databases), BALANCE), SINK)
     assert held(databases)[account] == (None, None, None, None, 0, 3, 200)
 
 
@@ -75,7 +75,7 @@ def test_any_batches_in_any_order_come_to_the_same(client: Client, databases: Se
     choose = seeded(chosen_seed(), 0)
     for _ in range(3):
         use(client)
-    left = {topic: of(as_records(databases), topic) for topic in (ACCOUNT, BALANCE)}
+    left = {topic: of(outbox_records(databases), topic) for topic in (ACCOUNT, BALANCE)}
     while any(left.values()):
         topic = choose.choice([topic for topic, records in left.items() if records])
         count = choose.randint(1, 5)
@@ -86,7 +86,7 @@ def test_any_batches_in_any_order_come_to_the_same(client: Client, databases: Se
 
 def test_a_repeated_event_counts_once(client: Client, databases: Settings) -> None:
     use(client)
-    records = as_records(databases)
+    records = outbox_records(databases)
     assert deliver(databases, [*records, *records], SINK).duplicates == len(records)
     assert deliver(databases, records, SINK) == Counts(rows=len(records), duplicates=len(records))
     assert held(databases) == due(databases)
@@ -94,7 +94,7 @@ def test_a_repeated_event_counts_once(client: Client, databases: Settings) -> No
 
 def test_an_opening_of_version_1_has_an_empty_label(client: Client, databases: Settings) -> None:
     client.open(label="rent")
-    [record] = as_records(databases)
+    [record] = outbox_records(databases)
     del record["value"]["label"]
     record["headers"]["schemaVersion"] = "1"
     deliver(databases, [record], SINK)
@@ -105,7 +105,7 @@ def test_a_late_event_does_not_undo_a_younger_status(client: Client, databases: 
     account = client.open()
     client.freeze(account)
     client.close(account)
-    opened, frozen, closed = as_records(databases)
+    opened, frozen, closed = outbox_records(databases)
     assert deliver(databases, [opened, {**frozen, "value": {}}, closed], SINK).dead == 1
     assert held(databases) == due(databases)
     assert deliver(databases, [frozen], SINK).applied == 1
@@ -115,7 +115,7 @@ def test_a_late_event_does_not_undo_a_younger_status(client: Client, databases: 
 def test_two_openings_of_an_account_do_not_stop_the_sink(client: Client, databases: Settings) -> None:
     """The service writes one; a foreign writer may write more."""
     client.open(label="first")
-    [opened] = as_records(databases)
+    [opened] = outbox_records(databases)
     again = {
         **opened,
         "headers": {**opened["headers"], "id": opened["headers"]["id"][:-4] + "ffff"},
@@ -128,7 +128,7 @@ def test_two_openings_of_an_account_do_not_stop_the_sink(client: Client, databas
 def test_the_largest_debit_does_not_stop_the_sink(client: Client, databases: Settings) -> None:
     user = client.open()
     client.fund(user, 1)
-    debited = next(record for record in as_records(databases) if record["headers"]["eventType"] == "debited")
+    debited = next(record for record in outbox_records(databases) if record["headers"]["eventType"] == "debited")
     debited["value"]["amount"] = -(2**63)
     deliver(databases, [debited], SINK)
     assert [row[-1] for row in held(databases).values()] == [2**63]
@@ -145,7 +145,7 @@ def rebuilt(settings: Settings) -> rebuild.RebuildResult:
 
 def test_accounts_are_rebuilt_from_the_source(client: Client, databases: Settings) -> None:
     account = use(client)
-    records = as_records(databases)
+    records = outbox_records(databases)
     deliver(databases, records, SINK)
     harm = f"UPDATE accounts SET turnover_minor = 5, status = 'open', label = 'x' WHERE account_id = '{account}'"
     query(databases, harm, SinkRole.OWNER)
@@ -161,13 +161,13 @@ def test_accounts_from_before_come_by_a_rebuild(client: Client, databases: Setti
     [(account, row)] = held(databases).items()
     assert row == ("user", "EUR", "", "open", 0, 0, 0)
     assert client.freeze(account).status_code == 200
-    assert deliver(databases, as_records(databases), SINK).applied == 1
+    assert deliver(databases, outbox_records(databases), SINK).applied == 1
     assert held(databases) == due(databases)
 
 
 def test_an_account_that_the_source_does_not_have_is_emptied(client: Client, databases: Settings) -> None:
     use(client)
-    deliver(databases, as_records(databases), SINK)
+    deliver(databases, outbox_records(databases), SINK)
     gone = str(uuid.uuid4())
     query(
         databases,

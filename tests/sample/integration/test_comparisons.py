@@ -12,9 +12,9 @@ from outbox.audit.totals import read_totals
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole, load
 from outbox.sink import spec
+from outbox.testing.queries import query
+from outbox.testing.records import deliver, outbox_records
 from tests.sample.ledger import Client
-from tests.support.outbox_records import as_records, deliver
-from tests.support.queries import query
 
 SINKS = spec.sinks(load(environment=False))
 COMPARISONS = {
@@ -45,7 +45,7 @@ def compared(settings: Settings, sink: str, one: Comparison) -> set[str]:
 def test_both_sides_are_equal(client: Client, databases: Settings, name: str) -> None:
     sink, one = COMPARISONS[name]
     use(client)
-    deliver(databases, as_records(databases), sink)
+    deliver(databases, outbox_records(databases), sink)
     assert compared(databases, sink, one) == set()
 
 
@@ -61,7 +61,7 @@ def test_both_sides_are_equal(client: Client, databases: Settings, name: str) ->
 def test_a_wrong_table_differs(client: Client, databases: Settings, name: str, change: str) -> None:
     sink, one = COMPARISONS[name]
     use(client)
-    deliver(databases, as_records(databases), sink)
+    deliver(databases, outbox_records(databases), sink)
     query(databases, f"UPDATE {change}", SinkRole.OWNER)
     assert len(compared(databases, sink, one)) == 3
 

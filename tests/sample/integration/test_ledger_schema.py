@@ -14,9 +14,9 @@ from sqlalchemy import Connection, text
 from outbox.base.settings import Settings, SourceRole
 from outbox.http.idempotency import KEYS
 from outbox.migrations.migrate import VERSION_TABLE, owner_engine
+from outbox.testing.queries import query
 from outbox.writing.append import OUTBOX
 from service import tables
-from tests.support.queries import query
 
 
 @pytest.fixture

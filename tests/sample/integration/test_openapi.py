@@ -15,10 +15,10 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.openapi.loaders import from_wsgi
 
 from outbox.base.settings import Settings, load
+from outbox.testing.seeds import chosen_seed
 from service.app import create_app
 from service.schemas import NewTransfer
 from tests.sample.ledger import Client, audit
-from tests.support.seeds import chosen_seed
 
 Case = AnyCase[Any]
 SEED = chosen_seed()

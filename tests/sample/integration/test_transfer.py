@@ -11,13 +11,13 @@ from sqlalchemy import Engine, event
 from outbox.base.settings import Settings
 from outbox.http.idempotency import Key
 from outbox.http.service import Change
+from outbox.testing.queries import query
+from outbox.testing.seeds import chosen_seed, seeded
+from outbox.testing.threads import all_at_once
 from service.ledger import BALANCE_MAX_MINOR
 from service.schemas import NewTransfer
 from service.transfer import transfer
 from tests.sample.ledger import Client, audit, refused, written
-from tests.support.queries import query
-from tests.support.seeds import chosen_seed, seeded
-from tests.support.threads import all_at_once
 
 CLIENTS = 8
 TRACEPARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"

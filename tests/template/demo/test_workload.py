@@ -14,7 +14,7 @@ from werkzeug.test import TestResponse
 from demo.traffic import Request
 from demo.workload import Workload
 from outbox.base.settings import Settings
-from tests.support.queries import query
+from outbox.testing.queries import query
 
 PLANNED = 1_000
 

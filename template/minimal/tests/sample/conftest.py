@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from tests.support import suite
-from tests.support.paths import ROOT
+import uuid
 
-suite.choose(ROOT)  # before anything else is imported
+import pytest
+from flask import Flask
+from werkzeug.test import TestResponse
 
-import uuid  # noqa: E402
+from outbox import Settings
+from outbox.testing import ServiceClient
 
-import pytest  # noqa: E402
-from flask import Flask  # noqa: E402
-from werkzeug.test import TestResponse  # noqa: E402
-
-from outbox.base.settings import Settings  # noqa: E402
-from tests.support.service_client import ServiceClient  # noqa: E402
-
-pytest_plugins = suite.FIXTURES
+pytest_plugins = ["outbox.testing.plugin"]
 
 
 class Client(ServiceClient):

@@ -34,6 +34,7 @@ from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen, Selection
 from outbox.sink.writer import Counts
 from outbox.stack.postgres import Postgres
+from outbox.testing.queries import query
 from tests.sample.changes.change_log import (
     PROJECTION,
     STRATEGY,
@@ -46,7 +47,6 @@ from tests.sample.changes.change_log import (
     under_another_lsn,
 )
 from tests.support.made_events import NOW_MS, as_read, nth_key
-from tests.support.queries import query
 from tests.support.sink_driver import Database
 
 # Of the write-ahead log (access/xlog_internal.h): a record at the start of a page stands behind the page's header.

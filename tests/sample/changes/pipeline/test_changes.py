@@ -22,11 +22,11 @@ from outbox.relay import connectors, slot
 from outbox.relay.connectors import Connector
 from outbox.sink.repair import rewind
 from outbox.stack.postgres import Postgres
+from outbox.testing.command import outbox
+from outbox.testing.queries import query
+from outbox.testing.seeds import chosen_seed
 from service.app import create_app
 from tests.sample.ledger import Client
-from tests.support.cli_runner import outbox
-from tests.support.queries import query
-from tests.support.seeds import chosen_seed
 from tests.support.sink_driver import Database
 from tests.support.sink_process import catch_up, logged, reported_failure
 from tests.support.topic_reader import Log, Record

@@ -22,10 +22,10 @@ from outbox.sink.lakehouse import table
 from outbox.stack.command import SinkCommand
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
-from tests.fixtures.embedded_stack import private_stack
+from outbox.testing.fixtures.stack import private_stack
+from outbox.testing.homes import Homes
 from tests.support import faulty_sink
 from tests.support.faulty_sink import held_folder, held_merge
-from tests.support.homes import Homes
 from tests.support.made_events import Event
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database

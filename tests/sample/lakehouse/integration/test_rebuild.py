@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox.base.settings import Settings
-from tests.support.cli_runner import outbox
+from outbox.testing.command import outbox
 from tests.support.sink_driver import Database
 
 

@@ -44,9 +44,9 @@ from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen
 from outbox.sink.spec import SinkJob
 from outbox.sink.writer import Copier, Counts, SinkWriter
-from tests.fixtures.spark_session import leaves_sockets
+from outbox.testing.command import outbox
+from outbox.testing.fixtures.spark import leaves_sockets
 from tests.sample.lakehouse.lake import NAME, folder, ids, staged_files, write_ledger
-from tests.support.cli_runner import outbox
 from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
 from tests.support.failures import raises
 from tests.support.faulty_sink import PART_RECORDS

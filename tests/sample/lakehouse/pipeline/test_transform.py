@@ -27,7 +27,7 @@ from outbox.sink.repair.replay import Replayed
 from outbox.sink.spark import reader
 from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.writer import Counts
-from tests.fixtures.spark_session import leaves_sockets
+from outbox.testing.fixtures.spark import leaves_sockets
 from tests.sample.lakehouse import transforms
 from tests.sample.lakehouse.lake import NAME, folder, ids, staged_files, write_ledger
 from tests.sample.lakehouse.transforms import FAILS_AT, LEFT_OUT, RATES

@@ -11,9 +11,9 @@ import pytest
 
 from outbox.base.settings import load
 from outbox.sink.spark import rules
+from outbox.testing.fixtures.spark import leaves_sockets
 from sinks.turnover import transform
 from sinks.turnover.transform import in_euros
-from tests.fixtures.spark_session import leaves_sockets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

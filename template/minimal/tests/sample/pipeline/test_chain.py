@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import uuid
 
-from outbox.base.settings import Settings
+from outbox import Settings
+from outbox.testing import run
 from tests.sample.conftest import Client
-from tests.support.cli_runner import outbox
-
-
-def run(chain: Settings, *words: str) -> str:
-    """What a command that succeeds has printed."""
-    done = outbox(*words, home=chain.home, **chain.as_env())
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_every_arrival_counts_once_though_all_are_delivered_twice(chain: Settings, client: Client) -> None:

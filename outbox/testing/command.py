@@ -1,4 +1,4 @@
-"""The `outbox` command, run as a user would: in a home of its own, with nothing else set.
+"""The `outbox` command, run as a user would: with the settings of a test and no other.
 
 Each run is a process of its own. It is forked from one that has imported the machinery, because importing takes longer
 than most commands do.
@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from outbox.base import project
-from outbox.base.settings import PREFIX
+from outbox.base.settings import PREFIX, Settings
 from outbox.base.wait import timeout_scale
 from outbox.cli import COMMANDS, main
-from tests.support.paths import ROOT
 
 TIMEOUT_S = 300
 MODULES = {entry.target.partition(":")[0] for entry in COMMANDS.values()}
@@ -33,6 +32,16 @@ def environment(home: Path, **variables: str) -> dict[str, str]:
         name: value for name, value in os.environ.items() if not name.startswith(PREFIX) or name == project.VARIABLE
     }
     return {**inherited, "OUTBOX_HOME": str(home), **variables}
+
+
+def run(settings: Settings, *words: str, status: int = 0) -> str:
+    """What a command has printed, such as ``run(chain, "check", "--wait", "60")``. Its settings are these.
+
+    Raises AssertionError with all output if it does not end with the status.
+    """
+    done = outbox(*words, home=settings.home, **settings.as_env())
+    assert done.returncode == status, f"outbox {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 def outbox(*arguments: str, home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -56,7 +65,7 @@ def _run(words: Sequence[str], variables: Mapping[str, str], files: Sequence[Pat
     """Be the command: what its process does behind the imports."""
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
-    os.chdir(ROOT)
+    os.chdir(project.current().root)
     os.environ.clear()
     os.environ.update(variables)
     sys.argv = [*words]

@@ -4,7 +4,7 @@ Each process that runs tests has one folder below `.outbox/tests`, and holds a l
 system releases the lock when the process ends, however it ends. Then these stop what runs below the folder:
 
 - the fixtures, at the regular end and after Ctrl-C;
-- a watchdog (`python -m tests.support.homes FOLDER`), which waits for the lock;
+- a watchdog (`python -m outbox.testing.homes FOLDER`), which waits for the lock;
 - the next run that starts a stack, and `outbox down`, if the watchdog was killed too.
 """
 
@@ -20,16 +20,23 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from outbox.base import project
+
 VARIABLE = "TEST_HOMES"  # names another folder
-TEST_HOMES = Path(os.environ.get(VARIABLE) or ROOT / ".outbox" / "tests")
 OWNER = "owner"
+
+
+def all_homes() -> Path:
+    """Where all runs have their folders."""
+    named = os.environ.get(VARIABLE)
+    return Path(named) if named else project.current().home / "tests"
 
 
 class Homes:
     """The folder of this process, from its first use to ``close``."""
 
-    def __init__(self, root: Path = TEST_HOMES) -> None:
+    def __init__(self, root: Path | None = None) -> None:
+        root = root or all_homes()
         sweep(root)
         self.folder = root / uuid.uuid4().hex[:8]
         self.folder.mkdir(parents=True)
@@ -40,7 +47,6 @@ class Homes:
         unnamed.rename(self.folder / OWNER)
         watchdog = subprocess.Popen(
             [sys.executable, "-m", __name__, self.folder],
-            cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -72,7 +78,7 @@ def end(folder: Path, *, keep_logs: bool) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep(root: Path = TEST_HOMES) -> None:
+def sweep(root: Path) -> None:
     """End the folders of all runs that are dead, with their logs."""
     for file in root.glob(f"*/{OWNER}"):
         with ExitStack() as files:

@@ -17,12 +17,12 @@ from outbox.sink import spec
 from outbox.sink.batch import Batch, DeadRecord
 from outbox.sink.records import DecodedEvent, Record, RecordDecoder
 from outbox.sink.writer import Counts, SinkWriter
-from tests.support.queries import query
+from outbox.testing.queries import query
 
 TOPIC_ID = "topic-1"
 
 
-def as_records(settings: Settings) -> list[dict[str, Any]]:
+def outbox_records(settings: Settings) -> list[dict[str, Any]]:
     """The events in the outbox table, the oldest first, as a record of the topic would carry them."""
     topics = {name: aggregate.topic for name, aggregate in catalog.of(settings).aggregates.items()}
     rows = query(
