@@ -27,7 +27,7 @@ RUN uv pip install --no-cache --require-hashes --target /opt/packages --requirem
 
 
 FROM python:3.11-slim-bookworm AS python
-ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/opt/outbox:/opt/packages OUTBOX_PROJECT=/opt/outbox
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/opt/outbox:/opt/outbox/machinery/src:/opt/packages OUTBOX_PROJECT=/opt/outbox
 # A named volume takes owner and mode of the folder that it is first mounted on. 1000 is also the user of apache/kafka.
 RUN useradd --uid 1000 --create-home outbox \
     && cd /var/lib && mkdir secrets \
@@ -52,11 +52,11 @@ COPY --from=sink-packages /opt/packages /opt/packages
 # The JVM parts, 100 MB to download: made again only when one of these files changes.
 FROM spark AS jars
 ARG OUTBOX_MAVEN_MIRROR=
-COPY outbox/__init__.py outbox/
-COPY outbox/base/__init__.py outbox/base/errors.py outbox/base/facade.py outbox/base/
-COPY outbox/jvm/__init__.py outbox/jvm/ivy.py outbox/jvm/ivy.xml outbox/jvm/jars.lock outbox/jvm/jars.py \
-    outbox/jvm/java.py outbox/jvm/truststore.py outbox/jvm/
-COPY outbox/jvm/jre/bin/java outbox/jvm/jre/bin/
+COPY machinery/src/outbox/__init__.py machinery/src/outbox/
+COPY machinery/src/outbox/base/__init__.py machinery/src/outbox/base/errors.py machinery/src/outbox/base/facade.py machinery/src/outbox/base/
+COPY machinery/src/outbox/jvm/__init__.py machinery/src/outbox/jvm/ivy.py machinery/src/outbox/jvm/ivy.xml machinery/src/outbox/jvm/jars.lock machinery/src/outbox/jvm/jars.py \
+    machinery/src/outbox/jvm/java.py machinery/src/outbox/jvm/truststore.py machinery/src/outbox/jvm/
+COPY machinery/src/outbox/jvm/jre/bin/java machinery/src/outbox/jvm/jre/bin/
 # Of the three parts, a sink needs Spark's.
 RUN mv "$(python -m outbox.jvm.jars plugin)" /opt/plugin \
     && rm -r "$(python -m outbox.jvm.jars kafka)"
@@ -70,16 +70,16 @@ WORKDIR /home/outbox
 
 
 FROM postgres:18 AS postgres
-COPY --from=files /files/outbox/stack/postgres.conf /files/outbox/migrations/roles.sql /etc/outbox/
+COPY --from=files /files/machinery/src/outbox/stack/postgres.conf /files/machinery/src/outbox/migrations/roles.sql /etc/outbox/
 
 FROM apache/kafka:4.3.1 AS kafka
-COPY --from=files /files/outbox/stack/broker.properties /files/outbox/stack/log4j2.properties /etc/outbox/
+COPY --from=files /files/machinery/src/outbox/stack/broker.properties /files/machinery/src/outbox/stack/log4j2.properties /etc/outbox/
 # A file of the project wins.
 COPY --from=files /files/connect/ /etc/outbox/
 
 # Kafka Connect of the same image and version, with Debezium in its plugin folder.
 FROM apache/kafka:4.3.1 AS connect
-COPY --from=files /files/outbox/stack/worker.properties /files/outbox/stack/log4j2.properties /etc/outbox/
+COPY --from=files /files/machinery/src/outbox/stack/worker.properties /files/machinery/src/outbox/stack/log4j2.properties /etc/outbox/
 COPY --from=files /files/connect/ /etc/outbox/
 # worker.properties names the folder `plugins` in the working directory.
 WORKDIR /opt/outbox

@@ -7,8 +7,8 @@ BIN := .venv/bin
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/pycache
 unexport PYTHONDONTWRITEBYTECODE
 # Parts that a project has deleted are left out.
-SOURCES := $(wildcard outbox service sinks migrations demo bench tests bootstrap.py)
-UNIT := $(wildcard tests/sample/unit tests/sample/*/unit)
+SOURCES := $(wildcard service sinks migrations demo bench tests template/tests bootstrap.py)
+UNIT := $(wildcard tests/unit tests/*/unit)
 # Nothing newer than Python 3.11. It takes the decode of a record for the one that strings had in Python 2.
 VERMIN := --target=3.11- --violations --pessimistic --quiet --no-tips --exclude str.decode
 
@@ -17,10 +17,10 @@ VERMIN := --target=3.11- --violations --pessimistic --quiet --no-tips --exclude 
 demo: .venv/demo
 	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
 
-# Two suites, each in a session of its own: the machinery on a domain made for its tests, and the sample. In several
+# Two suites, each in a session of its own: the machinery on a domain made for its tests, and this project. In several
 # processes, each with a stack of its own; ARGS="-n 0 …" for one. Each waits for its servers for much of the time.
 # Most of the work is done by JVMs that have just started: only the first-tier compiler is worth its time.
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(CURDIR)/$(BIN)/python -m pytest
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder -m "not cluster"
 test-%: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
 # All suites run, also if one fails.
@@ -29,19 +29,22 @@ test: archives
 	@failed=; for suite in $(SUITES); do $(MAKE) --no-print-directory $$suite || failed="$$failed $$suite"; done; \
 	if [ "$$failed" ]; then echo "make: failed:$$failed" >&2; exit 1; fi
 
-test-machinery test-sample: test-%: archives
-	@$(PYTEST) tests/$* $(PARALLEL) $(ARGS)
+test-machinery: archives
+	@cd machinery && $(PYTEST) tests $(PARALLEL) $(ARGS)
+
+test-sample: archives
+	@$(PYTEST) tests $(PARALLEL) $(ARGS)
 
 # What few projects need: the sinks on a Spark cluster, and checkpoints in HDFS and S3.
 test-cluster: archives
-	@$(PYTEST) tests/machinery -m cluster $(ARGS)
-	@$(if $(wildcard tests/sample/lakehouse),$(PYTEST) tests/sample/lakehouse -m cluster $(ARGS))
+	@cd machinery && $(PYTEST) tests -m cluster $(ARGS)
 
 check:: install
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
 	@$(BIN)/mypy $(SOURCES)
-	@$(BIN)/vermin $(VERMIN) $(SOURCES)
-	@$(PYTEST) -q tests/machinery/unit
+	@cd machinery && $(CURDIR)/$(BIN)/mypy src tests
+	@$(BIN)/vermin $(VERMIN) $(SOURCES) machinery/src machinery/tests
+	@cd machinery && $(PYTEST) -q tests/unit
 	@$(if $(UNIT),$(PYTEST) -q $(UNIT))
 
 format: install
@@ -57,7 +60,7 @@ archives: install
 # Everything that tests and benchmarks need. `make demo` installs its own part only.
 install: .venv/dev
 
-.venv/%: requirements/%.txt requirements/bootstrap.txt pyproject.toml
+.venv/%: requirements/%.txt requirements/bootstrap.txt machinery/pyproject.toml
 	@$(PYTHON) bootstrap.py $*
 
 # Pin every Python package and every jar again; ARGS=--upgrade moves to the newest packages that pyproject.toml allows.

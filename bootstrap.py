@@ -64,7 +64,7 @@ def install(name: str) -> None:
     say("installing the Python packages of requirements/{}.txt into .venv".format(name))
     # Whichever index has a package: the hashes decide what is accepted.
     uv("install", "--index-strategy=unsafe-best-match", "--require-hashes", *BUILD, "-r", str(LOCKS / (name + ".txt")))
-    uv("install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    uv("install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT / "machinery"))
     for module in (["outbox.jvm.java"], ["outbox.jvm.jars", "kafka"]):
         command = [str(PYTHON), "-m", *module]
         if subprocess.run(command, cwd=str(ROOT), env=environment(), stdout=subprocess.DEVNULL).returncode:
@@ -83,7 +83,7 @@ def lock(*options: str) -> None:
     for name, extras in SETS.items():
         versions = [] if name == "dev" else ["--constraints", "requirements/dev.txt"]
         chosen = [option for extra in extras for option in ("--extra", extra)]
-        uv("compile", *same, *versions, *chosen, "pyproject.toml", "-o", "requirements/{}.txt".format(name))
+        uv("compile", *same, *versions, *chosen, "machinery/pyproject.toml", "-o", "requirements/{}.txt".format(name))
 
 
 def require_python() -> None:

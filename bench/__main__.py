@@ -14,6 +14,15 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import click
+from outbox.base import project
+from outbox.base.settings import Settings, load
+from outbox.kafka import topics
+from outbox.migrations.migrate import migrate
+from outbox.relay import apply as connector
+from outbox.relay import connectors
+from outbox.stack.command import sink
+from outbox.stack.process import Process
+from outbox.stack.stack import PARTS, Stack
 
 from bench import (
     append,
@@ -35,15 +44,6 @@ from bench import (
     write,
 )
 from bench.meter import Drain, Meter
-from outbox.base import project
-from outbox.base.settings import Settings, load
-from outbox.kafka import topics
-from outbox.migrations.migrate import migrate
-from outbox.relay import apply as connector
-from outbox.relay import connectors
-from outbox.stack.command import sink
-from outbox.stack.process import Process
-from outbox.stack.stack import PARTS, Stack
 
 R = TypeVar("R", bound=NamedTuple)
 HOME = project.current().root / ".outbox" / "bench"

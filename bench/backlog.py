@@ -14,15 +14,15 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 from confluent_kafka import Producer
-
-from bench.event import payload, topic, uuid7
-from bench.meter import Drain, Meter, cpu_s
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from outbox.stack.process import Process
+
+from bench.event import payload, topic, uuid7
+from bench.meter import Drain, Meter, cpu_s
 
 ACCOUNTS = 1_000
 POLL_S = 0.1  # rarely, because each look costs the side that is measured

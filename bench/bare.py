@@ -9,9 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
 from outbox.jvm.jars import jars
+from pyspark.sql import SparkSession
 
 
 def main(bootstrap: str, topic: str, file: str) -> None:

@@ -17,8 +17,6 @@ from typing import IO, Any, NamedTuple
 import msgspec
 import numpy as np
 from confluent_kafka import Consumer, Message, TopicPartition
-
-from bench.event import event_id, topic
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
@@ -27,6 +25,8 @@ from outbox.sink import partitions
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.projection import load
 from outbox.sink.spec import resolve, sinks
+
+from bench.event import event_id, topic
 
 FETCH_MESSAGES = 10_000  # the maximum that librdkafka returns in one call
 FROM_2000 = datetime(2000, 1, 1, tzinfo=UTC)

@@ -13,11 +13,10 @@ from contextlib import closing
 from pathlib import Path
 
 import psycopg2
+from outbox.jvm.jars import jars
 from psycopg2.extensions import make_dsn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-
-from outbox.jvm.jars import jars
 
 NAME = "by-the-book"
 MAX_OFFSETS = "100000"  # Spark has no limit: a backlog would be one batch

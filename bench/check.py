@@ -12,16 +12,16 @@ from contextlib import closing, suppress
 from typing import NamedTuple
 
 import psutil
-from psycopg2.extras import execute_values
-
-from bench import backlog, relay
-from bench.event import topic
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import DOTENV, Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.relay import apply as connector
+from psycopg2.extras import execute_values
+
+from bench import backlog, relay
+from bench.event import topic
 
 SINK = "balances"
 MEMORY_EVERY_S = 0.2

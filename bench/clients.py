@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from confluent_kafka import Producer
-
-from bench.event import topic
 from outbox.base.settings import DOTENV, Settings
 from outbox.http.database import make_engine
 from outbox.http.idempotency import Key
@@ -25,6 +23,8 @@ from outbox.kafka.clients import client_config
 from outbox.stack.command import service
 from outbox.stack.process import Process
 from outbox.writing.event import Event
+
+from bench.event import topic
 from service.schemas import NewTransfer
 from service.transfer import transfer
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-
-from bench import backlog
-from bench.meter import Drain, Meter
 from outbox.base.settings import Settings
 from outbox.stack.command import sink
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
+
+from bench import backlog
+from bench.meter import Drain, Meter
 
 
 class Clustered(NamedTuple):

@@ -8,7 +8,6 @@ import uuid
 from datetime import UTC, datetime
 
 from confluent_kafka import Message
-
 from outbox.base.settings import Settings
 
 

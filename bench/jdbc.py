@@ -12,15 +12,15 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from confluent_kafka import Consumer, TopicPartition
-
-from bench import backlog
-from bench.event import topic
-from bench.meter import Drain, Meter
 from outbox.base.settings import Settings, SinkRole
 from outbox.jvm.jars import resolve
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.stack.jvm import Jvm
+
+from bench import backlog
+from bench.event import topic
+from bench.meter import Drain, Meter
 
 NAME = "jdbc"
 TABLE = "jdbc_events"

@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from confluent_kafka import Producer
-
-from bench import backlog
-from bench.event import uuid7
 from outbox.base import project
 from outbox.base.settings import Settings
 from outbox.kafka.clients import client_config
+
+from bench import backlog
+from bench.event import uuid7
 
 KEYS = 1_000
 ONE = ["single.made"]

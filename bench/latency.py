@@ -11,15 +11,15 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, TopicPartition
-from psycopg2.extensions import connection
-
-from bench import peers
-from bench.event import event_id, payload, topic, uuid7
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
+from psycopg2.extensions import connection
+
+from bench import peers
+from bench.event import event_id, payload, topic, uuid7
 
 POLL_S = 0.005  # often enough for precision, and rarely enough to leave the processor to the chain
 ARRIVAL_TIMEOUT_S = 300.0  # only a chain that hangs takes this long, even for its first event on a busy machine

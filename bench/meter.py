@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import psutil
-
 from outbox.base.errors import Failure
 from outbox.stack.process import Process
 

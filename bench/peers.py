@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
-from bench import backlog, by_the_book, jdbc
-from bench.event import topic
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.jvm.java import java_home
 from outbox.stack.process import Process
+
+from bench import backlog, by_the_book, jdbc
+from bench.event import topic
 
 APPLIED = {
     "balances": "SELECT coalesce(sum(events), 0) FROM balances WHERE sink = %s",

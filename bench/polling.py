@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from confluent_kafka import Producer
-
-from bench.event import topic
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
 from outbox.kafka.clients import client_config
+
+from bench.event import topic
 
 PUBLISH_TIMEOUT_S = 60.0
 BATCH_ROWS = 1_000

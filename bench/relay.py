@@ -7,9 +7,6 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
-from bench import polling
-from bench.event import topic
-from bench.meter import Drain, Meter, cpu_s
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
@@ -17,6 +14,10 @@ from outbox.kafka import topics
 from outbox.relay import apply as connector
 from outbox.relay.connectors import Connector
 from outbox.stack.stack import Stack
+
+from bench import polling
+from bench.event import topic
+from bench.meter import Drain, Meter, cpu_s
 
 EVENTS_OF_A_TRANSACTION = 10
 RELAY_TIMEOUT_S = 3600.0  # only a relay that hangs takes this long

@@ -8,13 +8,13 @@ from contextlib import closing
 
 import msgspec
 from confluent_kafka import Consumer, TopicPartition
-
-from bench.by_hand import Event
-from bench.event import event_id, topic
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
+
+from bench.by_hand import Event
+from bench.event import event_id, topic
 
 NAME = "row-by-row"
 TABLE = "CREATE TABLE IF NOT EXISTS row_events (event_id uuid PRIMARY KEY)"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from contextlib import closing
 from datetime import UTC, datetime
 
-from bench import relay
-from bench.event import topic
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import topics
 from outbox.relay import connectors
 from outbox.sink import partitions
+
+from bench import relay
+from bench.event import topic
 
 EVENTS = 50_000
 OUTBOX_BYTES = "SELECT pg_total_relation_size('outbox') / count(*) FROM outbox"

@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import backlog, bare
-from bench.event import topic
-from bench.meter import Stopwatch
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.jvm.java import java_home
 from outbox.stack.command import sink
 from outbox.stack.process import Process
+
+from bench import backlog, bare
+from bench.event import topic
+from bench.meter import Stopwatch
 
 START_TIMEOUT_S = 300.0  # only a sink that hangs takes this long
 

@@ -14,8 +14,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
-
-from bench.event import topic, uuid7
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import spec, strategy
@@ -23,6 +21,8 @@ from outbox.sink.batch import Batch
 from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Strategy
 from outbox.sink.writer import SinkWriter
+
+from bench.event import topic, uuid7
 
 ACCOUNTS = 1_000
 DAY_MS = 24 * 60 * 60 * 1000

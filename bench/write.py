@@ -12,11 +12,12 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.clients import Client, Load
-from bench.meter import cpu_s
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
 from outbox.stack.postgres import Postgres
+
+from bench.clients import Client, Load
+from bench.meter import cpu_s
 
 ACCOUNTS = {"uniform": 1_000, "hot": 2}  # with two, every transfer waits for the one before it
 SCRIPT = Path(__file__).with_name("transfer.sql")

@@ -7,13 +7,13 @@ import signal
 import sys
 
 import click
-
-from demo.screen import Screen
-from demo.story import Story
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.stack.stack import Stack
+
+from demo.screen import Screen
+from demo.story import Story
 
 HOME = project.current().root / ".outbox" / "demo"
 TO_TRY = """\

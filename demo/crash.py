@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from psycopg2.extensions import connection as Connection  # noqa: N812
-
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import fence
 from outbox.stack.process import Process
+from psycopg2.extensions import connection as Connection  # noqa: N812
 
 TIMEOUT_S = 120.0
 

@@ -10,14 +10,14 @@ import sys
 
 import click
 import requests
-
-from demo.traffic import Traffic
-from demo.workload import Workload
 from outbox.audit import check
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.commands.check import describe
+
+from demo.traffic import Traffic
+from demo.workload import Workload
 
 REQUESTS = 2000
 SETTLE_TIMEOUT_S = 120.0

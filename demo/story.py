@@ -6,10 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from demo.crash import kill_before_offsets, wait_replayed
-from demo.screen import Screen
-from demo.traffic import Traffic
-from demo.workload import NAIVE, RIGHT, Workload
 from outbox.audit import check
 from outbox.audit.quantity import text_of
 from outbox.audit.report import Report
@@ -22,6 +18,11 @@ from outbox.relay import apply as relay
 from outbox.sink import spec
 from outbox.stack.command import service, sink
 from outbox.stack.stack import Stack
+
+from demo.crash import kill_before_offsets, wait_replayed
+from demo.screen import Screen
+from demo.traffic import Traffic
+from demo.workload import NAIVE, RIGHT, Workload
 
 REQUESTS_QUIET = 600
 REQUESTS_FAULT = 1000

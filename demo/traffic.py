@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import requests
-
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import nothing, wait_for

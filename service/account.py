@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from uuid import UUID
 
-from sqlalchemy import bindparam, insert, update
-
 from outbox import Event
 from outbox.web import Change
+from sqlalchemy import bindparam, insert, update
+
 from service import events, ledger
 from service.locking import lock, pick
 from service.schemas import Account, AccountFreeze, AccountPath, AccountStatus, NewAccount

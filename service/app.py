@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from flask import Flask
-
 from outbox import Settings
 from outbox.web import Service
+
 from service.metrics import transfers_counter
 from service.refusals import REFUSALS
 from service.routes import ledger_api

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from outbox import Event
+
 from service.ledger import Account
 from service.schemas import Transfer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from outbox.web import Kind
+
 from service.ledger import (
     AccountClosed,
     AccountFrozen,

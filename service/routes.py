@@ -7,11 +7,11 @@ from typing import Any
 
 from flask import Response
 from flask_openapi3.blueprint import APIBlueprint
+from outbox.web import READING, SECURITY, WRITING, Service, WriteHeaders, responses
 from prometheus_client import Counter
 from sqlalchemy import Row, select
 from werkzeug.exceptions import NotFound
 
-from outbox.web import READING, SECURITY, WRITING, Service, WriteHeaders, responses
 from service import tables
 from service.account import close, freeze, open_account
 from service.schemas import (

@@ -10,9 +10,9 @@ from __future__ import annotations
 import uuid
 from datetime import UTC, datetime
 
+from outbox.web import Change
 from sqlalchemy import ARRAY, BigInteger, Connection, Uuid, bindparam, insert, text
 
-from outbox.web import Change
 from service import events, ledger
 from service.ledger import Account
 from service.locking import lock, pick

@@ -1,29 +1,17 @@
-"""What the three suites share. Each suite works for a project of its own, so each runs in a session of its own."""
+"""The tests of the ledger."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from flask import Flask
+from outbox import Settings
 
-SUITES = ("machinery", "sample", "template")
-TESTS = Path(__file__).parent
+from tests.ledger import Client
 
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Refuse a session of several suites: the project that they work for is the whole process's."""
-    asked = {_suite(Path(argument.partition("::")[0])) for argument in config.args}
-    if len(asked) != 1 or None in asked:
-        paths = ", ".join(f"tests/{name}" for name in SUITES)
-        raise pytest.UsageError(f"the suites work for different projects: run one of {paths}, or `make test` for all")
-
-
-def _suite(path: Path) -> str | None:
-    absolute = path.absolute()
-    below = absolute.relative_to(TESTS).parts if absolute.is_relative_to(TESTS) else ()
-    return below[0] if below and below[0] in SUITES else None
+pytest_plugins = ["outbox.testing.plugin"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,3 +24,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     shared = [name for name, count in Counter(item.nodeid for item in items).items() if count > 1]
     if shared:
         raise pytest.UsageError(f"several tests have the id {shared[0]}")
+
+
+@pytest.fixture
+def client(app: Flask, databases: Settings) -> Client:
+    """A client of the application."""
+    return Client(app, databases)

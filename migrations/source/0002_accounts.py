@@ -9,7 +9,6 @@ source` tells a sink of these accounts.
 from __future__ import annotations
 
 from alembic import op
-
 from outbox.migrations import execute
 
 revision = "source_domain_0002"

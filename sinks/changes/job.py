@@ -9,6 +9,7 @@ from pathlib import Path
 
 from outbox import Settings
 from outbox.sinks import PostgresTarget, SinkJob, load_connector
+
 from sinks.changes.records import ChangeDecoder
 
 HERE = Path(__file__).parent

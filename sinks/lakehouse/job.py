@@ -7,6 +7,7 @@ from pathlib import Path
 
 from outbox import Settings
 from outbox.sinks import LakehouseTarget, SinkJob
+
 from sinks.balances.job import balances
 
 HERE = Path(__file__).parent

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from outbox import Settings
 from outbox.sinks import SinkJob
+
 from sinks.balances.job import balances
 
 STRATEGY = Path(__file__).with_name("strategies") / "naive.sql"

@@ -1,6 +1,6 @@
 """The money that was moved each day, in euros: a job with PySpark of its own (docs/spark.md).
 
-Optional: to do without, delete this folder, tests/sample/turnover and migrations/sink/0003_turnover.py.
+Optional: to do without, delete this folder, the tests named after it, and migrations/sink/0003_turnover.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,226 @@
+"""The sink on a Spark cluster whose parts are killed: a worker, the master, the driver. Nothing is lost or comes twice.
+
+What is killed is in the middle of a task: it is frozen first, and its connection to the staging tables is still there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from outbox.base.database import connect
+from outbox.base.settings import DOTENV, Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.jvm.ivy import pyspark_folder
+from outbox.jvm.jars import jars
+from outbox.jvm.java import java_home
+from outbox.stack.process import Process
+from outbox.stack.stack import Stack
+from outbox.testing.fixtures.stack import private_stack
+from outbox.testing.homes import Homes
+from tests.support.made_events import sums
+from tests.support.paths import ROOT
+from tests.support.sink_driver import Database
+from tests.support.sink_process import (
+    Publisher,
+    catch_up_alone,
+    reported_failure,
+    running,
+    sink_arguments,
+    wait_applied,
+)
+
+pytestmark = pytest.mark.cluster
+
+WORKERS = ("spark-worker-1", "spark-worker-2")
+TIMEOUT_S = 300  # twelve JVMs on two cores
+MANY = 20_000  # events: a batch of two tasks
+SECRET = "spark.authenticate.secret"
+TASKS = "SELECT client_port FROM pg_stat_activity WHERE application_name ~ '^dedup/[0-9]+$'"
+
+
+@pytest.fixture(scope="module")
+def cluster(homes: Homes) -> Iterator[Stack]:
+    """A master and two workers for the tests of this module to break."""
+    stack = private_stack(homes.new("cluster"))
+    stack.up(only=["spark-master", *WORKERS], workers=len(WORKERS))
+    yield stack
+    stack.down()
+
+
+@pytest.fixture
+def clustered(topic: Settings, cluster: Stack) -> Settings:
+    """A topic, and the cluster to run sinks on."""
+    found = cluster.settings
+    own = {"spark_master": found.spark_master, "spark_properties": found.stack_spark_properties}
+    return topic.model_copy(update=own)
+
+
+def in_a_task(worker: Process, database: Database) -> bool:
+    """Whether a task on this worker has a connection to the staging tables."""
+    of_tasks = {port for (port,) in database.query(TASKS)}
+    for process in worker.processes():
+        with suppress(psutil.Error):
+            if any(one.laddr.port in of_tasks for one in process.net_connections("tcp")):
+                return True
+    return False
+
+
+@contextmanager
+def frozen_in_a_task(workers: Sequence[Process], settings: Settings, events: Callable[[], None]) -> Iterator[Process]:
+    """One of the workers stands still in the middle of a task until the end of the block. ``events`` brings it there.
+
+    Which one runs a task is Spark's choice.
+    """
+    database = Database(settings)
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
+        [name] = [name for name in database.staging_tables() if name.endswith("/rows")]
+        cursor.execute(f'LOCK TABLE staging."{name}" IN SHARE MODE')  # whoever stages waits
+        events()
+        worker = wait_for(
+            "a task on a worker",
+            lambda: next((one for one in workers if in_a_task(one, database)), None),
+            timeout_s=TIMEOUT_S,
+        )
+        worker.pause()
+    try:
+        assert in_a_task(worker, database)
+        yield worker
+    finally:
+        worker.resume()
+
+
+def test_a_killed_worker_and_a_killed_master_lose_nothing(
+    clustered: Settings, cluster: Stack, publisher: Publisher, database: Database
+) -> None:
+    workers, master = [cluster.part(name) for name in WORKERS], cluster.part("spark-master")
+    some = publisher.events(4 * MANY)
+    with running(clustered) as sink:
+
+        def publish(begin: int) -> None:
+            publisher.send(some[begin : begin + MANY])
+
+        publish(0)
+        wait_applied(sink, database, MANY, TIMEOUT_S)
+        processes = [each for part in (sink, *workers) for each in part.processes()]
+        assert_secret_is_private(clustered, processes)
+
+        with frozen_in_a_task(workers, clustered, lambda: publish(MANY)) as killed:
+            killed.kill()
+        wait_applied(sink, database, 2 * MANY, TIMEOUT_S)
+
+        master.kill()
+        publish(2 * MANY)
+        wait_applied(sink, database, 3 * MANY, TIMEOUT_S)
+
+        # The master that starts again finds the sink, and gives it executors in place of those it had.
+        cluster.up(only=[master.name, killed.name])
+        [other] = [worker for worker in workers if worker is not killed]
+        other.kill()
+        publish(3 * MANY)
+        wait_applied(sink, database, 4 * MANY, TIMEOUT_S)
+
+        assert database.totals() == sums(some)
+        sink.stop()
+    assert database.staging_tables() == []
+
+
+def test_a_killed_driver_whose_executor_goes_on_later_loses_nothing(
+    clustered: Settings, cluster: Stack, publisher: Publisher, database: Database
+) -> None:
+    cluster.up(only=WORKERS)
+    workers = [cluster.part(name) for name in WORKERS]
+    some = publisher.events(2 * MANY)
+    publisher.send(some[:MANY])
+    with running(clustered) as sink:
+        wait_applied(sink, database, MANY, TIMEOUT_S)
+        with frozen_in_a_task(workers, clustered, lambda: publisher.send(some[MANY:])) as worker:
+            sink.kill()
+            assert '"applied"' in Submitted(clustered).run(), "by the other worker"
+            assert database.totals() == sums(some)
+        wait_for("its executor to end", lambda: not has_executor(worker), timeout_s=TIMEOUT_S)
+    assert database.totals() == sums(some)
+    assert database.staging_tables() == []
+
+
+def assert_secret_is_private(settings: Settings, processes: Sequence[psutil.Process]) -> None:
+    """The cluster's secret is in a file of mode 600, and in no command line."""
+    assert settings.spark_properties is not None
+    assert settings.spark_properties.stat().st_mode & 0o777 == 0o600
+    secret = dict(line.split() for line in settings.spark_properties.read_text().splitlines())[SECRET]
+    lines = []
+    for process in processes:
+        with suppress(psutil.Error):  # Spark's helpers come and go
+            lines.append(" ".join(process.cmdline()))
+    assert any("CoarseGrainedExecutorBackend" in line for line in lines)
+    assert not any(secret in line for line in lines)
+
+
+def has_executor(worker: Process) -> bool:
+    """Whether it runs one."""
+    for process in worker.processes():
+        with suppress(psutil.Error):
+            if any("CoarseGrainedExecutorBackend" in word for word in process.cmdline()):
+                return True
+    return False
+
+
+class Submitted(Process):
+    """The sink run by spark-submit, until it has caught up."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("submitted", settings.home)
+        self._settings = settings
+
+    def argv(self) -> Sequence[str | Path]:
+        return [
+            pyspark_folder() / "bin" / "spark-submit",
+            *("--master", str(self._settings.spark_master)),
+            *("--properties-file", str(self._settings.spark_properties)),
+            *("--jars", ",".join(map(str, jars("spark")))),
+            *("--conf", f"spark.pyspark.python={sys.executable}"),
+            ROOT / "src" / "outbox" / "submit" / "sink.py",
+            *sink_arguments()[1:],
+            "--until-caught-up",
+        ]
+
+    def env(self) -> Mapping[str, str]:
+        tools = {"JAVA_HOME": java_home(), "SPARK_HOME": str(pyspark_folder())}
+        return {**self._settings.as_env(), DOTENV: os.devnull, "PYTHONPATH": str(ROOT), **tools}
+
+    def run(self) -> str:
+        """Run it to its end, and return what it has said."""
+        self.log_file.unlink(missing_ok=True)
+        self.spawn()
+        try:
+            wait_for("the submitted sink to end", lambda: not self.processes(), timeout_s=TIMEOUT_S)
+        except TimeoutError:
+            print(self.tail(40))  # noqa: T201
+            raise
+        finally:
+            self.kill()
+        return self.log_file.read_text()
+
+
+def test_a_master_that_cannot_be_one_is_reported_in_one_line(topic: Settings) -> None:
+    nowhere = topic.model_copy(update={"spark_master": "nowhere:7077"})
+    assert "Spark on nowhere:7077 does not start" in reported_failure(catch_up_alone(nowhere))
+
+
+def test_a_cluster_becomes_smaller_and_ends(cluster: Stack) -> None:
+    cluster.up(only=["spark-master", *WORKERS], workers=2)
+    first, second = (cluster.part(name) for name in WORKERS)
+    assert second.is_running()
+    cluster.up(only=[first.name], workers=1)
+    assert (first.is_running(), second.is_running()) == (True, False)
+    assert cluster.settings.spark_master is not None
+    cluster.up(only=["spark-master"], workers=0)
+    assert not first.is_running()
+    assert not cluster.part("spark-master").is_running()
+    assert cluster.settings.spark_master is None, "sinks run in their own process again"

@@ -1,0 +1,326 @@
+"""append: events are in the outbox if and only if the caller's transaction is committed, in whichever way it is one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import psycopg2
+import psycopg2.extensions
+import pytest
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SourceRole
+from outbox.events.values import parse_json
+from outbox.testing.failures import raises
+from outbox.testing.queries import query
+from outbox.writing import dbapi
+from outbox.writing import rows as writing
+from outbox.writing.append import Event, append
+from tests.transactions import WAYS, Way, django_connection, url
+
+KEY = "01a1fc75-167d-7239-af57-d1ee1a62e0a6"
+
+
+def placed(version: int = 1, schema_version: int = 1, traceparent: str | None = None, **more: Any) -> Event:
+    """An event of the fixture domain; its schemas allow further properties."""
+    payload = {
+        "order_id": KEY,
+        "item_id": "6f1f3c6e-0f53-4d0b-9b0e-0d2c6a3a7c11",
+        "quantity": 2,
+        "version": version,
+        "occurred_at": "2026-11-21T10:00:00.123456Z",
+        **more,
+    }
+    return Event("order", KEY, "placed", payload, schema_version, traceparent)
+
+
+EVENT = placed()
+ROW = "aggregatetype, aggregateid, type, schema_version, payload, traceparent"
+
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+@pytest.fixture
+def databases(shared_databases: Settings) -> Settings:
+    """The module's databases, emptied: a pair for each test would cost a second."""
+    query(shared_databases, "TRUNCATE outbox, items")
+    return shared_databases
+
+
+def rows(settings: Settings) -> list[tuple[Any, ...]]:
+    return query(settings, f"SELECT {ROW} FROM outbox ORDER BY id")
+
+
+def items(settings: Settings) -> list[tuple[Any, ...]]:
+    return query(settings, "SELECT id::text FROM items")
+
+
+@every_way
+def test_change_and_events_are_there_once_the_caller_commits_and_not_before(databases: Settings, way: Way) -> None:
+    item_id = uuid.uuid4()
+    with way(databases) as transaction:
+        transaction.change(item_id)
+        transaction.append(EVENT)
+        assert rows(databases) == []
+    assert items(databases) == [(str(item_id),)]
+    assert rows(databases) == [("order", KEY, "placed", 1, EVENT.payload, None)]
+
+
+@every_way
+def test_change_and_events_go_with_a_rollback(databases: Settings, way: Way) -> None:
+    def fail_at_the_end() -> None:
+        with way(databases) as transaction:
+            transaction.change(uuid.uuid4())
+            transaction.append(EVENT)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_at_the_end()
+    assert items(databases) == []
+    assert rows(databases) == []
+
+
+@every_way
+@pytest.mark.parametrize("count", [0, 1, 2, 1500])
+def test_any_number_of_events_is_inserted_in_order(databases: Settings, way: Way, count: int) -> None:
+    with way(databases) as transaction:
+        transaction.append(*[placed(version=n + 1) for n in range(count)])
+    assert [row[4]["version"] for row in rows(databases)] == [n + 1 for n in range(count)]
+
+
+@every_way
+def test_a_payload_arrives_as_it_was(databases: Settings, way: Way) -> None:
+    event = placed(
+        schema_version=2,
+        traceparent="00-a-b-01",
+        unit="KGM",
+        big=2**63 - 1,
+        bigger=10**30,
+        text="né 'quoted' \"twice\" \\ %s %(x)s %% :x {} ?",
+        list=[None, True, 1.5],
+        nested={"a": {}},
+    )
+    with way(databases) as transaction:
+        transaction.append(event)
+    assert rows(databases) == [("order", KEY, "placed", 2, event.payload, "00-a-b-01")]
+    assert (
+        query(databases, "SELECT payload::text FROM outbox")[0][0]
+        == query(databases, "SELECT %s::jsonb::text", parameters=[json.dumps(event.payload)])[0][0]
+    )
+
+
+@every_way
+def test_a_decimal_keeps_its_digits(databases: Settings, way: Way) -> None:
+    with way(databases) as transaction:
+        transaction.append(placed(price=Decimal("0.12345678901234567890123"), prices=[Decimal("1.10")]))
+    found = query(databases, "SELECT payload ->> 'price', payload ->> 'prices' FROM outbox")
+    assert found == [("0.12345678901234567890123", "[1.10]")]
+
+
+@every_way
+@pytest.mark.parametrize("refused", [placed(quantity=0), placed(schema_version=9)], ids=["invalid", "undeclared"])
+def test_one_refused_event_writes_none(databases: Settings, way: Way, refused: Event) -> None:
+    with way(databases) as transaction:
+        transaction.change(uuid.uuid4())
+        with pytest.raises(Failure):
+            transaction.append(EVENT, refused)
+    assert len(items(databases)) == 1, "the transaction goes on"
+    assert rows(databases) == []
+
+
+@every_way
+def test_a_payload_that_is_no_json_is_refused(databases: Settings, way: Way) -> None:
+    with raises("event-invalid", "order.placed.v1"), way(databases) as transaction:
+        transaction.append(placed(when=object()))
+    assert rows(databases) == []
+
+
+@every_way
+def test_a_payload_that_would_not_fit_into_a_record_is_refused(databases: Settings, way: Way) -> None:
+    with pytest.raises(Exception, match="payload_fits_a_record") as refused, way(databases) as transaction:
+        transaction.append(placed(text="x" * 1_000_000))
+    assert "IntegrityError" in {kind.__name__ for kind in type(refused.value).__mro__}
+    assert rows(databases) == []
+
+
+LONG = "ä" * 501  # 1002 bytes
+
+
+@every_way
+@pytest.mark.parametrize("column", ["aggregateid", "traceparent"])
+def test_a_column_that_would_not_fit_into_a_record_is_refused(databases: Settings, way: Way, column: str) -> None:
+    with raises("event-invalid", column), way(databases) as transaction:
+        transaction.append(Event(**{**vars(EVENT), column: LONG}))
+    assert rows(databases) == []
+
+
+NUMBERS = [2**70, -1, 0.1, 1e22, 5e-90, -0.0, Decimal("1E+5"), Decimal("-0.00"), Decimal("1.10"), Decimal(10) ** 99]
+TEXTS = ["", "\\u0000", "\U0001f600", "\x7f\t\n", "</script>", "'", "\u2028", "x" * 10_000]
+
+
+@pytest.mark.parametrize("value", [*NUMBERS, *TEXTS, {"": {"a": NUMBERS}}, {1: 2}, [[[]]] * 3, uuid.UUID(int=7)])
+def test_a_sink_reads_what_was_validated(databases: Settings, engine: Engine, value: object) -> None:
+    event = placed(value=value)
+    (row,) = writing.rows([event])
+    with engine.begin() as connection:
+        append(connection, event)
+    [(stored,)] = query(databases, "SELECT payload::text FROM outbox")
+    validated, read = parse_json(row["payload"].encode()), parse_json(stored.encode())
+    assert read == validated
+    assert read[1] is None
+
+
+# Statements --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 1500])
+def test_sqlalchemy_sends_one_statement_for_up_to_a_thousand_events(engine: Engine, count: int) -> None:
+    statements: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def remember(_c: object, _cur: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    with engine.begin() as connection:
+        append(connection, *[EVENT] * count)
+    assert len(statements) == -(-count // 1000)
+    assert not any("RETURNING" in statement for statement in statements)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1500])
+def test_dbapi_sends_one_statement_for_up_to_a_thousand_events(databases: Settings, count: int) -> None:
+    statements: list[str] = []
+
+    class Remembering(psycopg2.extensions.cursor):
+        def execute(self, query: Any, vars: Any = None) -> None:
+            super().execute(query, vars)
+            statements.append(query)
+
+    connected = psycopg2.connect(**databases.dsn(SourceRole.APP), cursor_factory=Remembering)  # type: ignore[call-overload]
+    with closing(connected) as connection, connection:
+        dbapi.append(connection, *[EVENT] * count)
+    assert len(statements) == -(-count // 1000)
+    assert not any("RETURNING" in statement for statement in statements)
+
+
+def test_the_database_gives_each_event_an_id_in_order_of_time_and_utc(databases: Settings, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("SET LOCAL timezone = 'Asia/Tokyo'"))
+        append(connection, EVENT, EVENT, EVENT)
+    found = query(
+        databases,
+        """SELECT uuid_extract_version(id), abs(extract(epoch FROM occurred_at - (now() AT TIME ZONE 'utc'))) < 60,
+                  abs(extract(epoch FROM uuid_extract_timestamp(id) - now())) < 60
+             FROM outbox""",
+    )
+    assert found == [(7, True, True)] * 3
+
+
+# Connections that would commit the event by itself -----------------------------------------------------------------
+
+
+@contextmanager
+def sqlalchemy_autocommit(driver: str, settings: Settings) -> Iterator[Callable[..., object]]:
+    engine = create_engine(url(driver, settings), isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with engine.connect() as connection:
+        yield lambda *events: append(connection, *events)
+
+
+@contextmanager
+def one_connection_in_autocommit(settings: Settings) -> Iterator[Callable[..., object]]:
+    engine = create_engine(url("psycopg2", settings), poolclass=NullPool)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        yield lambda *events: append(connection, *events)
+
+
+@contextmanager
+def asyncio_autocommit(settings: Settings) -> Iterator[Callable[..., object]]:
+    engine = create_async_engine(url("psycopg", settings), isolation_level="AUTOCOMMIT", poolclass=NullPool)
+
+    async def run(*events: Event) -> None:
+        async with engine.connect() as connection:
+            await connection.run_sync(append, *events)
+
+    yield lambda *events: asyncio.run(run(*events))
+
+
+@contextmanager
+def driver_autocommit(driver: Any, settings: Settings) -> Iterator[Callable[..., object]]:
+    with closing(driver.connect(**settings.dsn(SourceRole.APP))) as connection:
+        connection.autocommit = True
+        yield lambda *events: dbapi.append(connection, *events)
+
+
+@contextmanager
+def django_outside_of_atomic(settings: Settings) -> Iterator[Callable[..., object]]:
+    with django_connection(settings) as connection:
+        yield lambda *events: dbapi.append(connection, *events)
+
+
+AUTOCOMMIT: dict[str, Callable[[Settings], AbstractContextManager[Callable[..., object]]]] = {
+    "engine, psycopg2": lambda settings: sqlalchemy_autocommit("psycopg2", settings),
+    "engine, psycopg 3": lambda settings: sqlalchemy_autocommit("psycopg", settings),
+    "connection": one_connection_in_autocommit,
+    "asyncio": asyncio_autocommit,
+    "psycopg2": lambda settings: driver_autocommit(psycopg2, settings),
+    "psycopg 3": lambda settings: driver_autocommit(psycopg, settings),
+    "django": django_outside_of_atomic,
+}
+
+
+@pytest.mark.parametrize("opened", AUTOCOMMIT.values(), ids=AUTOCOMMIT)
+def test_a_connection_in_autocommit_mode_is_refused(
+    databases: Settings, opened: Callable[[Settings], AbstractContextManager[Callable[..., object]]]
+) -> None:
+    with opened(databases) as append_by_itself:
+        with raises("not-in-a-transaction", "autocommit"):
+            append_by_itself(EVENT)
+        append_by_itself()  # nothing would be committed
+    assert rows(databases) == []
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_transaction_in_autocommit_mode_is_one(databases: Settings, is_committed: bool) -> None:
+    """`BEGIN` was sent, by psycopg 3's `transaction()` or by hand."""
+    with closing(psycopg.connect(**databases.dsn(SourceRole.APP), autocommit=True)) as connection:  # type: ignore[arg-type]
+        with connection.transaction(force_rollback=not is_committed):
+            dbapi.append(connection, EVENT)
+        with raises("not-in-a-transaction"):
+            dbapi.append(connection, EVENT)
+    with closing(psycopg2.connect(**databases.dsn(SourceRole.APP))) as by_hand:  # type: ignore[call-overload]
+        by_hand.autocommit = True
+        by_hand.cursor().execute("BEGIN")
+        dbapi.append(by_hand, EVENT)
+        by_hand.cursor().execute("COMMIT" if is_committed else "ROLLBACK")
+    assert len(rows(databases)) == (2 if is_committed else 0)
+
+
+# What has to be awaited --------------------------------------------------------------------------------------------
+
+
+def test_an_asyncio_connection_itself_is_refused(databases: Settings) -> None:
+    """Nobody would await the insert: the event would be lost without a word."""
+
+    async def run() -> None:
+        engine = create_async_engine(url("psycopg", databases), poolclass=NullPool)
+        async with engine.begin() as connection:
+            with pytest.raises(TypeError, match="run_sync"):
+                append(connection, EVENT)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="for asyncio"):
+                dbapi.append(connection, EVENT)  # type: ignore[arg-type]
+        async with await psycopg.AsyncConnection.connect(**databases.dsn(SourceRole.APP)) as plain:  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="for asyncio"):
+                dbapi.append(plain, EVENT)
+
+    asyncio.run(run())
+    assert rows(databases) == []

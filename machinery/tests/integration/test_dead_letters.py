@@ -1,0 +1,500 @@
+"""Dead letters against a real Postgres: found, replayed each once, or given up for good."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.sink import fence, spec
+from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Chosen, Selection
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Counts
+from outbox.testing import command
+from outbox.testing.failures import raises
+from tests.support.deliveries import SURVIVES_RE_SENDS
+from tests.support.made_events import PROJECTIONS, STRATEGIES, TOPIC, Event, batch, dead_record, nth_key, sums, uuid7
+from tests.support.record_corpus import unread
+from tests.support.sink_driver import Database, open_sink, projections_in
+
+RANDOM = Random(5)  # noqa: S311
+Known = dict[str, SinkSpec]
+
+
+def kilos(quantity: int = 7, version: int = 1, number: int = 1) -> Event:
+    """An event whose id is new. Its total afterwards is right if it is the item's only one."""
+    return Event(uuid7(RANDOM), nth_key(number), quantity, version, total_after=quantity)
+
+
+def litres(event: Event) -> Event:
+    """The event in another unit, which the projection refuses once the item has the first."""
+    return replace(event, unit="LTR")
+
+
+def set_aside(settings: Settings, *events: Event, name: str = "dedup") -> None:
+    """Let a sink come by a record of each of these events, from offset 0 on, that it cannot read."""
+    with open_sink(settings, name) as sink:
+        sink.apply(batch([], dead=[unread(event, offset) for offset, event in enumerate(events)]))
+
+
+@pytest.fixture
+def known(databases: Settings) -> Known:
+    return spec.sinks(databases)
+
+
+def choose(settings: Settings, selection: Selection) -> list[Chosen]:
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
+        return selection.choose(cursor)
+
+
+def with_projections(known: Known, folder: Path) -> Known:
+    return {name: replace(one, job=replace(one.job, projections=folder)) for name, one in known.items()}
+
+
+def replay(settings: Settings, known: Known, sink: str = "dedup", *, dry_run: bool = False) -> Replayed:
+    """Replay all open letters of a sink."""
+    chosen = choose(settings, Selection(sink=sink))
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        done = repair.replay(connection, known, chosen, applier_of=PostgresApplier, dry_run=dry_run)
+        return done.get(sink, Replayed())
+
+
+def discard(settings: Settings, sink: str = "dedup", *, dry_run: bool = False) -> int:
+    chosen = choose(settings, Selection(sink=sink))
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        return repair.discard(connection, chosen, because="looked at", dry_run=dry_run).get(sink, 0)
+
+
+def everything(database: Database) -> list[object]:
+    """All that a repair might change."""
+    tables = (
+        "stock",
+        "dead_letters",
+        "processed_events",
+        "sinks",
+        "positions",
+        "landed_events",
+        "event_log",
+        "key_versions",
+        "applied_versions",
+        "base_versions",
+    )
+    return [database.query(f"SELECT * FROM {table} ORDER BY 1, 2") for table in tables]
+
+
+def correct_unit(settings: Settings, unit: str = "LTR") -> None:
+    """What an operator might do about a unit mismatch."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE stock SET unit = %s", (unit,))
+
+
+class TestReplay:
+    def test_large_letters_are_few_in_a_transaction(
+        self, databases: Settings, known: Known, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        some = [kilos(number=number) for number in range(4)]
+        set_aside(databases, *some)
+        (size_bytes, *_) = {chosen.size_bytes for chosen in choose(databases, Selection(sink="dedup"))}
+        monkeypatch.setattr(repair, "CHUNK_BYTES", 2 * size_bytes + 10)
+        assert replay(databases, known) == Replayed(applied=4)
+        transactions = database.query("SELECT count(*) FROM dead_letters GROUP BY last_seen_at")
+        assert transactions == [(2,), (2,)]
+
+    @pytest.mark.parametrize("name", STRATEGIES)
+    def test_applies_an_unread_event_once_under_every_strategy(
+        self, databases: Settings, known: Known, name: str
+    ) -> None:
+        late, other = kilos(), kilos(5, number=2)
+        with open_sink(databases, name) as sink:
+            sink.apply(batch([], dead=[unread(late, 0)]))
+            sink.apply(batch([other], start=1))
+        database = Database(databases, name)
+        assert replay(databases, known, name) == Replayed(applied=1)
+        assert replay(databases, known, name) == Replayed()
+        assert database.totals() == sums([late, other])
+        assert database.statuses() == {late.event_id: "replayed"}
+        assert database.positions() == {0: 2}
+        assert database.query("SELECT applied, duplicates FROM sinks") == [(2, 0)]
+
+    @pytest.mark.parametrize("name", STRATEGIES)
+    def test_applies_a_refused_event_once_its_cause_is_corrected(
+        self, databases: Settings, known: Known, name: str
+    ) -> None:
+        first = replace(kilos(5), total_after=5)
+        refused = replace(litres(kilos(7, version=2)), total_after=12)
+        database = Database(databases, name)
+        with open_sink(databases, name) as sink:
+            sink.apply(batch([first]))
+            assert sink.apply(batch([refused], start=1)) == Counts(rows=1, rejected=1)
+            correct_unit(databases)
+            # A re-send is not applied beside its letter, be its cause gone or not.
+            assert sink.apply(batch([refused, refused], start=2)) == Counts(2, 0, 2)
+            assert database.totals() == sums([first])
+            assert replay(databases, known, name) == Replayed(applied=1)
+            assert replay(databases, known, name) == Replayed()
+            assert sink.apply(batch([refused], start=4)) == Counts(1, 0, 1)
+        assert database.totals() == sums([first, refused])
+        assert database.statuses() == {refused.event_id: "replayed"}
+        assert database.query("SELECT applied, duplicates FROM sinks") == [(2, 3)]
+
+    def test_what_is_refused_again_stays_open_and_says_why_now(
+        self, databases: Settings, database: Database, known: Known
+    ) -> None:
+        first, mismatch, newer = kilos(5), kilos(7, version=2), kilos(9, version=3)
+        dead = [unread(litres(mismatch), 1), unread(newer, 2, version="2", reason="not JSON")]
+        with open_sink(databases) as sink:
+            sink.apply(batch([first], dead=dead))
+        for _ in range(2):
+            assert replay(databases, known) == Replayed(rejected=2)
+            assert database.dead_letters() == {
+                mismatch.event_id: "unit mismatch",
+                newer.event_id: "unknown schema version",
+            }
+        assert set(database.statuses().values()) == {"open"}
+        assert database.totals() == sums([first])
+        assert database.query("SELECT FROM dead_letters WHERE last_seen_at <= first_seen_at") == []
+        correct_unit(databases)
+        assert replay(databases, known) == Replayed(applied=1, rejected=1)
+        assert database.totals() == sums([first, mismatch])
+
+    @pytest.mark.parametrize("name", STRATEGIES)
+    def test_an_event_that_has_meanwhile_come_well_is_not_applied_again(
+        self, databases: Settings, known: Known, name: str
+    ) -> None:
+        late = kilos()
+        with open_sink(databases, name) as sink:
+            sink.apply(batch([], dead=[unread(late, 0)]))
+            assert sink.apply(batch([late], start=1)).applied == 1
+        assert Database(databases, name).statuses() == {late.event_id: "replayed"}
+        assert replay(databases, known, name) == Replayed()
+        assert Database(databases, name).totals() == sums([late])
+
+    @pytest.mark.parametrize("name", SURVIVES_RE_SENDS)
+    def test_an_event_that_had_come_well_before_is_found_to_be_a_duplicate(
+        self, databases: Settings, known: Known, name: str
+    ) -> None:
+        early = kilos()
+        with open_sink(databases, name) as sink:
+            sink.apply(batch([early]))
+            sink.apply(batch([], start=1, dead=[unread(early, 1)]))
+        assert replay(databases, known, name) == Replayed(duplicates=1)
+        assert Database(databases, name).statuses() == {early.event_id: "replayed"}
+        assert Database(databases, name).totals() == sums([early])
+
+    def test_an_event_that_came_unread_and_then_was_refused_is_kept_readable(
+        self, databases: Settings, database: Database, known: Known
+    ) -> None:
+        first, broken = kilos(5), litres(kilos(7, version=2))
+        with open_sink(databases) as sink:
+            sink.apply(batch([first], dead=[dead_record(1, broken.event_id)]))
+            sink.apply(batch([broken], start=2))
+        assert database.dead_letters() == {broken.event_id: "unit mismatch"}
+        correct_unit(databases)
+        assert replay(databases, known) == Replayed(applied=1)
+        assert database.totals() == sums([first, broken])
+
+    def test_a_dry_run_tells_what_would_be_and_changes_nothing(
+        self, databases: Settings, database: Database, known: Known
+    ) -> None:
+        first, refused = kilos(5), litres(kilos(7, version=2))
+        with open_sink(databases) as sink:
+            sink.apply(batch([first], dead=[unread(kilos(9, version=3), 1)]))
+            sink.apply(batch([refused], start=2))
+        before = everything(database)
+        assert replay(databases, known, dry_run=True) == Replayed(applied=1, rejected=1)
+        assert discard(databases, dry_run=True) == 2
+        assert everything(database) == before
+
+    def test_killed_before_its_commit_it_has_done_nothing(
+        self, databases: Settings, database: Database, known: Known, tmp_path: Path
+    ) -> None:
+        some = [kilos(3**number, number=number) for number in range(4)]
+        set_aside(databases, *some)
+        sql = (PROJECTIONS / "stock.sql").read_text()
+        deadly = projections_in(tmp_path, f"{sql} SELECT pg_terminate_backend(pg_backend_pid());")
+        before = everything(database)
+        with raises("database-connection-lost", "sink dedup"):
+            replay(databases, with_projections(known, deadly))
+        assert everything(database) == before
+        assert replay(databases, known) == Replayed(applied=4)
+        assert database.totals() == sums(some)
+
+    def test_killed_between_two_chunks_it_goes_on_where_it_was(
+        self, databases: Settings, database: Database, known: Known, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(repair, "CHUNK", 2)
+        some = [kilos(3**number, version=number + 1) for number in range(5)]
+        set_aside(databases, *some)
+        taken: list[int] = []
+        once = fence.lock
+
+        def dies(cursor: object, name: str) -> None:
+            taken.append(1)
+            if len(taken) == 3:
+                raise KeyboardInterrupt
+            once(cursor, name)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patched:
+            patched.setattr(fence, "lock", dies)
+            with pytest.raises(KeyboardInterrupt):
+                replay(databases, known)
+        assert database.totals() == sums(some[:4])
+        assert replay(databases, known) == Replayed(applied=1)
+        assert database.totals() == sums(some)
+
+    @pytest.mark.parametrize("name", STRATEGIES)
+    def test_letters_that_another_command_has_taken_meanwhile_are_left_out(
+        self, databases: Settings, known: Known, name: str
+    ) -> None:
+        late = kilos()
+        set_aside(databases, late, name=name)
+        chosen = choose(databases, Selection(sink=name))
+        assert replay(databases, known, name) == Replayed(applied=1)
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
+            assert repair.replay(connection, known, chosen, applier_of=PostgresApplier) == {name: Replayed()}
+            assert repair.discard(connection, chosen, because="looked at") == {name: 0}
+        assert Database(databases, name).totals() == sums([late])
+        assert Database(databases, name).statuses() == {late.event_id: "replayed"}
+
+    def test_letters_of_a_sink_that_is_gone_are_reported(self, databases: Settings, known: Known) -> None:
+        set_aside(databases, kilos())
+        with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute("UPDATE dead_letters SET sink = 'gone'")
+        with raises("sink-unknown", "gone"):
+            replay(databases, known, "gone")
+
+    def test_several_sinks_at_once(self, databases: Settings, known: Known) -> None:
+        late = kilos()
+        for name in ("dedup", "naive"):
+            set_aside(databases, late, name=name)
+        chosen = choose(databases, Selection(identities=[late.event_id]))
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
+            done = repair.replay(connection, known, chosen, applier_of=PostgresApplier)
+        assert done == {"dedup": Replayed(applied=1), "naive": Replayed(applied=1)}
+        assert all(Database(databases, name).totals() == sums([late]) for name in ("dedup", "naive"))
+
+
+class TestBesideASink:
+    def test_it_waits_for_the_transaction_of_the_sink(
+        self, databases: Settings, database: Database, known: Known
+    ) -> None:
+        late = kilos()
+        set_aside(databases, late)
+        done: list[Replayed] = []
+        thread = threading.Thread(target=lambda: done.append(replay(databases, known)))
+        waits = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (" + (
+            "SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        with closing(connect(databases, SinkRole.WRITER)) as driver, driver, driver.cursor() as cursor:
+            fence.lock(cursor, "dedup")
+            thread.start()
+            wait_for("the replay to wait", lambda: bool(database.query(waits)), timeout_s=20)
+            assert database.statuses() == {late.event_id: "open"}
+        thread.join()
+        assert done == [Replayed(applied=1)]
+
+    def test_events_sent_again_while_two_replays_run_are_applied_once(
+        self, databases: Settings, database: Database, known: Known, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(repair, "CHUNK", 3)
+        some = [kilos(3**number, version=number + 1, number=number % 3) for number in range(30)]
+        errors: list[BaseException] = []
+
+        def run_sink() -> None:
+            for start in range(30, 300, 6):
+                chosen = RANDOM.sample(some, 6)
+                sink.apply(batch(chosen, start))
+
+        def run_replays() -> None:
+            for _ in range(3):
+                replay(databases, known)
+
+        def told(run: object) -> None:
+            try:
+                run()  # type: ignore[operator]
+            except BaseException as error:
+                errors.append(error)
+
+        with open_sink(databases) as sink:
+            sink.apply(batch([], dead=[unread(event, offset) for offset, event in enumerate(some)]))
+            threads = [threading.Thread(target=told, args=(run,)) for run in (run_sink, run_replays, run_replays)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert errors == []
+        assert database.totals() == sums(some)
+        assert database.statuses() == dict.fromkeys((event.event_id for event in some), "replayed")
+        assert database.query("SELECT applied FROM sinks") == [(30,)]
+
+
+class TestDiscard:
+    @pytest.mark.parametrize("name", STRATEGIES)
+    def test_what_was_discarded_is_not_applied_however_it_comes_again(
+        self, databases: Settings, known: Known, name: str
+    ) -> None:
+        database = Database(databases, name)
+        first, refused, late = kilos(5), litres(kilos(7, version=2)), kilos(9, number=2)
+        with open_sink(databases, name) as sink:
+            sink.apply(batch([first], dead=[unread(late, 1)]))
+            sink.apply(batch([refused], start=2))
+            assert discard(databases, name) == 2
+            assert discard(databases, name) == 0
+            correct_unit(databases)
+            assert sink.apply(batch([refused, late, refused], start=3)) == Counts(3, 0, 3)
+            sink.apply(batch([], start=6, dead=[unread(late, 6)]))
+        assert replay(databases, known, name) == Replayed()
+        assert database.totals() == sums([first])
+        assert database.statuses() == {late.event_id: "discarded", refused.event_id: "discarded"}
+        assert database.query("SELECT FROM dead_letters WHERE last_seen_at <= first_seen_at") == []
+
+
+class TestRefusals:
+    """What a strategy remembers of a batch in which the projection refuses something."""
+
+    @pytest.mark.parametrize("name", STRATEGIES)
+    def test_the_rest_of_its_batch_is_applied_and_its_letter_says_that_it_is_not(
+        self, databases: Settings, name: str
+    ) -> None:
+        first, second = kilos(5), replace(kilos(7, version=2), total_after=12)
+        refused = litres(kilos(100, version=3))
+        with open_sink(databases, name) as sink:
+            counts = sink.apply(batch([first, refused, second, refused]))
+        assert counts == Counts(rows=4, applied=2, duplicates=1, rejected=1)
+        database = Database(databases, name)
+        assert database.totals() == sums([first, second])
+        assert database.statuses() == {refused.event_id: "open"}
+        assert database.query("SELECT applied, duplicates FROM sinks") == [(2, 1)]
+
+    def test_a_version_that_was_refused_does_not_hide_an_earlier_one(self, databases: Settings, known: Known) -> None:
+        """Under `upsert`, whose guard is the version: an invalid record is replayed after a later event was refused."""
+        first, late = replace(kilos(5), total_after=5), replace(kilos(7, version=2), total_after=12)
+        refused = litres(replace(kilos(1, version=3), total_after=13))
+        database = Database(databases, "upsert")
+        with open_sink(databases, "upsert") as sink:
+            sink.apply(batch([first], dead=[unread(late, 1)]))
+            sink.apply(batch([refused], start=2))
+        assert database.query("SELECT version FROM key_versions") == [(1,)]
+        assert replay(databases, known, "upsert") == Replayed(applied=1, rejected=1)
+        assert database.totals() == {nth_key(1): 12}
+        correct_unit(databases)
+        assert replay(databases, known, "upsert") == Replayed(applied=1)
+        assert database.totals() == {nth_key(1): 13}
+
+    @pytest.mark.parametrize("whose", ["gen_random_uuid()", "event_id"])
+    def test_a_projection_may_only_refuse_new_events(
+        self, databases: Settings, database: Database, known: Known, tmp_path: Path, whose: str
+    ) -> None:
+        """An event that is applied already must not become a dead letter, or its replay would apply it twice."""
+        wrong = projections_in(
+            tmp_path, f"-- [refuse]\nINSERT INTO rejections SELECT {whose}, 'no', 'no' FROM batch\n-- [apply]\nSELECT 1"
+        )
+        first, late = kilos(5, number=2), kilos()
+        with open_sink(databases) as sink:
+            sink.apply(batch([first]))
+            sink.apply(batch([], start=1, dead=[unread(first, 1), unread(late, 2)]))
+        with raises("projection-refuses-unknown", "dedup"):
+            replay(databases, with_projections(known, wrong))
+        assert database.statuses() == {first.event_id: "open", late.event_id: "open"}
+        assert database.processed() == 1
+
+
+class TestCommand:
+    @pytest.fixture
+    def letters(self, databases: Settings) -> Sequence[Event]:
+        """One unread, one refused, one without any id, and the first of them in a second sink too."""
+        late, refused = kilos(9, number=2), litres(kilos(7, version=2))
+        nameless = dead_record(3, value=b"\xff", key=refused.key.encode(), reason="missing id")
+        with open_sink(databases) as sink:
+            sink.apply(batch([kilos(5)], dead=[unread(late, 1)]))
+            sink.apply(batch([refused], start=2))
+            sink.apply(batch([], start=3, dead=[nameless]))
+        set_aside(databases, late, name="naive")
+        return [late, refused]
+
+    @staticmethod
+    def run(settings: Settings, *arguments: str, status: int = 0) -> str:
+        done = command.outbox("dead-letters", *arguments, home=settings.home, **settings.as_env())
+        assert done.returncode == status, done.stderr
+        assert len(done.stderr.splitlines()) == (1 if status == 1 else 0) or status == 2
+        return done.stdout if status == 0 else done.stderr
+
+    def found(self, settings: Settings, *arguments: str) -> list[tuple[str, str]]:
+        """Sink and reason of each letter that is listed."""
+        lines = [json.loads(line) for line in self.run(settings, "list", "--json", *arguments).splitlines()]
+        return [(line["sink"], line["reason"]) for line in lines]
+
+    def test_list_and_its_filters(self, databases: Settings, letters: Sequence[Event]) -> None:
+        late, refused = letters
+        unknown = "unknown schema version"
+        dedups = [("dedup", unknown), ("dedup", "unit mismatch"), ("dedup", "missing id")]
+        assert self.found(databases) == [*dedups, ("naive", unknown)]
+        assert self.found(databases, "--sink", "dedup") == dedups
+        assert self.found(databases, "--reason", "missing id") == dedups[2:]
+        assert self.found(databases, "--event-id", late.event_id.upper(), "--sink", "naive") == [("naive", unknown)]
+        assert self.found(databases, "--key", refused.key) == dedups[1:]
+        assert self.found(databases, "--limit", "1") == dedups[:1]
+        assert self.found(databases, "--until", "2026-01-01") == []
+        assert len(self.found(databases, "--since", "2026-01-01T00:00:00Z")) == 4
+        assert self.found(databases, "--status", "discarded") == []
+        assert len(self.found(databases, "--status", "all")) == 4
+
+    def test_list_for_a_person(self, databases: Settings, letters: Sequence[Event]) -> None:
+        heading, first, *_, more = self.run(databases, "list", "--limit", "2").splitlines()
+        assert heading.split()[:3] == ["sink", "identity", "status"]
+        assert first.split()[:4] == ["dedup", letters[0].event_id, "open", f"{TOPIC}/0@1"]
+        assert more == "… and 2 more; --limit shows them"
+        assert self.run(databases, "list", "--sink", "nobody") == "no dead letters\n"
+
+    def test_show_one_in_full(self, databases: Settings, letters: Sequence[Event]) -> None:
+        late, refused = letters
+        assert "dedup, naive" in self.run(databases, "show", late.event_id, status=1)
+        assert "there is no dead letter x" in self.run(databases, "show", "x", status=1)
+        shown = json.loads(self.run(databases, "show", late.event_id, "--sink", "dedup", "--json"))
+        assert json.loads(shown["value"])["quantity"] == late.quantity
+        assert (shown["key"], shown["topic"], shown["offset"]) == (late.key, TOPIC, 1)
+        assert {"key": "id", "value": late.event_id} in shown["headers"]
+        page = self.run(databases, "show", refused.event_id)
+        assert '"unit": "LTR"' in page
+        assert "unit mismatch" in page
+        [nameless] = self.run(databases, "list", "--json", "--reason", "missing id").splitlines()
+        assert "/w==" in self.run(databases, "show", json.loads(nameless)["identity"])
+
+    def test_replay_and_discard(self, databases: Settings, database: Database, letters: Sequence[Event]) -> None:
+        late, refused = letters
+        mine, because = ("--sink", "dedup"), ("--because", "looked at")
+        for words in (["replay"], ["discard", *because]):
+            assert "--all" in self.run(databases, *words, status=2)
+        assert "'--because'" in self.run(databases, "discard", *mine, status=2)
+        before = everything(database)
+        would = self.run(databases, "replay", *mine, "--dry-run", status=1)
+        assert "2 dead letters would stay open" in would
+        told = self.run(databases, "discard", "--event-id", refused.event_id, *because, "--dry-run")
+        assert told == "sink dedup: would discard 1\n"
+        assert everything(database) == before
+        told = self.run(databases, "replay", *mine, "--reason", "unknown schema version")
+        assert told == "sink dedup: replayed 1 (1 applied, 0 were applied already), 0 rejected again\n"
+        again = json.loads(self.run(databases, "replay", *mine, "--event-id", late.event_id, "--json"))
+        assert again == {"dry_run": False, "sinks": {}}
+        assert self.run(databases, "discard", *mine, *because) == "sink dedup: discarded 2\n"
+        assert self.run(databases, "replay", *mine) == "no dead letters to replay\n"
+        assert set(database.statuses().values()) == {"replayed", "discarded"}
+        shown = json.loads(self.run(databases, "show", refused.event_id, *mine, "--json"))
+        assert (shown["status"], shown["resolution"]) == ("discarded", "looked at")
+        assert set(Database(databases, "naive").statuses().values()) == {"open"}
+        assert database.totals()[late.key] == late.quantity
+
+    def test_a_wrong_time_is_wrong_usage(self, databases: Settings) -> None:
+        assert "is not a time like" in self.run(databases, "list", "--since", "soon", status=2)

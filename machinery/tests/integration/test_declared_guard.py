@@ -1,0 +1,312 @@
+"""The outbox table takes declared events only, and `outbox migrate` widens and narrows what it takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psycopg2
+import pytest
+
+from outbox.base import project
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SourceRole
+from outbox.events.catalog import load
+from outbox.migrations import declared
+from outbox.migrations.migrate import is_current, migrate, migrate_outbox, owner_engine
+from outbox.stack.postgres import Postgres
+from outbox.testing import command
+from outbox.testing.failures import raises
+from outbox.testing.queries import query
+from tests.support import suite
+from tests.support.outbox_rows import remove_guard
+
+INSERT = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload, schema_version) VALUES (%s, '1', %s, '{}', %s)"
+SCHEMA = json.dumps({"type": "object", "required": ["id"], "properties": {"id": {"type": "string"}}})
+OLD, NEW = ("crate.sent.v1",), ("crate.sent.v1", "crate.sent.v2", "bin.line.added.v1")
+
+Declare = Callable[..., None]
+
+
+@pytest.fixture
+def declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Declare]:
+    """Makes the project of this process one that has the fixture domain's migrations, and declares these events."""
+    monkeypatch.setattr(declared, "ATTEMPTS", 1)
+
+    def declare(*names: str) -> None:
+        root = tmp_path / str(hash(names))
+        for name in names:
+            aggregate, _, event = name.partition(".")
+            folder = root / "events" / aggregate
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "aggregate.toml").write_text('key = "id"')
+            (folder / f"{event}.schema.json").write_text(SCHEMA)
+        root.mkdir(exist_ok=True)
+        migrations = suite.DOMAIN / "migrations"
+        (root / "pyproject.toml").write_text(f'[tool.outbox]\nevents = "events"\nmigrations = "{migrations}"\n')
+        monkeypatch.setenv(project.VARIABLE, str(root))
+
+    yield declare
+    load.cache_clear()
+
+
+@pytest.fixture
+def bare(databases: Settings) -> Settings:
+    """A database that was migrated before there was a guard."""
+    remove_guard(databases)
+    return databases
+
+
+def insert(settings: Settings, aggregatetype: str, type_: str, version: int = 1) -> None:
+    query(settings, INSERT, SourceRole.APP, [aggregatetype, type_, version])
+
+
+def takes(settings: Settings, *event: object) -> bool:
+    """Whether the service may insert an event: its aggregate type, type and version."""
+    try:
+        query(settings, INSERT, SourceRole.APP, [*event])
+    except psycopg2.errors.CheckViolation as error:
+        return error.diag.constraint_name != declared.NAME
+    return True
+
+
+@contextmanager
+def holding(settings: Settings) -> Iterator[None]:
+    """A transaction of the service that has written an event and is still open."""
+    with closing(connect(settings, SourceRole.APP)) as connection, connection.cursor() as cursor:
+        cursor.execute(INSERT, ["crate", "sent", 1])
+        yield
+        connection.commit()
+
+
+# What is taken -----------------------------------------------------------------------------------------------------
+
+
+def test_declared_events_are_taken_and_no_others(bare: Settings, declare: Declare) -> None:
+    declare(*NEW)
+    assert migrate(bare).events.added == ["bin.line.added.v1", "crate.sent.v1", "crate.sent.v2"]
+    for event in (("crate", "sent", 1), ("crate", "sent", 2), ("bin", "line.added", 1)):
+        assert takes(bare, *event)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ("crate", "sent", 3),
+        ("crate", "sent", 0),
+        ("crate", "sent.v1", 1),
+        ("crate", "line.added", 1),
+        ("crate.sent", "v1", 1),
+        ("bin.line", "added", 1),
+        ("Crate", "sent", 1),
+        ("crate ", "sent", 1),
+        ("", "", 1),
+        ("outbox", "outbox.marker", 1),
+        ("x.markers", "sent", 1),
+        ("x.markers ", "outbox.marker", 1),
+    ],
+    ids=str,
+)
+def test_an_event_that_resembles_a_declared_one_is_refused(
+    bare: Settings, declare: Declare, event: tuple[str, str, int]
+) -> None:
+    declare(*NEW)
+    migrate(bare)
+    assert not takes(bare, *event)
+    assert query(bare, "SELECT FROM outbox") == []
+
+
+def test_the_marker_of_prune_is_taken(bare: Settings, declare: Declare) -> None:
+    declare()
+    migrate(bare)
+    query(bare, INSERT, SourceRole.PRUNER, ["outbox.markers", "outbox.marker", 1])
+
+
+def test_psql_gets_the_state_of_a_check(databases: Settings) -> None:
+    dsn = {name: str(value) for name, value in databases.dsn(SourceRole.APP).items()}
+    statement = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('crate', '1', 'sent', '{}')"
+    words = ["-X", "-v", "VERBOSITY=sqlstate", "-h", dsn["host"], "-p", dsn["port"], "-U", dsn["user"]]
+    done = subprocess.run(
+        [Postgres(databases).program("psql"), *words, "-d", dsn["dbname"], "-c", statement],
+        env={"PGPASSWORD": dsn["password"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.split()) == (1, ["ERROR:", "23514"])
+
+
+def test_hundreds_of_events_can_be_declared(bare: Settings, declare: Declare) -> None:
+    declare(*(f"aggregate{n % 20}.happened{n}.v1" for n in range(400)))
+    migrate(bare)
+    assert takes(bare, "aggregate19", "happened399", 1)
+    assert not takes(bare, "aggregate19", "happened398", 1)
+
+
+def test_a_project_without_events_takes_none(bare: Settings, declare: Declare) -> None:
+    declare()
+    assert migrate(bare).events == declared.Change([], [])
+    assert not takes(bare, "crate", "sent", 1)
+
+
+# Rolling out -------------------------------------------------------------------------------------------------------
+
+
+def test_an_older_image_that_migrates_again_removes_nothing(bare: Settings, declare: Declare) -> None:
+    declare(*OLD)
+    migrate(bare)
+    assert not takes(bare, "bin", "line.added", 1)
+    declare(*NEW)
+    assert migrate(bare).events == declared.Change(["bin.line.added.v1", "crate.sent.v2"], [])
+    declare(*OLD)
+    assert migrate(bare).events == declared.Change([], [])
+    assert takes(bare, "bin", "line.added", 1)
+
+
+def test_only_declared_removes_the_others(bare: Settings, declare: Declare) -> None:
+    declare(*NEW)
+    migrate(bare)
+    declare(*OLD)
+    assert migrate_outbox(bare, only_declared=True).events == declared.Change(
+        [], ["bin.line.added.v1", "crate.sent.v2"]
+    )
+    assert takes(bare, "crate", "sent", 1)
+    assert not takes(bare, "crate", "sent", 2)
+
+
+def test_sets_that_migrate_at_once_are_both_taken(bare: Settings, tmp_path: Path, declare: Declare) -> None:
+    catalogs = []
+    for names in (OLD, ("bin.line.added.v1",)):
+        declare(*names)
+        catalogs.append(load(project.current().events, "stock"))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: declared.guard(owner_engine(bare, "source"), one), catalogs))
+    assert takes(bare, "crate", "sent", 1)
+    assert takes(bare, "bin", "line.added", 1)
+
+
+def test_rows_of_undeclared_events_stay_in_the_table(bare: Settings, declare: Declare) -> None:
+    insert(bare, "forgotten", "happened")
+    declare(*OLD)
+    migrate(bare)
+    assert not takes(bare, "forgotten", "happened", 1)
+    assert query(bare, "SELECT type FROM outbox", SourceRole.CDC) == [("happened",)]
+    query(bare, "DELETE FROM outbox", SourceRole.PRUNER)
+
+
+def test_a_deprecated_event_is_taken(bare: Settings, declare: Declare) -> None:
+    """A service of an older version may still write it."""
+    declare(*OLD)
+    file = project.current().events / "crate" / "sent.v1.schema.json"
+    file.write_text(json.dumps({**json.loads(SCHEMA), "deprecated": True}))
+    migrate(bare)
+    assert takes(bare, "crate", "sent", 1)
+
+
+def test_a_service_is_ready_once_its_events_are_taken(bare: Settings, declare: Declare) -> None:
+    def is_ready() -> bool:
+        with owner_engine(bare, "source").connect() as connection:
+            return is_current(connection, "source")
+
+    declare(*OLD)
+    assert not is_ready(), "there is no constraint"
+    migrate(bare)
+    assert is_ready()
+    declare(*NEW)
+    assert not is_ready()
+    migrate(bare)
+    assert is_ready()
+    declare(*OLD)
+    assert is_ready()
+
+
+# Locks and faults --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_change_waits_for_nobody(bare: Settings, declare: Declare) -> None:
+    declare(*OLD)
+    migrate(bare)
+    with holding(bare):
+        assert migrate(bare).events == declared.Change([], [])
+
+
+def test_a_transaction_that_holds_the_table_is_named(bare: Settings, declare: Declare) -> None:
+    declare(*OLD)
+    with holding(bare):
+        with raises("outbox-locked", bare.role_name(SourceRole.APP), "outbox migrate"):
+            migrate(bare)
+        insert(bare, "crate", "sent")  # nobody waits behind it
+    assert migrate(bare).events.added == [*OLD]
+
+
+def test_a_transaction_that_ends_in_time_is_waited_for(
+    bare: Settings, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(declared, "ATTEMPTS", 20)
+    declare(*OLD)
+    with closing(connect(bare, SourceRole.APP)) as connection, connection.cursor() as cursor:
+        cursor.execute(INSERT, ["crate", "sent", 1])
+        timer = threading.Timer(declared.LOCK_TIMEOUT_S + 0.2, connection.commit)  # after the first attempt
+        timer.start()
+        assert migrate(bare).events.added == [*OLD]
+        timer.join()
+
+
+def test_a_constraint_that_is_not_ours_is_left_alone(bare: Settings, declare: Declare) -> None:
+    query(bare, f"ALTER TABLE outbox ADD CONSTRAINT {declared.NAME} CHECK (type <> 'x')")
+    declare(*OLD)
+    with raises("guard-unknown", "DROP CONSTRAINT"):
+        migrate(bare)
+
+
+def test_an_unusable_declaration_changes_nothing(bare: Settings, declare: Declare) -> None:
+    declare(*OLD)
+    (project.current().events / "crate" / "sent.v2.schema.json").write_text("{")
+    with raises("schema-unusable", "sent.v2.schema.json"):
+        migrate(bare)
+    assert takes(bare, "anything", "at all", 1)
+
+
+def test_the_command_reports_what_it_changed(bare: Settings, declare: Declare, tmp_path: Path) -> None:
+    def run(*options: str) -> str:
+        done = command.outbox("migrate", *options, home=tmp_path, **bare.as_env())
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    declare(*NEW)
+    assert run("--only", "outbox").splitlines() == [
+        "outbox     up to date",
+        "events     added bin.line.added.v1, crate.sent.v1, crate.sent.v2",
+    ]
+    declare(*OLD)
+    assert "events     up to date" in run()
+    assert "events     removed bin.line.added.v1, crate.sent.v2" in run("--only-declared")
+
+
+LONG = "ä" * 501  # 1002 bytes
+INSERT_LONG = """
+INSERT INTO outbox (aggregatetype, aggregateid, type, payload, traceparent)
+VALUES (%(aggregatetype)s, %(aggregateid)s, %(type)s, '{}', %(traceparent)s)
+"""
+
+
+@pytest.mark.parametrize("column", ["aggregatetype", "aggregateid", "type", "traceparent"])
+def test_a_column_that_would_not_fit_into_a_record_is_refused(bare: Settings, column: str) -> None:
+    row = {"aggregatetype": "a", "aggregateid": "1", "type": "b", "traceparent": None, column: LONG}
+    with pytest.raises(psycopg2.errors.CheckViolation, match="columns_fit_a_record"):
+        query(bare, INSERT_LONG, SourceRole.APP, row)
+
+
+def test_longer_rows_from_before_do_not_make_the_migration_fail(bare: Settings) -> None:
+    query(bare, "ALTER TABLE outbox DROP CONSTRAINT columns_fit_a_record")
+    query(bare, "DELETE FROM outbox_version WHERE version_num = 'source_machinery_0002'")  # the domain implies 0001
+    row = {"aggregatetype": "a", "aggregateid": LONG, "type": "b", "traceparent": None}
+    query(bare, INSERT_LONG, SourceRole.APP, row)
+    assert migrate(bare).applied["source"] == ["source_machinery_0002"]
+    with pytest.raises(psycopg2.errors.CheckViolation):
+        query(bare, INSERT_LONG, SourceRole.APP, row)

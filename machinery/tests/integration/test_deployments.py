@@ -1,0 +1,341 @@
+"""Dead letters across deployments: events are declared, get new versions, and are asked for or not any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox.base.settings import Settings
+from outbox.events.catalog import Catalog
+from outbox.sink.records import Record
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.writer import Counts
+from outbox.testing.failures import raises
+from tests.seen import ORDERED, Seen, create_tables
+from tests.support.declared import TOML, Events, payload
+from tests.support.declared_sinks import record
+
+TOPIC = "shop.order"
+QUANTITY = {"quantity": {"type": "integer", "minimum": 1, "maximum": 99}}
+MORE = {
+    "at": {"type": "string", "format": "date-time"},
+    "price": {"type": "number"},
+    "lines": {"type": "array"},
+    "note": {"type": ["string", "null"]},
+    "hint": {"type": "string"},
+}
+UNIT = {"unit": {"type": "string"}}
+PLACED = {
+    "id": "a",
+    "number": 1,
+    "quantity": 2,
+    "at": "2026-11-21T05:00:00.123456Z",
+    "price": 0.1,
+    "lines": [{"sku": "x", "price": 1.5}],
+    "note": None,
+}
+REQUIRED = ("quantity", "at", "price", "lines", "note")
+UPCAST = 'def placed_v1(payload):\n    return {**payload, "unit": "PCE"}\n'
+AFTER = {"quantity": 2, "at": "2026-11-21T05:00:00.123456+00:00", "price": 0.1, "lines": PLACED["lines"], "note": None}
+
+
+class Shop:
+    """The declared events, which grow."""
+
+    def __init__(self, folder: Path) -> None:
+        self._events = Events(folder)
+        self._events.aggregate("order", TOML, placed_v1=payload(QUANTITY | MORE, REQUIRED), cancelled_v1=payload())
+        self._events.aggregate("invoice", TOML, sent_v1=payload())
+
+    def declare(self, **schemas: Any) -> Catalog:
+        """Declare more events of orders; the second version of `placed` with its upcaster."""
+        self._events.aggregate("order", TOML, **schemas)
+        if "placed_v2" in schemas:
+            self._events.write("order/upcast.py", UPCAST)
+        return self.known
+
+    def declare_placed_v2(self) -> Catalog:
+        """The second version of `placed`, which has a unit."""
+        return self.declare(placed_v2=payload(QUANTITY | MORE | UNIT, (*REQUIRED, "unit")))
+
+    def declare_receipts(self) -> Catalog:
+        """Receipts have a number too, which is a text and no version."""
+        properties = payload()["properties"]
+        receipt = payload({"number": {"type": "string"}, "serial": properties["number"]}, ("serial",))
+        self._events.aggregate("receipt", 'key = "id"\nversion = "serial"\n', printed_v1=receipt)
+        return self.known
+
+    @property
+    def known(self) -> Catalog:
+        return self._events.load()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path / "events")
+
+
+@pytest.fixture
+def seen(databases: Settings, tmp_path: Path, shop: Shop) -> Seen:
+    """A sink of one event."""
+    create_tables(databases)
+    return Seen(databases, tmp_path, shop.known, ["order.placed"])
+
+
+def placed(number: int = 1, **changes: Any) -> Record:
+    return record("placed", PLACED | {"number": number} | changes)
+
+
+def id_of(one: Record) -> str:
+    return (dict(one.headers)["id"] or b"").decode()
+
+
+class TestUndeclared:
+    """The service was deployed first."""
+
+    def test_a_version_of_the_future_is_applied_once_it_is_declared(self, seen: Seen, shop: Shop) -> None:
+        later = record("placed", PLACED | {"unit": "KGM"}, 2)
+        assert seen.apply(TOPIC, placed(id="b"), later) == Counts(rows=1, applied=1, dead=1)
+        assert seen.letters("reason", "event_type") == [("unknown schema version", None)]
+        assert seen.replay() == Replayed(rejected=1), "it is not declared yet"
+        seen.deploy(known=shop.declare_placed_v2())
+        assert seen.replay() == Replayed(applied=1)
+        assert seen.events("id", "unit") == [("b", None), ("a", "KGM")]
+        assert seen.apply_again(TOPIC, later, start=1) == Counts(rows=1, duplicates=1)
+
+    def test_later_events_of_its_key_wait_where_order_is_asked_for(
+        self, databases: Settings, tmp_path: Path, shop: Shop, seen: Seen
+    ) -> None:
+        seen = Seen(databases, tmp_path, shop.known, ["order"], projection=ORDERED)
+        later = record("placed", PLACED | {"unit": "KGM"}, 2)
+        seen.apply(TOPIC, later, record("cancelled", {"id": "a", "number": 2}), placed(id="b"))
+        assert seen.letters("reason") == [("unknown schema version",), ("parked",)]
+        seen.deploy(known=shop.declare_placed_v2())
+        assert seen.replay(reason="unknown schema version") == Replayed(applied=2)
+        assert seen.events("id", "number") == [("b", 1), ("a", 1), ("a", 2)]
+
+    def test_a_type_of_the_future_is_set_aside_for_a_sink_of_the_aggregate(self, seen: Seen, shop: Shop) -> None:
+        seen.deploy("order")
+        paid = record("paid", {"id": "a", "number": 2})
+        assert seen.apply(TOPIC, paid) == Counts(dead=1)
+        seen.deploy(known=shop.declare(paid_v1=payload()))
+        assert seen.replay() == Replayed(applied=1)
+        assert seen.events("event_type", "number") == [("order.paid", 2)]
+
+    def test_a_type_of_the_future_is_skipped_by_a_sink_of_one_event(self, seen: Seen, shop: Shop) -> None:
+        assert seen.apply(TOPIC, record("paid", {"id": "a", "number": 2})) == Counts(skipped=1)
+        seen.deploy("order.placed", "order.paid", known=shop.declare(paid_v1=payload()))
+        with raises("events-skipped", "*.paid"), seen.running():
+            pass
+
+
+class TestOlderVersions:
+    """The letter is of a valid event, and its columns are of an older version."""
+
+    @pytest.fixture(params=["one type", "several types"])
+    def refused(self, seen: Seen, request: pytest.FixtureRequest) -> Record:
+        """An event that the projection has refused under version 1."""
+        if request.param == "several types":
+            seen.deploy("order")
+        event = placed()
+        seen.refuse(id_of(event))
+        assert seen.apply(TOPIC, event) == Counts(rows=1, rejected=1)
+        assert seen.letters("event_type", "schema_version") == [("order.placed", 1)]
+        seen.refuse()
+        return event
+
+    def test_it_is_upcast(self, seen: Seen, shop: Shop, refused: Record) -> None:
+        seen.deploy(known=shop.declare_placed_v2())
+        assert seen.replay() == Replayed(applied=1)
+        (applied,) = seen.events("unit", *AFTER)
+        assert applied == ("PCE", *AFTER.values())
+        assert seen.apply_again(TOPIC, refused) == Counts(rows=1, duplicates=1)
+
+    def test_refused_again_it_is_kept_as_the_newest(self, seen: Seen, shop: Shop, refused: Record) -> None:
+        seen.deploy(known=shop.declare_placed_v2())
+        seen.refuse(id_of(refused))
+        assert seen.replay() == Replayed(rejected=1)
+        assert seen.letters("schema_version", "event ->> 'unit'") == [(2, "PCE")]
+        seen.refuse()
+        assert seen.replay() == Replayed(applied=1)
+
+    def test_an_upcaster_that_fails_leaves_it_open(self, seen: Seen, shop: Shop, refused: Record) -> None:
+        del refused
+        known = shop.declare_placed_v2()
+        (known.folder / "order" / "upcast.py").write_text("def placed_v1(payload):\n    raise KeyError('x')\n")
+        seen.deploy(known=shop.known)
+        assert seen.replay() == Replayed(rejected=1)
+        assert seen.letters("status", "reason", "schema_version") == [("open", "upcast failed", 1)]
+        shop.declare_placed_v2()
+        seen.deploy(known=shop.known)
+        assert seen.replay() == Replayed(applied=1)
+
+    def test_a_version_that_is_declared_no_more_leaves_it_open(self, seen: Seen, shop: Shop, refused: Record) -> None:
+        del refused
+        known = shop.declare_placed_v2()
+        (known.folder / "order" / "placed.v1.schema.json").unlink()
+        seen.deploy(known=shop.known)
+        assert seen.replay() == Replayed(rejected=1)
+        assert seen.letters("status", "reason") == [("open", "unknown schema version")]
+
+
+class TestFromBefore:
+    """Letters that do not say which event they have: they were kept before that was recorded."""
+
+    def keep(self, seen: Seen, *events: Record) -> None:
+        """Let the projection refuse events; and the letters forget which they are."""
+        seen.refuse(*map(id_of, events))
+        seen.apply(TOPIC, *events)
+        seen.refuse()
+        seen.execute("UPDATE dead_letters SET event_type = NULL, schema_version = NULL, event = event - 'event_type'")
+
+    def test_in_a_sink_of_one_type(self, seen: Seen) -> None:
+        event = placed()
+        self.keep(seen, event)
+        assert seen.replay() == Replayed(applied=1)
+        assert seen.events("number", *AFTER) == [(1, *AFTER.values())]
+        assert seen.apply_again(TOPIC, event) == Counts(rows=1, duplicates=1)
+
+    def test_in_a_sink_of_several_types_the_columns_decide(self, seen: Seen) -> None:
+        seen.deploy("order")
+        self.keep(seen, placed(), record("cancelled", {"id": "a", "number": 2}))
+        assert seen.replay() == Replayed(applied=2)
+        assert seen.events("event_type", "number") == [("order.placed", 1), ("order.cancelled", 2)]
+
+    def test_of_types_with_the_same_columns_the_one_that_allows_the_values(self, seen: Seen, shop: Shop) -> None:
+        """One schema was divided: a quantity below zero is another event now."""
+        below = {"quantity": {"type": "integer", "minimum": -99, "maximum": -1}}
+        known = shop.declare(less_v1=payload(below, ("quantity",)), more_v1=payload(QUANTITY, ("quantity",)))
+        seen.deploy("order.more", "order.less", known=known)
+        less, more = {"id": "a", "number": 1, "quantity": -5}, {"id": "a", "number": 2, "quantity": 5}
+        events = [record("less", less), record("more", more)]
+        self.keep(seen, *events)
+        assert seen.replay() == Replayed(applied=2)
+        assert seen.events("event_type", "quantity") == [("order.less", -5), ("order.more", 5)]
+
+    def test_of_a_type_that_has_a_newer_version_by_now_it_is_upcast(self, seen: Seen, shop: Shop) -> None:
+        self.keep(seen, placed())
+        seen.deploy(known=shop.declare_placed_v2())
+        assert seen.replay() == Replayed(applied=1)
+        assert seen.events("unit", *AFTER) == [("PCE", *AFTER.values())]
+
+    def test_columns_of_no_event_leave_it_open(self, seen: Seen) -> None:
+        self.keep(seen, placed())
+        seen.execute("UPDATE dead_letters SET event = event - 'quantity'")
+        assert seen.replay() == Replayed(rejected=1)
+        assert seen.letters("status", "reason") == [("open", "unknown event type")]
+
+
+class TestUnwanted:
+    """The sink does not ask for the event any more."""
+
+    @pytest.fixture(params=["dedup", "merge", "offset-log", "offsets"])
+    def by(self, request: pytest.FixtureRequest) -> str:
+        """The strategy of the sink."""
+        return str(request.param)
+
+    @pytest.fixture(params=["refused", "unreadable"])
+    def event(self, seen: Seen, by: str, request: pytest.FixtureRequest) -> Record:
+        """The event of an open letter of a sink that asks for another event since."""
+        seen.by = by
+        event = placed()
+        if request.param == "refused":
+            seen.refuse(id_of(event))
+            seen.apply(TOPIC, event)
+            seen.refuse()
+        else:
+            seen.apply(TOPIC, event._replace(value=b"{"))
+            seen.execute("UPDATE dead_letters SET value = %s", event.value)
+        seen.deploy("order.cancelled")
+        return event
+
+    @pytest.mark.parametrize("by", ["dedup"])
+    def test_a_replay_closes_it_and_records_the_event_as_skipped(self, seen: Seen, event: Record) -> None:
+        del event
+        assert seen.replay() == Replayed(skipped=1)
+        assert seen.letters("status") == [("skipped",)]
+        assert seen.events("id") == []
+        assert seen.query("SELECT topic, event FROM skipped_events") == [(TOPIC, "order.placed")]
+        seen.deploy("order")
+        with raises("events-skipped", "order.placed"), seen.running():
+            pass
+
+    def test_it_is_applied_if_it_comes_again_once_the_sink_asks_for_it(self, seen: Seen, event: Record) -> None:
+        assert seen.replay() == Replayed(skipped=1)
+        seen.deploy("order")
+        seen.execute("DELETE FROM skipped_events")  # as a rewind does
+        assert seen.apply_again(TOPIC, event) == Counts(rows=1, applied=1)
+        assert seen.events("event_type", "number") == [("order.placed", 1)]
+        assert seen.letters("status") == [("replayed",)]
+        assert seen.apply_again(TOPIC, event) == Counts(rows=1, duplicates=1)
+        assert len(seen.events("id")) == 1
+
+    def test_a_letter_that_is_skipped_again_is_open_when_its_record_is_bad_again(self, seen: Seen) -> None:
+        event = placed()._replace(value=b"{")
+        seen.apply(TOPIC, event)
+        seen.execute("UPDATE dead_letters SET status = 'skipped'")
+        assert seen.apply_again(TOPIC, event) == Counts(dead=1)
+        assert seen.letters("status", "reason") == [("open", "not JSON")]
+
+
+class TestOtherColumns:
+    """The sink asks for more or fewer events, so its tables have other columns than the letter."""
+
+    @pytest.fixture
+    def refused(self, seen: Seen) -> Record:
+        event = placed()
+        seen.refuse(id_of(event))
+        seen.apply(TOPIC, event)
+        seen.refuse()
+        return event
+
+    def test_from_one_type_to_several(self, seen: Seen, refused: Record) -> None:
+        seen.deploy("order")
+        assert seen.replay() == Replayed(applied=1)
+        assert seen.events("event_type", *AFTER) == [("order.placed", *AFTER.values())]
+        assert seen.apply_again(TOPIC, refused) == Counts(rows=1, duplicates=1)
+
+    def test_from_several_types_to_one(self, seen: Seen) -> None:
+        seen.deploy("order")
+        event = placed()
+        seen.refuse(id_of(event))
+        seen.apply(TOPIC, event)
+        seen.refuse()
+        seen.deploy("order.placed")
+        assert seen.replay() == Replayed(applied=1)
+        assert seen.events("event_type", *AFTER) == [(None, *AFTER.values())]
+
+    def test_columns_that_are_apart_since(self, seen: Seen, shop: Shop, refused: Record) -> None:
+        del refused
+        known = shop.declare(returned_v1=payload({"quantity": {"type": "number"}}))
+        seen.deploy("order", known=known)
+        assert seen.replay() == Replayed(applied=1)
+        assert seen.events("quantity:bigint", "quantity:numeric", "quantity") == [(2, None, None)]
+        event = placed(2)
+        seen.refuse(id_of(event))
+        seen.apply(TOPIC, event)
+        seen.refuse()
+        seen.deploy("order.placed")
+        assert seen.replay() == Replayed(applied=1)
+        assert seen.events("quantity")[1:] == [(2,)]
+
+    def test_events_still_wait_for_it_where_order_is_asked_for(
+        self, databases: Settings, tmp_path: Path, shop: Shop, seen: Seen
+    ) -> None:
+        """Also when the version has moved to a column of another name."""
+        del seen
+        ordered = Seen(databases, tmp_path, shop.known, ["order.placed"], projection=ORDERED)
+        first, second, third = (placed(number) for number in range(1, 4))
+        ordered.refuse(id_of(first))
+        ordered.apply(TOPIC, first)
+        ordered.deploy("order.placed", "receipt", known=shop.declare_receipts())
+        ordered.apply(TOPIC, second)
+        assert ordered.letters("reason") == [("unwelcome",), ("parked",)]
+        ordered.deploy("order.placed")
+        ordered.apply(TOPIC, third)
+        assert ordered.letters("reason") == [("unwelcome",), ("parked",), ("parked",)]
+        ordered.refuse()
+        assert ordered.replay() == Replayed(applied=3)
+        assert ordered.events("number") == [(1,), (2,), (3,)]

@@ -1,0 +1,158 @@
+"""Idempotency-Keys and the transaction that they are claimed in, on the fixture domain's service."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+from flask import Flask
+from sqlalchemy import Engine
+from werkzeug.test import TestResponse
+
+from outbox.base.settings import Settings, SourceRole
+from outbox.base.wait import wait_for
+from outbox.events import catalog
+from outbox.http.idempotency import Answer, Key, first_answer
+from outbox.testing.queries import query
+from outbox.testing.records import outbox_records
+from outbox.testing.threads import all_at_once
+from tests.shape import SHAPE
+from tests.stock import Client, audit
+from tests.support.made_events import nth_key
+
+CLIENTS = 8
+TRACEPARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
+ITEM = nth_key(1)
+
+
+def refused(response: TestResponse, kind: str) -> None:
+    assert (response.status_code, response.get_json(force=True)["type"]) == (409, f"/problems/{kind}"), response.text
+    assert response.content_type == "application/problem+json"
+
+
+def test_rows_event_and_answer_are_written_together(client: Client, databases: Settings) -> None:
+    client.move(ITEM, 500)
+    response = client.move(ITEM, -120, traceparent=TRACEPARENT)
+    assert (response.status_code, response.get_json()["stock_after"]) == (201, 380)
+    first, second = outbox_records(databases)
+    assert (first["headers"]["eventType"], first["headers"]["traceparent"]) == ("received", None)
+    assert (second["headers"]["eventType"], second["headers"]["traceparent"]) == ("picked", TRACEPARENT)
+    assert second["key"] == ITEM
+    made = response.get_json()
+    assert second["value"] == {
+        "movement_id": made["id"],
+        "item_id": ITEM,
+        "quantity": -120,
+        "unit": "KGM",
+        "stock_after": 380,
+        "version": 2,
+        "occurred_at": made["occurred_at"],
+    }
+    for one in (first, second):
+        version = int(one["headers"]["schemaVersion"])
+        schema = catalog.of(databases).schema(SHAPE.aggregatetype, one["headers"]["eventType"], version)
+        schema.require_valid(one["value"])
+    assert audit(databases) == {}
+
+
+def test_a_refusal_writes_nothing_but_its_answer(client: Client, databases: Settings) -> None:
+    client.move(ITEM, 5)
+    refused(client.move(ITEM, 5, "LTR", key="k"), "unit-mismatch")
+    assert len(outbox_records(databases)) == 1
+    refused(client.move(ITEM, 5, "LTR", key="k"), "unit-mismatch")
+    assert query(databases, "SELECT stock, version FROM items") == [(5, 1)]
+
+
+def test_the_same_key_and_body_give_the_first_answer_again(client: Client, databases: Settings) -> None:
+    first, second = (client.move(ITEM, 60, key="k") for _ in range(2))
+    assert (first.status_code, first.data) == (second.status_code, second.data)
+    assert len(outbox_records(databases)) == 1
+    assert audit(databases) == {}
+
+
+def test_a_body_written_otherwise_is_the_same_body(client: Client) -> None:
+    first = client.move(ITEM, 60, key="k")
+    body = {"unit": "KGM", "quantity": 60, "item_id": ITEM.upper()}
+    assert client.post("/movements", body, Idempotency_Key="k").data == first.data
+
+
+def test_the_same_key_with_another_body_is_409(client: Client, databases: Settings) -> None:
+    assert client.move(ITEM, 60, key="k").status_code == 201
+    refused(client.move(ITEM, 61, key="k"), "idempotency-key-reused")
+    assert len(outbox_records(databases)) == 1
+
+
+def test_an_invalid_request_does_not_use_its_key_up(client: Client) -> None:
+    assert client.move(ITEM, 0, key="k").status_code == 422
+    assert client.move(ITEM, 60, key="k").status_code == 201
+
+
+def test_an_expired_key_may_be_used_again(client: Client, databases: Settings) -> None:
+    assert client.move(ITEM, 60, key="k").status_code == 201
+    query(databases, "UPDATE idempotency_keys SET expires_at = now() WHERE key = 'k'")
+    assert client.move(ITEM, 1, key="k").status_code == 201
+    refused(client.move(ITEM, 60, key="k"), "idempotency-key-reused")
+
+
+def test_a_key_is_kept_as_long_as_the_setting_says(client: Client, databases: Settings) -> None:
+    client.move(ITEM, 1)
+    assert query(databases, "SELECT round(extract(epoch FROM expires_at - now()) / 3600) FROM idempotency_keys") == [
+        (databases.idempotency_ttl_hours,)
+    ]
+
+
+def test_expired_keys_are_deleted_as_new_ones_are_claimed(client: Client, databases: Settings) -> None:
+    for _ in range(11):
+        client.move(ITEM, 1)
+    query(databases, "UPDATE idempotency_keys SET expires_at = now()")
+    for _ in range(6):
+        client.move(ITEM, 1)
+    assert query(databases, "SELECT count(*), count(*) FILTER (WHERE expires_at > now()) FROM idempotency_keys") == [
+        (6, 6)
+    ]
+
+
+def test_of_requests_with_one_key_at_once_one_is_made_and_all_get_its_answer(app: Flask, databases: Settings) -> None:
+    clients = [Client(app, databases) for _ in range(CLIENTS)]
+    for attempt in range(5):
+        answers = all_at_once(CLIENTS, lambda number: clients[number].move(ITEM, 10, key=f"k{attempt}"))  # noqa: B023
+        assert {answer.status_code for answer in answers} == {201}
+        assert len({answer.data for answer in answers}) == 1
+    assert len(outbox_records(databases)) == 5
+    assert audit(databases) == {}
+
+
+def test_of_different_requests_with_one_key_at_once_one_is_made(app: Flask, databases: Settings) -> None:
+    # Different items, so that nothing but the key brings them together.
+    clients = [Client(app, databases) for _ in range(CLIENTS)]
+    for attempt in range(5):
+        answers = all_at_once(CLIENTS, lambda n: clients[n].move(nth_key(n), 1, key=f"k{attempt}"))  # noqa: B023
+        assert Counter(answer.status_code for answer in answers) == {201: 1, 409: CLIENTS - 1}
+    assert len(outbox_records(databases)) == 5
+    assert audit(databases) == {}
+
+
+def test_a_request_waits_for_another_with_its_key_and_takes_the_key_if_that_one_is_rolled_back(
+    databases: Settings, engine: Engine
+) -> None:
+    key = Key("POST /movements", "k", b"hash", ttl_hours=1)
+
+    def ask() -> Answer:
+        with engine.begin() as connection:
+            return first_answer(connection, key, Answer(201, "second"))
+
+    with engine.connect() as first, ThreadPoolExecutor(1) as pool:
+        assert first_answer(first, key, Answer(201, "first")) == Answer(201, "first")
+        second = pool.submit(ask)
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        wait_for("the second to wait", lambda: query(databases, waiting, SourceRole.APP), timeout_s=10)
+        first.rollback()
+        assert second.result(10) == Answer(201, "second")
+
+
+def test_clients_of_one_item_at_once_lose_nothing(app: Flask, databases: Settings) -> None:
+    clients = [Client(app, databases) for _ in range(CLIENTS)]
+    answers = all_at_once(CLIENTS, lambda n: [clients[n].move(ITEM, 1 + n).status_code for _ in range(10)])
+    assert {status for one in answers for status in one} == {201}
+    assert query(databases, "SELECT stock, version FROM items") == [(10 * sum(range(1, 1 + CLIENTS)), 10 * CLIENTS)]
+    assert audit(databases) == {}

@@ -1,0 +1,238 @@
+"""Both databases get the newest schema, wholly or not at all; each role may do what it has to, and no more."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import alembic.command
+import psycopg2
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.pool import NullPool
+
+from outbox.base.database import connect
+from outbox.base.settings import Role, Settings, SinkRole, SourceRole
+from outbox.http.idempotency import KEYS
+from outbox.migrations import migrate as migrations
+from outbox.migrations.migrate import Database, migrate
+from outbox.stack import ports
+from outbox.stack.postgres import Postgres
+from outbox.testing.failures import raises
+from outbox.testing.queries import query
+from outbox.writing.append import OUTBOX
+
+APPEND = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('order', 'b', 'placed', '{}')"
+
+
+@pytest.fixture
+def empty(databases: Settings, postgres: Postgres) -> Settings:
+    """Settings of two databases that nothing has been migrated in."""
+    owners: dict[str, Role] = {databases.source_db_name: SourceRole.OWNER, databases.sink_db_name: SinkRole.OWNER}
+    for name, role in owners.items():
+        owner = databases.role_name(role)
+        postgres.psql("DROP PUBLICATION IF EXISTS outbox", dbname=name)
+        postgres.psql("DROP SCHEMA IF EXISTS staging CASCADE", dbname=name)
+        postgres.psql(f"DROP SCHEMA public CASCADE; CREATE SCHEMA public AUTHORIZATION {owner}", dbname=name)
+        postgres.psql("GRANT USAGE ON SCHEMA public TO PUBLIC", dbname=name)
+    return databases
+
+
+@contextmanager
+def owner_of(settings: Settings, database: Database) -> Iterator[Connection]:
+    """A connection as the owner of a database; nothing is committed."""
+    engine = create_engine(
+        "postgresql+psycopg2://", creator=lambda: connect(settings, migrations.OWNERS[database]), poolclass=NullPool
+    )
+    with engine.connect() as connection:
+        yield connection
+
+
+def test_a_first_run_applies_all_branches_and_a_second_one_nothing(empty: Settings) -> None:
+    first = migrate(empty)
+    assert {name: {revision.rpartition("_")[0] for revision in applied} for name, applied in first.applied.items()} == {
+        "source": {"source_machinery", "source_http", "source_domain"},
+        "sink": {"sink_machinery", "sink_domain"},
+    }
+    assert set(first.events.added) > {"item.picked.v1", "order.placed.v2"}
+    assert migrate(empty) == ({"source": [], "sink": []}, ([], []))
+
+
+def test_two_runs_at_once_wait_for_each_other(empty: Settings) -> None:
+    # In two processes, as in life: Alembic's context is the whole process's.
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        both = list(pool.map(migrate, [empty, empty]))
+    for database in ("source", "sink"):
+        assert sorted(bool(one.applied[database]) for one in both) == [False, True], both
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(empty: Settings) -> None:
+    query(empty, "CREATE VIEW items AS SELECT 1")  # in the way of the second migration
+    with raises("migration-failed", f"database {empty.source_db_name}", 'relation "items" already exists'):
+        migrate(empty)
+    assert query(empty, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
+    assert query(empty, "SELECT pubname FROM pg_publication") == []
+
+
+def test_a_database_out_of_reach_is_named(databases: Settings) -> None:
+    nowhere = databases.model_copy(update={"sink_db_port": ports.choose(0)[0]})
+    with raises("database-unavailable", f"{databases.sink_db_name} at 127.0.0.1:{nowhere.sink_db_port}"):
+        migrate(nowhere)
+
+
+def test_a_schema_of_newer_code_is_refused_by_migrate_and_good_enough_to_serve(databases: Settings) -> None:
+    newer = "UPDATE outbox_version SET version_num = 'source_domain_9999' WHERE version_num LIKE 'source_domain_%'"
+    query(databases, newer)
+    with raises("migration-unknown", "source_domain_9999"):
+        migrate(databases)
+    with owner_of(databases, "source") as connection:
+        assert migrations.is_current(connection, "source")
+
+
+@pytest.mark.parametrize("database", ["source", "sink"])
+def test_a_schema_that_lacks_a_migration_is_not_current(shared_databases: Settings, database: Database) -> None:
+    with owner_of(shared_databases, database) as connection:
+        assert migrations.is_current(connection, database)
+        connection.execute(text("DELETE FROM outbox_version"))
+        assert not migrations.is_current(connection, database)
+        connection.execute(text(f"INSERT INTO outbox_version VALUES ('{database}_machinery_0001')"))
+        assert not migrations.is_current(connection, database)
+
+
+def test_the_outbox_and_its_publication_are_never_dropped(databases: Settings) -> None:
+    wanted = migrations.config("source")
+    with owner_of(databases, "source") as connection:
+        wanted.attributes["connection"] = connection
+        wanted.attributes["on_version_apply"] = lambda **_: None
+        with raises("migration-irreversible"):
+            alembic.command.downgrade(wanted, "base")
+    assert query(databases, "SELECT pubname, pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication") == [
+        ("outbox", True, False, False, False)
+    ]
+
+
+# SQLAlchemy 2.1 reflects a constraint that is NOT VALID with a warning about its own keyword.
+reflecting = pytest.mark.filterwarnings("ignore:Can't validate argument 'dialect_options'")
+
+
+@reflecting
+def test_declared_and_migrated_tables_are_the_same(shared_databases: Settings) -> None:
+    with owner_of(shared_databases, "source") as connection:
+        assert differences(connection) == []
+
+
+@reflecting
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE outbox ALTER traceparent SET NOT NULL",
+        "ALTER TABLE outbox ALTER schema_version TYPE int",
+        "ALTER TABLE outbox ALTER occurred_at SET DEFAULT now()",
+        "DROP INDEX idempotency_keys_expires_at",
+        "ALTER TABLE idempotency_keys ADD note text",
+    ],
+)
+def test_a_difference_between_declared_and_migrated_tables_is_found(shared_databases: Settings, change: str) -> None:
+    with owner_of(shared_databases, "source") as connection:
+        connection.execute(text(change))
+        assert len(differences(connection)) == 1
+
+
+def differences(connection: Connection) -> list[Any]:
+    """What a migration would have to do to make the tables that the code declares."""
+    declared = [OUTBOX.metadata, KEYS.metadata]
+    ours = {name for metadata in declared for name in metadata.tables}
+    options = {
+        "compare_type": True,
+        "compare_server_default": True,
+        "include_name": lambda name, kind, _: kind != "table" or name in ours,
+    }
+    context = MigrationContext.configure(connection, opts=options)
+    found: list[Any] = compare_metadata(context, declared)  # type: ignore[arg-type]
+    return found
+
+
+TABLES = ("items", "idempotency_keys", "outbox", "source_totals")
+MAY = {
+    SourceRole.APP: {
+        "items": {"SELECT", "INSERT"},  # and UPDATE of two columns
+        "idempotency_keys": {"SELECT", "INSERT", "UPDATE", "DELETE"},
+        "outbox": {"INSERT"},
+    },
+    SourceRole.CDC: {"outbox": {"SELECT"}},
+    SourceRole.PRUNER: {"outbox": {"SELECT", "INSERT", "DELETE"}},
+    SourceRole.AUDITOR: {"outbox": {"SELECT"}, "source_totals": {"SELECT"}},
+}
+
+
+@pytest.mark.parametrize("role", MAY)
+def test_a_role_may_do_what_it_has_to_and_no_more(shared_databases: Settings, role: SourceRole) -> None:
+    privileges = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER")
+    found = query(
+        shared_databases,
+        """SELECT relation, privilege
+             FROM unnest(%s) AS relation, unnest(%s) AS privilege
+            WHERE has_table_privilege(relation, privilege)""",
+        role,
+        [list(TABLES), list(privileges)],
+    )
+    assert set(found) == {(table, privilege) for table, all_ in MAY[role].items() for privilege in all_}
+    assert query(shared_databases, "SELECT has_schema_privilege('public', 'CREATE')", role) == [(False,)]
+
+
+@pytest.mark.parametrize(
+    ("role", "statement"),
+    [
+        (SourceRole.APP, "SELECT FROM outbox"),
+        (SourceRole.APP, f"{APPEND} RETURNING id"),
+        (SourceRole.APP, "UPDATE outbox SET type = 'x'"),
+        (SourceRole.APP, "DELETE FROM outbox"),
+        (SourceRole.APP, "TRUNCATE outbox"),
+        (SourceRole.APP, "UPDATE items SET unit = 'LTR'"),
+        (SourceRole.APP, "DELETE FROM items"),
+        (SourceRole.APP, "SELECT FROM source_totals"),
+        (SourceRole.CDC, APPEND),
+        (SourceRole.CDC, "DELETE FROM outbox"),
+        (SourceRole.CDC, "SELECT FROM items"),
+        (SourceRole.PRUNER, "UPDATE outbox SET type = 'x'"),
+        (SourceRole.AUDITOR, "DELETE FROM outbox"),
+        (SourceRole.AUDITOR, "SELECT FROM items"),
+        (SourceRole.APP, "DROP PUBLICATION outbox"),
+        (SourceRole.APP, "CREATE TABLE mine (id int)"),
+    ],
+)
+def test_what_a_role_may_not_do_is_refused(shared_databases: Settings, role: SourceRole, statement: str) -> None:
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+        query(shared_databases, statement, role)
+
+
+@pytest.mark.parametrize(
+    ("role", "statement"),
+    [
+        (SourceRole.APP, APPEND),
+        (SourceRole.APP, "UPDATE items SET stock = 0, version = 0"),
+        (SourceRole.CDC, "SELECT FROM outbox"),
+        (SourceRole.PRUNER, f"{APPEND} RETURNING id"),
+        (SourceRole.PRUNER, "DELETE FROM outbox"),
+        (SourceRole.AUDITOR, "SELECT key, total, version FROM source_totals"),
+        (SourceRole.AUDITOR, "SELECT id, payload FROM outbox"),
+    ],
+)
+def test_what_a_role_has_to_do_it_can(shared_databases: Settings, role: SourceRole, statement: str) -> None:
+    query(shared_databases, statement, role)
+
+
+def test_no_role_is_a_superuser_and_only_the_relay_may_replicate(shared_databases: Settings) -> None:
+    found = query(
+        shared_databases,
+        "SELECT rolname FROM pg_roles WHERE rolname LIKE 'stock_source%' AND (rolsuper OR rolbypassrls)",
+    )
+    assert found == []
+    assert query(
+        shared_databases, "SELECT rolname FROM pg_roles WHERE rolname LIKE 'stock_source%' AND rolreplication"
+    ) == [("stock_source_cdc",)]

@@ -1,0 +1,501 @@
+"""Rebuilding against a real Postgres: from a source that is ahead of the sink, and by a copy that is swapped in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from outbox.base.database import connect
+from outbox.base.settings import Role, Settings, SinkRole, SourceRole
+from outbox.base.wait import wait_for
+from outbox.kafka.topics import Topic
+from outbox.sink import fence
+from outbox.sink.generations import Beginning
+from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.repair import rebuild
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.rebuild import RebuildResult
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Selection
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Counts
+from outbox.testing.command import outbox
+from outbox.testing.failures import raises
+from tests.support.deliveries import EVENTS, POOL, SURVIVES_RE_SENDS, Delivery, Run, checked, deliveries
+from tests.support.made_events import (
+    PROJECTIONS,
+    SPECS,
+    STRATEGIES,
+    TOPIC,
+    TOPIC_ID,
+    Event,
+    batch,
+    nth_key,
+    other_unit,
+    sums,
+    uuid7,
+)
+from tests.support.record_corpus import unread
+from tests.support.sink_driver import Database, open_sink, sink_on, spec_with
+
+RANDOM = Random(8)  # noqa: S311
+HERE = [Topic(TOPIC, TOPIC_ID, 1)]
+WHOLE = {TOPIC: {0: 0}}
+
+
+def history(count: int, number: int = 1) -> list[Event]:
+    """The first events of an item, no two sums of them alike."""
+    made, total = list[Event](), 0
+    for version in range(1, count + 1):
+        total += 3**version
+        made.append(Event(uuid7(RANDOM), nth_key(number), 3**version, version, total_after=total))
+    return made
+
+
+def book(settings: Settings, *events: Event, unit: str = "KGM") -> None:
+    """Let the source's items be as after these events; each item's come in order."""
+    last = {event.key: event for event in events}
+    with closing(connect(settings, SourceRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+        for event in last.values():
+            cursor.execute(
+                "INSERT INTO items (id, unit, stock, version) VALUES (%s, %s, %s, %s)"
+                " ON CONFLICT (id) DO UPDATE SET stock = excluded.stock, version = excluded.version",
+                (event.key, unit, event.total_after, event.version),
+            )
+
+
+def from_source(settings: Settings, sink: str = "dedup", *, dry_run: bool = False) -> RebuildResult:
+    return rebuild.from_source(settings, SPECS[sink], HERE, WHOLE, dry_run=dry_run)
+
+
+def with_projections(folder: Path) -> SinkSpec:
+    """The sink `dedup`, with other projections."""
+    return spec_with(STRATEGIES["dedup"], folder)
+
+
+def execute(settings: Settings, sql: str, role: Role = SinkRole.OWNER) -> None:
+    with closing(connect(settings, role)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+def everything(settings: Settings) -> Mapping[str, list[tuple[object, ...]]]:
+    """All rows of all tables."""
+    with closing(connect(settings, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'")
+        found = {}
+        for (table,) in cursor.fetchall():
+            cursor.execute(f"SELECT * FROM {table} AS one ORDER BY one::text")
+            found[table] = cursor.fetchall()
+        return found
+
+
+@contextmanager
+def copying(settings: Settings, name: str = "dedup") -> Iterator[PostgresWriter]:
+    """The copy of a sink, prepared, with the fence until the end of the block."""
+    with rebuild.reserved(settings, name) as owner:
+        rebuild.begin(owner, name, HERE, WHOLE)
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        yield sink_on(connection, replace(STRATEGIES[name], name=rebuild.copy_of(name)))
+
+
+def swap(settings: Settings, name: str = "dedup") -> int:
+    with rebuild.reserved(settings, name) as owner:
+        return rebuild.swap(owner, name, HERE, WHOLE)
+
+
+@pytest.fixture
+def run(databases: Settings, request: pytest.FixtureRequest) -> Iterator[Run]:
+    with open_sink(databases, request.param) as sink:
+        yield Run(sink, Database(databases, request.param).totals)
+
+
+# `outbox check` needs neither the view nor its versions.
+VIEWS_WITHOUT_VERSION = (
+    "DROP VIEW sink_totals",
+    "DROP VIEW sink_totals; CREATE VIEW sink_totals AS SELECT sink, item_id::text AS key, stock AS total FROM stock",
+)
+
+SOURCES_WITHOUT_VERSION = (
+    "DROP VIEW source_totals",
+    "DROP VIEW source_totals; CREATE VIEW source_totals AS SELECT id::text AS key, stock AS total FROM items;"
+    "GRANT SELECT ON source_totals TO stock_source_auditor",
+)
+
+
+def stock(database: Database) -> dict[str, int]:
+    """The total of each key, from the table itself."""
+    found = database.query("SELECT item_id, stock FROM stock WHERE sink = %s", database.sink)
+    return {str(key): int(str(total)) for key, total in found}
+
+
+class TestFromSource:
+    @pytest.mark.parametrize("name", STRATEGIES)
+    def test_events_on_their_way_are_not_counted_twice_under_any_strategy(self, databases: Settings, name: str) -> None:
+        mine, others = history(5), history(2, number=2)
+        database = Database(databases, name)
+        with open_sink(databases, name) as sink:
+            sink.apply(batch(mine[:2]))
+            book(databases, *mine[:4], *others)
+            missing = {key: Decimal(total) for key, total in sums([*mine[2:4], *others]).items()}
+            assert from_source(databases, name) == RebuildResult(missing, {})
+            assert database.totals() == sums([*mine[:4], *others])
+            # On their way, in one batch with one that is new; and an item that the sink has never heard of.
+            late = history(1, number=3)
+            assert sink.apply(batch([*mine[2:], *others, *late], start=2)) == Counts(6, 2, 4)
+        assert database.totals() == sums([*mine, *others, *late])
+        assert database.positions() == {0: 8}
+
+    def test_without_the_base_they_would_be(self, databases: Settings, database: Database) -> None:
+        mine = history(3)
+        with open_sink(databases) as sink:
+            sink.apply(batch(mine[:1]))
+            book(databases, *mine)
+            from_source(databases)
+            execute(databases, "DELETE FROM base_versions")
+            sink.apply(batch(mine[1:], start=1))
+        assert database.totals() == {nth_key(1): sums(mine)[nth_key(1)] + sums(mine[1:])[nth_key(1)]}
+
+    @pytest.mark.parametrize("run", SURVIVES_RE_SENDS, indirect=True)
+    @checked
+    @given(deliveries, st.integers(0, EVENTS), deliveries)
+    @example([Delivery([0, 4])], 12, [Delivery([4, 8, 12]), Delivery([8, 0], back=2)])
+    def test_at_any_moment_however_events_come_before_and_after(
+        self, databases: Settings, run: Run, before: list[Delivery], booked: int, after: list[Delivery]
+    ) -> None:
+        came = run.deliver(before)
+        ours = [run.ours(event) for event in POOL]
+        book(databases, *ours[: max([booked, *(ours.index(one.event) + 1 for one in came)])])
+        from_source(databases, run.sink.name)
+        run.go_on([*after, Delivery(list(range(EVENTS)))])
+        assert run.totals() == sums(ours)
+
+    def test_fixes_what_is_wrong_and_leaves_the_rest_of_the_sink_alone(
+        self, databases: Settings, database: Database
+    ) -> None:
+        right, wrong, spoilt = history(2, number=1), history(2, number=2), history(2, number=3)
+        book(databases, *right, *wrong, *spoilt)
+        with open_sink(databases) as sink:
+            sink.apply(batch([*right, *wrong, *spoilt]))
+            execute(databases, f"UPDATE stock SET stock = 1, version = 99 WHERE item_id = '{nth_key(2)}'")
+            execute(databases, f"UPDATE stock SET unit = 'LTR' WHERE item_id = '{nth_key(3)}'")
+            execute(databases, f"INSERT INTO stock VALUES ('dedup', '{nth_key(4)}', 'KGM', 50, 7, 1)")
+            before = everything(databases)
+            changes = RebuildResult({nth_key(2): Decimal(12 - 1), nth_key(4): Decimal(-50)}, {})
+            assert from_source(databases, dry_run=True) == changes
+            assert everything(databases) == before
+            assert from_source(databases) == changes
+            after = everything(databases)
+            assert {table for table, rows in after.items() if rows != before[table]} == {"stock", "base_versions"}
+            assert from_source(databases) == RebuildResult({}, {})
+            more = [replace(one[-1], event_id=uuid7(RANDOM), version=3) for one in (right, wrong, spoilt)]
+            assert sink.apply(batch(more, start=6)) == Counts(3, 3)
+        assert database.totals() == {**sums([*right, *wrong, *spoilt, *more]), nth_key(4): 0}
+
+    @pytest.mark.parametrize("name", STRATEGIES)
+    def test_letters_of_events_that_are_in_the_base_are_closed(self, databases: Settings, name: str) -> None:
+        """A rejected one by the rebuild, which knows its version; an invalid one once that is known."""
+        mine = history(6)
+        refused, invalid, also, newer = other_unit(mine[1]), mine[2], other_unit(mine[3]), other_unit(mine[5])
+        database = Database(databases, name)
+        with open_sink(databases, name) as sink:
+            assert sink.apply(batch([mine[0], refused], dead=[unread(invalid, 2), unread(mine[4], 3)])).rejected == 1
+            book(databases, *mine[:5])
+            from_source(databases, name)
+            assert database.statuses() == {
+                refused.event_id: "replayed",
+                invalid.event_id: "open",
+                mine[4].event_id: "open",
+            }
+            # Nobody minds the unit of an event that is in the base; above it, the projection does.
+            counts = sink.apply(batch([also, newer, mine[4]], start=4))
+            assert counts == Counts(rows=3, duplicates=2, rejected=1)
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
+            with connection, connection.cursor() as cursor:
+                chosen = Selection(sink=name).choose(cursor)
+            done = repair.replay(connection, SPECS, chosen, applier_of=PostgresApplier)
+            assert done == {name: Replayed(duplicates=1, rejected=1)}
+        assert database.totals() == sums(mine[:5])
+        assert database.statuses() == {
+            refused.event_id: "replayed",
+            invalid.event_id: "replayed",
+            mine[4].event_id: "replayed",
+            newer.event_id: "open",
+        }
+
+    def test_a_sink_that_has_never_run_begins_with_the_sources_totals(
+        self, databases: Settings, database: Database
+    ) -> None:
+        mine = history(4)
+        book(databases, *mine[:3])
+        from_source(databases)
+        with open_sink(databases) as sink:
+            sink.begin_at(TOPIC, TOPIC_ID, {0: 100})
+            sink.apply(batch(mine[2:], start=100))
+        assert database.totals() == sums(mine)
+
+    def test_the_source_is_read_after_the_sinks_transaction(self, databases: Settings, database: Database) -> None:
+        """Or an event could be applied that is not in the base, and not be left out when it comes again."""
+        mine = history(2)
+        book(databases, *mine[:1])
+        waits = (
+            "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        thread = threading.Thread(target=from_source, args=(databases,))
+        with closing(connect(databases, SinkRole.WRITER)) as sink, sink, sink.cursor() as cursor:
+            fence.lock(cursor, "dedup")
+            thread.start()
+            wait_for("the rebuild to wait", lambda: bool(database.query(waits)), timeout_s=20)
+            book(databases, *mine)
+        thread.join()
+        assert database.totals() == sums(mine)
+
+    def test_what_the_topic_has_dropped_is_skipped_and_a_driver_begins_anew(
+        self, databases: Settings, database: Database
+    ) -> None:
+        mine = history(6)
+        with open_sink(databases) as sink:
+            sink.apply(batch(mine[:2]))
+            book(databases, *mine[:5])
+            taken = rebuild.from_source(databases, SPECS["dedup"], HERE, {TOPIC: {0: 4}})
+            assert taken.skipped == {(TOPIC, 0): (2, 3)}
+            with raises("sink-superseded"):
+                sink.apply(batch(mine[2:], start=2))
+        with open_sink(databases) as sink:
+            assert sink.beginning() == Beginning(1, {TOPIC: {0: 4}})
+            sink.apply(batch(mine[4:], start=4))
+        assert database.totals() == sums(mine)
+
+    def test_killed_before_its_commit_it_has_done_nothing(self, databases: Settings, tmp_path: Path) -> None:
+        mine = history(3)
+        book(databases, *mine)
+        with open_sink(databases) as sink:
+            sink.apply(batch(mine[:1]))
+        deadly = tmp_path / "deadly.rebuild.sql"
+        (setting,) = PROJECTIONS.glob("*.rebuild.sql")
+        deadly.write_text(f"{setting.read_text()} SELECT pg_terminate_backend(pg_backend_pid());")
+        before = everything(databases)
+        with raises("database-connection-lost", "sink dedup"):
+            rebuild.from_source(databases, with_projections(tmp_path), HERE, WHOLE)
+        assert everything(databases) == before
+
+    @pytest.mark.parametrize("view", VIEWS_WITHOUT_VERSION)
+    def test_without_a_view_of_versions_keys_of_the_source_have_a_base(
+        self, databases: Settings, database: Database, view: str
+    ) -> None:
+        mine, gone = history(3), history(2, number=2)
+        execute(databases, view)
+        with open_sink(databases) as sink:
+            sink.apply(batch([mine[0], *gone]))
+            book(databases, *mine)
+            from_source(databases)
+            assert database.query("SELECT key, version FROM base_versions") == [(nth_key(1), 3)]
+            assert sink.apply(batch([*mine, *gone], start=3)) == Counts(rows=5, duplicates=5)
+        assert stock(database) == {**sums(mine), nth_key(2): 0}
+
+    @pytest.mark.parametrize("view", SOURCES_WITHOUT_VERSION)
+    def test_a_source_whose_totals_have_no_version_is_refused(self, databases: Settings, view: str) -> None:
+        execute(databases, view, SourceRole.OWNER)
+        before = everything(databases)
+        with raises("rebuild-unsupported", "source_totals"):
+            from_source(databases)
+        assert everything(databases) == before
+
+    def test_a_job_that_does_not_say_how_is_refused(self, databases: Settings, tmp_path: Path) -> None:
+        with raises("rebuild-unsupported", "sink dedup"):
+            rebuild.from_source(databases, with_projections(tmp_path), HERE, WHOLE)
+
+
+MINE = (
+    "CREATE TABLE mine (sink text, note text); GRANT SELECT, INSERT ON mine TO stock_sink_writer;"
+    "INSERT INTO mine VALUES ('dedup', 'old'), ('dedup.rebuild', 'new'), ('naive', 'other')"
+)
+
+
+class TestFromTopic:
+    @pytest.mark.parametrize("name", STRATEGIES)
+    def test_the_copy_takes_the_sinks_place_and_its_driver_begins_where_that_has_ended(
+        self, databases: Settings, name: str
+    ) -> None:
+        mine = history(6)
+        database = Database(databases, name)
+        with open_sink(databases, name) as live:
+            live.apply(batch(mine[:4]))
+            execute(databases, "UPDATE stock SET stock = 1000; DELETE FROM event_log")
+            execute(
+                databases,
+                f"INSERT INTO base_versions (sink, topic, key, version)"
+                f" VALUES ('{name}', '{TOPIC}', '{nth_key(1)}', 9)",
+            )
+            with copying(databases, name) as copy:
+                copy.apply(batch(mine[:3]))
+            with rebuild.reserved(databases, name) as owner:
+                assert rebuild.differences(owner, name) == {nth_key(1): Decimal(sums(mine[:3])[nth_key(1)] - 1000)}
+            assert database.totals() == {nth_key(1): 1000}, "the live sink is as it was"
+            assert swap(databases, name) == 1
+            assert database.totals() == sums(mine[:3])
+            with raises("sink-superseded"):
+                live.apply(batch(mine[4:], start=4))
+        with open_sink(databases, name) as live:
+            assert live.beginning() == Beginning(1, {TOPIC: {0: 3}})
+            live.apply(batch(mine[3:], start=3))
+        assert database.totals() == sums(mine)
+        assert database.query("SELECT name, applied, duplicates FROM sinks") == [(name, 6, 0)]
+
+    def test_without_a_view_of_totals_the_copy_takes_the_sinks_place_uncompared(
+        self, databases: Settings, database: Database
+    ) -> None:
+        mine = history(3)
+        with open_sink(databases) as live:
+            live.apply(batch(mine))
+        execute(databases, "UPDATE stock SET stock = 1000; DROP VIEW sink_totals")
+        with copying(databases) as copy:
+            copy.apply(batch(mine))
+        with rebuild.reserved(databases, "dedup") as owner:
+            assert rebuild.differences(owner, "dedup") is None
+        swap(databases)
+        assert stock(database) == sums(mine)
+
+    def test_every_table_with_a_column_sink_takes_part(self, databases: Settings, database: Database) -> None:
+        mine = history(4)
+        execute(databases, MINE)
+        with ExitStack() as sinks:
+            for name in STRATEGIES:
+                sinks.enter_context(open_sink(databases, name)).apply(batch(mine[:2]))
+        before = everything(databases)
+        with copying(databases) as copy:
+            copy.apply(batch(mine))
+        swap(databases)
+        assert database.query("SELECT * FROM mine ORDER BY sink") == [("dedup", "new"), ("naive", "other")]
+        assert (database.processed(), database.positions()) == (4, {0: 4})
+        left = "SELECT FROM {} WHERE sink = 'dedup.rebuild'"
+        assert not any(database.query(left.format(table)) for table in ("stock", "processed_events", "positions"))
+        after = everything(databases)
+        assert _of(STRATEGIES.keys() - {"dedup"}, after) == _of(STRATEGIES.keys() - {"dedup"}, before)
+
+    def test_killed_in_the_swap_nothing_has_changed(self, databases: Settings, database: Database) -> None:
+        mine = history(4)
+        # The last table by name: when its rows are renamed, the others' are.
+        execute(databases, f"{MINE}; ALTER TABLE mine RENAME TO zzz")
+        with open_sink(databases) as live:
+            live.apply(batch(mine[:2]))
+            with copying(databases) as copy:
+                copy.apply(batch(mine))
+            execute(
+                databases,
+                "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS"
+                " 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN new; END';"
+                "CREATE TRIGGER die BEFORE UPDATE ON zzz FOR EACH ROW EXECUTE FUNCTION die()",
+            )
+            before = everything(databases)
+            with raises("database-connection-lost", "sink dedup"):
+                swap(databases)
+            assert everything(databases) == before
+            assert live.apply(batch(mine[2:3], start=2)) == Counts(1, 1)
+            execute(databases, "DROP TRIGGER die ON zzz")
+            swap(databases)
+        assert database.totals() == sums(mine)
+
+    def test_what_was_given_up_stays_given_up(self, databases: Settings, database: Database) -> None:
+        first, early, late, open_one = history(4)
+        early, late, open_one = map(other_unit, (early, late, open_one))
+        with open_sink(databases) as live:
+            live.apply(batch([first, early, late, open_one]))
+        discard(databases, early)
+        with copying(databases) as copy:
+            (stored,) = database.query("SELECT status, event->>'unit' FROM dead_letters WHERE sink <> 'dedup'")
+            assert stored == ("discarded", "LTR")
+            # Say that the projection is fixed: now it could be applied.
+            assert copy.apply(batch([first, replace(early, unit="KGM"), late, open_one])).rejected == 2
+            discard(databases, late)
+        swap(databases)
+        letters = database.query("SELECT identity, status FROM dead_letters")
+        assert set(letters) == {
+            (early.event_id, "discarded"),
+            (late.event_id, "discarded"),
+            (open_one.event_id, "open"),
+        }
+        assert database.totals() == sums([first])
+
+    def test_a_copy_that_was_cut_off_goes_on_and_one_that_was_dropped_begins_with_a_checkpoint_of_its_own(
+        self, databases: Settings, database: Database
+    ) -> None:
+        mine = history(4)
+        with open_sink(databases) as live:
+            live.apply(batch(mine))
+        with copying(databases) as copy:
+            assert copy.beginning() == Beginning(1, {TOPIC: {0: 0}})
+            copy.apply(batch(mine[:2]))
+        with rebuild.reserved(databases, "dedup") as owner:
+            # It goes on though the topic has dropped what it has.
+            assert rebuild.begin(owner, "dedup", HERE, {TOPIC: {0: 2}})
+        with copying(databases) as copy:
+            assert copy.beginning() == Beginning(1, {TOPIC: {0: 0}})
+            assert copy.positions(TOPIC, TOPIC_ID) == {0: 2}
+        live_rows = _of({"dedup"}, everything(databases))
+        with rebuild.reserved(databases, "dedup") as owner:
+            assert rebuild.drop_copy(owner, "dedup")
+            assert not rebuild.drop_copy(owner, "dedup")
+        assert _of({"dedup"}, everything(databases)) == live_rows
+        with copying(databases) as copy:
+            assert copy.beginning() == Beginning(2, {TOPIC: {0: 0}})
+            copy.apply(batch(mine))
+        swap(databases)
+        assert database.totals() == sums(mine)
+        with copying(databases) as copy:
+            assert copy.beginning() == Beginning(3, {TOPIC: {0: 0}})
+
+    def test_what_cannot_be_rebuilt_from_the_topic_is_refused(self, databases: Settings) -> None:
+        with rebuild.reserved(databases, "dedup") as owner:
+            with raises("sink-unknown"):
+                rebuild.begin(owner, "dedup", HERE, WHOLE)
+            with open_sink(databases) as live:
+                live.apply(batch(history(2)))
+            with raises("topic-incomplete", "partition 0 begins at offset 5", "--from source"):
+                rebuild.begin(owner, "dedup", HERE, {TOPIC: {0: 5, 1: 0}})
+            with raises("topic-recreated", TOPIC, "--from source"):
+                rebuild.begin(owner, "dedup", [Topic(TOPIC, "topic-2", 1)], WHOLE)
+            with raises("copy-missing"):
+                rebuild.swap(owner, "dedup", HERE, WHOLE)
+            with raises("rebuild-running"):
+                swap(databases)
+            rebuild.begin(owner, "dedup", HERE, WHOLE)
+            with raises("events-lost", "offsets 0 to 2"):
+                rebuild.swap(owner, "dedup", HERE, {TOPIC: {0: 3}})
+
+
+def discard(settings: Settings, event: Event) -> None:
+    """Give the live sink's letter of an event up."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        with connection, connection.cursor() as cursor:
+            chosen = Selection(sink="dedup", identities=[event.event_id]).choose(cursor)
+        assert repair.discard(connection, chosen, because="looked at") == {"dedup": 1}
+
+
+def _of(names: Iterable[str], tables: Mapping[str, list[tuple[object, ...]]]) -> dict[str, list[tuple[object, ...]]]:
+    """The rows of some sinks; their names come first in each table."""
+    return {table: [row for row in rows if row and row[0] in set(names)] for table, rows in tables.items()}
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["dedup"], 2, "Missing option '--from'"),
+        (["dedup", "--from", "memory"], 2, "'memory' is not one of"),
+        (["dedup", "--from", "source", "--restart"], 2, "--restart and --drop-copy are for --from topic"),
+        (["best", "--from", "source"], 1, "no sink is called best"),
+    ],
+)
+def test_wrong_usage(words: list[str], status: int, said: str, tmp_path: Path) -> None:
+    done = outbox("rebuild", *words, home=tmp_path)
+    assert (done.returncode, said in done.stderr) == (status, True), done.stderr

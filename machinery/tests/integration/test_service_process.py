@@ -1,0 +1,345 @@
+"""The service as a process, under load, while its database or itself is stopped, killed or frozen."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import requests
+from requests.exceptions import ChunkedEncodingError
+
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.migrations.migrate import migrate
+from outbox.stack.command import Command, service
+from outbox.stack.ports import LOOPBACK
+from outbox.stack.stack import Stack
+from outbox.testing.command import outbox
+from outbox.testing.failures import raises
+from outbox.testing.fixtures.stack import private_stack
+from outbox.testing.homes import Homes
+from outbox.testing.queries import query
+from outbox.testing.seeds import chosen_seed, seeded
+from tests.stock import audit
+
+CLIENTS = 4
+
+
+@pytest.fixture(scope="module")
+def private(homes: Homes) -> Iterator[Stack]:
+    """A Postgres that nobody else uses, migrated."""
+    stack = private_stack(homes.new("service"))
+    stack.up(only=["postgres"])
+    try:
+        migrate(stack.settings)
+        yield stack
+    finally:
+        stack.down()
+
+
+@pytest.fixture
+def served(private: Stack) -> Iterator[Command]:
+    """The service, running on it."""
+    process = service(private.settings)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+class Load(threading.Thread):
+    """A client that makes movements without a pause, each until it has an answer: with the same key."""
+
+    def __init__(self, settings: Settings, items: list[str], seed: int, number: int) -> None:
+        super().__init__(name=f"client {number}", daemon=True)
+        self._url = f"http://{settings.service_host}:{settings.service_port}"
+        self._token = settings.service_token.get_secret_value()
+        self._items = items
+        self._random = seeded(seed, number)
+        self._halt = threading.Event()
+        self.answered: Counter[int] = Counter()  # by status; 0 is a broken connection
+        self.made: list[str] = []  # movements that were confirmed
+        self.repeated = 0  # answers that an earlier request of the same key was to get
+        self.slowest_s = 0.0
+
+    def run(self) -> None:
+        with requests.Session() as http:
+            http.headers["Authorization"] = f"Bearer {self._token}"
+            while not self._halt.is_set():
+                self._move(http)
+
+    def finish(self) -> None:
+        """End once the movement under way is answered."""
+        self._halt.set()
+        self.join(60)
+        assert not self.is_alive(), "a client still waits for an answer"
+
+    def _move(self, http: requests.Session) -> None:
+        quantity = self._random.choice([-1, 1]) * self._random.randint(1, 100)
+        body = {"item_id": self._random.choice(self._items), "quantity": quantity, "unit": "KGM"}
+        key = str(uuid.UUID(int=self._random.getrandbits(128)))
+        status = 503
+        while status in (0, 503):
+            asked_at, started_at_s = datetime.now(UTC), time.monotonic()
+            try:
+                response = http.post(f"{self._url}/movements", json=body, headers={"Idempotency-Key": key}, timeout=60)
+                status = response.status_code
+            except (requests.ConnectionError, ChunkedEncodingError):  # the latter in the middle of an answer
+                status = 0
+                if self._halt.wait(0.01):
+                    return  # the test has failed while the service was away
+            self.slowest_s = max(self.slowest_s, time.monotonic() - started_at_s)
+            self.answered[status] += 1
+            if status == 201:
+                made = response.json()
+                self.made.append(made["id"])
+                self.repeated += datetime.fromisoformat(made["occurred_at"]) < asked_at
+
+
+class Work:
+    """All the clients, seen as one."""
+
+    def __init__(self, clients: list[Load]) -> None:
+        self._clients = clients
+
+    @property
+    def answered(self) -> Counter[int]:
+        """How many requests were answered, by status; 0 is a broken connection."""
+        return sum((client.answered for client in self._clients), Counter[int]())
+
+    @property
+    def made(self) -> list[str]:
+        """The movements that the service has confirmed."""
+        return [movement for client in self._clients for movement in client.made]
+
+    @property
+    def repeated(self) -> int:
+        """How many movements were made by a request that got no answer."""
+        return sum(client.repeated for client in self._clients)
+
+    @property
+    def slowest_s(self) -> float:
+        """How long the slowest answer took."""
+        return max(client.slowest_s for client in self._clients)
+
+    def wait_for_more(self, status: int, count: int = 20) -> None:
+        """Wait until so many more requests have been answered so."""
+        before = self.answered[status]
+        wait_for(f"{count} more answers {status}", lambda: self.answered[status] >= before + count, timeout_s=60)
+
+
+@contextmanager
+def working(settings: Settings) -> Iterator[Work]:
+    """Clients at work among a few items; at the end each has the answer to what it has asked."""
+    seed = chosen_seed()
+    rows = "INSERT INTO items SELECT uuidv7(), 'KGM', 0, 0 FROM generate_series(1, 6) RETURNING id"
+    items = [str(item) for (item,) in query(settings, rows)]
+    clients = [Load(settings, items, seed, number) for number in range(CLIENTS)]
+    for client in clients:
+        client.start()
+    try:
+        yield Work(clients)
+    finally:
+        for client in clients:
+            client.finish()
+
+
+def assert_sound(settings: Settings, work: Work) -> None:
+    """Nothing half-done, nothing unexpected, and every confirmed movement there, once."""
+    assert set(work.answered) <= {0, 201, 503}, work.answered
+    assert len(work.made) == len(set(work.made)) == work.answered[201], "a confirmed movement was confirmed to another"
+    made = query(
+        settings, "SELECT count(*) FROM outbox WHERE payload ->> 'movement_id' = ANY (%s)", parameters=[work.made]
+    )
+    assert made == [(len(work.made),)], "a confirmed movement is not there"
+    assert audit(settings) == {}
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["restarted", "killed"])
+def test_a_database_that_goes_under_load_gives_503_and_the_service_recovers_by_itself(
+    private: Stack, served: Command, crash: bool
+) -> None:
+    settings, postgres, pid = private.settings, private.part("postgres"), served.pid()
+    with working(settings) as work:
+        work.wait_for_more(201)
+        before = work.answered
+        postgres.kill() if crash else postgres.stop()
+        work.wait_for_more(503)
+        assert not served.is_ready(), "/readyz says ready without a database"
+        postgres.start()
+        work.wait_for_more(201, 100)
+        assert served.is_ready()
+    assert before[503] == 0, before
+    assert work.answered[0] == 0, "a request was left without an answer"
+    assert served.pid() == pid
+    assert_sound(settings, work)
+
+
+def test_an_idle_service_does_not_notice_that_its_database_was_restarted(private: Stack, served: Command) -> None:
+    settings, postgres = private.settings, private.part("postgres")
+    ready = f"http://{settings.service_host}:{settings.service_port}/readyz"
+
+    def ask() -> set[int]:
+        # More requests than there are connections, so that each of these is used.
+        with ThreadPoolExecutor(16) as pool:
+            return set(pool.map(lambda _: requests.get(ready, timeout=30).status_code, range(64)))
+
+    assert ask() == {200}
+    postgres.stop()
+    postgres.start()
+    assert ask() == {200}
+
+
+def test_a_database_that_freezes_gives_503_in_bounded_time_and_the_service_recovers(
+    private: Stack, served: Command
+) -> None:
+    settings, postgres = private.settings, private.part("postgres")
+    with working(settings) as work:
+        work.wait_for_more(201)
+        postgres.pause()
+        try:
+            work.wait_for_more(503, CLIENTS)
+        finally:
+            postgres.resume()
+        work.wait_for_more(201, 100)
+    assert work.answered[0] == 0, "a request was left without an answer"
+    assert work.slowest_s < 20, work.slowest_s
+    assert_sound(settings, work)
+
+
+def test_a_service_that_is_asked_to_stop_answers_what_has_come_in(private: Stack, served: Command) -> None:
+    settings = private.settings
+    with working(settings) as work:
+        work.wait_for_more(201)
+        served.stop()
+        assert "Shutting down: Master" in served.tail(), served.tail()
+        served.start()
+        work.wait_for_more(201, 100)
+    assert work.repeated == 0, "a request was cut off after its commit"
+    assert_sound(settings, work)
+
+
+def test_a_service_that_is_killed_leaves_nothing_half_done(private: Stack, served: Command) -> None:
+    settings = private.settings
+    with working(settings) as work:
+        for _ in range(3):
+            work.wait_for_more(201)
+            served.kill()
+            served.start()
+        work.wait_for_more(201)
+    assert work.answered[0] > 0, "no request was under way when it was killed"
+    assert_sound(settings, work)
+
+
+def test_metrics_add_up_over_all_workers(private: Stack, served: Command) -> None:
+    settings = private.settings
+    with working(settings) as work:
+        work.wait_for_more(201, 50)
+    told = metrics(settings)
+    count = 'http_request_duration_seconds_count{method="POST",route="/movements",status="201"}'
+    assert f"{count} {float(work.answered[201])}" in told, told
+
+
+def test_a_service_without_a_token_ends_with_one_line(tmp_path: Path) -> None:
+    done = outbox("serve", home=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("outbox: OUTBOX_SERVICE_TOKEN is not set"), line
+
+
+def test_its_log_is_json_from_the_first_line_to_the_last(private: Stack) -> None:
+    process = service(private.settings)
+    process.log_file.unlink(missing_ok=True)
+    process.start()
+    process.stop()
+    told = [json.loads(line)["event"] for line in process.log_file.read_text().splitlines()]
+    assert told[0].startswith("Starting gunicorn")
+    assert told[-1].startswith("Shutting down")
+
+
+def test_the_counts_of_a_killed_service_are_removed_by_the_next_and_those_of_a_living_one_are_not(
+    private: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = service(private.settings)
+    try:
+        process.start()
+        (killed,) = tmp_path.iterdir()
+        process.kill()
+        assert list(killed.glob("*.db")), "it could not remove them"
+        process.start()
+        (living,) = tmp_path.iterdir()
+        assert living != killed
+        begin = "from outbox.commands import serve; print(serve._metrics_folder())"
+        another = subprocess.run([sys.executable, "-c", begin], check=True, capture_output=True, text=True, timeout=60)
+        assert {*tmp_path.iterdir()} == {living, Path(another.stdout.strip())}
+    finally:
+        process.stop()
+    assert living not in tmp_path.iterdir()
+
+
+def test_each_line_of_a_request_in_a_trace_carries_its_id_and_no_other_line(private: Stack, served: Command) -> None:
+    settings, (traced, unsampled) = private.settings, (uuid.uuid4().hex, uuid.uuid4().hex)
+    ready = f"http://{settings.service_host}:{settings.service_port}/readyz"
+
+    def ask(traceparent: str | None) -> int:
+        return requests.get(ready, headers={"traceparent": traceparent}, timeout=60).status_code
+
+    before = len(lines(served))
+    assert ask(f"00-{traced}-00f067aa0ba902b7-01") == 200
+    private.part("postgres").stop()
+    try:
+        assert ask(f"00-{unsampled}-00f067aa0ba902b7-00") == 503
+        assert [ask(None) for _ in range(32)] == [503] * 32, "more than there are threads"
+    finally:
+        private.part("postgres").start()
+    told = [(line["event"], line.get("trace_id")) for line in lines(served)[before:]]
+    assert told == [
+        ("request completed", traced),
+        ("database unavailable", unsampled),
+        *[("database unavailable", None)] * 32,
+    ]
+
+
+def lines(process: Command) -> list[dict[str, object]]:
+    return [json.loads(line) for line in process.log_file.read_text().splitlines()]
+
+
+def metrics(settings: Settings) -> str:
+    return requests.get(f"http://{settings.service_host}:{settings.service_port}/metrics", timeout=10).text
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Another program, which says that all is well whatever it is asked."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+
+def test_another_program_on_its_port_is_not_taken_for_the_service(private: Stack) -> None:
+    process = service(private.settings)
+    with HTTPServer((LOOPBACK, private.settings.service_port), Answering) as other:
+        threading.Thread(target=other.serve_forever, name="other", daemon=True).start()
+        try:
+            with raises("port-taken", "service"):
+                process.start()
+            process.prepare = lambda: None  # type: ignore[method-assign]  # it takes the port a moment later
+            with raises("process-ended", "Connection in use"):
+                process.start()
+        finally:
+            other.shutdown()
+            process.stop()

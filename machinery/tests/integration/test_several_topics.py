@@ -1,0 +1,431 @@
+"""A sink of several topics: keys, order, positions, dead letters and rebuilds are each topic's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.events.catalog import Catalog
+from outbox.kafka.topics import Topic
+from outbox.sink import skipped, spec
+from outbox.sink.batch import Batch
+from outbox.sink.generations import Beginning
+from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.records import Record
+from outbox.sink.repair import rebuild
+from outbox.sink.repair.rebuild import RebuildResult
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.skipped import NAMES_MAX
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Counts
+from outbox.testing.failures import raises
+from tests.orders import cancelled, placed
+from tests.seen import NAME, ORDERED, Seen, create_tables
+from tests.support.declared import TOML, Events, payload
+from tests.support.declared_sinks import batch_of, record
+from tests.support.made_events import TOPIC_ID, Event, as_read, nth_key, uuid7
+from tests.support.sink_driver import Database
+
+ORDER, INVOICE = "shop.order", "shop.invoice"
+KEY = nth_key(1)
+RANDOM = Random(61)  # noqa: S311
+
+
+def order(number: int, key: str = KEY, **more: Any) -> Record:
+    return record("placed", {"id": key, "number": number, **more})
+
+
+def invoice(number: int, key: str = KEY, **more: Any) -> Record:
+    return record("sent", {"id": key, "number": number, **more})
+
+
+def id_of(one: Record) -> str:
+    return (dict(one.headers)["id"] or b"").decode()
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Catalog:
+    """Orders and invoices. Both are known by an `id`, which is a text here and a UUID there."""
+    events = Events(tmp_path / "events")
+    events.aggregate("order", TOML, placed_v1=payload(), cancelled_v1=payload())
+    events.aggregate("invoice", TOML, sent_v1=payload({"id": {"type": "string", "format": "uuid"}}))
+    return events.load()
+
+
+@pytest.fixture
+def seen(databases: Settings, tmp_path: Path, known: Catalog) -> Seen:
+    """A sink of both topics."""
+    create_tables(databases)
+    return Seen(databases, tmp_path, known, ["order", "invoice"])
+
+
+class TestKeys:
+    """An order and an invoice with one key are two things."""
+
+    def test_upsert_keeps_a_version_of_each(self, seen: Seen) -> None:
+        seen.by = "upsert"
+        assert seen.apply(ORDER, order(1), order(2)) == Counts(rows=2, applied=2)
+        assert seen.apply(INVOICE, invoice(1)) == Counts(rows=1, applied=1)
+        assert seen.apply(ORDER, order(1), order(2)) == Counts(rows=2, duplicates=2)
+        assert seen.apply(INVOICE, invoice(2), invoice(1)) == Counts(rows=2, applied=1, duplicates=1)
+        assert seen.events("topic", "number") == [(ORDER, 1), (ORDER, 2), (INVOICE, 1), (INVOICE, 2)]
+        versions = seen.query("SELECT topic, key, version FROM key_versions ORDER BY topic")
+        assert versions == [(INVOICE, KEY, 2), (ORDER, KEY, 2)]
+
+    def test_versions_keeps_the_versions_of_each(self, seen: Seen) -> None:
+        seen.by = "versions"
+        assert seen.apply(ORDER, order(1), order(2)) == Counts(rows=2, applied=2)
+        assert seen.apply(INVOICE, invoice(2)) == Counts(rows=1, applied=1)
+        assert seen.apply(ORDER, order(2), order(3)) == Counts(rows=2, applied=1, duplicates=1)
+        assert seen.apply(INVOICE, invoice(2), invoice(1)) == Counts(rows=2, applied=1, duplicates=1)
+        versions = seen.query("SELECT topic, key, versions::text FROM applied_versions ORDER BY topic")
+        assert versions == [(INVOICE, KEY, "{[1,3)}"), (ORDER, KEY, "{[1,4)}")]
+
+    def test_offset_log_keeps_a_place_of_each(self, seen: Seen) -> None:
+        seen.by = "offset-log"
+        some = batch_of(seen.spec, ORDER, order(1)), batch_of(seen.spec, INVOICE, invoice(1))
+        with seen.running() as writer:
+            for one, topic_id in zip(some, ("topic-1", "topic-2"), strict=True):
+                of_topic = Batch(one.topic, topic_id, one.start, one.end, one.rows)
+                assert writer.apply(of_topic).applied == 1
+                assert writer.apply(of_topic).duplicates == 1
+
+
+class TestOrder:
+    """What waits for an earlier event of its key waits for one of its own topic."""
+
+    @pytest.fixture
+    def ordered(self, seen: Seen, tmp_path: Path) -> Seen:
+        return Seen(seen.settings, tmp_path, seen.known, seen.names, projection=ORDERED)
+
+    def test_a_refused_event_blocks_its_key_on_its_topic_only(self, ordered: Seen) -> None:
+        bad = order(1)
+        ordered.refuse(id_of(bad))
+        assert ordered.apply(ORDER, bad, order(2)) == Counts(rows=2, rejected=2)
+        assert ordered.apply(INVOICE, invoice(1), invoice(2)) == Counts(rows=2, applied=2)
+        assert ordered.apply(ORDER, order(3), order(1, nth_key(2))) == Counts(rows=2, applied=1, rejected=1)
+        ordered.refuse()
+        assert ordered.replay() == Replayed(applied=3)
+        assert [row for row in ordered.events("topic", "id", "id:text", "number") if row[0] == ORDER][1:] == [
+            (ORDER, None, KEY, number) for number in (1, 2, 3)
+        ]
+
+    def test_an_unreadable_record_blocks_its_key_on_its_topic_only(self, ordered: Seen) -> None:
+        assert ordered.apply(INVOICE, invoice(1)._replace(value=b"{"), invoice(2)) == Counts(rows=1, rejected=1, dead=1)
+        assert ordered.apply(ORDER, order(1), order(2)) == Counts(rows=2, applied=2)
+        assert ordered.letters("topic", "reason") == [(INVOICE, "not JSON"), (INVOICE, "parked")]
+
+
+class TestPositions:
+    def test_each_topic_has_its_own(self, seen: Seen) -> None:
+        seen.apply(ORDER, order(1), order(2))
+        seen.apply(INVOICE, invoice(1))
+        database = Database(seen.settings, NAME)
+        assert (database.positions(ORDER), database.positions(INVOICE)) == ({0: 2}, {0: 1})
+
+    def test_a_gap_of_one_is_reported_and_does_not_concern_the_other(self, seen: Seen) -> None:
+        seen.apply(ORDER, order(1), order(2))
+        with raises("events-lost", f"offsets 0 to 1 of topic {INVOICE}, partition 0"):
+            seen.apply_again(INVOICE, invoice(1), start=2)
+        assert seen.apply(INVOICE, invoice(1)).applied == 1
+
+    def test_one_that_was_made_again_is_reported(self, seen: Seen) -> None:
+        seen.apply(ORDER, order(1))
+        seen.apply(INVOICE, invoice(1))
+        with seen.running() as writer:
+            assert writer.positions(ORDER, TOPIC_ID) == {0: 1}
+            with raises("topic-recreated", INVOICE):
+                writer.positions(INVOICE, "another")
+
+
+class TestDeadLetters:
+    def test_a_replay_applies_those_of_every_topic(self, seen: Seen) -> None:
+        bad = [order(1), invoice(1), order(2)]
+        seen.refuse(*map(id_of, bad))
+        seen.apply(ORDER, bad[0], bad[2])
+        seen.apply(INVOICE, bad[1])
+        seen.refuse()
+        assert seen.replay() == Replayed(applied=3)
+        assert seen.events("topic", "event_type", "number") == [
+            (INVOICE, "invoice.sent", 1),
+            (ORDER, "order.placed", 1),
+            (ORDER, "order.placed", 2),
+        ]
+
+    def test_one_of_a_topic_that_the_sink_reads_no_more_is_not_replayed(self, seen: Seen) -> None:
+        for topic, bad in ((ORDER, order(1)), (INVOICE, invoice(1))):
+            seen.apply(topic, bad._replace(value=b"{"))
+        seen.deploy("order")
+        with raises("topic-not-read", INVOICE):
+            seen.replay()
+        assert seen.letters("topic", "status") == [(INVOICE, "open"), (ORDER, "open")]
+
+
+class TestStaging:
+    """Executors stage a large batch of one topic, and the driver applies it."""
+
+    def stage(self, seen: Seen, writer: PostgresWriter, topic: str, *records: Record, attempt: int) -> Batch:
+        assert writer.staging is not None
+        copier = writer.staging.copier(seen.settings.dsn(SinkRole.WRITER), topic)
+        staged = copier(attempt, [as_read(*records, partition=0)])
+        return Batch(topic, TOPIC_ID, {0: 0}, {0: len(records)}, staged=staged, traced=staged.traced)
+
+    def test_events_of_several_types_are_applied_as_their_driver_would(self, seen: Seen) -> None:
+        seen.deploy("order.placed", "invoice")
+        mixed = [order(1), record("cancelled", {"id": KEY, "number": 2}), order(3), order(4)._replace(value=b"{")]
+        with seen.running() as writer:
+            first = self.stage(seen, writer, ORDER, *mixed, attempt=1)
+            assert writer.apply(first) == Counts(rows=2, applied=2, dead=1, skipped=1)
+            second = self.stage(seen, writer, INVOICE, invoice(1), attempt=2)
+            assert writer.apply(second) == Counts(rows=1, applied=1)
+            writer.clear()
+        assert seen.events("topic", "event_type", "id:text", "id:uuid", "number") == [
+            (ORDER, "order.placed", KEY, None, 1),
+            (ORDER, "order.placed", KEY, None, 3),
+            (INVOICE, "invoice.sent", None, KEY, 1),
+        ]
+        assert seen.query("SELECT topic, event FROM skipped_events") == [(ORDER, "order.cancelled")]
+
+
+class TestViews:
+    def test_each_event_is_a_view_with_its_own_columns(self, seen: Seen) -> None:
+        columns = "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum"
+        with closing(connect(seen.settings, SinkRole.WRITER)) as connection:
+            PostgresWriter(connection, seen.spec)
+            for view in ("new_order_placed", "new_order_cancelled", "new_invoice_sent"):
+                with connection, connection.cursor() as cursor:
+                    cursor.execute(columns, [view])
+                    assert [name for (name,) in cursor] == ["event_id", "partition", "offset", "id", "number"]
+
+    @pytest.mark.parametrize(("topic", "is_scanned"), [(ORDER, True), (INVOICE, False)])
+    def test_a_view_of_another_topic_is_not_scanned(self, seen: Seen, topic: str, is_scanned: bool) -> None:
+        with closing(connect(seen.settings, SinkRole.WRITER)) as connection:
+            PostgresWriter(connection, seen.spec)
+            with connection, connection.cursor() as cursor:
+                cursor.execute("SELECT set_config('outbox.topic', %s, true)", [topic])
+                cursor.execute("EXPLAIN (ANALYZE, TIMING off) SELECT FROM new_order_placed")
+                plan = "".join(line for (line,) in cursor)
+        assert "Seq Scan on new_events" in plan
+        assert ("never executed" not in plan) is is_scanned
+
+    def test_a_view_shows_the_new_events_of_its_type(self, databases: Settings) -> None:
+        key, item = nth_key(3), nth_key(4)
+        with running(databases, "orders") as writer:
+            [topic] = writer_topics(databases, "orders")
+            some = [
+                placed(key, 1, item=item, quantity=3),
+                cancelled(key, 2),
+                placed(nth_key(5), 1, item=item, unit="LTR"),
+            ]
+            assert writer.apply(batch_of(spec.sinks(databases)["orders"], topic, *some)).applied == 3
+        found = Database(databases).query(
+            "SELECT order_id::text, quantity, unit, is_cancelled, version FROM orders ORDER BY 1"
+        )
+        assert found == [(key, 3, "PCE", True, 2), (nth_key(5), 1, "LTR", False, 1)]
+
+
+class TestSkipped:
+    """A sink records what it has not asked for, so that it cannot ask for it later as if it had seen all of it."""
+
+    def test_a_name_is_recorded_once(self, seen: Seen) -> None:
+        seen.deploy("order.placed")
+        several = [order(1), record("cancelled", {"id": KEY, "number": 2}), record("paid", {"id": KEY, "number": 3})]
+        assert seen.apply(ORDER, *several) == Counts(rows=1, applied=1, skipped=2)
+        seen.apply(ORDER, *several)
+        names = [(ORDER, "*.paid"), (ORDER, "order.cancelled")]
+        assert seen.query("SELECT topic, event FROM skipped_events ORDER BY event") == names
+        assert seen.query("SELECT skipped FROM sinks") == [(4,)]
+
+    def test_nothing_is_recorded_of_a_batch_that_fails(self, seen: Seen) -> None:
+        seen.deploy("order.placed")
+        with raises("events-lost"):
+            seen.apply_again(ORDER, record("cancelled", {"id": KEY, "number": 2}), start=1)
+        assert seen.query("SELECT FROM skipped_events") == []
+
+    @pytest.mark.parametrize("names", [("order",), ("order.cancelled",), ("order.cancelled.v1",), ("order", "invoice")])
+    def test_a_sink_that_asks_for_it_later_does_not_start(self, seen: Seen, names: tuple[str, ...]) -> None:
+        seen.deploy("order.placed", "invoice")
+        seen.apply(ORDER, record("cancelled", {"id": KEY, "number": 2}))
+        seen.deploy(*names)
+        with raises("events-skipped", "order.cancelled", f"outbox rewind {NAME} --to-earliest"), seen.running():
+            pass
+        seen.deploy("order.placed")
+        with seen.running():
+            pass
+
+    def test_one_of_another_topic_does_not_matter(self, seen: Seen) -> None:
+        seen.deploy("order.placed", "invoice")
+        seen.apply(ORDER, record("cancelled", {"id": KEY, "number": 2}))
+        seen.execute("UPDATE skipped_events SET topic = 'elsewhere'")
+        seen.deploy("order", "invoice")
+        with seen.running():
+            pass
+
+    def test_it_is_forgotten_when_somebody_decides_where_the_sink_begins(self, seen: Seen) -> None:
+        seen.deploy("order.placed")
+        seen.apply(ORDER, record("cancelled", {"id": KEY, "number": 2}))
+        with closing(connect(seen.settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+            skipped.forget(cursor, NAME)
+        seen.deploy("order")
+        assert seen.apply_again(ORDER, record("cancelled", {"id": KEY, "number": 2})).applied == 1
+
+    def test_a_flood_of_made_up_types_is_bounded_and_stops_nobody(self, seen: Seen) -> None:
+        seen.deploy("order.placed")
+        for first in (0, 1500):
+            flood = [record(f"made.up-{number}", {}, key=KEY) for number in range(first, first + 1500)]
+            assert seen.apply(ORDER, *flood, order(first + 1)) == Counts(rows=1, applied=1, skipped=1500)
+        assert seen.query("SELECT count(*) FROM skipped_events") == [(NAMES_MAX,)]
+        assert seen.query("SELECT skipped FROM sinks") == [(3000,)]
+
+    def test_a_flood_does_not_hide_a_declared_event(self, seen: Seen) -> None:
+        seen.deploy("order.placed")
+        seen.apply(ORDER, *[record(f"made.up-{number}", {}, key=KEY) for number in range(NAMES_MAX + 1)])
+        seen.apply(ORDER, record("cancelled", {"id": KEY, "number": 2}))
+        seen.deploy("order")
+        with raises("events-skipped", "order.cancelled"), seen.running():
+            pass
+
+
+@contextmanager
+def running(settings: Settings, name: str) -> Iterator[PostgresWriter]:
+    """The writer of a sink of the project."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        yield PostgresWriter(connection, spec.sinks(settings)[name])
+
+
+def writer_topics(settings: Settings, name: str) -> list[str]:
+    return spec.sinks(settings)[name].topics
+
+
+class TestRebuild:
+    """The sink `activity` reads items and orders. An item and an order may have one key."""
+
+    @pytest.fixture
+    def activity(self, databases: Settings) -> SinkSpec:
+        return spec.sinks(databases)["activity"]
+
+    def topics(self, activity: SinkSpec) -> list[Topic]:
+        return [Topic(name, TOPIC_ID, 1) for name in activity.topics]
+
+    def first(self, activity: SinkSpec, **offsets: int) -> dict[str, dict[int, int]]:
+        return {name: {0: offsets.get(name.rpartition(".")[2], 0)} for name in activity.topics}
+
+    def apply(self, settings: Settings, activity: SinkSpec, start: int, *records: Record, topic: str) -> Counts:
+        name = next(name for name in activity.topics if name.endswith(f".{topic}"))
+        with closing(connect(settings, SinkRole.WRITER)) as connection:
+            return PostgresWriter(connection, activity).apply(batch_of(activity, name, *records, start=start))
+
+    def book(self, settings: Settings, table: str, key: str, version: int) -> None:
+        """Let the source have an entity in a version."""
+        columns = {"items": "id, unit, stock, version", "orders": "id, version"}[table]
+        values = {"items": "%(key)s, 'KGM', 0, %(version)s", "orders": "%(key)s, %(version)s"}[table]
+        with closing(connect(settings, SourceRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+            cursor.execute(f"INSERT INTO {table} ({columns}) VALUES ({values})", {"key": key, "version": version})
+
+    def counted(self, settings: Settings, sink: str = "activity") -> dict[tuple[object, object], object]:
+        query = "SELECT aggregate, key::text, events FROM activity WHERE sink = %s AND events > 0"
+        return {(aggregate, key): events for aggregate, key, events in Database(settings).query(query, sink)}
+
+    def test_from_the_source_sets_a_base_per_topic(self, databases: Settings, activity: SinkSpec) -> None:
+        items = [Event(uuid7(RANDOM), KEY, 1, version).record for version in range(1, 6)]
+        orders = [placed(KEY, 1), cancelled(KEY, 2), cancelled(KEY, 3)]
+        self.apply(databases, activity, 0, items[0], topic="item")
+        self.apply(databases, activity, 0, placed(nth_key(2), 1), topic="order")
+        self.book(databases, "items", KEY, 4)
+        self.book(databases, "orders", KEY, 2)
+        done = rebuild.from_source(databases, activity, self.topics(activity), self.first(activity))
+        assert done == RebuildResult({KEY: Decimal(5), nth_key(2): Decimal(-1)}, {})
+        assert self.counted(databases) == {("item", KEY): 4, ("order", KEY): 2}
+        bases = Database(databases).query("SELECT topic, key, version FROM base_versions ORDER BY topic")
+        assert bases == [("stock.item", KEY, 4), ("stock.order", KEY, 2)]
+        assert self.apply(databases, activity, 1, *items[1:], topic="item") == Counts(rows=4, applied=1, duplicates=3)
+        assert self.apply(databases, activity, 1, *orders, topic="order") == Counts(rows=3, applied=1, duplicates=2)
+        assert self.counted(databases) == {("item", KEY): 5, ("order", KEY): 3}
+
+    def test_from_the_source_closes_the_letters_of_each_topic(self, databases: Settings, activity: SinkSpec) -> None:
+        item, other = Event(uuid7(RANDOM), KEY, 1, 3).record, cancelled(KEY, 3)
+        for topic, bad in (("item", item), ("order", other)):
+            self.apply(databases, activity, 0, bad, topic=topic)
+        letters = """
+            INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", key, event, reason, detail)
+            SELECT 'activity', topic, topic, topic_id, 0, 0, %s, '{"version": 3}', 'test', '' FROM positions"""
+        with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute(letters, [KEY.encode()])
+        self.book(databases, "items", KEY, 3)
+        self.book(databases, "orders", KEY, 2)
+        rebuild.from_source(databases, activity, self.topics(activity), self.first(activity))
+        assert Database(databases, "activity").statuses() == {"stock.item": "replayed", "stock.order": "open"}
+
+    def test_from_the_source_begins_each_topic_behind_what_it_has_dropped(
+        self, databases: Settings, activity: SinkSpec
+    ) -> None:
+        self.apply(databases, activity, 0, Event(uuid7(RANDOM), KEY, 1, 1).record, topic="item")
+        self.apply(databases, activity, 0, placed(KEY, 1), topic="order")
+        first = self.first(activity, order=4)
+        done = rebuild.from_source(databases, activity, self.topics(activity), first)
+        assert done.skipped == {("stock.order", 0): (1, 3)}
+        with running(databases, "activity") as writer:
+            assert writer.beginning() == Beginning(1, {"stock.item": {0: 1}, "stock.order": {0: 4}})
+
+    def test_an_aggregate_without_a_source_is_refused(self, databases: Settings, seen: Seen) -> None:
+        (seen.spec.job.projections / "seen.rebuild.sql").write_text("SELECT 'a', 1 WHERE false")
+        del databases
+        with raises("event-undeclared"):
+            rebuild.from_source(seen.settings, seen.spec, [], {})
+
+    def test_from_the_topics_the_copy_takes_the_place(self, databases: Settings, activity: SinkSpec) -> None:
+        items = [Event(uuid7(RANDOM), KEY, 1, version).record for version in (1, 2)]
+        orders = [placed(KEY, 1), cancelled(KEY, 2), placed(nth_key(2), 1)]
+        self.apply(databases, activity, 0, *items, topic="item")
+        self.apply(databases, activity, 0, *orders, topic="order")
+        with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+            cursor.execute("UPDATE activity SET events = 77")
+        copy = rebuild_copy(activity)
+        with rebuild.reserved(databases, "activity") as owner:
+            assert not rebuild.begin(owner, "activity", self.topics(activity), self.first(activity))
+        self.apply(databases, copy, 0, *items, topic="item")
+        with rebuild.reserved(databases, "activity") as owner:
+            assert rebuild.begin(owner, "activity", self.topics(activity), self.first(activity)), "it resumes"
+        self.apply(databases, copy, 0, *orders[:1], topic="order")
+        with rebuild.reserved(databases, "activity") as owner:
+            first = self.first(activity, item=2, order=1)
+            with raises("events-lost", "stock.order"):
+                rebuild.swap(owner, "activity", self.topics(activity), self.first(activity, order=2))
+            assert rebuild.swap(owner, "activity", self.topics(activity), first) == 1
+        with running(databases, "activity") as writer:
+            assert writer.beginning() == Beginning(1, {"stock.item": {0: 2}, "stock.order": {0: 1}})
+        assert self.counted(databases) == {("item", KEY): 2, ("order", KEY): 1}
+        assert self.apply(databases, activity, 1, *orders[1:], topic="order") == Counts(rows=2, applied=2)
+
+    def test_from_the_topics_each_must_have_every_event(self, databases: Settings, activity: SinkSpec) -> None:
+        self.apply(databases, activity, 0, placed(KEY, 1), topic="order")
+        with rebuild.reserved(databases, "activity") as owner, raises("topic-incomplete", "stock.item, partition 0"):
+            rebuild.begin(owner, "activity", self.topics(activity), self.first(activity, item=1))
+
+    def test_the_copy_of_a_sink_that_skips_events_skips_them_too(self, databases: Settings, seen: Seen) -> None:
+        seen.deploy("order.placed")
+        seen.apply(ORDER, order(1), record("cancelled", {"id": KEY, "number": 2}))
+        topics, first = [Topic(ORDER, TOPIC_ID, 1)], {ORDER: {0: 0}}
+        with rebuild.reserved(databases, NAME) as owner:
+            rebuild.begin(owner, NAME, topics, first)
+        copy = rebuild_copy(seen.spec)
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
+            records = [order(1), record("cancelled", {"id": KEY, "number": 2})]
+            assert PostgresWriter(connection, copy).apply(batch_of(copy, ORDER, *records)).skipped == 1
+        with rebuild.reserved(databases, NAME) as owner:
+            rebuild.swap(owner, NAME, topics, first)
+        assert seen.query("SELECT sink, topic, event FROM skipped_events") == [(NAME, ORDER, "order.cancelled")]
+        assert seen.query("SELECT skipped FROM sinks WHERE name = %s", NAME) == [(1,)]
+
+
+def rebuild_copy(of: SinkSpec) -> SinkSpec:
+    """The sink that a rebuild from the topics runs."""
+    return SinkSpec(rebuild.copy_of(of.name), of.job, of.strategy, of.decoders)

@@ -1,0 +1,430 @@
+"""The apply against a real Postgres: one batch, one transaction, whatever is delivered."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import psycopg2
+import pyarrow as pa
+import pytest
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.sink import dead_letters, fence, generations
+from outbox.sink.batch import Batch
+from outbox.sink.postgres import writer
+from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.strategy import Strategy
+from outbox.sink.writer import Counts
+from outbox.testing.failures import raises
+from tests.support.made_events import (
+    NOW_MS,
+    PROJECTIONS,
+    STRATEGIES,
+    TOPIC,
+    TOPIC_ID,
+    Event,
+    batch,
+    dead_record,
+    nth_key,
+    rows,
+    sums,
+    uuid7,
+)
+from tests.support.sink_driver import Database, open_sink, projections_in, sink_on
+
+RANDOM = Random(3)  # noqa: S311
+DAY_MS = 24 * 60 * 60 * 1000
+
+
+def events(count: int, items: int = 3) -> list[Event]:
+    """Fresh events, their quantities all different so that no two mistakes cancel."""
+    return [
+        Event(uuid7(RANDOM), nth_key(number % items), quantity=(-1) ** number * 3**number, version=number + 1)
+        for number in range(count)
+    ]
+
+
+class TestDedup:
+    def test_applies_each_event_once(self, databases: Settings, database: Database) -> None:
+        some = events(6)
+        with open_sink(databases) as sink:
+            assert sink.apply(batch(some)) == Counts(rows=6, applied=6)
+        assert database.totals() == sums(some)
+        assert database.positions() == {0: 6}
+        assert database.processed() == 6
+
+    def test_skips_duplicates_inside_a_batch(self, databases: Settings, database: Database) -> None:
+        some = events(3)
+        with open_sink(databases) as sink:
+            assert sink.apply(batch([some[0], some[1], some[0], some[2], some[0]])) == Counts(5, 3, 2)
+        assert database.totals() == sums(some)
+
+    def test_skips_duplicates_of_earlier_batches_and_drivers(self, databases: Settings, database: Database) -> None:
+        some = events(4)
+        with open_sink(databases) as sink:
+            sink.apply(batch(some[:3]))
+            assert sink.apply(batch(some[1:], start=3)) == Counts(3, 1, 2)
+        with open_sink(databases) as sink:
+            assert sink.apply(batch(some, start=6)) == Counts(4, 0, 4)
+        assert database.totals() == sums(some)
+
+    def test_a_re_run_with_other_rows_is_no_problem(self, databases: Settings, database: Database) -> None:
+        """After a crash of the host Spark may cut the same offsets into other batches under the same batch id."""
+        some = events(6)
+        with open_sink(databases) as sink:
+            sink.apply(batch(some[:4]))
+            assert sink.apply(batch(some[2:6], start=2)) == Counts(4, 2, 2)
+        assert database.totals() == sums(some)
+        assert database.positions() == {0: 6}
+
+    def test_two_records_of_one_id_count_as_one_event(self, databases: Settings, database: Database) -> None:
+        first = events(1)[0]
+        other = Event(first.event_id, first.key, first.quantity + 5, 9)
+        with open_sink(databases) as sink:
+            sink.apply(batch([first, other]))
+        assert database.totals() == {first.key: first.quantity}
+
+    def test_keeps_ids_in_a_partition_per_day_or_per_old_month(self, databases: Settings, database: Database) -> None:
+        ids = [uuid7(RANDOM, NOW_MS - days * DAY_MS) for days in (0, 1, 40)] + ["00000000-0000-7000-8000-000000000000"]
+        with open_sink(databases) as sink:
+            for offset, event_id in enumerate(ids):
+                sink.apply(batch([Event(event_id, nth_key(1), 1, offset + 1)], start=offset))
+            assert sink.apply(batch([Event(ids[0], nth_key(1), 1, 1)], start=4)) == Counts(1, 0, 1)
+        partitions = database.query("SELECT relid::text FROM pg_partition_tree('processed_events') WHERE isleaf")
+        assert len(partitions) == 4
+        assert ("processed_events_19700101_19700131",) in partitions
+
+
+def test_sinks_that_write_the_same_ids_and_items_at_once_do_not_deadlock(databases: Settings) -> None:
+    """No two sinks share a row. What they share is the partitions of days that none has used before: so two of each
+    strategy, one of which goes through the days in the opposite order.
+    """
+    some = [
+        Event(uuid7(RANDOM, NOW_MS - (90 + n // 100) * DAY_MS), nth_key(n), quantity=1, version=1, total_after=1)
+        for n in range(2000)
+    ]
+    errors: list[BaseException] = []
+
+    def run(strategy: Strategy, mine: list[Event]) -> None:
+        try:
+            with closing(connect(databases, SinkRole.WRITER)) as connection:
+                sink = sink_on(connection, strategy)
+                for start in range(0, 2000, 200):
+                    sink.apply(batch(mine[start : start + 200], start))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=run, args=(replace(strategy, name=name), mine))
+        for strategy in STRATEGIES.values()
+        for name, mine in ((strategy.name, some), (f"{strategy.name} too", some[::-1]))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    for name in STRATEGIES:
+        for sink in (name, f"{name} too"):
+            assert Database(databases, sink).totals() == sums(some), sink
+
+
+def test_naive_drifts_by_exactly_what_comes_twice(databases: Settings) -> None:
+    some = events(5)
+    with open_sink(databases, "naive") as sink:
+        sink.apply(batch(some))
+        assert sink.apply(batch(some[3:], start=3)) == Counts(2, 2)
+    assert Database(databases, "naive").totals() == sums([*some, *some[3:]])
+
+
+class TestPositions:
+    def test_events_before_the_batch_that_never_came_stop_the_sink(
+        self, databases: Settings, database: Database
+    ) -> None:
+        some = events(4)
+        with open_sink(databases) as sink:
+            sink.apply(batch(some[:2]))
+            with raises("events-lost", f"offsets 2 to 4 of topic {TOPIC}, partition 0"):
+                sink.apply(batch(some[2:], start=5))
+        assert database.totals() == sums(some[:2])
+        assert database.positions() == {0: 2}
+
+    def test_a_recreated_topic_stops_the_sink(self, databases: Settings, database: Database) -> None:
+        some = events(3)
+        with open_sink(databases) as sink:
+            sink.apply(batch(some[:2]))
+            with raises("topic-recreated"):
+                sink.apply(batch(some[2:], topic_id="topic-2"))
+            with raises("topic-recreated"):
+                sink.positions(TOPIC, "topic-2")
+        assert database.totals() == sums(some[:2])
+
+    def test_a_re_read_does_not_move_them_back(self, databases: Settings, database: Database) -> None:
+        some = events(4)
+        with open_sink(databases) as sink:
+            sink.apply(batch(some))
+            sink.apply(batch(some[:1]))
+        assert database.positions() == {0: 4}
+
+    def test_offsets_without_rows_count(self, databases: Settings, database: Database) -> None:
+        """Transaction markers and aborted records: no rows, and the next batch begins behind them."""
+        some = events(1)
+        with open_sink(databases) as sink:
+            assert sink.apply(batch([], start=0, end=3)) == Counts()
+            sink.apply(batch(some, start=3))
+        assert database.positions() == {0: 4}
+
+    def test_an_empty_batch_costs_no_transaction(self, databases: Settings) -> None:
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
+            sink = sink_on(connection)
+            connection.close()
+            assert sink.apply(batch([], start=7, end=7)) == Counts()
+
+    def test_a_partition_added_later_begins_at_zero(self, databases: Settings, database: Database) -> None:
+        some = events(4)
+        with open_sink(databases) as sink:
+            sink.apply(batch(some[:2]))
+            sink.apply(batch(some[2:], partition=1))
+        assert database.positions() == {0: 2, 1: 2}
+
+    def test_a_sink_may_begin_where_the_topic_does(self, databases: Settings, database: Database) -> None:
+        with open_sink(databases) as sink:
+            sink.begin_at(TOPIC, TOPIC_ID, {0: 100})
+            sink.apply(batch(events(1), start=100))
+        assert database.positions() == {0: 101}
+
+
+class TestFence:
+    def test_a_second_driver_is_refused_and_told_who_has_it(self, databases: Settings) -> None:
+        with open_sink(databases) as first:
+            with raises("sink-has-driver", "connected from 127.0.0.1"):
+                open_sink(databases).__enter__()
+            assert first.apply(batch(events(1))) == Counts(1, 1)
+
+    def test_sinks_do_not_fence_each_other(self, databases: Settings) -> None:
+        with open_sink(databases), open_sink(databases, "naive"):
+            pass
+
+    def test_the_fence_falls_with_the_connection(self, databases: Settings, database: Database) -> None:
+        some = events(2)
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
+            lost = sink_on(connection)
+            pid = connection.info.backend_pid
+            database.query("SELECT pg_terminate_backend(%s)", pid)
+            wait_for("the backend to end", lambda: not self._lives(database, pid), timeout_s=5)
+            with open_sink(databases) as taken_over:
+                assert taken_over.apply(batch(some)) == Counts(2, 2)
+                with raises("database-connection-lost"):
+                    lost.apply(batch(some))
+        assert database.totals() == sums(some)
+
+    def test_the_server_is_told_to_notice_a_dead_host(self, databases: Settings) -> None:
+        # That it then does is the kernel's promise: a host that goes silent is not made here.
+        limits = {
+            "tcp_keepalives_idle": fence.DEAD_HOST_S // 2,
+            "tcp_keepalives_interval": 5,
+            "tcp_keepalives_count": 3,
+            "tcp_user_timeout": fence.DEAD_HOST_S * 1000,
+            "lock_timeout": fence.LOCK_TIMEOUT_S * 1000,
+        }
+        with closing(connect(databases, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
+            sink_on(connection)
+            cursor.execute("SELECT name, setting::int FROM pg_settings WHERE name = ANY(%s)", [[*limits]])
+            assert {str(name): int(setting) for name, setting in cursor} == limits
+
+    def test_a_superseded_driver_changes_nothing(self, databases: Settings, database: Database) -> None:
+        """Behind a pooler the session lock may have gone elsewhere: the epoch tells."""
+        with open_sink(databases) as sink:
+            with (
+                closing(connect(databases, SinkRole.WRITER)) as connection,
+                connection,
+                connection.cursor() as cursor,
+            ):
+                cursor.execute("UPDATE sinks SET epoch = epoch + 1 WHERE name = 'dedup'")
+            with raises("sink-fenced"):
+                sink.apply(batch(events(1)))
+        assert database.totals() == {}
+
+    def test_a_repair_and_a_later_driver_are_told_apart_also_behind_a_pooler(self, databases: Settings) -> None:
+        def repair(sink: PostgresWriter, *, others: int) -> None:
+            with (
+                closing(connect(databases, SinkRole.WRITER)) as connection,
+                connection,
+                connection.cursor() as cursor,
+            ):
+                fence.lock(cursor, sink.name)
+                fence.supersede(cursor, sink.name)
+                generations.start_next(cursor, sink.name, {TOPIC: {0: 0}})
+                # Behind a pooler another driver may have the session of our lock.
+                cursor.execute("UPDATE sinks SET epoch = epoch + %s WHERE name = %s", [others, sink.name])
+
+        with open_sink(databases) as sink:
+            repair(sink, others=0)
+            repair(sink, others=0)
+            with raises("sink-superseded"):
+                sink.apply(batch(events(1)))
+        with open_sink(databases) as sink:
+            sink.begin_generation({TOPIC: {0: 0}})  # our own
+            repair(sink, others=1)
+            with raises("sink-fenced"):
+                sink.apply(batch(events(1)))
+
+    @staticmethod
+    def _lives(database: Database, pid: int) -> bool:
+        return bool(database.query("SELECT FROM pg_stat_activity WHERE pid = %s", pid))
+
+
+class TestDeadLetters:
+    def test_are_written_with_the_good_events(self, databases: Settings, database: Database) -> None:
+        some = events(2)
+        bad = dead_record(2)
+        with open_sink(databases) as sink:
+            assert sink.apply(batch(some, dead=[bad])) == Counts(2, 2, dead=1)
+        assert database.dead_letters() == {dead_letters.identity(bad.record, None): "not JSON"}
+        assert database.positions() == {0: 3}
+        (row,) = database.query('SELECT "offset", key, headers, value, event_id, status FROM dead_letters')
+        offset, key, headers, value, event_id, status = row
+        assert (offset, event_id, status) == (2, None, "open")
+        assert (bytes(key), bytes(value)) == (b"key", b"bad")  # type: ignore[call-overload]
+        assert headers == [{"key": "h", "value_base64": "/w=="}]
+
+    def test_one_that_comes_again_changes_nothing_but_when(self, databases: Settings, database: Database) -> None:
+        event_id = uuid7(RANDOM)
+        with open_sink(databases) as sink:
+            sink.apply(batch([], dead=[dead_record(0, event_id), dead_record(1, event_id, b"worse")]))
+            with (
+                closing(connect(databases, SinkRole.WRITER)) as connection,
+                connection,
+                connection.cursor() as cursor,
+            ):
+                cursor.execute("UPDATE dead_letters SET status = 'discarded'")
+            sink.apply(batch([], start=2, dead=[dead_record(2, event_id, b"other")]))
+        (row,) = database.query('SELECT "offset", value, status, last_seen_at > first_seen_at FROM dead_letters')
+        assert (row[0], bytes(row[1]), row[2], row[3]) == (0, b"bad", "discarded", True)  # type: ignore[call-overload]
+
+    def test_an_event_in_another_unit_is_set_aside(self, databases: Settings, database: Database) -> None:
+        kilos, litres, later = events(3, items=1)
+        litres = Event(litres.event_id, litres.key, litres.quantity, litres.version, unit="LTR")
+        with open_sink(databases) as sink:
+            # The item's first event decides, in whatever order they come.
+            assert sink.apply(batch([litres, kilos])) == Counts(rows=2, applied=1, rejected=1)
+            assert sink.apply(batch([later, litres], start=2)) == Counts(2, 1, 1)
+        assert database.totals() == sums([kilos, later])
+        assert database.dead_letters() == {litres.event_id: "unit mismatch"}
+        ((kept,),) = database.query("SELECT event->>'unit' FROM dead_letters")
+        assert kept == "LTR"
+
+    def test_a_batch_of_another_unit_alone_is_set_aside(self, databases: Settings, database: Database) -> None:
+        kilos, litres = events(2, items=1)
+        litres = Event(litres.event_id, litres.key, litres.quantity, litres.version, unit="LTR")
+        with open_sink(databases) as sink:
+            sink.apply(batch([kilos]))
+            assert sink.apply(batch([litres], start=1)) == Counts(rows=1, rejected=1)
+        assert database.totals() == sums([kilos])
+        assert database.dead_letters() == {litres.event_id: "unit mismatch"}
+
+    def test_another_unit_than_the_stored_one_is_set_aside_even_if_earlier(
+        self, databases: Settings, database: Database
+    ) -> None:
+        first, second, third = events(3, items=1)
+        litres = Event(first.event_id, first.key, first.quantity, first.version, unit="LTR")
+        with open_sink(databases) as sink:
+            sink.apply(batch([second]))
+            sink.apply(batch([litres, third], start=1))
+        assert database.totals() == sums([second, third])
+        assert database.dead_letters() == {litres.event_id: "unit mismatch"}
+
+
+class TestAllOrNothing:
+    def test_a_projection_that_fails_leaves_no_mark(
+        self, databases: Settings, database: Database, tmp_path: Path
+    ) -> None:
+        broken = projections_in(tmp_path, (PROJECTIONS / "stock.sql").read_text() + "\nSELECT 1 / 0;")
+        some = events(2)
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
+            sink = sink_on(connection, projections=broken)
+            with raises("database-refused", "refused offsets {0: 0} to {0: 3}", "division by zero"):
+                sink.apply(batch(some, dead=[dead_record(2)]))
+        assert (database.totals(), database.positions(), database.dead_letters()) == ({}, {}, {})
+        assert database.processed() == 0
+        with open_sink(databases) as corrected:
+            assert corrected.apply(batch(some)) == Counts(2, 2)
+
+    def test_the_counts_are_kept_with_what_they_count(self, databases: Settings, database: Database) -> None:
+        some = events(3)
+        with open_sink(databases) as sink:
+            sink.apply(batch(some))
+            sink.apply(batch(some, start=3))
+        assert database.query("SELECT applied, duplicates FROM sinks") == [(3, 3)]
+
+
+class TestTemporaryTables:
+    """Autovacuum cannot advance the horizon of a session's temporary tables, and they hold the database's back."""
+
+    TRANSACTIONS = 1000
+    USE_TRANSACTIONS = f"""
+    DO $$ BEGIN FOR one IN 1..{TRANSACTIONS} LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$
+    """
+    AGE = "SELECT max(age(relfrozenxid)) FROM pg_class WHERE relpersistence = 't' AND relkind IN ('r', 't')"
+
+    def age(self, settings: Settings, database: Database) -> int:
+        """How many transactions the oldest one holds back, after some more."""
+        with closing(connect(settings, SinkRole.WRITER)) as connection:
+            connection.autocommit = True
+            connection.cursor().execute(self.USE_TRANSACTIONS)
+        return int(str(database.query(self.AGE)[0][0]))
+
+    def test_a_commit_does_not_renew_them(self, databases: Settings, database: Database) -> None:
+        with open_sink(databases) as sink:
+            sink.apply(batch(events(3)))
+            assert self.age(databases, database) >= self.TRANSACTIONS
+            sink.apply(batch(events(3), start=3))
+            assert self.age(databases, database) >= 2 * self.TRANSACTIONS
+
+    def test_a_sink_renews_them_now_and_then(
+        self, databases: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(writer, "RENEWAL_S", 0)
+        some = events(6)
+        with open_sink(databases) as sink:
+            sink.apply(batch(some[:3]))
+            assert self.age(databases, database) >= self.TRANSACTIONS
+            sink.apply(batch(some[3:], start=3))
+            assert self.age(databases, database) < 2 * self.TRANSACTIONS
+        assert database.totals() == sums(some)
+
+
+def test_quantity_may_be_as_big_as_they_get(databases: Settings, database: Database) -> None:
+    """A total beyond bigint is the source's to refuse; the sink must not stop at it."""
+    biggest = 2**63 - 1
+    some = [Event(uuid7(RANDOM), nth_key(1), biggest, version) for version in (1, 2, 3)]
+    with open_sink(databases) as sink:
+        sink.apply(batch(some))
+    assert database.totals() == {nth_key(1): 3 * biggest}
+
+
+def test_rows_come_from_several_partitions(databases: Settings, database: Database) -> None:
+    some = events(4)
+    parts = rows(some[:2], partition=0), rows(some[2:], partition=1)
+    staged = {name: pa.concat_tables([part[name] for part in parts]) for name in parts[0]}
+    both = Batch(TOPIC, TOPIC_ID, {0: 0, 1: 0}, {0: 2, 1: 2}, staged)
+    with open_sink(databases) as sink:
+        sink.apply(both)
+    assert database.totals() == sums(some)
+    assert database.positions() == {0: 2, 1: 2}
+
+
+def test_the_role_of_the_sinks_cannot_change_tables_or_forget_events(databases: Settings) -> None:
+    for statement in ("DROP TABLE stock", "CREATE TABLE mine (id int)", "DELETE FROM processed_events"):
+        with (
+            closing(connect(databases, SinkRole.WRITER)) as connection,
+            connection.cursor() as cursor,
+            pytest.raises(psycopg2.errors.InsufficientPrivilege),
+        ):
+            cursor.execute(statement)

@@ -1,0 +1,402 @@
+"""The embedded stack: started, broken and ended in every way, on private homes and ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg2
+import pytest
+from confluent_kafka import Producer
+
+from outbox.base.settings import Settings, SinkRole, SourceRole, database_passwords, load
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from outbox.relay import connectors
+from outbox.stack import ports
+from outbox.stack.postgres import UNPRIVILEGED, Postgres, unprivileged
+from outbox.stack.process import Process
+from outbox.stack.stack import PARTS, Stack
+from outbox.testing.command import environment, outbox
+from outbox.testing.failures import raises
+from outbox.testing.fixtures.stack import private_stack
+from outbox.testing.homes import Homes
+from outbox.testing.leftovers import leftovers
+from tests.support.paths import ROOT
+from tests.support.topic_reader import topic_of
+
+CAP_DAC_READ_SEARCH = 2
+FREE_PORTS = {f"OUTBOX_{name}_PORT": "0" for name in ("STACK_POSTGRES", "STACK_KAFKA", "STACK_CONNECT", "SERVICE")}
+
+
+def command_lines() -> dict[int, str]:
+    """Of every process of the machine, as `ps` shows them."""
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            found[process.pid] = " ".join(process.cmdline())
+    return found
+
+
+def pids(stack: Stack) -> dict[str, int | None]:
+    return {name: stack.part(name).pid() for name in PARTS}
+
+
+def states(home: Path) -> dict[str, str]:
+    """What `outbox status` says, by part."""
+    return {name: told["state"] for name, told in json.loads(outbox("status", "--json", home=home).stdout).items()}
+
+
+def passwords(settings: Settings) -> list[str]:
+    return [getattr(settings, name).get_secret_value() for name in [*database_passwords(), "service_token"]]
+
+
+def log_in(settings: Settings, role: SourceRole | SinkRole, **changed: str) -> None:
+    """Connect as a role, with something changed, and leave again."""
+    parameters: dict[str, Any] = {**settings.dsn(role), **changed}
+    psycopg2.connect(**parameters).close()
+
+
+def remember(settings: Settings, what: str) -> None:
+    """Leave a row in Postgres and a record in Kafka, both acknowledged."""
+    Postgres(settings).psql(
+        f"CREATE TABLE IF NOT EXISTS memory (what text); INSERT INTO memory VALUES ('{what}')",
+        settings.source_db_name,
+    )
+    topics.create(settings, connectors.topic_specs(settings))
+    errors: list[object] = []
+    producer = Producer({**client_config(settings), "acks": "all"})
+    producer.produce(topic_of(settings), what, partition=0, on_delivery=lambda error, _: errors.append(error))
+    producer.flush(30)
+    assert errors == [None]
+
+
+def remembered(settings: Settings) -> tuple[list[str], int]:
+    """The rows in Postgres, and how many records Kafka has."""
+    rows = Postgres(settings).psql("SELECT what FROM memory ORDER BY what", settings.source_db_name).stdout.split()
+    return rows, topics.last_stable_offsets(settings, topic_of(settings))[0]
+
+
+@pytest.fixture(scope="module")
+def own(homes: Homes) -> Iterator[Stack]:
+    """A whole stack to break, in a folder with a space in its name."""
+    stack = private_stack(homes.new("own"))
+    yield stack
+    stack.down()
+
+
+@pytest.fixture
+def up(own: Stack) -> Stack:
+    """The same with every part running, whatever the test before did to it."""
+    own.up()
+    return own
+
+
+@pytest.fixture
+def small(home: Path) -> Iterator[Stack]:
+    """A stack of the test's own of which only Postgres runs, because that is quick."""
+    stack = private_stack(home)
+    stack.up(only=["postgres"])
+    yield stack
+    stack.down()
+
+
+@pytest.fixture(scope="module")
+def interrupted(homes: Homes) -> Path:
+    """A home in which starts are interrupted."""
+    return homes.new("interrupted")
+
+
+# Up ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_spark_cluster_is_made_by_the_command_shown_and_ended(up: Stack) -> None:
+    done = outbox("up", "--workers", "1", home=up.home)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(outbox("status", "--json", home=up.home).stdout)
+    assert {name: shown[name]["state"] for name in ("spark-master", "spark-worker-1")} == {
+        "spark-master": "ready",
+        "spark-worker-1": "ready",
+    }
+    assert load(up.home, environment=False).spark_master == f"spark://127.0.0.1:{up.settings.stack_spark_port}"
+    elsewhere = outbox("up", "--workers", "1", home=up.home, OUTBOX_SPARK_MASTER="spark://elsewhere:7077")
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert "OUTBOX_SPARK_MASTER=spark://elsewhere:7077" in elsewhere.stdout
+
+    # As a command leaves it that was killed before it had stopped what is too many.
+    file = up.settings.stack_env_file
+    file.write_text(file.read_text().replace("OUTBOX_STACK_SPARK_WORKERS=1", "OUTBOX_STACK_SPARK_WORKERS=0"))
+    assert outbox("up", "--workers", "0", home=up.home).returncode == 0
+    assert [up.part(name).processes() for name in ("spark-master", "spark-worker-1")] == [[], []]
+    assert load(up.home, environment=False).spark_master is None
+
+
+def test_up_starts_every_part_and_again_changes_nothing(up: Stack) -> None:
+    assert states(up.home) == dict.fromkeys(PARTS, "ready")
+    before, chosen = pids(up), up.settings.stack_env_file.read_bytes()
+    said: list[str] = []
+    up.up(report=said.append)
+    assert pids(up) == before
+    assert None not in before.values()
+    assert up.settings.stack_env_file.read_bytes() == chosen
+    assert said == [f"{name}: running" for name in PARTS]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_killed_part_is_seen_by_status_and_started_again_by_up_and_nothing_is_lost(up: Stack, name: str) -> None:
+    remember(up.settings, f"before_{name}_died")
+    before, known = pids(up), remembered(up.settings)
+    up.part(name).kill()
+    seen = outbox("status", home=up.home)
+    assert seen.returncode == 1
+    assert f"not ready: {name}" in seen.stderr
+    assert states(up.home) == {**dict.fromkeys(PARTS, "ready"), name: "stopped"}
+    up.up()
+    after = pids(up)
+    assert {part for part in PARTS if after[part] != before[part]} == {name}
+    assert states(up.home) == dict.fromkeys(PARTS, "ready")
+    assert remembered(up.settings) == known
+    assert f"before_{name}_died" in known[0]
+
+
+def test_killing_every_part_at_once_loses_nothing(up: Stack) -> None:
+    remember(up.settings, "before_all_died")
+    known = remembered(up.settings)
+    found = [process for name in PARTS for process in up.part(name).processes()]
+    for process in found:
+        process.kill()
+    wait_for("all to be gone", lambda: not leftovers(up.home), timeout_s=30)
+    assert len(found) > len(PARTS)  # Postgres has children
+    up.up()
+    assert remembered(up.settings) == known
+    assert "before_all_died" in known[0]
+
+
+def test_down_leaves_no_process_and_the_next_up_finds_data_ports_and_passwords(up: Stack) -> None:
+    remember(up.settings, "before_down")
+    known, chosen = remembered(up.settings), up.settings.stack_env_file.read_bytes()
+    up.down()
+    assert leftovers(up.home) == []
+    up.down()  # there is nothing to do, and that is fine
+    up.up()
+    assert up.settings.stack_env_file.read_bytes() == chosen
+    assert remembered(up.settings) == known
+
+
+@pytest.mark.parametrize("name", ["kafka", "connect"])
+def test_a_paused_part_runs_and_does_not_answer_until_it_is_resumed(up: Stack, name: str) -> None:
+    part = up.part(name)
+    part.pause()
+    try:
+        assert part.is_running()
+        assert not part.is_ready()
+        assert states(up.home)[name] == "not answering"
+    finally:
+        part.resume()
+    wait_for(f"{name} to answer again", part.is_ready, timeout_s=30)
+
+
+def test_a_paused_part_is_ended_by_down(small: Stack) -> None:
+    postgres = small.part("postgres")
+    postgres.pause()
+    started_at = time.monotonic()
+    small.down()
+    assert leftovers(small.home) == []
+    assert time.monotonic() - started_at < postgres.stop_timeout_s  # it ended in order, it was not killed
+    assert "database system is shut down" in postgres.tail()
+
+
+@pytest.mark.parametrize("seen", ["postgres", "kafka", "connect"])
+def test_killing_the_command_while_it_starts_a_part_leaves_nothing_that_down_does_not_end(
+    seen: str, interrupted: Path
+) -> None:
+    # The same home three times over: each start goes one part further, and begins on what the last one left.
+    home = interrupted
+    part = Process(seen, home)
+    command = [sys.executable, "-m", "outbox", "up"]
+    with subprocess.Popen(command, env=environment(home, **FREE_PORTS), cwd=ROOT) as starting:
+        try:
+            wait_for(f"something of {seen}", part.processes, timeout_s=60, poll_s=0.01)
+            assert starting.poll() is None
+        finally:
+            starting.kill()
+    assert starting.returncode == -signal.SIGKILL
+    # Mostly something outlives the command here; not always, as a tool like initdb ends when nobody reads what it says.
+    Stack(load(home)).down()
+    assert leftovers(home) == []
+
+
+def test_two_commands_at_once_on_one_home_are_told_so(small: Stack) -> None:
+    with small._locked(), raises("stack-locked", str(small.home)):
+        small.up(only=["postgres"])
+
+
+# Side by side -----------------------------------------------------------------------------------------------------
+
+
+def test_two_stacks_stand_side_by_side(small: Stack, homes: Homes) -> None:
+    # Both prefer the same ports; the second takes others.
+    taken = small.settings.source_db_port
+    other = Stack(load(homes.new("other"), stack_postgres_port=taken, stack_kafka_port=0, stack_connect_port=0))
+    try:
+        other.up(only=["postgres"])
+        assert other.settings.source_db_port != taken
+        assert set(passwords(other.settings)).isdisjoint(passwords(small.settings))
+        Postgres(small.settings).psql("CREATE TABLE only_here ()", small.settings.source_db_name)
+        with raises("psql-failed", "only_here"):
+            Postgres(other.settings).psql("SELECT FROM only_here", other.settings.source_db_name)
+        pid = small.part("postgres").pid()
+        other.reset()
+        assert small.part("postgres").pid() == pid
+        assert small.part("postgres").is_ready()
+        assert not other.home.exists()
+    finally:
+        other.down()
+
+
+def test_a_port_that_somebody_took_meanwhile_is_named(small: Stack) -> None:
+    small.down()
+    port = small.settings.source_db_port
+    with (
+        socket.create_server((ports.LOOPBACK, port)),
+        raises("port-taken", f"port {port} of postgres"),
+    ):
+        small.up(only=["postgres"])
+    small.up(only=["postgres"])
+
+
+# What is broken says so -------------------------------------------------------------------------------------------
+
+
+def test_a_broken_data_folder_fails_with_the_reason_from_the_log_and_is_not_touched(small: Stack) -> None:
+    postgres = Postgres(small.settings)
+    small.down()
+    version = postgres.data / "PG_VERSION"
+    version.write_text("99\n")
+    with raises("process-ended", "postgres.log", "version 99"):
+        small.up(only=["postgres"])
+    assert leftovers(small.home) == []
+    version.write_text("18\n")
+    small.up(only=["postgres"])
+
+
+def test_a_broker_that_cannot_start_fails_with_the_reason_from_the_log(own: Stack) -> None:
+    own.down()
+    meta = own.home / "kafka" / "data" / "meta.properties"
+    whole = meta.read_text()
+    meta.write_text(whole.replace("node.id=1", "node.id=7"))
+    try:
+        with raises("process-ended", "kafka.log", "node id 7"):
+            own.up(only=["kafka"])
+    finally:
+        meta.write_text(whole)
+
+
+def test_a_backend_that_outlived_its_postmaster_does_not_stop_the_next_start(small: Stack) -> None:
+    postgres = Postgres(small.settings)
+    # A backend that computes does not notice that its postmaster died, and holds on to the shared memory.
+    busy = threading.Thread(target=lambda: postgres.psql("DO $$ BEGIN LOOP END LOOP; END $$", check=False))
+    busy.start()
+    try:
+        looping = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'DO $$%' AND state = 'active'"
+        wait_for("the backend to compute", lambda: postgres.psql(looping).stdout == "1\n", timeout_s=10)
+        os.kill(postgres.pid() or 0, signal.SIGKILL)
+        wait_for("the postmaster to be gone", lambda: not postgres.is_running(), timeout_s=10)
+        wait_for("one backend to be left", lambda: len(postgres.processes()) == 1, timeout_s=10)
+        small.up(only=["postgres"])
+    finally:
+        postgres.kill()
+        busy.join()
+    small.up(only=["postgres"])
+    assert postgres.psql("SELECT 1").stdout == "1\n"
+
+
+# Secrets and roles ------------------------------------------------------------------------------------------------
+
+
+def test_stack_env_is_for_its_owner_only_and_each_password_is_another(small: Stack) -> None:
+    assert stat.S_IMODE(small.settings.stack_env_file.stat().st_mode) == 0o600
+    generated = passwords(small.settings)
+    assert len(set(generated)) == len(generated)
+    assert min(map(len, generated)) >= 24
+
+
+def test_no_password_is_in_a_log_or_on_a_command_line_or_in_what_a_command_prints(up: Stack) -> None:
+    secrets = passwords(up.settings)
+    shown = {
+        **{str(file): file.read_text() for file in (up.home / "logs").iterdir()},
+        **{f"command line of {pid}": line for pid, line in command_lines().items()},
+        "status": outbox("status", "--json", home=up.home).stdout,
+        "up": outbox("up", home=up.home).stdout,
+        "render": outbox("connect", "render", home=up.home).stdout,
+    }
+    assert len(shown) > len(PARTS) + 3
+    assert [where for where, text in shown.items() if any(secret in text for secret in secrets)] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts Postgres as another user")
+def test_postgres_started_by_root_finds_programs_in_a_closed_folder_and_may_do_nothing_more(tmp_path: Path) -> None:
+    program = Path(shutil.copy(sys.executable, tmp_path / "closed")).resolve()
+    tmp_path.chmod(0o700)
+    source = f"import os; print(os.access({str(program)!r}, os.X_OK), os.getuid(), open('/proc/self/status').read())"
+    argv = [str(word) for word in unprivileged([sys.executable, "-c", source])]
+    found, user, *status = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    assert found == "True"
+    assert int(user) == pwd.getpwnam(UNPRIVILEGED).pw_uid
+    assert int(status[status.index("CapPrm:") + 1], 16) == 1 << CAP_DAC_READ_SEARCH
+
+
+def test_everybody_is_asked_for_a_scram_password(postgres: Postgres, postgres_stack: Stack) -> None:
+    methods = postgres.psql("SELECT DISTINCT auth_method FROM pg_hba_file_rules").stdout.split()
+    assert methods == ["scram-sha-256"]
+    stored = postgres.psql("SELECT DISTINCT left(rolpassword, 14) FROM pg_authid WHERE rolcanlogin").stdout.split()
+    assert stored == ["SCRAM-SHA-256$"]
+    for role in (*SourceRole, *SinkRole):
+        log_in(postgres_stack.settings, role)
+        for wrong in ("", "wrong"):
+            with pytest.raises(psycopg2.OperationalError, match="password"):
+                log_in(postgres_stack.settings, role, password=wrong)
+
+
+def test_no_role_is_wider_than_it_must_be(postgres: Postgres, postgres_stack: Stack) -> None:
+    listed = postgres.psql(
+        "SELECT rolname, rolsuper, rolcreatedb, rolcreaterole, rolbypassrls, rolreplication FROM pg_roles"
+        " WHERE rolcanlogin AND rolname <> 'postgres'"
+    ).stdout.split()
+    replicates = {role: "t" if role is SourceRole.CDC else "f" for role in (*SourceRole, *SinkRole)}
+    name = postgres_stack.settings.role_name
+    assert sorted(listed) == sorted(f"{name(role)}|f|f|f|f|{may}" for role, may in replicates.items())
+
+
+@pytest.mark.parametrize("role", [*SourceRole, *SinkRole])
+def test_a_role_cannot_enter_the_other_database(role: SourceRole | SinkRole, postgres_stack: Stack) -> None:
+    settings = postgres_stack.settings
+    other = settings.sink_db_name if isinstance(role, SourceRole) else settings.source_db_name
+    with pytest.raises(psycopg2.OperationalError, match="permission denied for database"):
+        log_in(settings, role, dbname=other)
+
+
+def test_nothing_listens_beyond_loopback(up: Stack) -> None:
+    listening = {
+        connection.laddr.ip
+        for name in PARTS
+        for process in up.part(name).processes()
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert {ip.removeprefix("::ffff:") for ip in listening} == {ports.LOOPBACK}

@@ -1,0 +1,313 @@
+"""Strategy `versions`: what is remembered of each key, however its versions come, and who gets a version of two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.sink import spec
+from outbox.sink.applier import PARKED
+from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.records import Record
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Selection
+from outbox.sink.writer import Counts
+from tests.seen import ORDERED, PROJECTION, Seen, create_tables
+from tests.support.declared import NUMBER, Events
+from tests.support.declared_sinks import record
+from tests.support.deliveries import checked
+from tests.support.made_events import TOPIC, TOPIC_ID, Event, batch, nth_key, other_unit, sums, uuid7
+from tests.support.record_corpus import unread
+from tests.support.sink_driver import Database, open_sink
+
+RANDOM = Random(23)  # noqa: S311
+NAME = "versions"
+REPEATED = "repeated version"
+LOWEST, HIGHEST = -(2**63), 2**63 - 1
+BOUNDS = (LOWEST, LOWEST + 1, -1, 0, 1, HIGHEST - 2, HIGHEST - 1, HIGHEST)
+
+
+def event(version: int, quantity: int = 1, number: int = 1) -> Event:
+    """An event with an id of its own."""
+    return Event(uuid7(RANDOM), nth_key(number), quantity, version)
+
+
+def ranges(versions: Sequence[int]) -> str:
+    """These versions, as Postgres writes an int8multirange."""
+    found: list[list[int]] = []
+    for version in sorted({*versions}):
+        if found and found[-1][1] == version:
+            found[-1][1] = version + 1
+        else:
+            found.append([version, version + 1])
+    shown = ",".join(f"[{low},{'' if high > HIGHEST else high})" for low, high in found)
+    return f"{{{shown}}}"
+
+
+def replay(settings: Settings) -> Replayed:
+    """Replay the open letters."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        with connection, connection.cursor() as cursor:
+            chosen = Selection(sink=NAME).choose(cursor)
+        known = {NAME: spec.sinks(settings)[NAME]}
+        return repair.replay(connection, known, chosen, applier_of=PostgresApplier).get(NAME, Replayed())
+
+
+@pytest.fixture
+def database(databases: Settings) -> Database:
+    return Database(databases, NAME)
+
+
+@pytest.fixture
+def sink(databases: Settings) -> Iterator[PostgresWriter]:
+    with open_sink(databases, NAME) as opened:
+        yield opened
+
+
+def remembered(database: Database, number: int = 1) -> str:
+    """The versions of a key."""
+    ((found,),) = database.query("SELECT versions::text FROM applied_versions WHERE key = %s", nth_key(number))
+    return str(found)
+
+
+@dataclass
+class Feed:
+    """Delivers events to a sink, one batch after the other."""
+
+    sink: PostgresWriter
+
+    def __call__(self, *events: Event) -> Counts:
+        position = self.sink.positions(TOPIC, TOPIC_ID).get(0, 0)
+        return self.sink.apply(batch(events, position))
+
+
+@pytest.fixture
+def feed(sink: PostgresWriter) -> Feed:
+    return Feed(sink)
+
+
+# Against a model ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Model:
+    """What the strategy knows and has done, event by event."""
+
+    known: set[tuple[str, int]] = field(default_factory=set)
+    letters: set[str] = field(default_factory=set)
+    applied: list[Event] = field(default_factory=list)
+
+    def deliver(self, events: Sequence[Event]) -> Counts:
+        """A batch."""
+        before, first = frozenset(self.known), dict[tuple[str, int], Event]()
+        applied, rejected = 0, set[str]()
+        for one in events:
+            place = one.key, one.version
+            if one.event_id in self.letters or place in before:
+                continue
+            if place not in first:
+                first[place] = one
+                self.known.add(place)
+                self.applied.append(one)
+                applied += 1
+            elif first[place].event_id != one.event_id:
+                rejected.add(one.event_id)
+        self.letters |= rejected
+        return Counts(len(events), applied, len(events) - applied - len(rejected), len(rejected))
+
+
+# Neighbours at both bounds and around 0, so that ranges meet; each version has events of two ids.
+numbered = st.tuples(st.integers(0, 1), st.sampled_from([*BOUNDS, *range(2, 9)]), st.sampled_from([0, 0, 0, 1]))
+batches = st.lists(st.lists(numbered, max_size=14), min_size=1, max_size=5)
+
+
+@checked
+@given(batches)
+@example([[(0, HIGHEST, 0), (0, HIGHEST, 1)], [(0, HIGHEST - 1, 0), (0, HIGHEST, 0)], [(0, LOWEST, 0)]])
+@example([[(0, version, 0) for version in (1, 2, 3)], [(0, version, 0) for version in (3, 4)], [(0, 4, 1)]])
+@example([[(0, 1, 0), (0, 3, 0)], [(0, 2, 0), (1, 2, 0)], [(0, 1, 0), (0, 2, 0), (0, 3, 0)]])
+def test_versions_are_applied_once_in_any_order(
+    feed: Feed, database: Database, made: list[list[tuple[int, int, int]]]
+) -> None:
+    model, events, keys = Model(), dict[tuple[int, int, int], Event](), [nth_key(RANDOM.getrandbits(60)) for _ in "01"]
+    for numbers in made:
+        for one in numbers:
+            events.setdefault(one, replace(event(one[1], quantity=RANDOM.getrandbits(20) + 1), key=keys[one[0]]))
+        chosen = [events[one] for one in numbers]
+        assert feed(*chosen) == model.deliver(chosen)
+    totals = database.totals()
+    assert {key: totals[key] for key in keys if key in totals} == sums(model.applied)
+    letters = database.dead_letters()
+    assert {one.event_id for one in events.values() if one.event_id in letters} == model.letters
+    found = database.query("SELECT key, versions::text FROM applied_versions WHERE key = ANY(%s)", keys)
+    expected = {key: [version for of, version in model.known if of == key] for key in keys}
+    assert sorted(found) == [(key, ranges(versions)) for key, versions in sorted(expected.items()) if versions]
+
+
+# What is remembered -------------------------------------------------------------------------------------------------
+
+
+def test_a_history_without_gaps_is_one_range(feed: Feed, database: Database) -> None:
+    history = [event(version) for version in range(1, 1001)]
+    for start in range(0, 1000, 250):
+        part = RANDOM.sample(history[start : start + 250], 250)
+        assert feed(*part) == Counts(250, 250)
+    assert remembered(database) == "{[1,1001)}"
+    assert feed(*RANDOM.sample(history, 1000)) == Counts(1000, 0, 1000)
+    assert database.totals() == sums(history)
+
+
+def test_thousands_of_gaps_are_filled_in_any_order(feed: Feed, database: Database) -> None:
+    history = [event(version) for version in range(1, 10_001)]
+    assert feed(*history[::2]) == Counts(5000, 5000)
+    assert remembered(database) == ranges(range(1, 10_001, 2))
+    late = RANDOM.sample(history[1::2], 5000)
+    assert feed(*late[:2500]) == Counts(2500, 2500)
+    assert feed(*history, *late[:2500]) == Counts(12_500, 2500, 10_000)
+    assert remembered(database) == "{[1,10001)}"
+    assert database.totals() == sums(history)
+
+
+@pytest.mark.parametrize("order", [BOUNDS, BOUNDS[::-1], (HIGHEST, LOWEST, 0, *BOUNDS)])
+@pytest.mark.parametrize("size", [1, len(BOUNDS) + 3], ids=["one by one", "in one batch"])
+def test_no_version_is_too_high_or_too_low(feed: Feed, database: Database, order: Sequence[int], size: int) -> None:
+    events = {version: event(version) for version in order}
+    for start in range(0, len(order), size):
+        feed(*(events[version] for version in order[start : start + size]))
+    assert feed(*events.values()) == Counts(len(events), 0, len(events))
+    assert database.totals() == {nth_key(1): len(events)}
+    assert remembered(database) == ranges(BOUNDS)
+    assert feed(event(2), event(3)) == Counts(2, 2), "the sink goes on"
+
+
+def test_a_record_that_was_unreadable_leaves_a_gap_that_its_replay_fills(
+    databases: Settings, feed: Feed, database: Database
+) -> None:
+    first, late, last = event(1, 5), event(2, 6), event(3, 7)
+    feed.sink.apply(batch([first], dead=[unread(late, 1)]))
+    feed(last)
+    assert remembered(database) == "{[1,2),[3,4)}"
+    assert replay(databases) == Replayed(applied=1)
+    assert remembered(database) == "{[1,4)}"
+    assert feed(first, late, last) == Counts(3, 0, 3)
+    assert database.totals() == sums([first, late, last])
+
+
+def test_a_refused_event_is_known_and_its_letter_says_that_it_is_not_applied(
+    databases: Settings, feed: Feed, database: Database
+) -> None:
+    first, refused, last = event(1, 5), other_unit(event(2, 6)), event(3, 7)
+    assert feed(first, refused, last) == Counts(3, 2, 0, 1)
+    assert remembered(database) == "{[1,4)}"
+    assert feed(first, refused, last) == Counts(3, 0, 3)
+    with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE stock SET unit = %s", [refused.unit])
+    assert replay(databases) == Replayed(applied=1)
+    assert feed(refused) == Counts(1, 0, 1)
+    assert database.totals() == sums([first, refused, last])
+
+
+# Two events with one version, and two versions of one id -------------------------------------------------------------
+
+
+def test_of_two_events_with_one_version_the_second_is_set_aside(
+    databases: Settings, feed: Feed, database: Database
+) -> None:
+    first, second, other = event(1, 5), event(1, 6), event(2, 7)
+    assert feed(first, second, other, first, second) == Counts(5, 2, 2, 1)
+    assert database.dead_letters() == {second.event_id: REPEATED}
+    ((detail,),) = database.query("SELECT detail FROM dead_letters")
+    assert first.event_id in str(detail)
+    assert feed(second, first) == Counts(2, 0, 2)
+    assert database.totals() == sums([first, other])
+    # A person decides whether it counts.
+    assert replay(databases) == Replayed(applied=1)
+    assert feed(second, first) == Counts(2, 0, 2)
+    assert database.totals() == sums([first, second, other])
+
+
+def test_if_the_first_is_refused_both_are_set_aside(feed: Feed, database: Database) -> None:
+    unit, first, second = event(1), other_unit(event(2, 5)), event(2, 6)
+    assert feed(unit, first, second) == Counts(3, 1, 0, 2)
+    assert database.dead_letters()[second.event_id] == REPEATED
+    assert database.totals() == sums([unit])
+
+
+def test_in_a_later_batch_the_second_event_with_a_version_is_a_duplicate(feed: Feed, database: Database) -> None:
+    """Nobody knows the id of the first by then. `outbox check` finds both in the source."""
+    first, second = event(1, 5), event(1, 6)
+    assert feed(first) == Counts(1, 1)
+    assert feed(second) == Counts(1, 0, 1)
+    assert (database.dead_letters(), database.totals()) == ({}, sums([first]))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_id_that_comes_again_with_another_version_is_another_event(
+    feed: Feed, database: Database, at_once: bool
+) -> None:
+    first = event(1, 5)
+    again = replace(first, version=2, quantity=6)
+    for some in [[first, again]] if at_once else [[first], [again]]:
+        assert feed(*some) == Counts(len(some), len(some))
+    assert feed(first, again) == Counts(2, 0, 2)
+    assert database.totals() == sums([first, again])
+
+
+def test_keys_and_sinks_have_versions_of_their_own(databases: Settings, feed: Feed, database: Database) -> None:
+    some = [event(1, number=number) for number in (1, 2, 3)]
+    assert feed(*some) == Counts(3, 3)
+    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute("INSERT INTO applied_versions SELECT 'other', topic, key, '{[2,3)}' FROM applied_versions")
+    assert feed(*(event(2, number=number) for number in (1, 2, 3))) == Counts(3, 3)
+    other = database.query("SELECT DISTINCT versions::text FROM applied_versions WHERE sink = 'other'")
+    assert other == [("{[2,3)}",)]
+
+
+# Other events --------------------------------------------------------------------------------------------------------
+
+
+def seen(settings: Settings, folder: Path, key: str, version: str, *others: str, projection: str) -> Seen:
+    """A sink by `versions` of events with these properties: integers, but for the key."""
+    properties = {key: {"type": "string"}, **dict.fromkeys((version, *others), NUMBER)}
+    schema = {"type": "object", "required": list(properties), "properties": properties}
+    events = Events(folder / "events").aggregate("order", f'key = "{key}"\nversion = "{version}"\n', placed_v1=schema)
+    create_tables(settings)
+    return Seen(settings, folder, events.load(), ["order"], by=NAME, projection=projection)
+
+
+@pytest.mark.parametrize(("key", "version"), [("key", "version"), ("batch", "rest"), ("versions", "known")])
+def test_properties_may_be_called_as_what_the_strategy_calls_its_own(
+    databases: Settings, tmp_path: Path, key: str, version: str
+) -> None:
+    names = {"key", "version", "versions", "batch", "keys", "taken", "rest", "met", "known", "lowest", "unknown"}
+    others = sorted(names - {key, version})
+    sink = seen(databases, tmp_path, key, version, *others, projection=PROJECTION)
+
+    def order(number: int) -> Record:
+        payload = {key: "a", version: number, **dict.fromkeys(others, 1)}
+        return record("placed", payload, key="a")
+
+    one, two, twin, three = order(1), order(2), order(2), order(3)
+    assert sink.apply("shop.order", one, three) == Counts(2, 2)
+    assert sink.apply("shop.order", one, two, twin, order(4)) == Counts(4, 2, 1, 1)
+    assert sink.query("SELECT versions::text FROM applied_versions") == [("{[1,5)}",)]
+
+
+def test_an_ordered_projection_waits_for_a_repeated_version_too(databases: Settings, tmp_path: Path) -> None:
+    sink = seen(databases, tmp_path, "id", "number", projection=ORDERED)
+    one, twin, two = (record("placed", {"id": "a", "number": number}) for number in (1, 1, 2))
+    assert sink.apply("shop.order", one, twin, two) == Counts(3, 1, 0, 2)
+    assert sink.letters("reason") == [(REPEATED,), (PARKED,)]
+    assert sink.replay() == Replayed(applied=2)
+    assert sink.events("number") == [(1,), (1,), (2,)]

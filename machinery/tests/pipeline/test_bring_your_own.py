@@ -1,0 +1,178 @@
+"""Postgres, Kafka and Connect of somebody else: reached by settings alone, and each wrong one told with its remedy.
+
+Every command runs as a user runs it: settings by the environment, in a home where no stack of ours was ever in.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import uuid
+from collections.abc import Iterator
+
+import psycopg2
+import pytest
+import requests
+
+from outbox.stack.command import service
+from outbox.testing.command import outbox
+from tests.fixtures.secured import Secured, plain_login
+from tests.stock import audit
+from tests.support import suite
+
+
+@pytest.fixture(scope="module")
+def relaying(secured: Secured) -> Iterator[Secured]:
+    """Migrated, with the connector applied."""
+    assert "applied" in succeed(secured, "migrate")
+    assert "created, exactly-once" in succeed(secured, "connect", "apply")
+    yield secured
+    succeed(secured, "connect", "remove", "--drop-slot", "--yes")
+
+
+def run(secured: Secured, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command with the settings of these servers, but for some."""
+    changed = {**secured.variables, **variables}
+    done = outbox(*arguments, home=secured.settings.home, **changed)
+    told = done.stdout + done.stderr
+    assert not [secret for secret in {*secured.secrets(), *wrong_passwords(variables)} if secret in told]
+    assert "Traceback" not in told
+    return done
+
+
+def succeed(secured: Secured, *arguments: str) -> str:
+    """What a command that succeeds has printed."""
+    done = run(secured, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def wrong_passwords(variables: dict[str, str]) -> set[str]:
+    return {value for name, value in variables.items() if name.endswith("_PASSWORD")}
+
+
+def move(secured: Secured, quantity: int) -> None:
+    """A movement, over HTTP."""
+    settings = secured.settings
+    answer = requests.post(
+        f"http://{settings.service_host}:{settings.service_port}/movements",
+        json={"item_id": str(uuid.uuid4()), "quantity": quantity, "unit": "KGM"},
+        headers={
+            "Authorization": f"Bearer {settings.service_token.get_secret_value()}",
+            "Idempotency-Key": str(uuid.uuid4()),
+        },
+        timeout=30,
+    )
+    assert answer.status_code == 201, answer.text
+
+
+def test_these_servers_take_nothing_that_is_not_secured(secured: Secured) -> None:
+    with pytest.raises(psycopg2.OperationalError, match=r"no pg_hba\.conf entry .* no encryption"):
+        plain_login(secured.settings)
+    answer = requests.get(secured.settings.connect_url, verify=str(secured.certificates.authority), timeout=30)
+    assert answer.status_code == 401
+
+
+def test_the_whole_chain_by_settings_alone(relaying: Secured) -> None:
+    rendered = json.loads(succeed(relaying, "connect", "render"))
+    assert rendered["database.sslmode"] == "verify-full"
+    assert rendered["database.sslrootcert"] == str(relaying.certificates.authority)
+    assert "exactly-once (transaction boundary poll)" in succeed(relaying, "connect", "status")
+    assert "unchanged" in succeed(relaying, "connect", "apply")
+
+    served = service(relaying.settings)
+    served.start()
+    try:
+        move(relaying, 700)
+    finally:
+        served.stop()
+    assert audit(relaying.settings) == {}
+
+    report = json.loads(succeed(relaying, "check", "--wait", "60", "--json"))
+    total = report["total"]
+    assert (total["outbox_events"], total["records"], total["in_flight"]) == (1, 1, 0)
+    succeed(relaying, "sink", "--until-caught-up")
+    (sink,) = json.loads(succeed(relaying, "check", "--json"))["sinks"]
+    (compared,) = sink["comparisons"]
+    assert (compared["drift"], sink["in_flight"], sink["parked"]) == ({}, 0, 0)
+    succeed(relaying, "dead-letters", "list")
+    assert "from offset 0, replaying" in succeed(relaying, "rewind", "dedup", "--to-earliest", "--dry-run")
+
+    done = run(relaying, "doctor", "--json")
+    wrong = [finding["code"] for finding in json.loads(done.stdout) if not finding["is_ok"]]
+    assert wrong == ["sink-not-running"], "it has caught up and ended"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changed", "reason", "remedy"),
+    [
+        ("migrate", {"SOURCE_DB_SSLROOTCERT": "OTHER"}, "certificate verify failed", "OUTBOX_SOURCE_DB_SSLROOTCERT"),
+        ("migrate", {"SOURCE_DB_HOST": "localhost"}, "does not match host name", "OUTBOX_SOURCE_DB_HOST"),
+        ("migrate", {"SOURCE_DB_SSLMODE": "disable"}, "no encryption", "set OUTBOX_SOURCE_DB_SSLMODE"),
+        (
+            "migrate",
+            {"SOURCE_DB_OWNER_PASSWORD": "not-it"},
+            "password authentication",
+            "OUTBOX_SOURCE_DB_OWNER_PASSWORD",
+        ),
+        # With "prefer", libpq tries again without TLS, and that is refused for another reason.
+        (
+            "migrate",
+            {"SINK_DB_OWNER_PASSWORD": "not-it", "SINK_DB_SSLMODE": "prefer"},
+            "password authentication",
+            "OUTBOX_SINK_DB_OWNER_PASSWORD",
+        ),
+        ("check", {"KAFKA_PASSWORD": "not-it"}, "invalid credentials", "OUTBOX_KAFKA_PASSWORD"),
+        ("check", {"KAFKA_SASL_MECHANISM": "PLAIN"}, "Unsupported SASL mechanism", "OUTBOX_KAFKA_SASL_MECHANISM"),
+        ("check", {"KAFKA_CAFILE": "OTHER"}, "certificate verify failed", "OUTBOX_KAFKA_CAFILE"),
+        # A server that never answers is waited for.
+        ("check", {"KAFKA_BOOTSTRAP": "127.0.0.1:1", "TIMEOUT_SCALE": "0.2"}, "refused", "OUTBOX_KAFKA_BOOTSTRAP"),
+        (
+            "check",
+            {"KAFKA_SECURITY_PROTOCOL": "PLAINTEXT", "KAFKA_USERNAME": "", "TIMEOUT_SCALE": "0.2"},
+            "Timed out",
+            "OUTBOX_KAFKA_SECURITY_PROTOCOL",
+        ),
+        ("connect status", {"CONNECT_PASSWORD": "not-it"}, "401", "OUTBOX_CONNECT_PASSWORD"),
+        ("connect status", {"CONNECT_USERNAME": ""}, "401", "OUTBOX_CONNECT_USERNAME"),
+        ("connect status", {"CONNECT_CAFILE": "OTHER"}, "certificate verify failed", "OUTBOX_CONNECT_CAFILE"),
+        ("connect status", {"CONNECT_CAFILE": ""}, "certificate verify failed", "OUTBOX_CONNECT_CAFILE"),
+        ("connect status", {"CONNECT_URL": "http"}, "not HTTP", "OUTBOX_CONNECT_URL"),
+        ("connect status", {"CONNECT_URL": "https://127.0.0.1:1"}, "refused", "OUTBOX_CONNECT_URL"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
+)
+def test_a_wrong_setting_is_one_line_that_names_it(
+    relaying: Secured, arguments: str, changed: dict[str, str], reason: str, remedy: str
+) -> None:
+    values = {"OTHER": str(relaying.certificates.other), "http": relaying.settings.connect_url.replace("https", "http")}
+    done = run(
+        relaying, *arguments.split(), **{f"OUTBOX_{name}": values.get(value, value) for name, value in changed.items()}
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    told, _, what_to_do = line.partition(" — ")
+    assert reason in told
+    assert remedy in what_to_do
+    assert "outbox up" not in what_to_do, "there is no stack of ours to start"
+
+
+def test_an_authority_in_the_environment_does_not_win_over_the_setting(relaying: Secured) -> None:
+    """Requests would let it, for a session's own."""
+    done = run(relaying, "connect", "status", REQUESTS_CA_BUNDLE=str(relaying.certificates.other))
+    assert done.returncode == 0, done.stderr
+
+
+def test_checkpoints_that_cannot_be_are_one_line(relaying: Secured) -> None:
+    done = run(relaying, "sink", "--until-caught-up", OUTBOX_SINK_CHECKPOINTS="nosuch://bucket/checkpoints")
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("outbox: checkpoint nosuch://bucket/checkpoints/dedup: ")
+    assert line.endswith(" — correct OUTBOX_SINK_CHECKPOINTS")
+
+
+def test_the_connector_takes_its_password_from_the_provider_that_one_has(relaying: Secured) -> None:
+    reference = "${secrets:payments/source-cdc:password}"
+    done = run(relaying, "connect", "render", OUTBOX_CONNECT_SOURCE_DB_PASSWORD_REFERENCE=reference)
+    assert json.loads(done.stdout)["database.password"] == reference
+    assert set(json.loads(done.stdout)) == set(json.loads((suite.DOMAIN / "connect" / "outbox.json").read_text()))

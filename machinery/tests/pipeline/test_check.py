@@ -1,0 +1,684 @@
+"""`outbox check` on real databases and a real topic. What each kind of history means is tested without them in
+tests/unit/test_audit_comparison.py.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from psycopg2 import extensions
+
+from outbox.audit import check, comparison_files, sinks
+from outbox.audit.report import Report
+from outbox.audit.topic_log import TopicLogs
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.wait import WaitTimeoutError
+from outbox.events import catalog
+from outbox.events.catalog import Catalog
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from outbox.relay import arrivals
+from outbox.sink import spec
+from outbox.sink.batch import Batch
+from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.records import Record
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Selection
+from outbox.sink.writer import Counts
+from outbox.stack.postgres import Postgres
+from outbox.testing.command import outbox
+from outbox.testing.failures import raises
+from tests.support.made_events import MAIN, NOW_MS, PROJECTIONS, as_read, uuid7
+from tests.support.topic_reader import topic_of
+
+SINK = "dedup"
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event of the source, where a test wants it to be."""
+
+    item: str
+    quantity: int
+    version: int
+    id: str
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """A value that the contract allows."""
+        return {
+            "movement_id": str(uuid.uuid4()),
+            "item_id": self.item,
+            "quantity": self.quantity,
+            "unit": "KGM",
+            "stock_after": 0,
+            "version": self.version,
+            "occurred_at": "2026-11-21T10:00:00.123456Z",
+        }
+
+
+class History:
+    """Writes source, topic and sink directly, each as the test wants it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.topic = topic_of(settings)
+        self._source = connect(settings, SourceRole.OWNER)
+        self._totals = connect(settings, SinkRole.OWNER)
+        self._producer = Producer({**client_config(settings), "transactional.id": f"history-{uuid.uuid4()}"})
+        self._producer.init_transactions(30)
+
+    def item(self, *quantities: int, versions: Sequence[int] = ()) -> list[Event]:
+        """An item of the source with an event in the outbox per quantity; its versions are 1, 2, 3 by default."""
+        numbers = versions or range(1, len(quantities) + 1)
+        item = str(uuid.uuid4())
+        events = []
+        with self._source, self._source.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO items (id, unit, stock, version) VALUES (%s, 'KGM', %s, %s)",
+                [item, sum(quantities), max(numbers)],
+            )
+            for version, quantity in zip(numbers, quantities, strict=True):
+                payload = Event(item, quantity, version, "").payload
+                cursor.execute(
+                    "INSERT INTO outbox (aggregatetype, aggregateid, type, payload)"
+                    " VALUES ('item', %s, 'received', %s) RETURNING id",
+                    [item, json.dumps(payload)],
+                )
+                (event_id,) = cursor.fetchone() or ("",)
+                events.append(Event(item, quantity, version, event_id))
+        return events
+
+    def publish(self, *events: Event, committed: bool = True, **changed: Any) -> None:
+        """Put events on the topic, in one transaction; ``changed`` are properties that differ."""
+        self._producer.begin_transaction()
+        for event in events:
+            headers: dict[str, str | bytes | None] = {
+                "id": event.id,
+                "eventType": "received",
+                "schemaVersion": "1",
+            }
+            value = json.dumps({**event.payload, **changed})
+            self._producer.produce(self.topic, value, event.item, headers=headers, partition=0)
+        if committed:
+            self._producer.commit_transaction(30)
+        else:
+            self._producer.flush()
+            self._producer.abort_transaction(30)
+
+    def sink(self, next_offset: int | None = None, **totals: int) -> None:
+        """A sink that has read so far (default: all of the topic) and has these totals by item."""
+        end = topics.last_stable_offsets(self._settings, self.topic)
+        if next_offset is not None:
+            end[0] = next_offset
+        with self._totals, self._totals.cursor() as cursor:
+            cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1) ON CONFLICT DO NOTHING", [SINK])
+            for partition, offset in end.items():
+                cursor.execute(
+                    "INSERT INTO positions (sink, topic, partition, topic_id, next_offset)"
+                    " VALUES (%s, %s, %s, 'x', %s)"
+                    " ON CONFLICT (sink, topic, partition) DO UPDATE SET next_offset = excluded.next_offset",
+                    [SINK, self.topic, partition, offset],
+                )
+            for item, total in totals.items():
+                cursor.execute(
+                    "INSERT INTO stock (sink, item_id, unit, stock, version, events) VALUES (%s, %s, 'KGM', %s, 1, 1)"
+                    " ON CONFLICT (sink, item_id) DO UPDATE SET stock = excluded.stock",
+                    [SINK, item, total],
+                )
+
+    def set_aside(
+        self, event: Event, offset: int, *, is_valid: bool = True, because: str | None = None, sink: str = SINK
+    ) -> None:
+        """A sink's dead letter of an event that stands at this offset; discarded if ``because`` says why."""
+        columns = json.dumps({"event_type": "item.received", **event.payload}) if is_valid else None
+        with self._totals, self._totals.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO dead_letters"
+                ' (sink, identity, topic, topic_id, partition, "offset", key, event_id, event, event_type,'
+                "  schema_version, reason, detail, status, resolution)"
+                " VALUES (%s, %s, %s, 'x', 0, %s, %s, %s, %s, %s, %s, 'test', '', %s, %s)",
+                [
+                    *(sink, event.id, self.topic, offset, event.item.encode(), event.id, columns),
+                    *(("item.received", 1) if is_valid else (None, None)),
+                    *("discarded" if because else "open", because),
+                ],
+            )
+
+    def rebuilt(self, item: str, version: int) -> None:
+        """The sink's total of the item is the source's, up to this version."""
+        with self._totals, self._totals.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO base_versions (sink, topic, key, version) VALUES (%s, %s, %s, %s)",
+                [SINK, self.topic, item, version],
+            )
+
+    def prune(self, *events: Event) -> None:
+        """Remove events from the outbox, as `outbox prune` does."""
+        with self._source, self._source.cursor() as cursor:
+            cursor.execute("DELETE FROM outbox WHERE id = ANY(%s::uuid[])", [[event.id for event in events]])
+            assert cursor.rowcount == len(events)
+
+    def age_out(self, offset: int) -> None:
+        """Delete the records of the partition up to an offset, as retention does."""
+        admin = AdminClient(client_config(self._settings))
+        for future in admin.delete_records([TopicPartition(self.topic, 0, offset)]).values():
+            future.result(10)
+
+    def close(self) -> None:
+        self._source.close()
+        self._totals.close()
+
+    def order(self, count: int) -> list[str]:
+        """An order of the source with so many events in the outbox, half of them of each version."""
+        order, ids = str(uuid.uuid4()), []
+        payload = {"order_id": order, "item_id": order, "quantity": 1, "occurred_at": "2026-11-21T10:00:00.123456Z"}
+        with self._source, self._source.cursor() as cursor:
+            cursor.execute("INSERT INTO orders (id, version) VALUES (%s, %s)", [order, count])
+            for version in range(1, count + 1):
+                unit = {"unit": "KGM"} if version % 2 else {}
+                cursor.execute(
+                    "INSERT INTO outbox (aggregatetype, aggregateid, type, schema_version, payload)"
+                    " VALUES ('order', %s, 'placed', %s, %s) RETURNING id",
+                    [order, 2 if unit else 1, json.dumps({**payload, **unit, "version": version})],
+                )
+                ids += [event_id for (event_id,) in cursor]
+        return ids
+
+    def begin(self, sink: str, offsets: Mapping[str, int]) -> None:
+        """A sink that has read partition 0 of these topics so far, and has applied nothing."""
+        with self._totals, self._totals.cursor() as cursor:
+            cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1)", [sink])
+            for name, offset in offsets.items():
+                cursor.execute(
+                    "INSERT INTO positions (sink, topic, partition, topic_id, next_offset) VALUES (%s, %s, 0, 'x', %s)",
+                    [sink, name, offset],
+                )
+
+    @contextmanager
+    def changing(self) -> Iterator[extensions.cursor]:
+        """A cursor of the sink database's owner, in a transaction."""
+        with self._totals, self._totals.cursor() as cursor:
+            yield cursor
+
+
+@pytest.fixture
+def history(topic: Settings) -> Iterator[History]:
+    made = History(topic)
+    yield made
+    made.close()
+
+
+def codes(report: Report) -> list[str]:
+    return [finding.code for finding in report.findings]
+
+
+def variables(settings: Settings) -> dict[str, str]:
+    names = ("source_db_name", "sink_db_name", "topic_prefix", "connector")
+    return {f"OUTBOX_{name.upper()}": getattr(settings, name) for name in names}
+
+
+def foreign(item: str, version: int, quantity: int = 5) -> Event:
+    """An event that the source never wrote."""
+    at_ms = int(time.time() * 1000) + 5_000
+    return Event(item, quantity, version, uuid7(Random(version), at_ms))  # noqa: S311
+
+
+def test_empty_chain_is_settled(topic: Settings) -> None:
+    report = check.check(topic)
+    assert (report.outbox_events, report.records, report.sinks, codes(report)) == (0, 0, [], [])
+    assert report.settled
+
+
+def test_markers_and_aborted_records_are_not_counted(topic: Settings, history: History) -> None:
+    first, second = history.item(5, -2, 4), history.item(7)
+    history.publish(first[0], second[0])
+    history.publish(*first[1:], committed=False)  # sent again below, as Connect does after an abort
+    history.publish(*first[1:])
+    history.sink(**{first[0].item: 7, second[0].item: 7})
+    report = check.check(topic)
+    assert (report.records, report.duplicates, report.missing_versions, report.in_flight) == (4, 0, 0, 0)
+    assert (codes(report), report.settled) == ([], True)
+
+
+def test_totals_positions_and_dead_letters_are_read(topic: Settings, history: History) -> None:
+    right, wrong = history.item(5, 6, 7), history.item(1)
+    history.publish(*right, *wrong)
+    history.sink(next_offset=2, **{right[0].item: 5, wrong[0].item: 3})
+    history.set_aside(right[1], 1)
+    sink = check.check(topic).sink(SINK)
+    assert (sink.parked, sink.in_flight) == (1, 2)
+    assert sink.drift == {wrong[0].item: 3}
+
+
+def test_base_versions_are_read(topic: Settings, history: History) -> None:
+    events = history.item(5, 6, 7, 8)
+    history.publish(*events[:2])
+    history.sink(next_offset=1, **{events[0].item: 5 + 6 + 7})
+    history.set_aside(events[0], 0)
+    history.rebuilt(events[0].item, version=3)
+    sink = check.check(topic).sink(SINK)
+    assert (sink.in_flight, sink.parked, sink.drift) == (1, 0, {})
+
+
+def test_events_dropped_by_the_topic_are_applied(topic: Settings, history: History) -> None:
+    old, quiet, live = history.item(5, 6), history.item(7), history.item(8)
+    history.publish(old[0], quiet[0])
+    history.publish(old[1], live[0])
+    history.sink(**{old[0].item: 11, quiet[0].item: 7, live[0].item: 8})
+    history.age_out(offset=3)  # two events and a marker
+    report = check.check(topic)
+    assert (report.records, report.in_flight, report.lost) == (2, 0, [])
+    assert (report.sink(SINK).in_flight, report.sink(SINK).drift) == (0, {})
+
+
+def test_sink_that_no_job_declares_is_noted_and_not_counted(
+    topic: Settings, history: History, postgres: Postgres
+) -> None:
+    events = history.item(5, 6, 7)
+    history.publish(*events)
+    history.sink(next_offset=1, **{events[0].item: 1000})
+    history.set_aside(events[0], 0)
+    assert codes(check.check(topic)) == ["sink-drift", "sink-parked"]
+    rename = "UPDATE sinks SET name = 'gone'"
+    for table in ("positions", "stock", "dead_letters"):
+        rename += f"; UPDATE {table} SET sink = 'gone'"
+    postgres.psql(rename, topic.sink_db_name)
+    report = check.check(topic, incremental=True)
+    assert (codes(report), report.settled) == ([], True)
+    assert report.sink("gone").not_compared == sinks.UNDECLARED
+    assert check.check(topic, incremental=True).verified_before == 3, "its positions hold nothing back"
+
+
+def test_malformed_foreign_record_is_one_finding_and_no_drift(topic: Settings, history: History) -> None:
+    events = history.item(5)
+    history.publish(*events)
+    stranger = foreign(events[0].item, 999_999_943)
+    history.publish(stranger, quantity=10**30)
+    history.sink(**{events[0].item: 5})
+    history.set_aside(stranger, 2, is_valid=False)
+    report = check.check(topic)
+    assert codes(report) == ["malformed-records"]
+    assert report.findings[0].first.startswith("partition 0, offset 2: ")
+    assert (report.missing_versions, report.sink(SINK).drift, report.sink(SINK).parked) == (0, {}, 0)
+
+
+def test_malformed_records_do_not_count_as_unrelayed(topic: Settings, history: History) -> None:
+    """`connect apply` asks this where a slot may have skipped events."""
+    events = history.item(5, 6)
+    history.publish(*events, quantity="5")
+    assert arrivals.all_arrive(topic, [history.topic], timeout_s=0.1)
+    history.item(7)
+    assert not arrivals.all_arrive(topic, [history.topic], timeout_s=0.1)
+
+
+def test_foreign_event_is_not_taken_for_a_pruned_one(topic: Settings, history: History) -> None:
+    pruned, kept = history.item(5, 6), history.item(7)
+    history.publish(*pruned, *kept, foreign(str(uuid.uuid4()), 1))
+    history.prune(*pruned)
+    history.sink(**{pruned[0].item: 11, kept[0].item: 7})
+    report = check.check(topic)
+    assert (report.pruned, report.topic(history.topic).foreign.count, codes(report)) == (2, 1, ["foreign-events"])
+
+
+def test_without_a_view_of_the_source_only_versions_are_unknown(
+    topic: Settings, history: History, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = comparison_files.load
+    monkeypatch.setattr(comparison_files, "load", lambda spec: load(spec) if spec.name == SINK else [])
+    events = history.item(5, 6)
+    history.publish(*events)
+    history.sink(**{events[0].item: 11})
+    postgres.psql("ALTER VIEW source_orders RENAME TO gone", topic.source_db_name)
+    report = check.check(topic, incremental=True)
+    assert codes(report) == []
+    assert [note for note in report.notes if "source_orders" in note]
+    assert check.check(topic, incremental=True).verified_before == 2, "the other topic is verified"
+
+
+@pytest.mark.parametrize(
+    ("database", "damage", "problem"),
+    [
+        ("sink_db_name", "DROP VIEW sink_totals", "does not exist"),
+        ("source_db_name", "REVOKE SELECT ON source_totals FROM {auditor}", "permission denied"),
+    ],
+)
+def test_a_comparison_that_cannot_be_run_is_a_failure(
+    topic: Settings, postgres: Postgres, database: str, damage: str, problem: str
+) -> None:
+    auditor = topic.role_name(SourceRole.AUDITOR)
+    postgres.psql(damage.format(auditor=auditor), getattr(topic, database))
+    with raises("comparison-unusable", "/comparisons/", problem):
+        check.check(topic)
+
+
+def test_a_project_without_events_is_a_failure(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "of", lambda _: Catalog(Path("nowhere"), {}))
+    with raises("event-undeclared", "nowhere"):
+        check.check(topic)
+
+
+TALLIES = """
+CREATE TABLE receipts (sink text, item_id uuid, receipts bigint);
+CREATE VIEW receipts_of_sinks AS SELECT sink, item_id::text AS key, receipts AS total FROM receipts;
+GRANT SELECT ON receipts_of_sinks TO {auditor};
+INSERT INTO receipts SELECT sink, item_id, 2 FROM stock;
+"""
+RECEIPTS = """
+-- adds: 1 of item.received
+-- [source]
+SELECT key, version AS total FROM source_totals;
+-- [sink]
+SELECT sink, key, total FROM receipts_of_sinks;
+"""
+
+
+def test_a_corrupted_table_is_found_if_it_is_compared_and_named_if_not(
+    topic: Settings, history: History, postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = history.item(5, 6)
+    history.publish(*events)
+    history.sink(**{events[0].item: 11})
+    postgres.psql(TALLIES.format(auditor=topic.role_name(SinkRole.AUDITOR)), topic.sink_db_name)
+    postgres.psql("UPDATE receipts SET receipts = receipts + 5", topic.sink_db_name)
+    report = check.check(topic)
+    assert (codes(report), report.uncompared_tables) == ([], ["receipts"])
+    assert [note for note in report.notes if "table receipts" in note]
+
+    folder = tmp_path / "comparisons"
+    folder.mkdir()
+    (folder / "stock.sql").write_text((comparison_files.folder_of(MAIN) / "stock.sql").read_text())
+    (folder / "receipts.sql").write_text(RECEIPTS)
+    original = comparison_files.folder_of
+    monkeypatch.setattr(
+        comparison_files, "folder_of", lambda spec: folder if spec.job.projections == PROJECTIONS else original(spec)
+    )
+    report = check.check(topic)
+    assert (codes(report), report.uncompared_tables) == (["sink-drift"], [])
+    assert (report.findings[0].comparison, report.sink(SINK).comparison("stock").drift) == ("receipts", {})
+    assert report.sink(SINK).comparison("receipts").drift == {events[0].item: 5}
+
+
+def test_partitions_are_compared_as_their_table(topic: Settings, postgres: Postgres) -> None:
+    statements = """
+        CREATE TABLE movements (sink text, moved int) PARTITION BY LIST (moved);
+        CREATE TABLE movements_1 PARTITION OF movements FOR VALUES IN (1);
+        CREATE TABLE movements_2 PARTITION OF movements FOR VALUES IN (2);
+    """
+    postgres.psql(statements, topic.sink_db_name)
+    postgres.psql(f"GRANT SELECT ON movements TO {topic.role_name(SinkRole.OWNER)}", topic.sink_db_name)
+    assert check.check(topic).uncompared_tables == ["movements"]
+    also = (
+        " CREATE OR REPLACE VIEW sink_totals AS SELECT sink, item_id::text AS key, stock AS total, version FROM stock"
+    )
+    also += " UNION ALL SELECT sink, '', moved, NULL FROM movements WHERE moved = 2"
+    postgres.psql(also, topic.sink_db_name)
+    assert check.check(topic).uncompared_tables == []
+
+
+def test_a_discard_is_acknowledged(topic: Settings, history: History) -> None:
+    events = history.item(5, 6, 7)
+    history.publish(*events)
+    stranger = foreign(events[0].item, 999_999_943)
+    history.publish(stranger, quantity="five")
+    history.sink(**{events[0].item: 12})
+    history.set_aside(events[1], 1, because="test data")
+    history.set_aside(stranger, 4, is_valid=False, because="not ours")
+    for _ in range(2):
+        report = check.check(topic, incremental=True)
+        assert (codes(report), report.settled) == ([], True)
+        assert report.acknowledged == [{"sink": SINK, "count": 2, "reasons": {"not ours": 1, "test data": 1}}]
+        assert report.topic(history.topic).malformed.acknowledged == 1
+    assert report.verified_before == 4
+    history.set_aside(stranger, 4, is_valid=False, sink="naive")
+    with history.changing() as cursor:
+        cursor.execute("INSERT INTO sinks (name, epoch) VALUES ('naive', 1)")
+    assert "malformed-records" in codes(check.check(topic)), "it is open in another sink"
+
+
+def test_events_pruned_and_dropped_that_were_discarded_are_due_no_more(topic: Settings, history: History) -> None:
+    events = history.item(5, 6, 7)
+    history.publish(*events[:2])
+    history.publish(events[2])
+    history.sink(**{events[0].item: 12})
+    history.set_aside(events[1], 1, because="test data")
+    history.prune(*events)
+    history.age_out(3)
+    report = check.check(topic)
+    assert (codes(report), report.records, report.sink(SINK).drift) == ([], 1, {})
+
+
+def test_topics_are_read_together_and_reported_each(topic: Settings, history: History) -> None:
+    events, placed = history.item(5, 6), history.order(2)
+    history.publish(*events)
+    history.sink(**{events[0].item: 11})
+    report = check.check(topic)
+    assert (report.settled, report.in_flight) == (False, 2)
+    orders = topic_of(topic, "order")
+    assert [(one.name, one.records, one.in_flight) for one in report.topics] == [(history.topic, 2, 0), (orders, 0, 2)]
+    assert report.topic(orders).events["order.placed"].in_flight == 2
+    assert (report.sink(SINK).in_flight, len(placed)) == (0, 2), "it asks for items alone"
+
+    history.begin("orders", {orders: 0})
+    history.begin("activity", {history.topic: 1})
+    report = check.check(topic)
+    assert (report.sink("orders").in_flight, report.sink("activity").in_flight) == (2, 1 + 2)
+    assert report.sink("orders").comparison("orders").not_compared.startswith("not now")
+    assert report.sink("activity").drift == {events[0].item: -1}, "one of its two events is lost"
+
+
+def test_waiting_reads_only_new_records(topic: Settings, history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = history.item(5, 6)
+    history.publish(events[0])
+    history.sink(next_offset=4, **{events[0].item: 11})
+    read: list[int] = []
+    original = TopicLogs.read_on
+
+    def counting(self: TopicLogs, *arguments: Any) -> None:
+        before = self.records
+        original(self, *arguments)
+        read.append(self.records - before)
+        if len(read) == 1:
+            history.publish(events[1])
+
+    monkeypatch.setattr(TopicLogs, "read_on", counting)
+    report = check.check_settled(topic, timeout_s=10)
+    assert (codes(report), report.records, read) == ([], 2, [1, 1])
+
+
+@pytest.fixture
+def records_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many records each reading of the topic returned."""
+    read: list[int] = []
+    original = TopicLogs.read_on
+
+    def counting(self: TopicLogs, *arguments: Any) -> None:
+        before = self.records
+        original(self, *arguments)
+        read.append(self.records - before)
+
+    monkeypatch.setattr(TopicLogs, "read_on", counting)
+    return read
+
+
+def test_an_incremental_check_reads_what_came_since(topic: Settings, history: History, records_read: list[int]) -> None:
+    first, second = history.item(5, 6), history.item(7)
+    history.publish(*first)
+    history.sink(**{first[0].item: 11, second[0].item: 0})
+    in_flight = check.check(topic, incremental=True)
+    assert (codes(in_flight), in_flight.in_flight, in_flight.verified_before) == ([], 1, 0)
+
+    history.publish(*second)
+    history.sink(**{second[0].item: 7})
+    found = check.check_settled(topic, timeout_s=10, incremental=True)
+    assert (codes(found), found.settled, found.outbox_events) == ([], True, 3)
+    assert (found.records, found.verified_before) == (3, 2)
+    assert check.check(topic, incremental=True).verified_before == 3
+    assert records_read == [2, 1, 0]
+
+    assert check.check(topic).verified_before == 0, "a full check begins at the beginning"
+
+
+def test_an_incremental_check_reads_everything_when_in_doubt(
+    topic: Settings, history: History, records_read: list[int]
+) -> None:
+    events = history.item(5, 6)
+    history.publish(*events)
+    history.sink(**{events[0].item: 11})
+    check.check(topic, incremental=True)
+    history.publish(events[0])
+    report = check.check(topic, incremental=True)
+    assert (codes(report), report.duplicates, report.verified_before) == ([], 1, 0)
+    assert records_read == [2, 1, 3]
+    assert [note for note in report.notes if "everything was read" in note]
+
+
+@pytest.mark.parametrize("is_valid", [True, False])
+def test_an_incremental_check_finds_an_event_that_was_set_aside_when_it_was_read_again(
+    topic: Settings, history: History, is_valid: bool
+) -> None:
+    events = history.item(5, 6)
+    history.publish(*events)
+    history.sink(**{events[0].item: 11})
+    assert codes(check.check(topic, incremental=True)) == []
+    history.set_aside(events[0], 0, is_valid=is_valid)
+    report = check.check(topic, incremental=True)
+    assert codes(report) == codes(check.check(topic)) == ["sink-drift", "sink-parked"]
+    history.sink(**{events[0].item: 6})
+    assert codes(check.check(topic, incremental=True)) == codes(check.check(topic)) == ["sink-parked"]
+
+
+def test_an_incremental_check_finds_what_is_wrong_since(topic: Settings, history: History) -> None:
+    events = history.item(5, 6)
+    history.publish(*events)
+    history.sink(**{events[0].item: 11})
+    check.check(topic, incremental=True)
+    history.sink(**{events[0].item: 12})
+    for _ in range(2):
+        assert codes(check.check(topic, incremental=True)) == ["sink-drift"]
+
+
+def test_a_topic_that_has_dropped_unread_records_is_read_whole(topic: Settings, history: History) -> None:
+    events = history.item(5, 6, 7)
+    history.publish(events[0])
+    history.sink(**{events[0].item: 5})
+    check.check(topic, incremental=True)
+    history.publish(events[1])
+    history.publish(events[2])
+    history.sink(**{events[0].item: 18})
+    history.age_out(4)
+    report = check.check(topic, incremental=True)
+    assert (codes(report), report.records, report.verified_before) == (codes(check.check(topic)), 1, 0)
+
+
+def test_wait_ends_at_its_deadline(topic: Settings, history: History) -> None:
+    history.item(5)
+    with pytest.raises(WaitTimeoutError):
+        check.check_settled(topic, timeout_s=0.5)
+
+
+def test_wait_that_ends_in_vain_reports_which_topic_and_which_sink_are_how_far_behind(
+    topic: Settings, history: History
+) -> None:
+    first, second, _ = history.item(5, 6, 7)
+    history.publish(first)
+    history.publish(second)
+    history.sink(next_offset=1, **{first.item: 5})
+    done = outbox("check", "--wait", "1", "--json", home=topic.home, **variables(topic))
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert not report["settled"]
+    assert report["total"]["in_flight"] == 1
+    assert {one["name"]: one["in_flight"] for one in report["sinks"]} == {"dedup": 2}
+    [line] = done.stderr.splitlines()
+    assert f"topic {topic_of(topic)} lacks 1 event" in line
+    assert "sink dedup is 2 events behind" in line
+
+
+def test_command_ends_with_1_and_prints_json(topic: Settings, history: History) -> None:
+    events = history.item(5, 6)
+    history.publish(*events, quantity="5")
+    history.sink(**{events[0].item: 11})
+    plain = outbox("check", home=topic.home, **variables(topic))
+    assert plain.returncode == 1
+    assert plain.stderr.startswith("outbox: 2 problems found: ")
+    done = outbox("check", "--json", "--wait", "10", home=topic.home, **variables(topic))
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["topics"][0]["malformed"]["count"], report["total"]["outbox_events"]) == (1, 2, 2)
+    assert [finding["code"] for finding in report["findings"]] == ["nothing-compared", "malformed-records"]
+    assert set(report) == {
+        *("topics", "total", "sinks", "uncompared_tables", "acknowledged", "notes", "settled", "findings"),
+    }
+    assert set(report["topics"][0]) - set(report["total"]) == {"name", "lost", "malformed", "foreign", "events"}
+    described = outbox("check", "--help", home=topic.home).stdout
+    for part in (report, report["topics"][0], report["sinks"][0], report["sinks"][0]["comparisons"][0]):
+        assert [key for key in part if key not in described] == []
+
+
+class ByVersions:
+    """The sink `versions`: it applies what this test publishes."""
+
+    name = "versions"
+
+    def __init__(self, settings: Settings, history: History) -> None:
+        self._settings, self._history = settings, history
+        self._spec = spec.sinks(settings)[self.name]
+        self._topic = topics.describe(settings, topic_of(settings))
+
+    def publish(self, *events: Event) -> Counts:
+        """Put events on the topic, and apply them in one batch."""
+        start = topics.last_stable_offsets(self._settings, self._topic.name).get(0, 0)
+        self._history.publish(*events)
+        end = topics.last_stable_offsets(self._settings, self._topic.name)[0]
+        read = replace(as_read(*map(_record, events), partition=0), offsets=range(start, start + len(events)))
+        decoded = self._spec.decoders[self._topic.name].decode(read)
+        whole = Batch(self._topic.name, self._topic.id, {0: start}, {0: end}, **decoded._asdict())
+        with closing(connect(self._settings, SinkRole.WRITER)) as connection:
+            return PostgresWriter(connection, self._spec).apply(whole)
+
+    def replay(self) -> Replayed:
+        """Replay the open letters."""
+        with closing(connect(self._settings, SinkRole.WRITER)) as connection:
+            with connection, connection.cursor() as cursor:
+                chosen = Selection(sink=self.name).choose(cursor)
+            return repair.replay(connection, {self.name: self._spec}, chosen, applier_of=PostgresApplier)[self.name]
+
+
+def _record(event: Event) -> Record:
+    headers = {"id": event.id, "eventType": "received", "schemaVersion": "1"}
+    encoded = [(name, text.encode()) for name, text in headers.items()]
+    return Record(event.item.encode(), encoded, json.dumps(event.payload).encode(), NOW_MS)
+
+
+def test_a_sink_by_versions_is_right_or_lacks_an_event_or_has_too_many(topic: Settings, history: History) -> None:
+    sink = ByVersions(topic, history)
+    right, at_once, later = history.item(5, 6), history.item(1, 2, versions=(1, 1)), history.item(3, 4, versions=(1, 1))
+    assert sink.publish(*right) == Counts(2, 2)
+    assert sink.publish(*right) == Counts(2, 0, 2)
+    assert sink.publish(*at_once) == Counts(2, 1, 0, 1)
+    report = check.check(topic).sink(sink.name)
+    assert (report.parked, report.in_flight, report.drift) == (1, 2, {})
+    assert sink.replay() == Replayed(applied=1)
+    for event in later:
+        sink.publish(event)
+    checked = check.check(topic)
+    assert {"versions-repeated", "sink-drift"} <= {*codes(checked)}
+    report = checked.sink(sink.name)
+    assert (report.parked, report.in_flight) == (0, 0)
+    assert report.drift == {later[0].item: -4}, "the second event with the version was a duplicate"
+    assert sink.publish(foreign(right[0].item, version=9, quantity=8)) == Counts(1, 1)
+    assert check.check(topic).sink(sink.name).drift == {later[0].item: -4, right[0].item: 8}

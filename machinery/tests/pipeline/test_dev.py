@@ -1,0 +1,103 @@
+"""`outbox dev`: everything in one terminal, and what is edited starts again."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from outbox.base import project
+from outbox.base.settings import load
+from outbox.base.wait import wait_for
+from outbox.stack.stack import Stack
+from outbox.testing.command import environment
+from tests.support import suite
+from tests.support.paths import ROOT
+
+TIMEOUT_S = 120
+SQL = Path("stock", "sinks", "stock", "projections", "stock.sql")
+
+
+class Terminal:
+    """What the command prints."""
+
+    def __init__(self, file: Path, process: subprocess.Popen[bytes]) -> None:
+        self._file, self._process, self._read = file, process, 0
+
+    def wait(self, line: str) -> None:
+        """Wait for a line that matches, behind the one before."""
+
+        def found() -> bool:
+            assert self._process.poll() is None, self._file.read_text()
+            text = self._file.read_text()
+            match = re.compile(line).search(text, self._read)
+            if match:
+                self._read = match.end()
+            return match is not None
+
+        try:
+            wait_for(f"a line {line}", found, timeout_s=TIMEOUT_S)
+        except TimeoutError:
+            pytest.fail(f"no line {line} in\n{self._file.read_text()}")
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the fixture domain, to edit."""
+    folder = Path(shutil.copytree(suite.DOMAIN, tmp_path / "project"))
+    names = folder / "pyproject.toml"
+    names.write_text(names.read_text().replace('connect = "../../../connect"', 'connect = "connect"'))
+    monkeypatch.setenv(project.VARIABLE, str(folder))
+    return folder
+
+
+@contextmanager
+def terminal(home: Path, folder: Path) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+    file, path = home / "terminal", os.pathsep.join([str(folder), str(ROOT)])
+    free = {f"OUTBOX_STACK_{part}_PORT": "0" for part in ("POSTGRES", "KAFKA", "CONNECT", "CONTROLLER", "SPARK")}
+    with file.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "outbox", "dev"],
+            cwd=folder,
+            env=environment(home, **free, OUTBOX_SERVICE_PORT="0", PYTHONPATH=path, OUTBOX_DOTENV=os.devnull),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield Terminal(file, process), process
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(TIMEOUT_S)
+        Stack(load(home, environment=False)).down()
+
+
+def test_what_is_edited_starts_again_and_what_fails_is_shown(home: Path, copied: Path) -> None:
+    with terminal(home, copied) as (seen, process):
+        seen.wait(r"stack +│ postgres: ready")
+        seen.wait(r"dev +│ connector created")
+        seen.wait(r"dev +│ the service is on http://127.0.0.1:\d+")
+        seen.wait(r"sinks +│ .*started")
+        file = copied / SQL
+        good = file.read_text()
+        file.write_text(good.replace("[apply]", "[apply] nonsense ["))
+        seen.wait(r"dev +│ sinks has changed")
+        seen.wait(r"sinks +│ outbox: .*stock\.sql")
+        seen.wait(r"dev +│ sinks has ended")
+        file.write_text(good)
+        seen.wait(r"dev +│ sinks starts")
+        seen.wait(r"sinks +│ .*started")
+        service = copied / "stock" / "service.py"
+        service.write_text(service.read_text() + "\n")
+        seen.wait(r"dev +│ service starts")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 0
+    stack = Stack(load(home, environment=False))
+    assert not any(stack.part(name).processes() for name in stack.parts)

@@ -1,0 +1,370 @@
+"""Hostile events end to end: a foreign producer on the topic, and declarations that do not fit what is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psycopg2
+import pytest
+from confluent_kafka import Producer
+
+from outbox.base.settings import Settings, SourceRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from outbox.sink.records import Header, Record
+from outbox.sink.skipped import NAMES_MAX
+from outbox.testing.failures import raises
+from outbox.testing.queries import query
+from outbox.testing.seeds import chosen_seed
+from tests.support.declared_sinks import record
+from tests.support.made_events import nth_key, uuid7
+from tests.support.releases import (
+    KINDS,
+    LABELLED,
+    NUMBER,
+    WEIGHED_1,
+    WEIGHED_2,
+    Release,
+    ReleasedSink,
+    Shop,
+    codes,
+    event_of,
+    opened,
+)
+from tests.support.sink_driver import Database
+from tests.support.sink_process import TIMEOUT_S, logged, reported_failure
+
+RANDOM = Random(2222)  # noqa: S311
+TRAIL, WEIGHTS, FIRST = "trail", "weights", "first"  # sinks of the aggregate, of one event, and of one version
+TYPES, VERSIONS = 10_000, 5_000  # that somebody makes up
+ODD_VERSIONS = ["0", "-1", "1.0", "x", "", "²", "9" * 1000]
+GARBAGE = 10_000
+WITH_ID = """
+INSERT INTO crates VALUES (%(key)s, 1, 5);
+INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
+VALUES (%(id)s, 'crate', %(key)s, 'weighed', %(payload)s)
+"""
+MEMORY_MAX_BYTES = 128 << 20  # more than before, of a sink that reads all of it
+OUTPUT_MAX_BYTES = 20_000  # of a check that finds all of it
+
+
+@pytest.fixture
+def shop(topic: Settings, tmp_path: Path) -> Iterator[Shop]:
+    with opened(topic, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def release(shop: Shop) -> Release:
+    """The release that is deployed everywhere."""
+    made = shop.release("release", weighed_v1=WEIGHED_1, weighed_v2=WEIGHED_2, labelled_v1=LABELLED)
+    made.ask(TRAIL, "crate", has_scale=True)
+    made.ask(WEIGHTS, "crate.weighed", has_scale=True)
+    made.ask(FIRST, "crate.weighed.v1", is_compared=False)
+    shop.succeed(made, "migrate")
+    shop.succeed(made, "connect", "apply")
+    shop.deploy(made)
+    return made
+
+
+def send(shop: Shop, records: Iterable[Record]) -> None:
+    """Write records to the topic as somebody who is not the relay. A key is on the partition that it always has."""
+    config = {"linger.ms": 20, "partitioner": "murmur2_random", "log_level": 0}
+    producer = Producer({**client_config(shop.settings), **config})
+    for one in records:
+        producer.produce(shop.topic, one.value, one.key, headers=list(one.headers))
+        producer.poll(0)
+    assert producer.flush(60) == 0
+
+
+def foreign(type_: str, payload: dict[str, Any], version: object = 1, **more: str) -> Record:
+    """A record that was never in the outbox, on a crate that the service does not have."""
+    return record(type_, payload, version, **{"key": payload.get("crate_id", "nobody"), **more})
+
+
+def weighed(key: str, version: int = 1) -> dict[str, Any]:
+    """The payload of an event."""
+    return {"crate_id": key, "version": version, **KINDS["weighed.v1"]}
+
+
+def wait_read(shop: Shop, sink: ReleasedSink, *names: str) -> None:
+    """Wait until sinks have read all that is on the topic now."""
+    end = topics.last_stable_offsets(shop.settings, shop.topic)
+
+    def has_read() -> bool:
+        assert sink.is_running(), sink.tail()
+        positions = [Database(shop.settings, name).positions(shop.topic) for name in names]
+        return all(one.get(partition, 0) >= offset for one in positions for partition, offset in end.items())
+
+    wait_for("all to be read", has_read, timeout_s=TIMEOUT_S)
+
+
+def memory_bytes(sink: ReleasedSink) -> int:
+    """The memory of the process of a sink."""
+    return int(sink.processes()[0].memory_info().rss)
+
+
+def finding(report: dict[str, Any], code: str) -> dict[str, Any]:
+    """The one finding of a code."""
+    (found,) = [one for one in report["findings"] if one["code"] == code]
+    return dict(found)
+
+
+def test_made_up_types_and_versions(shop: Shop, release: Release) -> None:
+    made_up = [foreign(f"made.up.{number}", weighed(nth_key(number))) for number in range(TYPES)]
+    versions = [str(number) for number in range(3, VERSIONS + 3)] + ODD_VERSIONS
+    made_up += [foreign("weighed", weighed(nth_key(number)), version) for number, version in enumerate(versions)]
+    RANDOM.shuffle(made_up)
+    with shop.writing(chosen_seed()) as service, shop.running(release, TRAIL, WEIGHTS, FIRST) as sink:
+        service.kinds = lambda _: ["weighed.v1", "weighed.v2", "labelled.v1"]
+        shop.wait_more(sink, TRAIL, WEIGHTS, FIRST)
+        before = memory_bytes(sink)
+        send(shop, made_up)
+        wait_read(shop, sink, TRAIL, WEIGHTS, FIRST)
+        assert memory_bytes(sink) < before + MEMORY_MAX_BYTES
+        shop.wait_more(sink, TRAIL, WEIGHTS, FIRST)
+        assert not any("made.up" in line for line in sink.log_file.read_text().splitlines()), "no line for each name"
+    shop.finish(release, TRAIL, WEIGHTS, FIRST)
+
+    assert shop.trail(TRAIL) == shop.written()
+    assert shop.trail(WEIGHTS) == shop.written("weighed")
+    unknown_versions = {"unknown schema version": len(versions)}
+    assert shop.reasons(TRAIL) == {"unknown event type": TYPES, **unknown_versions}
+    assert shop.reasons(WEIGHTS) == unknown_versions, "other types are not its own"
+    assert shop.reasons(FIRST) == {}, "neither are other versions"
+    names = {name: recorded(shop, name) for name in (TRAIL, WEIGHTS, FIRST)}
+    assert names[TRAIL] == set()
+    assert "crate.labelled" in names[WEIGHTS]
+    assert {"crate.labelled", "crate.weighed.v2"} <= names[FIRST]
+    for name, declared in ((WEIGHTS, 1), (FIRST, 2)):
+        assert len(names[name]) == NAMES_MAX + declared, "as many as there is room for"
+
+    done = shop.run(release, "check", "--json")
+    assert len(done.stdout) + len(done.stderr) < OUTPUT_MAX_BYTES
+    report = json.loads(done.stdout)
+    assert codes(report) == ["malformed-records"], "they are no events that a sink should have applied"
+    assert finding(report, "malformed-records")["count"] == len(made_up)
+    shop.succeed(release, "dead-letters", "discard", "--all", "--because", "somebody has made them up")
+    assert shop.check(release)["findings"] == [], "what is known and given up is no problem"
+
+
+def recorded(shop: Shop, sink: str) -> set[str]:
+    """The names that a sink has recorded as skipped."""
+    rows = Database(shop.settings, sink).query("SELECT event FROM skipped_events WHERE sink = %s", sink)
+    return {str(name) for (name,) in rows}
+
+
+def garbage() -> Iterator[Record]:
+    """Records of which none is an event."""
+    depth = 5_000
+    values: list[bytes | None] = [
+        *(None, b"", b"{", b"null", b"[]", b'"text"', b"\xff\xfe", b"{}" * 2, b'{"a": NaN}'),
+        *(b"[" * depth + b"]" * depth, b'{"crate_id": "' + b"x" * 10_000 + b'"}', b'{"version": 1e400}'),
+    ]
+    ids = [None, b"", b"\xff", b"not an id", b"00000000-0000-4000-8000-000000000000"]
+    types = [b"weighed", b"labelled", b"\xff", b"x" * 1_000, b"' OR 1 = 1"]
+    for number in range(GARBAGE):
+        headers: list[Header] = [
+            ("eventType", RANDOM.choice(types)),
+            ("schemaVersion", RANDOM.choice([b"1", b"2", b"\x00", b"-5"])),
+            ("id", RANDOM.choice([*ids, uuid7(RANDOM).encode()])),
+        ]
+        value = RANDOM.choice(values) if number % 3 else RANDOM.randbytes(50)
+        yield Record(RANDOM.choice([None, b"", b"\xff", b"key"]), headers[: number % 4], value, 0)
+
+
+def test_batches_of_garbage_only(shop: Shop, release: Release) -> None:
+    with shop.running(release, TRAIL, WEIGHTS) as sink:
+        for part in parts(list(garbage()), 10):
+            send(shop, part)
+            wait_read(shop, sink, TRAIL, WEIGHTS)
+        report = shop.check(release)
+        assert {"nothing-compared", "malformed-records"} <= {*codes(report)}
+        (of_topic,) = report["topics"]
+        assert of_topic["malformed"]["count"] == of_topic["records"] == GARBAGE
+        key = nth_key(1)
+        shop.write(event_of("weighed.v1", key, 1), event_of("labelled.v1", key, 2), event_of("weighed.v2", key, 3))
+        shop.wait_relayed(release)
+        wait_read(shop, sink, TRAIL, WEIGHTS)
+    assert shop.trail(TRAIL) == {key: [1, 2, 3]}
+    assert shop.trail(WEIGHTS) == {key: [1, 3]}
+    assert len(recorded(shop, WEIGHTS)) < 10
+    shop.succeed(release, "dead-letters", "discard", "--all", "--because", "garbage")
+    report = shop.check(release)
+    assert report["findings"] == []
+    (of_topic,) = report["topics"]
+    assert of_topic["malformed"]["acknowledged"] == GARBAGE
+
+
+def parts(records: list[Record], count: int) -> Iterator[list[Record]]:
+    """The records in so many parts."""
+    size = len(records) // count
+    for begin in range(0, len(records), size):
+        yield records[begin : begin + size]
+
+
+def test_records_without_their_key(shop: Shop, release: Release) -> None:
+    """Each of a crate of the service, whose own events are applied all the same: those before it, and of others."""
+    mine, other = nth_key(1), nth_key(2)
+    shop.write(event_of("weighed.v1", mine, 1), event_of("labelled.v1", other, 1))
+    shop.wait_relayed(release)
+    lacking = {name: value for name, value in weighed(mine, 2).items() if name != "crate_id"}
+    bad = [
+        foreign("weighed", weighed(mine, 2))._replace(key=None),
+        foreign("weighed", weighed(mine, 2), key=other),
+        foreign("weighed", lacking, key=mine),
+        foreign("weighed", {**lacking, "crate_id": None}, 2, key=mine),
+        foreign("labelled", {**weighed(mine, 2), "label": "x", "crate_id": [mine]}, key=mine),
+        foreign("labelled", {"label": "x", "version": 2}, key=mine),
+    ]
+    send(shop, bad * 10)  # with one id: they are one dead letter each
+    done = shop.catch_up(release, TRAIL, WEIGHTS)
+    assert done.returncode == 0, done.stderr
+    assert shop.trail(TRAIL) == {mine: [1], other: [1]}
+    assert shop.reasons(TRAIL) == {"key mismatch": 2, "schema violation": 4}
+    assert shop.reasons(WEIGHTS) == {"key mismatch": 2, "schema violation": 2}
+    assert finding(shop.check(release), "malformed-records")["count"] == 10 * len(bad)
+    shop.write(event_of("weighed.v1", mine, 2), event_of("weighed.v1", other, 2))
+    shop.wait_relayed(release)
+    shop.catch_up(release, TRAIL, WEIGHTS)
+    assert shop.trail(TRAIL) == {mine: [1], other: [1]}, "an earlier record of their key may have been theirs"
+    assert shop.reasons(TRAIL)["parked"] == 2
+    shop.succeed(release, "dead-letters", "discard", "--reason", "key mismatch", "--because", "foreign")
+    shop.succeed(release, "dead-letters", "discard", "--reason", "schema violation", "--because", "foreign")
+    shop.succeed(release, "dead-letters", "replay", "--reason", "parked")
+    assert shop.trail(TRAIL) == shop.written()
+    assert shop.trail(WEIGHTS) == shop.written("weighed")
+    assert shop.check(release)["findings"] == []
+
+
+def test_event_that_declares_no_key(shop: Shop, release: Release) -> None:
+    """Nothing starts with such a declaration, so nothing is written or applied by it."""
+    wrong = shop.release("wrong", weighed_v1=WEIGHED_1)
+    wrong.ask(TRAIL, "crate")
+    wrong.declare(labelled_v1={"type": "object", "required": ["version"], "properties": {"version": NUMBER}})
+    for words in (["migrate"], ["connect", "apply"], ["sink", TRAIL], ["check"], ["events"]):
+        done = shop.run(wrong, *words)
+        assert done.returncode == 1, words
+        (line,) = done.stderr.splitlines()
+        assert "crate.labelled.v1: crate_id cannot be the key" in line
+    shop.deploy(wrong)
+    with raises("event-declaration-unusable"):
+        shop.write(event_of("weighed.v1", nth_key(1), 1))
+    shop.deploy(release)
+    shop.releases.pop("wrong")
+    assert shop.written() == {}
+
+
+class TestOneIdForTwoEvents:
+    """A foreign producer has the id of an event, and writes other content of another type with it."""
+
+    def test_after_the_event(self, shop: Shop, release: Release) -> None:
+        mine, other = nth_key(1), nth_key(2)
+        shop.write(event_of("weighed.v1", mine, 1))
+        shop.finish(release, TRAIL)
+        (event_id,) = [str(one) for (one,) in query(shop.settings, "SELECT id FROM outbox")]
+        send(shop, [self.other_content(event_id, other)] * 10)
+        done = shop.catch_up(release, TRAIL)
+        assert done.returncode == 0, done.stderr
+        assert sum(int(str(line["duplicates"])) for line in logged(done, "applied")) == 10
+        assert shop.trail(TRAIL) == {mine: [1]}
+        report = shop.check(release)
+        assert report["findings"] == []
+        assert report["total"]["duplicates"] == 10
+
+    def test_before_the_event(self, shop: Shop, release: Release) -> None:
+        """The sink takes the first for the event. A check finds the difference."""
+        mine, other, event_id = nth_key(1), nth_key(2), uuid7(RANDOM)
+        shop.write(event_of("weighed.v1", other, 1))
+        shop.finish(release, TRAIL)
+        send(shop, [self.other_content(event_id, other, version=2)] * 10)
+        shop.catch_up(release, TRAIL)
+        query(shop.settings, WITH_ID, parameters={"id": event_id, "key": mine, "payload": json.dumps(weighed(mine))})
+        shop.finish(release, TRAIL)
+        assert shop.trail(TRAIL) == {other: [1, 2]}
+        report = shop.check(release)
+        assert finding(report, "sink-drift")["count"] == 1
+        assert report["sinks"][0]["comparisons"][0]["drift"] == {mine: -5}
+
+    @staticmethod
+    def other_content(event_id: str, key: str, version: int = 1) -> Record:
+        payload = {"crate_id": key, "version": version, **KINDS["labelled.v1"]}
+        return foreign("labelled", payload, event_id=event_id)
+
+
+class TestRemovedType:
+    """A type is removed while its events are on the topic."""
+
+    KEY = nth_key(7)
+
+    @pytest.fixture
+    def removed(self, shop: Shop, release: Release) -> Release:
+        """The release after that."""
+        del release
+        made = shop.release("removed", weighed_v1=WEIGHED_1, weighed_v2=WEIGHED_2)
+        made.ask(TRAIL, "crate", has_scale=True)
+        made.ask(WEIGHTS, "crate.weighed", has_scale=True)
+        return made
+
+    def write(self, shop: Shop) -> None:
+        """Events of a crate, some of them of the type."""
+        kinds = ["weighed.v1", "labelled.v1", "weighed.v2", "labelled.v1", "weighed.v1"]
+        shop.write(*(event_of(kind, self.KEY, number) for number, kind in enumerate(kinds, start=1)))
+
+    def test_deprecated_first(self, shop: Shop, release: Release, removed: Release) -> None:
+        self.write(shop)
+        shop.wait_relayed(release)
+        deprecated = shop.release(
+            "deprecated", weighed_v1=WEIGHED_1, weighed_v2=WEIGHED_2, labelled_v1={**LABELLED, "deprecated": True}
+        )
+        deprecated.ask(TRAIL, "crate", has_scale=True)
+        shop.deploy(deprecated)
+        with raises("event-deprecated"):
+            shop.write(event_of("labelled.v1", self.KEY, 6))
+        done = shop.catch_up(deprecated, TRAIL)
+        assert done.returncode == 0, done.stderr
+        assert shop.trail(TRAIL) == {self.KEY: [1, 2, 3, 4, 5]}, "sinks still read it"
+        assert shop.check(deprecated)["findings"] == []
+
+        assert "removed" not in shop.succeed(removed, "migrate"), "a service of an older release may run"
+        assert not self.is_refused(shop)
+        assert "crate.labelled.v1" in shop.succeed(removed, "migrate", "--only-declared").partition("removed")[2]
+        assert self.is_refused(shop)
+        shop.succeed(removed, "rewind", TRAIL, "--to-earliest", "--yes")
+        done = shop.catch_up(removed, TRAIL)
+        assert done.returncode == 0, done.stderr
+        assert shop.trail(TRAIL) == {self.KEY: [1, 2, 3, 4, 5]}, "nothing twice"
+        assert shop.reasons(TRAIL) == {"unknown event type": 2}
+        assert "malformed-records" in codes(shop.check(removed))
+
+    def test_not_deprecated(self, shop: Shop, release: Release, removed: Release) -> None:
+        """Its events wait until somebody declares them again."""
+        self.write(shop)
+        shop.wait_relayed(release)
+        removed.ask("labels", "crate.labelled")
+        failure = reported_failure(shop.catch_up(removed, TRAIL))
+        assert "there is no event crate.labelled" in failure
+        (removed.folder / "shop_sinks" / "labels").rename(removed.folder / "labels")
+        done = shop.catch_up(removed, TRAIL, WEIGHTS)
+        assert done.returncode == 0, done.stderr
+        assert shop.trail(TRAIL) == {self.KEY: [1]}, "later ones of the key wait"
+        assert shop.trail(WEIGHTS) == {self.KEY: [1, 3, 5]}
+        assert shop.reasons(TRAIL) == {"unknown event type": 2, "parked": 2}
+        assert {"malformed-records", "sink-parked"} <= {*codes(shop.check(removed))}
+        shop.succeed(release, "dead-letters", "replay", "--reason", "unknown event type")
+        assert shop.trail(TRAIL) == {self.KEY: [1, 2, 3, 4, 5]}
+        assert shop.check(release)["findings"] == []
+
+    def is_refused(self, shop: Shop) -> bool:
+        """Whether the database refuses the type."""
+        sql = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('crate', 'x', 'labelled', '{}')"
+        try:
+            query(shop.settings, f"BEGIN; {sql}; ROLLBACK", SourceRole.APP)
+        except psycopg2.errors.CheckViolation:
+            return True
+        return False

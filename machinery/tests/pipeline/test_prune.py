@@ -1,0 +1,388 @@
+"""Only what is surely relayed leaves the outbox: beside writers, cut off, behind a connector that stands still, and
+with a slot that somebody has moved.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tracemalloc
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from psycopg2.extras import execute_values
+
+from outbox.audit.check import check
+from outbox.base.database import connect as connect_database
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.wait import wait_for
+from outbox.kafka import records, topics
+from outbox.kafka.clients import client_config
+from outbox.maintenance import prune as pruning
+from outbox.maintenance.prune import PruneResult, prune
+from outbox.relay import apply as relay
+from outbox.relay import arrivals, connectors, slot
+from outbox.relay.rest import Rest
+from outbox.stack.postgres import Postgres
+from outbox.testing.command import environment, outbox
+from tests.support import kept_rows as kept
+from tests.support import suite
+from tests.support.outbox_rows import INSERT, Row, ids, insert, row, unfinished_transaction, writing
+from tests.support.topic_reader import out_of_order, read, relayed, topic_of
+
+MIB = 2**20
+
+
+def variables(settings: Settings) -> dict[str, str]:
+    """What a command needs to know of a chain."""
+    names = ("source_db_name", "sink_db_name", "topic_prefix", "connector")
+    return {f"OUTBOX_{name.upper()}": str(getattr(settings, name)) for name in names}
+
+
+def insert_at_once(settings: Settings, *rows: Row) -> None:
+    """The rows in one transaction."""
+    with closing(connect_database(settings, SourceRole.APP)) as connection, connection.cursor() as cursor:
+        execute_values(cursor, INSERT, rows)
+        connection.commit()
+
+
+def markers(settings: Settings) -> int:
+    """How many records the markers' topic has."""
+    name = connectors.markers_topic(settings)
+    return sum(1 for _ in records.read(settings, name, topics.watermarks(settings, name)))
+
+
+@contextmanager
+def stopped(settings: Settings) -> Iterator[Rest]:
+    """A connector that does not run meanwhile, its slot let go of."""
+    rest = Rest(settings)
+    rest.stop()
+    wait_for("the slot to be let go of", lambda: _slot(settings).active_pid is None, timeout_s=30)
+    yield rest
+    rest.resume()
+
+
+def _slot(settings: Settings) -> slot.Slot:
+    found = slot.read(settings)
+    assert found is not None
+    return found
+
+
+def test_what_was_relayed_goes_and_what_is_young_stays(shared_chain: Settings) -> None:
+    insert(shared_chain, row(), row(), row())
+    relayed(shared_chain)
+    before = len(read(shared_chain))
+    told = outbox("prune", "--dry-run", "--keep-hours", "0", home=shared_chain.home, **variables(shared_chain))
+    assert (told.returncode, told.stdout.split()[:2]) == (0, ["outbox", "3"]), told.stderr
+    assert len(ids(shared_chain)) == 3, "a dry run deletes nothing"
+    sent = markers(shared_chain)
+
+    assert prune(shared_chain, keep_hours=1) == PruneResult()
+    assert len(ids(shared_chain)) == 3
+
+    done = prune(shared_chain, keep_hours=0)
+    assert (done.found, done.deleted, done.lost.count, done.too_old.count) == (3, 3, 0, 0)
+    assert done.passed is not None
+    assert done.passed.marker_lsn <= min(done.passed.offset_lsn, done.passed.slot_lsn)
+    assert ids(shared_chain) == []
+    assert len(read(shared_chain)) == before, "no marker comes to the events"
+    assert markers(shared_chain) == sent + 4
+    report = check(shared_chain)
+    assert (report.findings, report.settled) == ([], True)
+
+
+def test_behind_a_connector_that_stands_still_nothing_is_deleted(shared_chain: Settings) -> None:
+    insert(shared_chain, row())
+    relayed(shared_chain)
+    with stopped(shared_chain):
+        insert(shared_chain, row())
+        with pytest.raises(Failure, match="nothing was deleted") as failure:
+            prune(shared_chain, keep_hours=0, timeout_s=1)
+        assert failure.value.code == "marker-not-passed"
+        assert len(ids(shared_chain)) == 2
+    relayed(shared_chain)
+    assert prune(shared_chain, keep_hours=0).deleted == 2
+
+
+def test_with_nothing_old_it_sends_markers_and_waits_for_nothing(shared_chain: Settings) -> None:
+    insert(shared_chain, row())
+    relayed(shared_chain)
+    with stopped(shared_chain):
+        assert prune(shared_chain, keep_hours=1, timeout_s=1) == PruneResult()
+    assert len(ids(shared_chain)) == 1
+    assert prune(shared_chain, keep_hours=0).deleted == 1
+
+
+def test_a_slot_that_was_advanced_past_the_marker_proves_nothing(
+    chain: Settings, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without exactly-once Debezium, too, confirms to the slot before Connect has stored the offset."""
+    insert(chain, row(), row())
+    relayed(chain)
+    mark = pruning._mark
+    advance = f"SELECT pg_replication_slot_advance('{chain.connector}', pg_current_wal_insert_lsn())"
+
+    def mark_and_advance(*arguments: Any) -> None:
+        mark(*arguments)
+        assert postgres.psql(advance, chain.source_db_name).returncode == 0
+
+    with stopped(chain) as rest:
+        monkeypatch.setattr(pruning, "_mark", mark_and_advance)
+        with pytest.raises(Failure) as failure:
+            prune(chain, keep_hours=0, timeout_s=1)
+        assert failure.value.code == "marker-not-passed"
+        stored = rest.offset_lsn()
+        assert stored is not None
+        assert _slot(chain).confirmed_lsn > stored, "the slot alone would have let the events go"
+        assert len(ids(chain)) == 2
+
+
+def test_no_snapshot_is_open_while_it_waits_and_reads(shared_chain: Settings) -> None:
+    """A snapshot would keep vacuum from removing rows in the whole database."""
+    insert(shared_chain, row(), row())
+    relayed(shared_chain)
+    seen: list[tuple[str, list[tuple[object, ...]]]] = []
+    snapshots = "SELECT backend_xmin FROM pg_stat_activity WHERE usename = %s AND datname = %s AND state <> 'active'"
+
+    def report(line: str) -> None:
+        pruner = shared_chain.role_name(SourceRole.PRUNER)
+        found = kept.query(shared_chain, snapshots, pruner, shared_chain.source_db_name, role=SourceRole.PRUNER)
+        seen.append((line.partition(" ")[0], found))
+
+    assert prune(shared_chain, keep_hours=0, report=report).deleted == 2
+    assert seen == [("marker", [(None,)]), ("looking", [(None,)])]
+
+
+def test_what_is_committed_after_the_snapshot_is_not_touched(
+    shared_chain: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = pruning._mark
+    with closing(connect_database(shared_chain, SourceRole.APP)) as late, late.cursor() as cursor:
+        execute_values(cursor, INSERT, [row()])
+        insert(shared_chain, row())
+
+        def mark_later(*arguments: Any) -> None:
+            late.commit()
+            relayed(shared_chain)  # so that nothing but the snapshot protects it
+            mark(*arguments)
+
+        monkeypatch.setattr(pruning, "_mark", mark_later)
+        done = prune(shared_chain, keep_hours=0)
+    assert (done.found, done.deleted) == (1, 1)
+    assert len(ids(shared_chain)) == 1
+    monkeypatch.undo()
+    assert prune(shared_chain, keep_hours=0).deleted == 1
+
+
+def test_killed_between_its_transactions_it_is_run_again(shared_chain: Settings) -> None:
+    insert_at_once(shared_chain, *(row() for _ in range(4500)))
+    relayed(shared_chain)
+    command = [sys.executable, "-m", "outbox", "prune", "--keep-hours", "0"]
+    with closing(connect_database(shared_chain, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT FROM outbox WHERE id = %s FOR UPDATE", [ids(shared_chain)[2500]])  # in the third
+        with subprocess.Popen(command, env=environment(shared_chain.home, **variables(shared_chain))) as process:
+            try:
+                wait_for("two transactions", lambda: len(ids(shared_chain)) == 2500, timeout_s=60)
+                with pytest.raises(Failure) as failure:
+                    prune(shared_chain, keep_hours=0)
+                assert failure.value.code == "prune-running"
+            finally:
+                process.kill()
+    wait_for("its transaction to end", lambda: not _pruning(shared_chain), timeout_s=30)
+    assert len(ids(shared_chain)) == 2500
+    assert prune(shared_chain, keep_hours=0).deleted == 2500
+    assert ids(shared_chain) == []
+
+
+@pytest.mark.parametrize("work", ["prune", "continuity"])
+def test_memory_is_that_of_one_look_up(shared_chain: Settings, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    """Ten times the events need no more of it."""
+    monkeypatch.setattr(arrivals, "LOOK_UP_EVENTS", 4500)
+
+    def peak(events: int) -> int:
+        insert_at_once(shared_chain, *(row() for _ in range(events)))
+        relayed(shared_chain)
+        tracemalloc.start()
+        try:
+            if work == "continuity":
+                assert arrivals.all_arrive(shared_chain, [], 60)
+            assert work == "continuity" or prune(shared_chain, keep_hours=0).deleted == events
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            prune(shared_chain, keep_hours=0)
+
+    one = peak(4500)
+    assert peak(45_000) < 1.5 * one
+
+
+def _pruning(settings: Settings) -> bool:
+    with closing(connect_database(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT FROM pg_stat_activity WHERE usename = %s AND datname = %s",
+            [settings.role_name(SourceRole.PRUNER), settings.source_db_name],
+        )
+        return cursor.fetchone() is not None
+
+
+def test_beside_a_writer_each_event_is_on_the_topic_and_then_goes(shared_chain: Settings) -> None:
+    before = {record.id for record in read(shared_chain)}
+    deleted, rounds = 0, 0
+    with writing(shared_chain, seed=uuid.uuid4().int % 10**6) as writer:
+        while writer.committed < 3000 or rounds < 3:
+            deleted += prune(shared_chain, keep_hours=0).deleted
+            rounds += 1
+        assert deleted > 0
+    relayed(shared_chain)
+    deleted += prune(shared_chain, keep_hours=0).deleted
+    records = [record for record in read(shared_chain) if record.id not in before]
+    assert (writer.interruptions, ids(shared_chain)) == (0, [])
+    assert deleted == writer.committed == len({record.id for record in records})
+    assert out_of_order(records) == []
+
+
+def test_on_a_schedule_it_lets_go_of_the_log_of_a_busy_neighbour(shared_chain: Settings, postgres: Postgres) -> None:
+    def lag_after_prune() -> int:
+        prune(shared_chain, keep_hours=24)
+        postgres.psql("SELECT pg_log_standby_snapshot()")  # as the server does by itself every 15 s
+        return _slot(shared_chain).lag_bytes
+
+    lag_after_prune()
+    with closing(connect_database(shared_chain, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE neighbour AS SELECT repeat('x', 1000) FROM generate_series(1, 20000)")
+        connection.commit()
+    postgres.psql("SELECT pg_log_standby_snapshot()")
+    assert _slot(shared_chain).lag_bytes > 20 * MIB
+    wait_for("the log to be let go of", lambda: lag_after_prune() < MIB, timeout_s=60)
+
+
+def test_what_is_in_an_open_transaction_of_the_topic_is_waited_for(shared_chain: Settings) -> None:
+    insert(shared_chain, row())
+    relayed(shared_chain)
+    before = ids(shared_chain)
+    other = Producer({**client_config(shared_chain), "transactional.id": f"other-{uuid.uuid4()}"})
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(topic_of(shared_chain), b"{}", partition=0)
+    other.flush(30)
+    with pytest.raises(Failure) as failure:
+        prune(shared_chain, keep_hours=0, timeout_s=1)
+    assert failure.value.code == "topic-transaction-open"
+    assert ids(shared_chain) == before
+    other.abort_transaction(30)
+    assert prune(shared_chain, keep_hours=0).deleted == 1
+
+
+def test_without_a_route_for_markers_none_is_sent(
+    shared_chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Failure) as failure:
+        prune(shared_chain.model_copy(update={"connector": "nobody"}), keep_hours=0)
+    assert failure.value.code == "connector-missing"
+    before = len(read(shared_chain)), markers(shared_chain)
+    file = tmp_path / "outbox.json"
+    declared = json.loads((suite.DOMAIN / "connect" / "outbox.json").read_text())
+    file.write_text(json.dumps({**declared, "transforms.outbox.route.topic.regex": "newer"}))
+    monkeypatch.setattr(connectors, "folder", lambda: tmp_path)
+    with pytest.raises(Failure) as failure:
+        prune(shared_chain, keep_hours=0)
+    assert failure.value.code == "routes-differ"
+    assert (len(read(shared_chain)), markers(shared_chain)) == before
+
+
+@pytest.mark.usefixtures("whole_day")
+def test_the_command_forgets_days_that_nothing_can_bring_again(shared_chain: Settings) -> None:
+    insert(shared_chain, row())
+    relayed(shared_chain)
+    kept.remember(shared_chain, kept.aged(9))
+    kept.land(shared_chain, kept.aged(120), kept.aged(1))
+    told = outbox("prune", "--dry-run", "--json", home=shared_chain.home, **variables(shared_chain))
+    assert told.returncode == 0, told.stderr
+    would = json.loads(told.stdout)["retention"]
+    assert (len(would["dropped"]), would["deleted"], len(would["evidence"])) == (1, {"landed_events": 1}, 7)
+    assert len(kept.names(shared_chain)) == 1
+    told = outbox("prune", home=shared_chain.home, **variables(shared_chain))
+    assert told.returncode == 0, told.stderr
+    assert "outbox       no event is old enough; markers sent" in told.stdout
+    assert f"dropped {would['dropped'][0]}" in told.stdout
+    assert "deleted 1 rows of landed_events" in told.stdout
+    assert f"ids from {would['horizon']} on are kept" in told.stdout
+    assert kept.names(shared_chain) == []
+    told = outbox("prune", "--json", home=shared_chain.home, **variables(shared_chain))
+    assert json.loads(told.stdout)["retention"] == {
+        "horizon": would["horizon"],
+        "evidence": [],
+        "dropped": [],
+        "deleted": {},
+    }
+
+
+def test_what_is_not_on_the_topic_is_never_deleted(
+    chain: Settings, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = str(uuid.uuid4())  # all in one partition
+    with unfinished_transaction(chain):
+        insert(chain, row(item, 1), row(item, 2))
+        made_old = "UPDATE outbox SET occurred_at = occurred_at - make_interval(hours => %s) WHERE id = %s"
+        with closing(connect_database(chain, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
+            cursor.execute(made_old, [chain.topic_retention_hours + 1, ids(chain)[0]])
+            connection.commit()
+        records = relayed(chain)
+        with stopped(chain) as rest:
+            insert(chain, row(item, 3), row(item, 4))
+            lost = ids(chain)[2:]
+            advance = f"SELECT pg_replication_slot_advance('{chain.connector}', pg_current_wal_insert_lsn())"
+            assert postgres.psql(advance, chain.source_db_name).returncode == 0
+            monkeypatch.setattr(slot, "ARRIVE_TIMEOUT_S", 0.5)
+            with pytest.raises(Failure, match="ahead of the stored offset"):
+                prune(chain, keep_hours=0)
+            # Resumed by somebody who does not `apply`, which would refuse.
+            rest.resume()
+    insert(chain, row(item, 5))
+    last = ids(chain)[-1]
+    relayed(chain, [last])
+    assert not {record.id for record in read(chain)} & set(lost), "the slot gave them after all"
+
+    # The topic drops the first event, which from then on cannot be told from one that never came.
+    partition = records[0].partition
+    admin = AdminClient(client_config(chain))
+    for future in admin.delete_records([TopicPartition(topic_of(chain), partition, records[0].offset + 1)]).values():
+        future.result(10)
+    dropped, second = ids(chain)[:2]
+    done = prune(chain, keep_hours=0)
+    assert (done.found, done.deleted) == (2, 2)
+    assert (done.too_old.count, done.too_old.first) == (1, dropped)
+    assert (done.lost.count, done.lost.first) == (2, lost[0])
+    assert ids(chain) == [dropped, *lost]
+    assert second not in ids(chain)
+
+    done = prune(chain, keep_hours=0, trust_marker=True)
+    assert (done.found, done.deleted, done.too_old.count, done.lost.count) == (0, 1, 0, 2)
+    assert ids(chain) == lost
+
+    monkeypatch.undo()
+    command = ("prune", "--json", "--keep-hours", "0")
+    told = outbox(*command, home=chain.home, **variables(chain))
+    assert (told.returncode, json.loads(told.stdout)["outbox"]["deleted"]) == (1, 0)
+    assert f"2 events are lost: relayed past, and on no topic ({lost[0]} …)" in told.stderr
+    assert connectors.load(chain).start_again in told.stderr
+
+    # What it says is the way out.
+    relay.remove(chain, drop_slot=True)
+    relay.apply(chain)
+    relayed(chain, lost)
+    rest = Rest(chain)
+    assert rest.offset_lsn() is not None
+    assert rest.streamed_lsn() is None, "the offset of a snapshot is no evidence; the markers' will be"
+    told = outbox(*command, home=chain.home, **variables(chain))
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout)["outbox"]["lost"] == {"count": 0, "first": None}
+    assert ids(chain) == []

@@ -1,0 +1,476 @@
+"""From the outbox table to the topics: nothing is lost at first start, the connector is applied idempotently, and what
+Debezium would not notice is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from confluent_kafka import Producer
+from psycopg2.extras import execute_values
+
+from outbox.base.database import connect as connect_database
+from outbox.base.settings import Settings, SourceRole
+from outbox.base.wait import wait_for
+from outbox.kafka.clients import client_config
+from outbox.migrations.migrate import migrate
+from outbox.relay import apply as relay
+from outbox.relay import connectors, slot
+from outbox.relay.rest import Rest
+from outbox.relay.routing import Config
+from outbox.stack import config
+from outbox.stack.postgres import Postgres
+from outbox.testing.command import outbox
+from outbox.testing.failures import raises
+from tests.support import suite
+from tests.support.outbox_rows import INSERT, ids, insert, row, writing
+from tests.support.topic_reader import duplicates, out_of_order, read, relayed
+
+
+@pytest.fixture
+def unapplied(topic: Settings) -> Iterator[Settings]:
+    """Settings whose connector a test makes itself; it is removed in the end, whatever state it is in."""
+    yield topic
+    relay.remove(topic, drop_slot=True)
+
+
+def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
+    """Change the connector's file; dots are written as two underscores."""
+    config = json.loads((suite.DOMAIN / "connect" / "outbox.json").read_text())
+    file = tmp_path / "outbox.json"
+    file.write_text(json.dumps({**config, **{name.replace("__", "."): value for name, value in changes.items()}}))
+    monkeypatch.setattr(connectors, "folder", lambda: tmp_path)
+
+
+def walsender(settings: Settings, postgres: Postgres) -> str:
+    """The process that reads the slot, empty if none does."""
+    query = f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{settings.connector}'"
+    return postgres.psql(query).stdout.strip()
+
+
+def wait_released(settings: Settings, postgres: Postgres) -> None:
+    """Wait until nobody reads the slot."""
+    wait_for("the slot to be let go of", lambda: not walsender(settings, postgres), timeout_s=30)
+
+
+def drop_slot(settings: Settings, postgres: Postgres) -> None:
+    """Drop the slot of a connector that does not run."""
+    wait_released(settings, postgres)
+    postgres.psql(f"SELECT pg_drop_replication_slot('{settings.connector}')", settings.source_db_name)
+
+
+def advance(settings: Settings, postgres: Postgres) -> None:
+    """Move the slot of a connector that does not run to the end of the log."""
+    move = f"SELECT pg_replication_slot_advance('{settings.connector}', pg_current_wal_insert_lsn())"
+    assert postgres.psql(move, settings.source_db_name).returncode == 0
+
+
+# First start ------------------------------------------------------------------------------------------------------
+
+
+def test_rows_from_before_the_connector_existed_arrive_and_so_do_those_after(unapplied: Settings) -> None:
+    insert(unapplied, row(), row(), row())
+    before = ids(unapplied)
+    assert relay.apply(unapplied) == "created"
+    relayed(unapplied, before)
+    insert(unapplied, row(), row())
+    records = relayed(unapplied)
+    assert len(before) == 3
+    assert sorted(record.id for record in records) == ids(unapplied)
+    assert len(records) == 5
+
+
+def test_rows_written_while_the_connector_starts_arrive_once_each(unapplied: Settings) -> None:
+    with writing(unapplied, seed=uuid.uuid4().int % 10**6) as writer:
+        wait_for("rows before the connector", lambda: writer.committed > 500, timeout_s=30)
+        before = writer.committed
+        relay.apply(unapplied)
+        wait_for("rows after it", lambda: writer.committed > before + 500, timeout_s=30)
+    records = relayed(unapplied)
+    assert sorted(record.id for record in records) == ids(unapplied)
+    assert out_of_order(records) == []
+
+
+def test_a_snapshot_that_is_taken_again_may_repeat_an_event_with_exactly_once_on(chain: Settings) -> None:
+    # Until its first event is relayed a connector has no offset stored: started again, it takes its snapshot again,
+    # beside a slot that is there. What commits after it has looked at the log and before it reads the table is in both.
+    rest = Rest(chain)
+    rest.stop()
+    waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'outbox'::regclass AND NOT granted"
+    with closing(connect_database(chain, SourceRole.OWNER)) as owner, owner.cursor() as cursor:
+        cursor.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+
+        def is_blocked() -> bool:
+            cursor.execute(waiting)
+            return bool(cursor.fetchall() != [(0,)])
+
+        rest.resume()
+        wait_for("the snapshot to wait for the table", is_blocked, timeout_s=30)
+        execute_values(cursor, INSERT, [row()])
+        owner.commit()
+    assert relay.status(chain).mode.startswith("exactly-once (")
+    wait_for("the event to come twice", lambda: duplicates(read(chain)) == 1, timeout_s=30)
+    insert(chain, row())
+    assert sorted({record.id for record in relayed(chain)}) == ids(chain)
+    assert duplicates(read(chain)) == 1
+
+
+def test_registering_before_migrating_is_refused_and_loses_nothing(unapplied: Settings, postgres: Postgres) -> None:
+    empty = unapplied.model_copy(update={"source_db_name": f"{unapplied.source_db_name}_empty"})
+    postgres.psql(f"CREATE DATABASE {empty.source_db_name} OWNER stock_source_owner")
+    try:
+        with raises("publication-missing", "outbox migrate"):
+            relay.apply(empty)
+        assert relay.status(empty).connector == "MISSING"
+        migrate(empty)
+        insert(empty, row())
+        relay.apply(empty)
+        assert [record.id for record in relayed(empty)] == ids(empty) != []
+    finally:
+        relay.remove(empty, drop_slot=True)
+        postgres.psql(f"DROP DATABASE {empty.source_db_name} WITH (FORCE)")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["DROP PUBLICATION outbox", "ALTER PUBLICATION outbox SET (publish = 'update')"],
+    ids=["gone", "no insert"],
+)
+def test_a_publication_that_would_relay_nothing_is_refused(
+    unapplied: Settings, postgres: Postgres, broken: str
+) -> None:
+    postgres.psql(broken, unapplied.source_db_name)
+    with raises("publication-missing"):
+        relay.apply(unapplied)
+    assert relay.status(unapplied).connector == "MISSING"
+
+
+# Applying ---------------------------------------------------------------------------------------------------------
+
+
+def test_applying_twice_changes_nothing(chain: Settings, postgres: Postgres) -> None:
+    reader = wait_for("Debezium to read the slot", lambda: walsender(chain, postgres), timeout_s=30)
+    assert relay.apply(chain) == "unchanged"
+    assert walsender(chain, postgres) == reader
+
+
+def test_applying_a_changed_file_updates_the_connector_and_it_goes_on(
+    chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insert(chain, row())
+    relayed(chain)
+    edited(tmp_path, monkeypatch, poll__interval__ms="11")
+    assert relay.apply(chain) == "updated"
+    assert (Rest(chain).config() or {})["poll.interval.ms"] == "11"
+    assert relay.apply(chain) == "unchanged"
+    insert(chain, row())
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+
+
+def test_a_stopped_connector_is_resumed(chain: Settings) -> None:
+    insert(chain, row())
+    relayed(chain)
+    url = f"{chain.connect_url}/connectors/{chain.connector}/stop"
+    assert requests.put(url, timeout=10).ok
+    wait_for("it to stop", lambda: relay.status(chain).tasks == [], timeout_s=30)
+    assert not relay.status(chain).is_running
+    relay.apply(chain)
+    insert(chain, row())
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+
+
+def test_a_transaction_boundary_that_debezium_does_not_have_is_refused_and_nothing_changes(
+    chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = Rest(chain).config()
+    edited(tmp_path, monkeypatch, transaction__boundary="connector")
+    with raises("connect-refused", "does not support connector-defined transaction boundaries"):
+        relay.apply(chain)
+    assert Rest(chain).config() == current
+    insert(chain, row())
+    relayed(chain)
+
+
+def test_render_is_what_connect_has_and_holds_no_secret(chain: Settings) -> None:
+    rendered = connectors.load(chain).config
+    assert {**rendered, "name": chain.connector} == Rest(chain).config()
+    assert rendered["database.password"] == "${env:OUTBOX_SOURCE_DB_CDC_PASSWORD}"
+    answers = requests.get(f"{chain.connect_url}/connectors?expand=info&expand=status", timeout=10).text
+    assert chain.connector in answers
+    assert chain.source_db_cdc_password.get_secret_value() not in answers + json.dumps(rendered)
+    assert not [value for value in rendered.values() if "${settings:" in value]
+
+
+def test_removing_keeps_the_place_and_applying_goes_on_there(chain: Settings) -> None:
+    insert(chain, row())
+    relayed(chain)
+    assert relay.remove(chain) is True
+    assert relay.status(chain).connector == "MISSING"
+    assert relay.remove(chain) is False
+    insert(chain, row())
+    relay.apply(chain)
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+    assert duplicates(read(chain)) == 0
+
+
+def test_forgetting_delivers_everything_again(chain: Settings) -> None:
+    insert(chain, row(), row())
+    relayed(chain)
+    relay.remove(chain, drop_slot=True)
+    relay.apply(chain)
+    insert(chain, row())
+    relayed(chain)
+    assert len(read(chain)) == 2 + 2 + 1
+
+
+def test_the_commands_say_what_was_done_and_what_is_in_force(unapplied: Settings) -> None:
+    names = ("source_db_name", "sink_db_name", "topic_prefix", "connector")
+    env = {f"OUTBOX_{name.upper()}": str(getattr(unapplied, name)) for name in names}
+
+    def run(*arguments: str) -> Any:
+        return outbox("connect", *arguments, home=unapplied.home, **env)
+
+    missing = run("status")
+    assert missing.returncode == 1
+    assert missing.stderr == f"outbox: connector {unapplied.connector} does not run — `outbox connect apply`\n"
+    assert (
+        run("apply").stdout == f"connector {unapplied.connector}: created, exactly-once (transaction boundary poll)\n"
+    )
+    told = run("status", "--json")
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert (found["connector"], found["tasks"], found["error"]) == ("RUNNING", ["RUNNING"], None)
+    assert found["worker_exactly_once"] is True
+    assert found["connector_exactly_once"] == "required"
+    assert json.loads(run("render").stdout) == connectors.load(unapplied).config
+    assert run("remove", "--yes").stdout == f"connector {unapplied.connector}: removed\n"
+    assert run("remove", "--yes", "--drop-slot").stdout == f"connector {unapplied.connector}: was not there\n"
+
+
+# What Debezium would not notice -----------------------------------------------------------------------------------
+
+
+def test_a_slot_that_is_gone_is_refused_and_forgetting_is_the_way_out(chain: Settings, postgres: Postgres) -> None:
+    insert(chain, row())
+    relayed(chain)
+    relay.remove(chain)
+    drop_slot(chain, postgres)
+    insert(chain, row())  # in no slot
+    with raises("slot-missing", "outbox connect remove --drop-slot"):
+        relay.apply(chain)
+    relay.remove(chain, drop_slot=True)
+    relay.apply(chain)
+    records = relayed(chain)
+    assert {record.id for record in records} == set(ids(chain))
+
+
+@pytest.mark.parametrize("how", ["made again", "read by another"])
+def test_a_slot_that_has_let_go_of_events_is_refused_and_forgetting_is_the_way_out(
+    chain: Settings, postgres: Postgres, how: str
+) -> None:
+    insert(chain, row())
+    relayed(chain)
+    relay.remove(chain)
+    wait_released(chain, postgres)
+    if how == "made again":
+        drop_slot(chain, postgres)
+    insert(chain, row())  # in no slot, or in the slot until it moves on
+    if how == "made again":
+        create = f"SELECT pg_create_logical_replication_slot('{chain.connector}', 'pgoutput')"
+        postgres.psql(create, chain.source_db_name)
+    else:
+        advance(chain, postgres)
+    with raises("slot-ahead", "outbox connect remove --drop-slot"):
+        relay.apply(chain)
+    relay.remove(chain, drop_slot=True)
+    relay.apply(chain)
+    assert {record.id for record in relayed(chain)} == set(ids(chain))
+
+
+def test_overlapping_transactions_are_no_recreated_slot(chain: Settings, postgres: Postgres) -> None:
+    # The later event stands earlier in the log: the offset stored with it is below the commit that the slot has.
+    with closing(connect_database(chain, SourceRole.APP)) as connection, connection.cursor() as cursor:
+        execute_values(cursor, INSERT, [row()])
+        insert(chain, row())
+        relayed(chain, ids(chain))
+        connection.commit()
+    relayed(chain)
+    rest = Rest(chain)
+    rest.stop()  # by which it stores and confirms where it is
+    answer = requests.get(f"{chain.connect_url}/connectors/{chain.connector}/offsets", timeout=30).json()
+    (stored,) = [entry["offset"] for entry in answer["offsets"]]
+    assert stored["lsn"] < stored["lsn_commit"]
+    relay.apply(chain)
+    insert(chain, row())
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+
+
+def test_a_slot_ahead_by_events_that_are_on_the_topic_is_no_loss(chain: Settings, postgres: Postgres) -> None:
+    # As a worker without exactly-once leaves it when it is killed between confirming and storing.
+    with closing(connect_database(chain, SourceRole.APP)) as connection, connection.cursor() as cursor:
+        execute_values(cursor, INSERT, [row()])  # while it is open, the server retains the log from here on
+        insert(chain, row())
+        relayed(chain, ids(chain))
+        relay.remove(chain)
+        wait_released(chain, postgres)
+        advance(chain, postgres)
+        assert relay.apply(chain) == "created"
+        connection.commit()
+    insert(chain, row())
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+
+
+def test_a_slot_ahead_whose_log_is_released_is_refused_before_debezium_fails(
+    chain: Settings, postgres: Postgres
+) -> None:
+    insert(chain, row())
+    relayed(chain)
+    relay.remove(chain)
+    wait_released(chain, postgres)
+    stored = slot.read(chain)
+    assert stored is not None
+
+    def released() -> bool:
+        postgres.psql("SELECT pg_log_standby_snapshot()")
+        advance(chain, postgres)
+        now = slot.read(chain)
+        return now is not None and now.restart_lsn > stored.confirmed_lsn
+
+    wait_for("the log to be released", released, timeout_s=30)
+    with raises("slot-released", "outbox connect remove --drop-slot"):
+        relay.apply(chain)
+    relay.remove(chain, drop_slot=True)
+    relay.apply(chain)
+    assert {record.id for record in relayed(chain)} == set(ids(chain))
+
+
+def test_a_slot_that_was_invalidated_is_refused_and_forgetting_is_the_way_out(
+    chain: Settings, postgres: Postgres
+) -> None:
+    insert(chain, row())
+    relayed(chain)
+    relay.remove(chain)
+    wait_released(chain, postgres)
+    status = f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = '{chain.connector}'"
+
+    def lost() -> bool:
+        postgres.psql("CHECKPOINT")
+        return postgres.psql(status).stdout == "lost\n"
+
+    # For real that takes gigabytes of log (max_slot_wal_keep_size); a slot idle for too long ends the same way.
+    postgres.psql("ALTER SYSTEM SET idle_replication_slot_timeout = '1s'")
+    postgres.psql("SELECT pg_reload_conf()")
+    try:
+        wait_for("the slot to be invalidated", lost, timeout_s=30, poll_s=0.3)
+    finally:
+        postgres.psql("ALTER SYSTEM RESET idle_replication_slot_timeout")
+        postgres.psql("SELECT pg_reload_conf()")
+    with raises("slot-invalidated", "outbox connect remove --drop-slot"):
+        relay.apply(chain)
+    relay.remove(chain, drop_slot=True)
+    relay.apply(chain)
+    assert {record.id for record in relayed(chain)} == set(ids(chain))
+
+
+def test_a_failed_task_is_reported_with_its_reason_and_restarted_by_apply(chain: Settings) -> None:
+    # Somebody else takes the task's transactional id, as a second Connect cluster of the same group would.
+    group = re.findall(r"^group.id=(.*)$", config.file(config.WORKER).read_text(), re.MULTILINE)[0]
+    rival = Producer({**client_config(chain), "transactional.id": f"{group}-{chain.connector}-0"})
+    insert(chain, row())
+    relayed(chain)  # else Connect has no offset yet, and the task begins with a snapshot
+    rival.init_transactions(30)
+    insert(chain, row())
+    error = wait_for("the task to fail", lambda: relay.status(chain).error, timeout_s=30)
+    assert "\n" not in error
+    assert "ProducerFencedException" in error or "InvalidProducerEpochException" in error
+    status = outbox("connect", "status", home=chain.home, OUTBOX_CONNECTOR=chain.connector)
+    assert status.returncode == 1
+    assert status.stderr.startswith(f"outbox: connector {chain.connector} failed: {error} — ")
+    assert "`outbox connect apply`" in status.stderr
+    assert relay.apply(chain) == "restarted"
+    insert(chain, row())
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+
+
+def test_a_request_during_a_rebalance_is_repeated_until_it_is_through(
+    chain: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals: list[requests.Response] = []
+    request, ours = requests.Session.request, threading.current_thread()
+
+    def watched(*args: Any, **kwargs: Any) -> requests.Response:
+        response = request(*args, **kwargs)
+        if threading.current_thread() is ours and "rebalance" in response.text:
+            refusals.append(response)
+        return response
+
+    monkeypatch.setattr(requests.Session, "request", watched)
+    rest = Rest(chain)
+    current = rest.config()
+    over = threading.Event()
+    url, other = f"{chain.connect_url}/connectors", f"{chain.connector}_other"
+    config = {**connectors.load(chain).config, "topic.prefix": other, "slot.name": other}
+
+    def disturb() -> None:
+        # A connector that comes or goes makes the group rebalance.
+        while not over.is_set():
+            requests.post(url, json={"name": other, "config": config, "initial_state": "STOPPED"}, timeout=30)
+            requests.delete(f"{url}/{other}", timeout=30)
+
+    disturbing = threading.Thread(target=disturb)
+    disturbing.start()
+    try:
+
+        def disturbed() -> bool:
+            assert rest.config() == current  # however often it is refused before it is answered
+            return bool(refusals)
+
+        wait_for("a request to meet a rebalance", disturbed, timeout_s=60, poll_s=0)
+        assert relay.apply(chain) == "unchanged"
+    finally:
+        over.set()
+        disturbing.join()
+    insert(chain, row())
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+
+
+def test_an_apply_that_comes_too_late_to_create_the_connector_finds_that_of_another(
+    topic: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, config = threading.current_thread(), Rest.config
+    has_looked, is_created = threading.Event(), threading.Event()
+    looks: list[Config | None] = []
+
+    def looked(rest: Rest) -> Config | None:
+        found = config(rest)
+        if threading.current_thread() is not ours and not looks:
+            looks.append(found)
+            has_looked.set()
+            is_created.wait(300)
+        return found
+
+    monkeypatch.setattr(Rest, "config", looked)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(relay.apply, topic)
+            try:
+                assert has_looked.wait(300)
+                assert relay.apply(topic) == "created"
+            finally:
+                is_created.set()
+            assert late.result() == "unchanged"
+        assert looks == [None]
+        insert(topic, row())
+        assert [record.id for record in relayed(topic)] == ids(topic)
+    finally:
+        relay.remove(topic, drop_slot=True)

@@ -1,0 +1,175 @@
+"""What a row of the outbox becomes on the topic: the contract of the events, at its writing end."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+
+import psycopg2.extensions
+import pytest
+from confluent_kafka import Producer
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SourceRole
+from outbox.events import catalog
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from outbox.relay import apply as relay
+from outbox.stack.postgres import Postgres
+from tests.support.outbox_rows import Row, ids, insert, row
+from tests.shape import SHAPE
+from tests.support.topic_reader import Record, out_of_order, read, relayed, topic_of
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+COLUMNS = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload"
+
+
+@contextmanager
+def transaction(settings: Settings, role: SourceRole = SourceRole.APP) -> Iterator[psycopg2.extensions.cursor]:
+    """A transaction, committed at the end unless it was ended before."""
+    with closing(connect(settings, role)) as connection, connection.cursor() as cursor:
+        yield cursor
+        connection.commit()
+
+
+def arrivals(settings: Settings, before: list[str]) -> list[Record]:
+    """The records of the rows that were written since, and whatever has come besides, in the order of the topic."""
+    return [record for record in relayed(settings) if record.id not in before]
+
+
+def send(settings: Settings, *rows: Row) -> list[Record]:
+    """The records of these rows."""
+    before = [record.id for record in read(settings)]
+    insert(settings, *rows)
+    return arrivals(settings, before)
+
+
+def occurred_at(settings: Settings, event_id: str) -> datetime:
+    """When the row says it occurred."""
+    with transaction(settings, SourceRole.CDC) as cursor:
+        cursor.execute("SELECT occurred_at FROM outbox WHERE id = %s", [event_id])
+        found = cursor.fetchone()
+    assert found is not None
+    when: datetime = found[0]
+    return when.replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize("quantity", [5, -5], ids=["credit", "debit"])
+def test_a_row_becomes_a_record_that_keeps_the_contract(shared_chain: Settings, quantity: int) -> None:
+    written = row(quantity=quantity, traceparent=TRACEPARENT)
+    [record] = send(shared_chain, written)
+    assert record.key == written.aggregateid
+    assert json.loads(record.value) == json.loads(written.payload)
+    assert record.headers == {
+        "id": ids(shared_chain)[-1],
+        "eventType": written.type,
+        "schemaVersion": "1",
+        "traceparent": TRACEPARENT,
+    }
+    assert uuid.UUID(record.id).version == 7
+    schema = catalog.of(shared_chain).schema(SHAPE.aggregatetype, written.type, 1)
+    assert schema.violation(json.loads(record.value)) is None
+    assert schema.violation({**json.loads(record.value), "quantity": 0}) is not None
+
+
+def test_a_record_of_the_snapshot_is_like_one_of_the_stream(topic: Settings) -> None:
+    item = str(uuid.uuid4())
+    insert(topic, row(item))
+    relay.apply(topic)
+    try:
+        insert(topic, row(item))
+        first, second = relayed(topic)
+    finally:
+        relay.remove(topic, drop_slot=True)
+    assert set(first.headers) == set(second.headers)
+    assert {**json.loads(first.value), "movement_id": ""} == {**json.loads(second.value), "movement_id": ""}
+
+
+def test_a_row_without_a_traceparent_becomes_a_record_that_keeps_the_contract(shared_chain: Settings) -> None:
+    [record] = send(shared_chain, row())
+    assert record.headers.get("traceparent") is None
+
+
+def test_text_and_numbers_arrive_as_they_were_written(shared_chain: Settings) -> None:
+    odd = {"text": 'Zoë "quoted" \\ 日本 🙂 \u0001', "big": 9223372036854775807, "small": -9223372036854775808}
+    payload = {**odd, "nothing": None, "nested": {"list": [1, {"deep": True}]}, "precise": 0.1}
+    written = row()._replace(payload=json.dumps(payload, ensure_ascii=False), aggregateid="a key / with ümlauts")
+    [record] = send(shared_chain, written)
+    assert json.loads(record.value) == payload
+    assert record.key == "a key / with ümlauts"
+
+
+def test_a_large_payload_arrives(shared_chain: Settings) -> None:
+    written = row()._replace(payload=json.dumps({"text": "x" * 900_000}))
+    [record] = send(shared_chain, written)
+    assert json.loads(record.value) == json.loads(written.payload)
+
+
+def test_another_schema_version_is_told_in_the_header(shared_chain: Settings) -> None:
+    before = ids(shared_chain)
+    with transaction(shared_chain) as cursor:
+        cursor.execute(f"{COLUMNS}, schema_version) VALUES ('order', 'a', 'placed', '{{}}', 2)")
+    [record] = arrivals(shared_chain, before)
+    assert record.headers["schemaVersion"] == "2"
+
+
+def test_each_aggregate_type_goes_to_its_topic(shared_chain: Settings) -> None:
+    sent = send(shared_chain, row(), row()._replace(aggregatetype="order", type="placed"))
+    assert {(record.topic, record.headers["eventType"]) for record in sent} == {
+        (topic_of(shared_chain, "item"), "received"),
+        (topic_of(shared_chain, "order"), "placed"),
+    }
+
+
+def test_deleting_and_changing_rows_is_no_event(shared_chain: Settings, postgres: Postgres) -> None:
+    written = send(shared_chain, row(), row())
+    with transaction(shared_chain, SourceRole.PRUNER) as cursor:
+        cursor.execute("DELETE FROM outbox WHERE id = %s", [written[0].id])
+    change = f"UPDATE outbox SET traceparent = 'changed' WHERE id = '{written[1].id}'"
+    postgres.psql(change, shared_chain.source_db_name)
+    known = len(read(shared_chain))
+    send(shared_chain, row())  # comes behind whatever the changes would have become
+    assert len(read(shared_chain)) == known + 1
+
+
+def test_a_transaction_that_is_rolled_back_is_no_event(shared_chain: Settings) -> None:
+    known = len(read(shared_chain))
+    with transaction(shared_chain) as cursor:
+        cursor.execute(f"{COLUMNS}) VALUES ('item', 'a', 'received', '{{}}')")
+        cursor.connection.rollback()
+    send(shared_chain, row())
+    assert len(read(shared_chain)) == known + 1
+
+
+def test_the_events_of_a_key_keep_their_order_on_one_partition(shared_chain: Settings) -> None:
+    keys = [str(uuid.uuid4()) for _ in range(20)]
+    records = send(shared_chain, *(row(key, version) for version in range(1, 26) for key in keys))
+    assert len(records) == 500
+    assert out_of_order(records) == []
+    partitions = topics.describe(shared_chain, topic_of(shared_chain)).partitions
+    assert {record.partition for record in records} == set(range(partitions))
+
+
+def test_the_last_stable_offset_stops_before_an_open_transaction_and_passes_an_aborted_one(topic: Settings) -> None:
+    def end() -> int:
+        return topics.last_stable_offsets(topic, name)[0]
+
+    name, config = topic_of(topic), client_config(topic)
+    plain, transactional = Producer(config), Producer({**config, "transactional.id": f"test-{uuid.uuid4()}"})
+    transactional.init_transactions(30)
+    plain.produce(name, "first", partition=0, headers={"id": "1"})
+    plain.flush(30)
+    assert end() == 1
+    transactional.begin_transaction()
+    for _ in range(3):
+        transactional.produce(name, "never", partition=0, headers={"id": "2"})
+    transactional.flush(30)
+    plain.produce(name, "behind", partition=0, headers={"id": "3"})
+    plain.flush(30)
+    assert end() == 1  # what comes behind an open transaction waits for it
+    transactional.abort_transaction(30)
+    assert end() == 1 + 3 + 1 + 1  # the marker takes an offset too
+    assert [record.value for record in read(topic)] == ["first", "behind"]

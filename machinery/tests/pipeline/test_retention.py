@@ -1,0 +1,477 @@
+"""The evidence on a real topic, slot and outbox: each place alone holds a day that could be forgotten without it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.wait import wait_for
+from outbox.kafka import clients, records, topics
+from outbox.kafka.clients import client_config
+from outbox.kafka.topics import TopicSpec
+from outbox.maintenance import evidence, retention
+from outbox.maintenance.retention import RetentionResult
+from outbox.relay import connectors
+from outbox.stack.postgres import Postgres
+from tests.support import kept_rows as kept
+from tests.support import suite
+from tests.support.kept_rows import aged, ago, partition, remember
+from tests.support.outbox_rows import insert, row
+from tests.support.topic_reader import relayed, topic_of
+
+pytestmark = pytest.mark.usefixtures("whole_day")
+
+INSERT = "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES (%s, 'item', 'a', 'received', '{}')"
+
+
+def advance(settings: Settings) -> None:
+    """Confirm all of the slot, as the relay does of what it has sent."""
+    with closing(connect(settings, SourceRole.CDC)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [settings.connector])
+
+
+def relay(settings: Settings) -> None:
+    """A commit, which writes out what lies before it in the log, and its confirmation."""
+    insert(settings, row())
+    advance(settings)
+
+
+def expire(settings: Settings, *, dry_run: bool = False) -> RetentionResult:
+    """Retention, with a relay that confirms what it reads."""
+    return retention.expire(settings, dry_run=dry_run, nudge=lambda: relay(settings))
+
+
+def names(result: RetentionResult) -> list[str]:
+    return [dropped.name for dropped in result.dropped]
+
+
+def places(result: RetentionResult) -> list[str]:
+    return [found.place for found in result.held_by]
+
+
+def owner(settings: Settings, statement: str, *parameters: object) -> None:
+    with closing(connect(settings, SourceRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What will not come is not waited for."""
+    monkeypatch.setattr(evidence, "WRITERS_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(evidence, "CONFIRM_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(evidence, "NUDGE_EVERY_S", 0.05)
+    monkeypatch.setattr(evidence, "TOPIC_TIMEOUT_S", 0.5)
+
+
+@pytest.fixture
+def settled(topic: Settings, quick: None) -> Iterator[Settings]:
+    """A slot, an empty topic and outbox, and a sink that has applied events of 9 and of 6 days ago, and of today."""
+    with slot_of(topic, topic.connector):
+        remember(topic, aged(9), aged(6), aged(0))
+        yield topic
+
+
+@contextmanager
+def slot_of(settings: Settings, name: str) -> Iterator[None]:
+    with closing(connect(settings, SourceRole.CDC)) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+            yield
+            drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
+            cursor.execute(drop, [name])
+
+
+def produce(settings: Settings, *ids: str | bytes | None, aggregate: str = "item") -> None:
+    """Records with these ids, in partition 0 of an aggregate's topic, and one without a header."""
+    name, producer = topic_of(settings, aggregate), Producer(client_config(settings))
+    for event_id in ids:
+        producer.produce(name, b"{}", partition=0, headers=[("id", event_id)])
+    producer.produce(name, b"{}", partition=0)
+    assert producer.flush(30) == 0
+
+
+@contextmanager
+def on_topic(settings: Settings, event_id: str) -> Iterator[None]:
+    produce(settings, event_id, "no id", "0" * 36, b"\xff", None)
+    yield
+
+
+@contextmanager
+def on_other_topic(settings: Settings, event_id: str) -> Iterator[None]:
+    produce(settings, event_id, aggregate="order")
+    yield
+
+
+@contextmanager
+def in_outbox(settings: Settings, event_id: str) -> Iterator[None]:
+    owner(settings, INSERT, event_id)
+    yield
+
+
+@contextmanager
+def in_a_transaction(settings: Settings, event_id: str) -> Iterator[None]:
+    with closing(connect(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
+        cursor.execute(INSERT, [event_id])
+        yield
+
+
+@contextmanager
+def in_a_dead_letter(settings: Settings, event_id: str) -> Iterator[None]:
+    kept.set_aside(settings, event_id, event_id, sink="naive")
+    yield
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
+    """Every record that is read from a topic."""
+    found: list[Message] = []
+    read = records.read
+
+    def counted(settings: Settings, name: str, within: Mapping[int, tuple[int, int]]) -> Iterator[Message]:
+        for message in read(settings, name, within):
+            found.append(message)
+            yield message
+
+    monkeypatch.setattr(records, "read", counted)
+    return found
+
+
+def test_without_any_evidence_all_but_today_and_yesterday_is_dropped(settled: Settings) -> None:
+    lines: list[str] = []
+    would = expire(settled, dry_run=True)
+    assert names(would) == [partition(9), partition(6)]
+    assert names(expire(settled, dry_run=True)) == names(would), "a dry run has dropped nothing"
+    done = retention.expire(settled, report=lines.append, nudge=lambda: relay(settled))
+    assert (names(done), places(done)) == ([partition(9), partition(6)], ["clock"])
+    assert [line.partition(":")[0] for line in lines] == [
+        "transactions that write events",
+        "outbox table",
+        "write-ahead log",
+        f"topic {topic_of(settled, 'item')}",
+        f"topic {topic_of(settled, 'order')}",
+        "open dead letters",
+        "clock",
+        f"dropped {partition(9)}",
+        f"dropped {partition(6)}",
+    ]
+    assert expire(settled) == RetentionResult(ago(1)), "and then there is nothing to forget"
+
+
+@pytest.mark.parametrize(
+    ("place", "hold"),
+    [
+        ("topic {prefix}.item", on_topic),
+        ("topic {prefix}.order", on_other_topic),
+        ("outbox table", in_outbox),
+        ("open dead letters", in_a_dead_letter),
+        ("transactions that write events", in_a_transaction),
+    ],
+)
+def test_an_event_in_one_place_alone_holds_its_day_back(
+    settled: Settings, place: str, hold: Callable[[Settings, str], AbstractContextManager[None]]
+) -> None:
+    with hold(settled, aged(6)):
+        result = expire(settled)
+    place = place.format(prefix=settled.topic_prefix)
+    # What a transaction has written cannot be seen, so it might be of any day.
+    assert names(result) == ([] if hold is in_a_transaction else [partition(9)])
+    assert places(result) == [place]
+
+
+def test_what_the_slot_has_not_confirmed_holds_everything_back(settled: Settings) -> None:
+    owner(settled, INSERT, aged(6))
+    owner(settled, "DELETE FROM outbox")
+    result = retention.expire(settled)
+    assert (names(result), places(result)) == ([], ["write-ahead log"])
+    assert names(expire(settled)) == [partition(9), partition(6)]
+
+
+def test_below_the_horizon_nothing_holds_anything(settled: Settings) -> None:
+    with in_outbox(settled, aged(6)):
+        assert names(expire(settled)) == [partition(9)]
+    owner(settled, "DELETE FROM outbox")
+    old = aged(8)
+    with on_topic(settled, old), in_outbox(settled, old), in_a_dead_letter(settled, old):
+        assert names(expire(settled)) == [partition(6)]
+
+
+def test_ids_that_are_never_applied_hold_nothing_back(settled: Settings) -> None:
+    one = aged(6)
+    random = f"{one[:14]}4{one[15:]}"
+    with on_topic(settled, random), in_outbox(settled, random), in_a_dead_letter(settled, random):
+        assert names(expire(settled)) == [partition(9), partition(6)]
+
+
+def test_a_resolved_dead_letter_holds_nothing(settled: Settings) -> None:
+    with in_a_dead_letter(settled, aged(6)):
+        assert places(expire(settled, dry_run=True)) == ["open dead letters"]
+    kept.query(settled, "UPDATE dead_letters SET status = 'discarded'", role=SinkRole.WRITER)
+    assert names(expire(settled)) == [partition(9), partition(6)]
+
+
+def test_a_former_topic_that_sinks_have_read_holds_its_day(settled: Settings) -> None:
+    """An aggregate was moved from there; a sink that begins anew might read it again."""
+    name = f"{settled.connector}-former"
+    topics.create(settled, [TopicSpec(name, 1, {})])
+    producer = Producer(client_config(settled))
+    producer.produce(name, b"{}", headers=[("id", aged(6))])
+    assert producer.flush(30) == 0
+    assert names(expire(settled, dry_run=True)) == [partition(9), partition(6)], "no sink has read it"
+    kept.stand(settled, "naive", name, topics.describe(settled, name).id)
+    result = expire(settled)
+    assert (names(result), places(result)) == ([partition(9)], [f"topic {name}"])
+    admin = AdminClient(client_config(settled))
+    admin.delete_topics([name])[name].result(10)
+    wait_for("it to be gone", lambda: not topics.exists(settled, name), timeout_s=10)
+    assert names(expire(settled)) == [partition(6)]
+
+
+def test_an_open_transaction_on_a_topic_hides_events_of_any_day(settled: Settings) -> None:
+    producer = Producer({**client_config(settled), "transactional.id": f"open-{settled.connector}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic_of(settled, "order"), b"{}", partition=0, headers=[("id", aged(6))])
+    producer.flush(30)
+    result = expire(settled)
+    assert (names(result), places(result)) == ([], [f"topic {topic_of(settled, 'order')}"])
+    producer.commit_transaction(30)
+    assert names(expire(settled)) == [partition(9)]
+
+
+def test_a_transaction_that_ends_while_it_is_waited_for_is_seen(
+    settled: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "WRITERS_TIMEOUT_S", 30)
+    with closing(connect(settled, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
+        cursor.execute(INSERT, [aged(6)])
+        ending = threading.Timer(0.3, connection.commit)
+        ending.start()
+        result = expire(settled)
+        ending.join()
+    assert (names(result), places(result)) == ([partition(9)], ["outbox table"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("kafka_bootstrap", "127.0.0.1:1", "Kafka at"),
+        ("topic_prefix", "no.such", "no.such.item"),
+        ("connector", "no_such_slot", "slot no_such_slot does not exist"),
+        ("source_db_port", 1, "database source"),
+    ],
+)
+def test_a_place_that_cannot_be_read_fails_before_anything_is_dropped(
+    settled: Settings, setting: str, value: object, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if setting == "kafka_bootstrap":  # a server that never answers
+        monkeypatch.setattr(clients, "REQUEST_TIMEOUT_S", 1.0)
+    elsewhere = settled.model_copy(update={setting: value})
+    with pytest.raises(Failure, match=message):
+        retention.expire(elsewhere, nudge=lambda: relay(settled))
+    assert len(kept.names(settled)) == 3
+
+
+def test_with_a_real_relay_a_commit_nudges_the_slot(chain: Settings) -> None:
+    remember(chain, aged(9), aged(6), aged(0))
+    held = aged(6)
+    owner(chain, INSERT, held)
+    relayed(chain, [held])
+    owner(chain, "DELETE FROM outbox")
+    result = retention.expire(chain, nudge=lambda: insert(chain, row()))
+    assert (names(result), places(result)) == ([partition(9)], [f"topic {topic_of(chain)}"])
+
+
+def test_with_nothing_to_forget_kafka_and_the_source_are_not_asked(settled: Settings) -> None:
+    expire(settled)
+    nowhere = settled.model_copy(update={"kafka_bootstrap": "127.0.0.1:1", "source_db_port": 1})
+    assert retention.expire(nowhere, nudge=unwanted) == RetentionResult(ago(1))
+
+
+def test_a_first_record_that_holds_everything_is_all_that_is_read(settled: Settings, reads: list[Message]) -> None:
+    produce(settled, aged(9), *(aged(6) for _ in range(200)))
+    result = retention.expire(settled, nudge=unwanted)
+    assert (names(result), places(result)) == ([], [f"topic {topic_of(settled)}"])
+    assert len(reads) == 1
+
+
+def test_the_topic_is_read_until_one_record_holds_everything(settled: Settings, reads: list[Message]) -> None:
+    produce(settled, aged(5), aged(9), *(aged(5) for _ in range(200)))
+    result = expire(settled)
+    assert (names(result), places(result)) == ([], [f"topic {topic_of(settled)}"])
+    assert len(reads) == 1 + 2
+
+
+@pytest.mark.parametrize("hold", [in_outbox, in_a_dead_letter])
+def test_what_a_glance_shows_is_not_waited_for(
+    settled: Settings, hold: Callable[[Settings, str], AbstractContextManager[None]]
+) -> None:
+    with hold(settled, aged(9)):
+        result = retention.expire(settled, nudge=unwanted)
+    assert (names(result), len(result.evidence)) == ([], 1)
+
+
+def delete_records(settings: Settings, topic: str, before: int, partition: int = 0) -> None:
+    admin = AdminClient(client_config(settings))
+    for future in admin.delete_records([TopicPartition(topic, partition, before)]).values():
+        future.result(10)
+
+
+def logged(settings: Settings) -> set[tuple[object, ...]]:
+    return set(kept.query(settings, 'SELECT sink, topic_id, partition, "offset" FROM event_log'))
+
+
+def log(settings: Settings, sink: str, topic_id: str, *offsets: int, partition: int = 0) -> None:
+    for offset in offsets:
+        statement = "INSERT INTO event_log VALUES (%s, %s, %s, %s, '{}')"
+        kept.query(settings, statement, sink, topic_id, partition, offset, role=SinkRole.WRITER)
+
+
+def test_the_event_log_ends_where_the_topic_begins(topic: Settings) -> None:
+    """A record that the topic has dropped cannot come again under its offset; any other is still a duplicate."""
+    produce(topic, *(aged(0) for _ in range(9)))
+    topic_id = topics.describe(topic, topic_of(topic)).id
+    kept.stand(topic, "offset-log", topic_of(topic), topic_id, offset=10)
+    log(topic, "offset-log", topic_id, *range(10))
+    log(topic, "offset-log", topic_id, 0, partition=1)
+    log(topic, "offset-log", "an earlier topic", 5)
+    log(topic, "without positions", topic_id, 0)
+    assert expire(topic).deleted == {"event_log": 1}, "the topic that was deleted"
+    delete_records(topic, topic_of(topic), before=4)
+    assert expire(topic, dry_run=True).deleted == {"event_log": 4}
+    assert expire(topic).deleted == {"event_log": 4}
+    places = {("offset-log", topic_id, 0, offset) for offset in range(4, 10)}
+    assert logged(topic) == {*places, ("offset-log", topic_id, 1, 0), ("without positions", topic_id, 0, 0)}
+
+
+def test_the_event_log_of_one_topic_does_not_keep_or_drop_that_of_another(topic: Settings) -> None:
+    item, order = (topics.describe(topic, topic_of(topic, name)) for name in ("item", "order"))
+    produce(topic, *(aged(0) for _ in range(9)))
+    delete_records(topic, item.name, before=4)
+    kept.stand(topic, "offset-log", item.name, item.id, offset=10)
+    log(topic, "offset-log", item.id, *range(10))
+    log(topic, "offset-log", order.id, 5)  # without a position, the sink may read that topic again
+    kept.stand(topic, "offset-log", "gone", "an earlier topic", offset=10)
+    log(topic, "offset-log", "an earlier topic", 5)
+    assert expire(topic).deleted == {"event_log": 4}
+    left = {(topic_id, offset) for _, topic_id, _, offset in logged(topic)}
+    assert left == {*((item.id, offset) for offset in range(4, 10)), (order.id, 5), ("an earlier topic", 5)}
+
+
+def test_the_event_log_of_a_topic_that_was_created_anew_stays_until_its_sink_has_accepted_that(topic: Settings) -> None:
+    kept.stand(topic, "offset-log", topic_of(topic), "an earlier topic", offset=10)
+    log(topic, "offset-log", "an earlier topic", 5)
+    assert expire(topic).deleted == {}
+
+
+def capturing(folder: Path) -> None:
+    """Write the connectors' files of a project that captures the table `stock` too."""
+    relay = json.loads((suite.DOMAIN / "connect" / "outbox.json").read_text())
+    name = "${settings:connector}_captured"
+    capture = {**relay, "slot.name": name, "topic.prefix": name, "offsets.storage.topic": f"{name}.offsets"}
+    capture |= {"publication.name": name, "table.include.list": "public.stock"}
+    for kind, config in (("outbox", relay), ("captured", capture)):
+        (folder / f"{kind}.json").write_text(json.dumps(config))
+
+
+@pytest.fixture
+def captured(topic: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """A captured table's slot and its empty topic, which a sink reads."""
+    capturing(tmp_path)
+    monkeypatch.setattr(connectors, "folder", lambda: tmp_path)
+    connector = connectors.load(topic, "captured")
+    specs = connectors.topic_specs(topic, connector)
+    topics.create(topic, specs)
+    kept.stand(topic, "changes", connector.topic, topics.describe(topic, connector.topic).id)
+    with slot_of(topic, connector.name):
+        yield topic
+    admin = AdminClient(client_config(topic))
+    for future in admin.delete_topics([spec.name for spec in specs]).values():
+        future.result(10)
+
+
+def change(settings: Settings, *lsns: int) -> None:
+    """Changes at these positions on the topic."""
+    producer = Producer(client_config(settings))
+    name = connectors.load(settings, "captured").topic
+    for lsn in lsns:
+        producer.produce(name, json.dumps({"op": "u", "source": {"lsn": lsn}}), partition=0)
+    producer.produce(name, b"no change", partition=0)
+    assert producer.flush(30) == 0
+
+
+def apply_changes(settings: Settings, *lsns: int) -> None:
+    for lsn in lsns:
+        statement = "INSERT INTO processed_changes VALUES ('changes', 'items', 'a', %s, 'u')"
+        kept.query(settings, statement, lsn, role=SinkRole.WRITER)
+
+
+def applied_changes(settings: Settings) -> list[int]:
+    return [int(str(lsn)) for (lsn,) in kept.query(settings, "SELECT lsn FROM processed_changes ORDER BY lsn")]
+
+
+def test_a_change_goes_when_neither_log_nor_topic_can_bring_it(captured: Settings, reads: list[Message]) -> None:
+    apply_changes(captured, 100, 200, 300)
+    change(captured, 200, 100, 300)
+    assert expire(captured).deleted == {}, "the topic has it, if not at its begin"
+    delete_records(captured, connectors.load(captured, "captured").topic, before=2)
+    reads.clear()
+    assert expire(captured).deleted == {"processed_changes": 2}
+    assert applied_changes(captured) == [300]
+    reads.clear()
+    assert expire(captured).deleted == {}
+    assert len(reads) == 1, "the first record holds the only one"
+
+
+def test_a_change_that_the_log_may_bring_stays_though_its_slot_has_confirmed_it(
+    captured: Settings, postgres: Postgres
+) -> None:
+    """A transaction that is open while others are confirmed has written before them."""
+    name = connectors.load(captured, "captured").name
+    with closing(connect(captured, SourceRole.OWNER)) as long, long.cursor() as cursor:
+        cursor.execute(INSERT, [aged(0)])
+        cursor.execute("SELECT pg_current_wal_insert_lsn() - '0/0'")
+        ((written,),) = cursor.fetchall()
+        for _ in range(3):
+            insert(captured, row())
+            postgres.psql("SELECT pg_log_standby_snapshot()")
+        kept.query(captured, "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", name, role=SourceRole.CDC)
+        positions = (
+            "SELECT restart_lsn - '0/0', confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s"
+        )
+        ((restart, confirmed),) = kept.query(captured, positions, name, role=SourceRole.CDC)
+        assert int(str(restart)) <= int(written) < int(str(confirmed))
+        apply_changes(captured, int(written), 100)
+        assert expire(captured).deleted == {"processed_changes": 1}
+    assert applied_changes(captured) == [int(written)]
+
+
+def test_without_its_slot_or_behind_an_open_transaction_no_change_goes(captured: Settings) -> None:
+    connector = connectors.load(captured, "captured")
+    apply_changes(captured, 100)
+    other = Producer({**client_config(captured), "transactional.id": f"other-{aged(0)}"})
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(connector.topic, json.dumps({"source": {"lsn": 100}}), partition=0)
+    other.flush(30)
+    assert expire(captured).deleted == {}
+    other.abort_transaction(30)
+    kept.query(captured, "SELECT pg_drop_replication_slot(%s)", connector.name, role=SourceRole.CDC)
+    assert expire(captured).deleted == {}
+    create = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')"
+    kept.query(captured, create, connector.name, role=SourceRole.CDC)
+    assert expire(captured).deleted == {"processed_changes": 1}
+
+
+def unwanted() -> None:
+    raise AssertionError("nobody has to nudge the relay")

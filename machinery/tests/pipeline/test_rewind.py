@@ -1,0 +1,147 @@
+"""Rewinding: where a sink will begin, and what is refused. That it then does is shown in test_sink_stream.py."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from outbox.sink import generations
+from outbox.sink.generations import Beginning
+from outbox.sink.repair import rewind
+from outbox.sink.repair.rewind import Move, TopicPartition
+from outbox.testing.command import outbox
+from outbox.testing.failures import raises
+from tests.support.made_events import sums
+from tests.support.sink_driver import Database, sink_on
+from tests.support.sink_process import Publisher, applied_until, catch_up, logged
+from tests.support.topic_reader import topic_of
+
+
+@pytest.fixture
+def applied(topic: Settings) -> Settings:
+    """A topic with five records in partition 0, of which a sink, whose driver has ended, has applied four."""
+    applied_until(topic, 4)
+    return topic
+
+
+def beginning(settings: Settings) -> Beginning:
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
+        return generations.beginning(cursor, "dedup")
+
+
+def test_each_rewind_is_a_generation_with_a_beginning_of_its_own(applied: Settings) -> None:
+    assert beginning(applied) == Beginning(0, {})
+    assert rewind.rewind(applied, "dedup", rewind.to_offsets(applied, "dedup", {(None, 0): 2})) == 1
+    assert beginning(applied) == Beginning(1, {topic_of(applied): {0: 2, 1: 0}})
+    assert rewind.rewind(applied, "dedup", rewind.to_earliest(applied, "dedup")) == 2
+    assert beginning(applied) == Beginning(2, {topic_of(applied): {0: 0, 1: 0}})
+    with closing(connect(applied, SinkRole.WRITER)) as connection:
+        positions = sink_on(connection).positions(topic_of(applied), topics.describe(applied, topic_of(applied)).id)
+    assert positions == {0: 4, 1: 0}, "what is applied stays applied"
+
+
+def test_a_moment_is_looked_up_by_arrival_and_never_beyond_the_position(applied: Settings) -> None:
+    now, place = datetime.now(UTC), TopicPartition(topic_of(applied), 0)
+    assert rewind.to_datetime(applied, "dedup", now - timedelta(hours=1))[place] == Move(position=4, begin=0)
+    assert rewind.to_datetime(applied, "dedup", now + timedelta(hours=1))[place] == Move(position=4, begin=4)
+
+
+@pytest.mark.parametrize(
+    ("partition", "offset", "code"), [(0, 5, "offset-ahead"), (1, 1, "offset-ahead"), (9, 0, "partition-unknown")]
+)
+def test_what_would_lose_events_is_refused(applied: Settings, partition: int, offset: int, code: str) -> None:
+    for topic in (None, topic_of(applied)):
+        with raises(code):
+            rewind.to_offsets(applied, "dedup", {(topic, partition): offset})
+
+
+def test_a_topic_that_the_sink_does_not_read_is_refused(applied: Settings) -> None:
+    with raises("partition-unknown", topic_of(applied, "order")):
+        rewind.to_offsets(applied, "dedup", {(topic_of(applied, "order"), 0): 0})
+
+
+def test_a_running_sink_is_not_rewound(applied: Settings) -> None:
+    moves = rewind.to_earliest(applied, "dedup")
+    with closing(connect(applied, SinkRole.WRITER)) as connection:
+        sink_on(connection)
+        with raises("sink-has-driver"):
+            rewind.rewind(applied, "dedup", moves)
+    assert beginning(applied) == Beginning(0, {})
+
+
+def rewound(settings: Settings, *words: str) -> tuple[int, str, str]:
+    """`outbox rewind` of the sink: its status, and what it said on both streams."""
+    done = outbox("rewind", "dedup", *words, home=settings.home, **settings.as_env())
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_sink_reads_from_a_moment_and_from_an_offset_in_the_middle(topic: Settings) -> None:
+    publisher = Publisher(topic)
+    early, late = publisher.events(30), publisher.events(20)
+    publisher.send(early)
+    between = datetime.now(UTC)
+    wait_for("the clock to go on", lambda: datetime.now(UTC) > between + timedelta(milliseconds=5), timeout_s=5)
+    publisher.send(late)
+    assert catch_up(topic).returncode == 0
+    ends = topics.last_stable_offsets(topic, topic_of(topic))
+    middle = [word for partition, end in ends.items() for word in ("--to-offset", f"{partition}:{min(end, 1)}")]
+    skipped = sum(min(end, 1) for end in ends.values())  # the first record of each partition that has any
+    for words, again in ((["--to-datetime", between.isoformat()], 20), (middle, 50 - skipped)):
+        status, _, complaint = rewound(topic, "--yes", *words)
+        assert status == 0, complaint
+        done = catch_up(topic)
+        assert done.returncode == 0, done.stderr
+        lines = logged(done, "applied")
+        assert sum(int(str(line["rows"])) for line in lines) == again
+        assert sum(int(str(line["duplicates"])) for line in lines) == again
+    assert Database(topic).totals() == sums([*early, *late])
+
+
+def test_what_the_topic_has_dropped_is_given_up_only_if_told_so(applied: Settings) -> None:
+    admin = AdminClient(client_config(applied))
+    for future in admin.delete_records([confluent_kafka.TopicPartition(topic_of(applied), 0, 5)]).values():
+        future.result(10)
+    position = {0: 4, 1: 0}
+
+    def run(*words: str) -> str:
+        return "".join(rewound(applied, "--yes", *words)[1:])
+
+    assert "would replay nothing" in run("--to-earliest")
+    assert Database(applied).positions() == position
+    assert "/0: from offset 5, giving up 4 to 4" in run("--to-earliest", "--skip-dropped", "--dry-run")
+    assert Database(applied).positions() == position
+    assert "begins there at its next start" in run("--to-earliest", "--skip-dropped")
+    assert Database(applied).positions() == {0: 5, 1: 0}
+    assert catch_up(applied).returncode == 0
+
+
+def test_the_command(applied: Settings) -> None:
+    names = {"OUTBOX_SINK_DB_NAME": applied.sink_db_name, "OUTBOX_TOPIC_PREFIX": applied.topic_prefix}
+
+    def run(*words: str) -> tuple[int, str]:
+        done = outbox("rewind", *words, home=applied.home, **names)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout + done.stderr
+
+    assert run("dedup")[0] == 2
+    assert run("dedup", "--to-offset", "zero")[0] == 2
+    assert run("dedup", "--to-datetime", "tomorrow")[0] == 2
+    assert "no sink is called other" in run("other", "--to-earliest", "--yes")[1]
+    status, told = run("dedup", "--to-offset", "0:1", "--dry-run")
+    assert (status, beginning(applied)) == (0, Beginning(0, {}))
+    assert f"partition {topic_of(applied)}/0: from offset 1, replaying 3" in told
+    status, told = run("dedup", "--to-offset", "0:1", "--yes")
+    assert (status, beginning(applied)) == (0, Beginning(1, {topic_of(applied): {0: 1, 1: 0}}))
+    assert "with checkpoint 1" in told
+    assert run("dedup", "--to-offset", "0:4", "--yes")[0] == 1, "nothing to read again"
+    status, told = run("dedup", "--to-positions", "--yes")
+    assert (status, beginning(applied)) == (0, Beginning(2, {topic_of(applied): {0: 4, 1: 0}}))

@@ -1,0 +1,279 @@
+"""A sink of two topics as a process: what it applies, and what kills, repairs and other deployments do to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+import requests
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.sink.records import Record
+from outbox.stack import ports
+from outbox.testing.command import outbox
+from tests.orders import cancelled, placed
+from tests.support import faulty_sink
+from tests.support.made_events import Event, nth_key
+from tests.support.sink_driver import Database
+from tests.support.sink_process import (
+    TIMEOUT_S,
+    Publisher,
+    catch_up,
+    checkpoint,
+    logged,
+    reported_failure,
+    running_faulty,
+    running_warm,
+    wait_applied,
+)
+from tests.support.topic_reader import topic_of
+
+SINK = "activity"
+ORDERS = 5  # keys, on both partitions of their topic
+SENT = 12  # events of orders
+
+
+class Traffic:
+    """Events of items and of orders, some of them with the same keys."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._orders = topic_of(settings, "order")
+        self._publisher = Publisher(settings)
+        self.items: list[Event] = []
+        self.orders: list[Record] = []
+
+    def send(self, items: int = 20, orders: int = SENT) -> None:
+        """Publish events on both topics."""
+        more, placements = self._publisher.events(items), [self._order() for _ in range(orders)]
+        self._publisher.send(more)
+        self._publisher.send_records(self._orders, placements)
+        self.items += more
+
+    def _order(self) -> Record:
+        number = len(self.orders)
+        key, version = nth_key(number % ORDERS), number // ORDERS + 1
+        self.orders.append(placed(key, version) if version == 1 else cancelled(key, version))
+        return self.orders[-1]
+
+    @property
+    def count(self) -> int:
+        """How many events there are."""
+        return len(self.items) + len(self.orders)
+
+    def due(self, *, orders: bool = True) -> dict[tuple[object, object], object]:
+        """How many events the sink must have counted, by aggregate and key."""
+        found: Counter[tuple[object, object]] = Counter(("item", event.key) for event in self.items)
+        found.update(("order", (one.key or b"").decode()) for one in self.orders if orders)
+        return dict(found)
+
+
+def counted(settings: Settings) -> dict[tuple[object, object], object]:
+    """How many events the sink has counted, by aggregate and key."""
+    rows = Database(settings, SINK).query("SELECT aggregate, key::text, events FROM activity WHERE sink = %s", SINK)
+    return {(aggregate, key): events for aggregate, key, events in rows}
+
+
+def counts(settings: Settings) -> tuple[object, ...]:
+    """What the sink has applied, recognised and skipped since it first ran."""
+    (row,) = Database(settings, SINK).query("SELECT applied, duplicates, skipped FROM sinks WHERE name = %s", SINK)
+    return row
+
+
+def finish(settings: Settings) -> list[dict[str, object]]:
+    """Let the sink catch up; returns the batches that it applied."""
+    done = catch_up(settings, SINK)
+    assert done.returncode == 0, done.stderr
+    return logged(done, "applied")
+
+
+def run_before(deployment: Callable[[], None], settings: Settings, applied: int) -> None:
+    """Let an earlier deployment of the sink run until it has applied so many events."""
+    with running_faulty(deployment.__name__, settings, SINK) as sink:
+        wait_applied(sink, Database(settings, SINK), applied)
+
+
+def command(settings: Settings, *words: str) -> str:
+    """Run `outbox` to its end."""
+    done = outbox(*words, home=settings.home, **settings.as_env())
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def traffic(topic: Settings) -> Traffic:
+    made = Traffic(topic)
+    made.send()
+    return made
+
+
+def test_both_topics_are_applied_and_a_restart_goes_on(topic: Settings, traffic: Traffic) -> None:
+    batches = finish(topic)
+    assert {line["topic"] for line in batches} == {topic_of(topic), topic_of(topic, "order")}
+    assert counted(topic) == traffic.due()
+    kinds = Database(topic).query("SELECT DISTINCT kinds FROM activity WHERE aggregate = 'order'")
+    assert kinds == [(["order.cancelled", "order.placed"],)]
+    for name in ("item", "order"):
+        ends = topics.last_stable_offsets(topic, topic_of(topic, name))
+        assert Database(topic, SINK).positions(topic_of(topic, name)) == ends
+    assert finish(topic) == [], "nothing is left"
+    traffic.send()
+    finish(topic)
+    assert counted(topic) == traffic.due()
+    assert counts(topic) == (traffic.count, 0, 0)
+
+
+def test_the_lag_is_shown_by_topic(topic: Settings, traffic: Traffic) -> None:
+    observed = topic.model_copy(update={"sink_metrics_port": ports.choose(0)[0]})
+    with running_warm(observed, SINK) as sink:
+        wait_applied(sink, Database(topic, SINK), traffic.count)
+
+        def scraped() -> str:
+            return requests.get(f"http://127.0.0.1:{observed.sink_metrics_port}/metrics", timeout=30).text
+
+        wait_for("the lag to be 0", lambda: f'outbox_sink_lag_events{{sink="{SINK}"}} 0.0' in scraped(), timeout_s=60)
+        shown = scraped().splitlines()
+    for name, partitions in (("item", topic.topic_partitions), ("order", 2)):
+        labels = f'sink="{SINK}",topic="{topic_of(topic, name)}"'
+        lines = [line for line in shown if line.startswith("outbox_sink_partition_lag_events{") and labels in line]
+        assert len(lines) == partitions
+        assert {line.rpartition(" ")[2] for line in lines} == {"0.0"}
+
+
+def test_a_death_between_two_topics_of_a_batch_loses_nothing(topic: Settings, traffic: Traffic) -> None:
+    with running_faulty(faulty_sink.death_between_topics.__name__, topic, SINK) as sink:
+        wait_for("the process to be killed", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
+    assert counted(topic) == traffic.due(orders=False), "one topic is applied, the other is not"
+    traffic.send()
+    finish(topic)
+    assert counted(topic) == traffic.due()
+    assert counts(topic) == (traffic.count, 20, 0), "the first part came again"
+
+
+class TestOtherTopics:
+    """A deployment lets the sink read more topics, or fewer. Spark continues no checkpoint then."""
+
+    def test_a_topic_that_is_added_is_read_from_its_first_event(self, topic: Settings, traffic: Traffic) -> None:
+        run_before(faulty_sink.without_orders, topic, applied=20)
+        traffic.send()
+        finish(topic)
+        assert counted(topic) == traffic.due()
+        assert counts(topic) == (traffic.count, 0, 0), "nothing came twice"
+        assert checkpoint(topic, f"{SINK}.1").exists()
+        traffic.send()
+        finish(topic)
+        assert counted(topic) == traffic.due()
+        assert not checkpoint(topic, f"{SINK}.2").exists(), "once, not at every start"
+
+    def test_a_topic_that_is_removed_and_read_again_goes_on_where_it_was(
+        self, topic: Settings, traffic: Traffic
+    ) -> None:
+        finish(topic)
+        read = len(traffic.orders)
+        traffic.send()
+        run_before(faulty_sink.without_orders, topic, applied=traffic.count - (len(traffic.orders) - read))
+        assert sum(int(str(n)) for (aggregate, _), n in counted(topic).items() if aggregate == "order") == read
+        traffic.send()
+        finish(topic)
+        assert counted(topic) == traffic.due()
+        assert counts(topic) == (traffic.count, 0, 0)
+
+    def test_a_rewind_is_in_force_when_a_topic_is_added(self, topic: Settings, traffic: Traffic) -> None:
+        run_before(faulty_sink.without_orders, topic, applied=20)
+        command(topic, "rewind", SINK, "--to-offset", f"{topic_of(topic)}/0:0", "--yes")
+        batches = finish(topic)
+        again = sum(int(str(line["duplicates"])) for line in batches)
+        assert 0 < again < 20
+        assert counts(topic) == (traffic.count, again, 0)
+        assert counted(topic) == traffic.due()
+
+
+class TestOtherEvents:
+    """A deployment lets the sink ask for an event that it has skipped until then."""
+
+    @pytest.fixture
+    def skipping(self, topic: Settings, traffic: Traffic) -> int:
+        """How many events the sink has skipped."""
+        run_before(faulty_sink.without_cancellations, topic, applied=20 + ORDERS)
+        wait_for("all to be read", lambda: counts(topic)[2] == SENT - ORDERS, timeout_s=TIMEOUT_S)
+        return len(traffic.orders) - ORDERS
+
+    def test_it_does_not_start(self, topic: Settings, skipping: int) -> None:
+        failure = reported_failure(catch_up(topic, SINK))
+        assert "asks for order.cancelled, which it has skipped until now" in failure
+        assert f"`outbox rewind {SINK} --to-earliest`" in failure
+        assert counts(topic) == (20 + ORDERS, 0, skipping)
+
+    def test_after_a_rewind_to_the_earliest_all_are_applied(
+        self, topic: Settings, traffic: Traffic, skipping: int
+    ) -> None:
+        command(topic, "rewind", SINK, "--to-earliest", "--yes")
+        traffic.send()
+        finish(topic)
+        assert counted(topic) == traffic.due()
+        assert counts(topic) == (traffic.count, 20 + ORDERS, skipping)
+
+    def test_after_a_rewind_to_the_positions_those_from_now_on_are(
+        self, topic: Settings, traffic: Traffic, skipping: int
+    ) -> None:
+        command(topic, "rewind", SINK, "--to-positions", "--yes")
+        traffic.send()
+        finish(topic)
+        assert counts(topic) == (traffic.count - skipping, 0, skipping)
+
+
+class TestRewind:
+    def test_of_one_partition_of_one_topic(self, topic: Settings, traffic: Traffic) -> None:
+        finish(topic)
+        orders = topic_of(topic, "order")
+        command(topic, "rewind", SINK, "--to-offset", f"{orders}/1:0", "--yes")
+        batches = finish(topic)
+        assert {line["topic"] for line in batches} == {orders}
+        again = sum(int(str(line["rows"])) for line in batches)
+        assert 0 < again < len(traffic.orders)
+        assert counts(topic) == (traffic.count, again, 0)
+        assert counted(topic) == traffic.due()
+
+    def test_a_partition_without_its_topic_is_ambiguous(self, topic: Settings, traffic: Traffic) -> None:
+        del traffic
+        finish(topic)
+        refused = outbox("rewind", SINK, "--to-offset", "1:0", "--yes", home=topic.home, **topic.as_env())
+        assert refused.returncode == 1
+        assert "write TOPIC/PARTITION:OFFSET" in refused.stderr
+
+
+class TestRebuild:
+    def test_from_the_topics(self, topic: Settings, traffic: Traffic) -> None:
+        finish(topic)
+        spoil(topic)
+        shown = command(topic, "rebuild", SINK, "--from", "topic", "--yes")
+        assert f"sink {SINK} is replaced" in shown
+        assert counted(topic) == traffic.due()
+        traffic.send()
+        finish(topic)
+        assert counted(topic) == traffic.due()
+
+    def test_from_the_source_while_events_are_in_flight(self, topic: Settings, traffic: Traffic) -> None:
+        finish(topic)
+        spoil(topic)
+        traffic.send()
+        with closing(connect(topic, SourceRole.OWNER)) as source, source, source.cursor() as cursor:
+            for (aggregate, key), version in traffic.due().items():
+                columns = "items (id, unit, stock, version)" if aggregate == "item" else "orders (id, version)"
+                values = "(%s, 'KGM', 0, %s)" if aggregate == "item" else "(%s, %s)"
+                cursor.execute(f"INSERT INTO {columns} VALUES {values}", [key, version])
+        command(topic, "rebuild", SINK, "--from", "source", "--yes")
+        assert counted(topic) == traffic.due()
+        finish(topic)
+        assert counted(topic) == traffic.due()
+        assert counts(topic)[1] == 20 + SENT, "those in flight were in the source"
+
+
+def spoil(settings: Settings) -> None:
+    """Let every number of the sink be wrong."""
+    with closing(connect(settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute("UPDATE activity SET events = events + 5")

@@ -1,0 +1,128 @@
+"""Several sinks of one process: what the failure of one, at its start or its stop, does to the others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.stack.command import sink as sink_command
+from outbox.testing.failures import raises
+from tests.support import faulty_sink
+from tests.support.made_events import sums
+from tests.support.sink_driver import Database, open_sink
+from tests.support.sink_process import (
+    TIMEOUT_S,
+    Publisher,
+    catch_up,
+    checkpoint,
+    logged,
+    reported_failure,
+    running_faulty,
+    running_warm,
+    sink_arguments,
+    wait_applied,
+)
+from tests.support.topic_reader import topic_of
+from tests.support.warm_jvm import WarmJvm
+
+
+@pytest.fixture
+def unusable_checkpoint(topic: Settings) -> str:
+    """A sink whose checkpoint cannot be used: its path is taken by a file."""
+    file = checkpoint(topic, "naive")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("")
+    return "naive"
+
+
+@pytest.fixture
+def other_topic(topic: Settings) -> str:
+    """A sink that has read an earlier topic of the same name."""
+    with open_sink(topic, "upsert") as sink:
+        sink.begin_at(topic_of(topic), "another-id", {0: 0})
+    return "upsert"
+
+
+def test_sinks_that_cannot_start_do_not_stop_their_neighbours(
+    topic: Settings, publisher: Publisher, database: Database, unusable_checkpoint: str, other_topic: str
+) -> None:
+    some = publisher.events(20)
+    publisher.send(some)
+    done = catch_up(topic, unusable_checkpoint, other_topic, "dedup")
+    assert reported_failure(done).startswith(f"outbox: checkpoint {topic.sink_checkpoints}/{unusable_checkpoint}: ")
+    failed = {str(line["sink"]): line["code"] for line in logged(done, "sink failed")}
+    assert failed == {unusable_checkpoint: "checkpoint-unusable", other_topic: "topic-recreated"}
+    assert database.totals() == sums(some)
+
+
+def test_a_process_whose_queries_do_not_run_is_not_ready_and_its_end_is_noticed(
+    topic: Settings, publisher: Publisher
+) -> None:
+    publisher.send(publisher.events(20))
+    assert catch_up(topic).returncode == 0
+    shutil.rmtree(checkpoint(topic))
+    checkpoint(topic).write_text("")
+    process = sink_command(topic, "dedup")
+    with raises("process-ended", f"outbox: checkpoint {topic.sink_checkpoints}/dedup: "):
+        process.start()
+
+
+def test_a_sink_that_cannot_start_releases_its_fence_while_its_neighbours_run(
+    topic: Settings, publisher: Publisher, database: Database, unusable_checkpoint: str
+) -> None:
+    publisher.send(publisher.events(20))
+    with running_warm(topic, unusable_checkpoint, "dedup") as sinks:
+        wait_applied(sinks, database, 20)
+        with open_sink(topic, unusable_checkpoint):
+            assert sinks.is_running()
+
+
+def test_fail_fast_starts_no_further_sink_after_one_that_cannot_start(
+    topic: Settings, publisher: Publisher, unusable_checkpoint: str
+) -> None:
+    publisher.send(publisher.events(20))
+    names = sink_arguments("upsert", unusable_checkpoint, "dedup")
+    done = WarmJvm(topic).run(topic, *names, "--fail-fast", "--until-caught-up")
+    assert f"/{unusable_checkpoint}: " in reported_failure(done)
+    assert [line["sink"] for line in logged(done, "started")] == ["upsert"]
+    assert [line["sink"] for line in logged(done, "stopped")] == ["upsert"]
+
+
+def test_a_sink_that_does_not_stop_in_time_fails_and_the_others_are_stopped(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    publisher.send(publisher.events(20))
+    with running_faulty(faulty_sink.commit_unseen.__name__, topic, "naive", "dedup") as sinks:
+        wait_applied(sinks, database, 20)
+        wait_applied(sinks, Database(topic, "naive"), 20)
+        sinks.stop()
+        ended = sinks.tail(10)
+    assert "outbox: waited 1 s for batch 0 of sink naive to be committed" in ended
+    lines = [json.loads(line) for line in ended.splitlines() if line.startswith("{")]
+    assert [line["sink"] for line in lines if line["event"] == "stopped"] == ["dedup"]
+    assert "Traceback" not in ended
+
+
+def test_an_apply_that_fails_during_a_stop_is_a_failure(topic: Settings, publisher: Publisher) -> None:
+    publisher.send(publisher.events(20))
+    with running_faulty(faulty_sink.failure_during_stop.__name__, topic, "dedup") as sink:
+        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
+        assert sink.tail(1) == f"outbox: {faulty_sink.REFUSED}"
+    assert Database(topic).applied() == 0
+
+
+def test_a_stop_between_read_and_apply_leaves_the_batch_to_the_next_start(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(20)
+    publisher.send(some)
+    with running_faulty(faulty_sink.stop_before_apply.__name__, topic, "dedup") as sink:
+        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
+    assert database.applied() == 0
+    done = catch_up(topic)
+    assert done.returncode == 0, done.stderr
+    assert database.totals() == sums(some)

@@ -1,0 +1,295 @@
+"""A sink with a transform: what its projections see, and what becomes of events that are filtered, fail or repeat."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.kafka.clients import client_config
+from outbox.sink import spec
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.spark import reader
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Counts
+from outbox.testing.failures import raises
+from outbox.testing.fixtures.spark import leaves_sockets
+from tests import transforms
+from tests.seen import ORDERED, PROJECTION, create_tables
+from tests.support import transformed
+from tests.support.made_events import Event
+from tests.support.sink_driver import Database, projections_in
+from tests.support.sink_process import Publisher
+from tests.support.topic_reader import topic_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = leaves_sockets
+
+SINK = "weights"
+FEW, MANY = 40, 450  # that the driver reads itself, and that executors read
+SIZES = pytest.mark.parametrize("count", [FEW, MANY], ids=["few", "many"])
+
+
+@dataclass
+class Sink:
+    """A sink of items with a transform. Each run is a driver of its own."""
+
+    settings: Settings
+    spark: SparkSession
+    projections: Path
+    transform: str = transforms.weighed.__name__
+    by: str = "dedup"
+    started: Callable[[], object] = lambda: None  # what happens then
+
+    @property
+    def spec(self) -> SinkSpec:
+        job = replace(
+            spec.sinks(self.settings)["dedup"].job,
+            name=SINK,
+            strategy=self.by,
+            projections=self.projections,
+            transform=f"{transforms.__name__}:{self.transform}",
+        )
+        return spec.resolve(self.settings, job)
+
+    def run(self, *, from_start: bool = False) -> Counts:
+        """Apply what the topic has, from its start or from where the sink has come to."""
+        return transformed.run(self.settings, self.spark, self.spec, from_start=from_start, started=self.started)
+
+    def replay(self, *, dry_run: bool = False) -> Replayed:
+        """Replay open letters, as the command does."""
+        return transformed.replay(self.settings, self.spec, dry_run=dry_run)
+
+    def refuse(self, *event_ids: str) -> None:
+        """The events that the projection refuses from now on."""
+        with closing(connect(self.settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+            cursor.execute("DELETE FROM unwelcome")
+            cursor.execute("INSERT INTO unwelcome SELECT unnest(%s::uuid[])", [list(event_ids)])
+
+    def rows(self) -> list[dict[str, object]]:
+        """What the projection has seen, in its order."""
+        found = Database(self.settings, SINK).query("SELECT event FROM seen ORDER BY line", role=SinkRole.OWNER)
+        return [dict(event) for (event,) in found]  # type: ignore[call-overload]
+
+    def letters(self) -> dict[str, str]:
+        return Database(self.settings, SINK).dead_letters()
+
+
+@pytest.fixture
+def sink(topic: Settings, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
+    create_tables(topic)
+    monkeypatch.setattr(reader, "TASK_MIN_RECORDS", 100)  # so that a part has two tasks
+    return Sink(topic, spark, projections_in(tmp_path, PROJECTION, "seen"))
+
+
+def of_units(publisher: Publisher, count: int) -> list[Event]:
+    """Events of three units, one of which is no weight."""
+    units = ["KGM", "GRM", "LTR"]
+    return [replace(event, unit=units[number % 3]) for number, event in enumerate(publisher.events(count))]
+
+
+@SIZES
+@pytest.mark.parametrize("transform", ["weighed", "shuffled"])
+def test_projections_see_what_it_returns_and_filtered_events_are_counted(
+    sink: Sink, publisher: Publisher, count: int, transform: str
+) -> None:
+    sink.transform = transform
+    events = of_units(publisher, count)
+    publisher.send(events)
+    kept = {event.event_id: event for event in events if event.unit in transforms.GRAMS}
+    assert sink.run() == Counts(rows=count, applied=len(kept), filtered=count - len(kept))
+    rows = {row["event_id"]: row for row in sink.rows()}
+    assert rows.keys() == kept.keys()
+    for event_id, event in kept.items():
+        weight = event.quantity * transforms.GRAMS[event.unit]
+        row = rows[event_id]
+        assert (row["weight"], row["day"], row["share"]) == (weight, "2026-11-21", event.quantity / 4)
+        assert (row["quantity"], row["unit"], row["version"]) == (event.quantity, event.unit, event.version)
+        assert not {"stock_after", "grams", "topic"} & row.keys()
+
+
+@SIZES
+@pytest.mark.parametrize("by", ["dedup", "versions", "upsert", "offset-log", "merge"])
+def test_what_is_delivered_again_is_recognised_filtered_or_not(
+    sink: Sink, publisher: Publisher, count: int, by: str
+) -> None:
+    sink.by = by
+    events = of_units(publisher, count)
+    publisher.send(events)
+    first = sink.run()
+    before = sink.rows()
+    again = sink.run(from_start=True)
+    assert (again.rows, again.applied) == (count, 0)
+    # `upsert` remembers what it has applied. So a key's last event, if it is filtered, is filtered again.
+    assert again.filtered == 0 or by == "upsert"
+    assert sink.rows() == before
+    assert first.applied == len(before)
+    assert not Database(sink.settings).staging_tables()
+
+
+def test_a_transform_may_read_its_events_twice(sink: Sink, publisher: Publisher) -> None:
+    sink.transform = "read_twice"
+    publisher.send(publisher.events(MANY))
+    publisher.send_raw("key", b"no event", None)
+    assert sink.run() == Counts(rows=MANY, applied=MANY, dead=1)
+    assert all(row["again"] == row["quantity"] for row in sink.rows())
+
+
+@SIZES
+def test_a_transform_may_run_python(sink: Sink, publisher: Publisher, count: int) -> None:
+    sink.transform = "in_python"
+    publisher.send(publisher.events(count))
+    assert sink.run().applied == count
+    assert all(row["tag"] == f"{row['quantity']:08x}" for row in sink.rows())
+
+
+@SIZES
+@pytest.mark.parametrize("transform", ["failing", "failing_in_python", "unreadable"])
+def test_an_event_for_which_it_fails_is_set_aside_alone(
+    sink: Sink, publisher: Publisher, count: int, transform: str
+) -> None:
+    sink.transform = transform
+    events = publisher.events(count)
+    bad = [dataclasses.replace(events[number], quantity=13) for number in (3, count - 5)]
+    events[3], events[count - 5] = bad
+    publisher.send(events)
+    assert sink.run() == Counts(rows=count, applied=count - 2, rejected=2)
+    assert sink.letters() == {event.event_id: "transform failed" for event in bad}
+    assert {row["event_id"] for row in sink.rows()} == {one.event_id for one in events} - {one.event_id for one in bad}
+
+
+@SIZES
+def test_a_replay_goes_through_the_transform_of_today(sink: Sink, publisher: Publisher, count: int) -> None:
+    events = publisher.events(count)
+    failing, refused = replace(events[3], quantity=13), events[5]
+    events[3] = failing
+    publisher.send(events)
+    sink.transform = "failing"
+    sink.refuse(refused.event_id)
+    assert sink.run() == Counts(rows=count, applied=count - 2, rejected=2)
+    assert sink.letters() == {failing.event_id: "transform failed", refused.event_id: "unwelcome"}
+    assert sink.replay() == Replayed(rejected=2)
+    sink.transform = "corrected"
+    sink.refuse()
+    assert sink.replay(dry_run=True) == Replayed(applied=2)
+    assert len(sink.rows()) == count - 2
+    assert sink.replay() == Replayed(applied=2)
+    assert sink.replay() == Replayed()
+    last = {row["event_id"]: row for row in sink.rows()[-2:]}
+    assert last[failing.event_id]["inverse"] is None
+    assert last[refused.event_id]["inverse"] == pytest.approx(1 / (refused.quantity - 13))
+    assert last[refused.event_id]["stock_after"] == refused.total_after
+    assert len(sink.rows()) == count
+
+
+@SIZES
+def test_a_letter_keeps_the_event_as_it_was_before_the_transform(sink: Sink, publisher: Publisher, count: int) -> None:
+    events = of_units(publisher, count)
+    refused = events[0]
+    publisher.send(events)
+    sink.refuse(refused.event_id)
+    sink.run()
+    ((event, key),) = Database(sink.settings, SINK).query("SELECT event, key FROM dead_letters")
+    assert isinstance(event, dict)
+    assert bytes(key).decode() == refused.key  # type: ignore[call-overload]
+    assert (event["stock_after"], event["unit"]) == (refused.total_after, refused.unit)
+    assert not {"weight", "attempt"} & event.keys()
+    # What it has become is filtered: the letter is closed, and nothing is applied.
+    sink.transform = "nothing"
+    before = sink.rows()
+    assert sink.replay() == Replayed(filtered=1)
+    assert sink.rows() == before
+
+
+@SIZES
+def test_what_lies_behind_a_failed_event_waits_for_it(
+    sink: Sink, publisher: Publisher, count: int, tmp_path: Path
+) -> None:
+    events = publisher.events(count)
+    events[3] = replace(events[3], quantity=13)
+    behind = [event.event_id for event in events[4:] if event.key == events[3].key]
+    publisher.send(events)
+    sink.projections = projections_in(tmp_path, ORDERED, "seen")
+    sink.transform = "failing"
+    assert sink.run() == Counts(rows=count, applied=count - 1 - len(behind), rejected=1 + len(behind))
+    assert sink.letters() == {events[3].event_id: "transform failed", **dict.fromkeys(behind, "parked")}
+    sink.transform = "corrected"
+    assert sink.replay() == Replayed(applied=1 + len(behind))
+    assert [row["event_id"] for row in sink.rows() if row["item_id"] == events[3].key] == [
+        event.event_id for event in events if event.key == events[3].key
+    ]
+
+
+@SIZES
+def test_a_transform_that_fails_for_many_stops_the_sink(sink: Sink, publisher: Publisher, count: int) -> None:
+    sink.transform = "always_failing"
+    publisher.send(publisher.events(count))
+    with raises("transform-failed", SINK):
+        sink.run()
+    assert not sink.rows()
+    assert not sink.letters()
+
+
+@SIZES
+@pytest.mark.parametrize("transform", ["doubled", "invented", "moved"])
+def test_a_row_that_is_not_that_of_its_event_stops_the_sink(
+    sink: Sink, publisher: Publisher, count: int, transform: str
+) -> None:
+    sink.transform = transform
+    publisher.send(publisher.events(count))
+    with raises("transform-breaks-rule", SINK):
+        sink.run()
+    assert not sink.rows()
+
+
+@SIZES
+def test_no_event_is_to_blame_for_a_file_that_is_gone(
+    sink: Sink, publisher: Publisher, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "units.csv"
+    file.write_text("KGM,1000\nGRM,1\nLTR,0\n")
+    monkeypatch.setattr(transforms, "FILE", [str(file)])
+    publisher.send(of_units(publisher, count))
+    sink.transform, sink.started = "with_a_file", file.unlink
+    with raises("transform-failed", SINK):
+        sink.run()
+    assert not sink.letters()
+    file.write_text("KGM,1000\nGRM,1\nLTR,0\n")
+    sink.started = lambda: None
+    assert sink.run() == Counts(rows=count, applied=count)
+
+
+def test_a_transform_that_does_not_look_at_all_events_stops_the_sink(sink: Sink, publisher: Publisher) -> None:
+    sink.transform = "limited"
+    publisher.send(publisher.events(20_000))
+    with raises("transform-breaks-rule", SINK):
+        sink.run()
+
+
+def test_events_that_a_task_cannot_read_are_not_the_transforms_fault(sink: Sink, publisher: Publisher) -> None:
+    publisher.send(publisher.events(MANY))
+    name = topic_of(sink.settings)
+    admin = AdminClient(client_config(sink.settings))
+    (deleted,) = admin.delete_records([TopicPartition(name, 0, 5)]).values()
+    deleted.result(10)
+    with raises("events-lost", name):
+        sink.run()
+    assert not sink.letters()
+
+
+@pytest.mark.parametrize("transform", ["without_id", "with_an_array", "ambiguous", "of_nothing", "missing"])
+def test_one_that_no_sink_can_use_is_refused_at_the_start(sink: Sink, transform: str) -> None:
+    sink.transform = transform
+    with raises("transform-unusable", SINK):
+        sink.run()

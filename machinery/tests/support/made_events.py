@@ -1,0 +1,165 @@
+"""Events made up for the sinks, as rows of batches, and what a sink's totals are when they are applied."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from random import Random
+
+from outbox.base.settings import load
+from outbox.events.schema import Rejection
+from outbox.sink import records, spec
+from outbox.sink.batch import Batch, DeadRecord, Rows, Traced
+from tests.shape import SHAPE
+
+ALL = spec.sinks(load(environment=False))
+MAIN = next(one for one in ALL.values() if one.strategy.name == "dedup" and one.job.events == SHAPE.events)
+JOB = MAIN.job
+SPECS = {one.strategy.name: one for one in ALL.values() if one.job.projections == JOB.projections}
+STRATEGIES = {name: one.strategy for name, one in SPECS.items()}
+PROJECTIONS = JOB.projections
+[TOPIC] = MAIN.topics
+DECODER = MAIN.decoders[TOPIC]
+TOPIC_ID = "topic-1"
+NOW_MS = int(time.time() * 1000)
+DAY_MS = 24 * 60 * 60 * 1000
+TRACE = "0123456789abcdef" * 2
+
+
+def uuid7(random: Random, at_ms: int = NOW_MS) -> str:
+    """A UUIDv7 of a moment."""
+    number = at_ms << 80 | 7 << 76 | random.getrandbits(12) << 64 | 2 << 62 | random.getrandbits(62)
+    return str(uuid.UUID(int=number))
+
+
+def nth_key(number: int) -> str:
+    """The n-th key."""
+    return str(uuid.UUID(int=number))
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event, without the place it was read from."""
+
+    event_id: str
+    key: str
+    quantity: int
+    version: int
+    unit: str = SHAPE.units[0]
+    total_after: int = 0
+
+    @property
+    def type(self) -> str:
+        """Its type."""
+        return SHAPE.type_more if self.quantity > 0 else SHAPE.type_less
+
+    @property
+    def name(self) -> str:
+        """Its name in the catalog."""
+        return f"{SHAPE.aggregatetype}.{self.type}"
+
+    @property
+    def decoded(self) -> records.DecodedEvent:
+        """The event as the decoder returns it."""
+        values = {**self.payload(), "occurred_at": datetime.now(UTC)}
+        columns = DECODER.types[self.name]
+        return records.DecodedEvent(self.event_id, tuple(values[column.name] for column in columns), self.name)
+
+    @property
+    def record(self) -> records.Record:
+        """The record that it comes in."""
+        headers = {"id": self.event_id, "eventType": self.type, "schemaVersion": "1"}
+        encoded = [(name, text.encode()) for name, text in headers.items()]
+        return records.Record(self.key.encode(), encoded, json.dumps(self.payload()).encode(), NOW_MS)
+
+    def payload(self, occurred_at: str = "2026-11-21T05:00:00Z") -> dict[str, object]:
+        """The value of its record."""
+        return SHAPE.payload(
+            reference=self.event_id,
+            key=self.key,
+            quantity=self.quantity,
+            version=self.version,
+            unit=self.unit,
+            total_after=self.total_after,
+            occurred_at=occurred_at,
+        )
+
+
+def other_unit(event: Event) -> Event:
+    """The event in another unit, which the projection refuses once the key has the first."""
+    return replace(event, unit=SHAPE.units[1])
+
+
+def rows(
+    events: Sequence[Event], first_offset: int = 0, partition: int = 0, offsets: Sequence[int] | None = None
+) -> Rows:
+    """The events as rows of a batch in one partition: at these offsets, or one after the other."""
+    found: dict[str, list[tuple[Event, tuple[int, int]]]] = {}
+    places = range(first_offset, first_offset + len(events)) if offsets is None else offsets
+    for offset, event in zip(places, events, strict=True):
+        found.setdefault(event.name, []).append((event, (partition, offset)))
+    return {
+        name: DECODER.rows(name, [event.decoded for event, _ in of], [place for _, place in of])
+        for name, of in found.items()
+    }
+
+
+def batch(
+    events: Sequence[Event],
+    start: int = 0,
+    end: int | None = None,
+    *,
+    partition: int = 0,
+    topic_id: str = TOPIC_ID,
+    dead: Sequence[DeadRecord] = (),
+    offsets: Sequence[int] | None = None,
+) -> Batch:
+    """A batch of one partition; it ends behind its last event, unless another end is given."""
+    until = start + len(events) + len(dead) if end is None else end
+    found = rows(events, start, partition, offsets)
+    return Batch(TOPIC, topic_id, {partition: start}, {partition: until}, found, dead)
+
+
+def dead_record(
+    offset: int,
+    event_id: str | None = None,
+    value: bytes | None = b"bad",
+    *,
+    key: bytes | None = b"key",
+    reason: str = "not JSON",
+    partition: int = 0,
+) -> DeadRecord:
+    """A record that is no event."""
+    record = records.Record(key, [("h", b"\xff")], value, NOW_MS)
+    return DeadRecord(partition, offset, record, event_id, Rejection(reason, "a detail"))
+
+
+def traced(events: Sequence[Event], start: int = 0, dead: Sequence[DeadRecord] = ()) -> Batch:
+    """A batch each of whose records is in the trace."""
+    good = [Traced(TRACE, event.event_id, 0, start + number) for number, event in enumerate(events)]
+    bad = [Traced(TRACE, None, 0, one.offset, is_dead=True) for one in dead]
+    return replace(batch(events, start, dead=dead), traced=good + bad)
+
+
+def as_read(*read: records.Record, partition: int = 3) -> records.Records:
+    """Records as they are read, from the first offset on."""
+    return records.Records(
+        keys=[one.key for one in read],
+        headers=[one.headers for one in read],
+        values=[one.value for one in read],
+        recorded_ms=[one.recorded_ms for one in read],
+        partitions=[partition] * len(read),
+        offsets=range(len(read)),
+    )
+
+
+def sums(events: Iterable[Event]) -> Mapping[str, int]:
+    """The totals when each of these is applied."""
+    totals: dict[str, int] = {}
+    for event in events:
+        totals[event.key] = totals.get(event.key, 0) + event.quantity
+    return totals

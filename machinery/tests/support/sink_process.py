@@ -1,0 +1,284 @@
+"""What tests of the sinks as processes share: a publisher, sinks that run, and what they have logged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from random import Random
+from urllib.parse import unquote, urlparse
+
+from confluent_kafka import Producer
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import timeout_scale, wait_for
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from outbox.sink import fence, spec
+from outbox.sink.records import Record
+from outbox.stack.command import Command, SinkCommand
+from outbox.testing.command import environment, outbox
+from tests.shape import SHAPE
+from tests.support import faulty_sink
+from tests.support.made_events import NOW_MS, Event, nth_key, uuid7
+from tests.support.paths import ROOT
+from tests.support.sink_driver import Database, sink_on
+from tests.support.topic_reader import topic_of
+from tests.support.warm_jvm import WarmJvm, WarmSink
+
+RANDOM = Random(11)  # noqa: S311
+TIMEOUT_S = 120
+
+
+class FaultySink(WarmSink):
+    """Sinks with a fault of `tests.support.faulty_sink`."""
+
+    def __init__(self, fault: str, settings: Settings, *names: str) -> None:
+        super().__init__(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
+        self._fault = fault
+
+    def argv(self) -> Sequence[str | Path]:
+        return [sys.executable, "-m", faulty_sink.__name__, self._fault, *self._arguments]
+
+    def env(self) -> Mapping[str, str]:
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        return {**super().env(), "PYTHONPATH": path}
+
+
+class Publisher:
+    """Writes events to the topic as the connector does: in transactions, some of which are aborted."""
+
+    def __init__(self, settings: Settings, continued: Publisher | None = None) -> None:
+        """``continued`` is another one, which this one takes the place of: the keys go on as it left them."""
+        self._topic = topic_of(settings)
+        config = {"transactional.id": f"test-{settings.topic_prefix}", "linger.ms": 5, "log_level": 0}
+        self._producer = Producer({**client_config(settings), **config})
+        self._producer.init_transactions()
+        self._versions: dict[str, int] = {} if continued is None else continued._versions
+        self._totals: dict[str, int] = {} if continued is None else continued._totals
+
+    def events(self, count: int, keys: int = 5) -> list[Event]:
+        """Fresh events, in the order of their keys' versions, all quantities different."""
+        return [self._event(nth_key(number % keys), 1 + RANDOM.randrange(1_000_000)) for number in range(count)]
+
+    def send(self, events: Sequence[Event], *, abort: bool = False) -> None:
+        """Publish events in one transaction."""
+        self.send_records(self._topic, [event.record for event in events], abort=abort)
+
+    def send_records(self, topic: str, records: Sequence[Record], *, abort: bool = False) -> None:
+        """Publish records on any topic in one transaction."""
+        self._producer.begin_transaction()
+        for record in records:
+            self._producer.produce(topic, key=record.key, value=record.value, headers=list(record.headers))
+        self._end(abort)
+
+    def send_raw(self, key: str | None, value: bytes | None, event_id: str | None) -> None:
+        """Publish whatever this is."""
+        headers = {"eventType": SHAPE.type_more, "schemaVersion": "1"} | ({} if event_id is None else {"id": event_id})
+        encoded = [(name, text.encode()) for name, text in headers.items()]
+        self.send_records(self._topic, [Record(None if key is None else key.encode(), encoded, value, NOW_MS)])
+
+    def _event(self, key: str, quantity: int) -> Event:
+        version = self._versions.get(key, 0) + 1
+        self._versions[key] = version
+        self._totals[key] = total = self._totals.get(key, 0) + quantity
+        return Event(uuid7(RANDOM), key, quantity, version, total_after=total)
+
+    def _end(self, abort: bool) -> None:
+        self._producer.flush(10)
+        if abort:
+            self._producer.abort_transaction(10)
+        else:
+            self._producer.commit_transaction(10)
+
+
+def applied_until(topic: Settings, offset: int) -> None:
+    """Five records in partition 0, of which the sink `dedup`, whose driver has ended, has applied those before one."""
+    name, producer = topic_of(topic), Producer(client_config(topic))
+    for _ in range(5):
+        producer.produce(name, b"{}", partition=0)
+    producer.flush(30)
+    with closing(connect(topic, SinkRole.WRITER)) as connection:
+        sink_on(connection).begin_at(name, topics.describe(topic, name).id, {0: offset, 1: 0})
+
+
+def catch_up(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
+    """Run `outbox sink --until-caught-up` to its end, in the JVM that the runs of a home folder share."""
+    return WarmJvm(settings).run(settings, *sink_arguments(*names), "--until-caught-up")
+
+
+def catch_up_alone(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
+    """The same with a JVM that belongs to the process."""
+    return outbox(*sink_arguments(*names), "--until-caught-up", home=settings.home, **settings.as_env())
+
+
+def catch_up_faulty_alone(fault: str, settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
+    """The same with a fault of `tests.support.faulty_sink`."""
+    return _run_faulty(fault, settings, {}, *sink_arguments(*names), "--until-caught-up")
+
+
+def run_faulty(fault: str, settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `outbox` with a fault of `tests.support.faulty_sink` to its end, in the JVM that the runs share."""
+    jvm = WarmJvm(settings)
+    jvm.start()
+    return _run_faulty(fault, settings, jvm.gateway(), *arguments)
+
+
+def _run_faulty(
+    fault: str, settings: Settings, variables: Mapping[str, str], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", faulty_sink.__name__, fault, *arguments],
+        cwd=ROOT,
+        env=environment(settings.home, **settings.as_env(), **variables),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S * timeout_scale(),
+        check=False,
+    )
+
+
+def sink_arguments(*names: str) -> list[str]:
+    """`outbox sink` with these sinks, or with `dedup`."""
+    return ["sink", *(names or ("dedup",))]
+
+
+def logged(done: subprocess.CompletedProcess[str], event: str) -> list[dict[str, object]]:
+    """The log lines of one kind."""
+    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == event]
+
+
+def reported_failure(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that reported the failure."""
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("outbox: ")]
+    return line
+
+
+def checkpoint(settings: Settings, sink: str = "dedup") -> Path:
+    return Path(unquote(urlparse(settings.checkpoints).path), sink)
+
+
+@contextmanager
+def running(settings: Settings, *names: str) -> Iterator[SinkCommand]:
+    """Sinks that run until told otherwise, with a JVM that belongs to the process; killed at the end of the block."""
+    sink = SinkCommand(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
+    with _spawned(sink):
+        try:
+            yield sink
+        finally:
+            sink.kill()
+
+
+@contextmanager
+def running_warm(settings: Settings, *names: str) -> Iterator[WarmSink]:
+    """Sinks that run until told otherwise, in the JVM that the runs share; asked to stop at the end of the block."""
+    sink = WarmSink(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
+    with _spawned(sink):
+        try:
+            yield sink
+        finally:
+            sink.stop()
+
+
+@contextmanager
+def running_faulty(fault: str, settings: Settings, *names: str) -> Iterator[FaultySink]:
+    """Sinks with a fault of `tests.support.faulty_sink`, in the JVM that the runs share; asked to stop at the end."""
+    sink = FaultySink(fault, settings, *names)
+    sink.spawn()
+    try:
+        yield sink
+    finally:
+        sink.stop()
+
+
+@contextmanager
+def _spawned(sink: Command) -> Iterator[None]:
+    """Print the end of its log if the block fails."""
+    sink.start_timeout_s = TIMEOUT_S
+    sink.spawn()
+    try:
+        yield
+    except BaseException:
+        print(sink.tail(30))  # noqa: T201
+        raise
+
+
+def wait_applied(sink: Command, database: Database, count: int, timeout_s: float = TIMEOUT_S) -> None:
+    """Wait until the sink has applied so many events."""
+
+    def applied() -> bool:
+        assert sink.is_running(), sink.tail()
+        return database.applied() >= count
+
+    wait_for(f"{count} events applied", applied, timeout_s=timeout_s)
+
+
+def wait_caught_up(sink: Command, settings: Settings, names: Sequence[str]) -> None:
+    """Wait until these sinks have applied all that their topics have committed now."""
+    ends = {
+        (name, topic): topics.last_stable_offsets(settings, topic)
+        for name, one in spec.sinks(settings).items()
+        if name in names
+        for topic in one.topics
+    }
+
+    def reached() -> bool:
+        assert sink.is_running(), sink.tail()
+        positions = {place: Database(settings, place[0]).positions(place[1]) for place in ends}
+        return all(
+            positions[place].get(partition, 0) >= offset
+            for place, end in ends.items()
+            for partition, offset in end.items()
+        )
+
+    wait_for(f"{', '.join(names)} to have caught up", reached, timeout_s=TIMEOUT_S)
+
+
+def waits(settings: Settings, sink: str) -> bool:
+    """Whether a batch of the sink waits for its lock."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "
+            f"AND (classid::bigint << 32 | objid::bigint) = {fence.APPLY_KEY}",
+            {"sink": sink},
+        )
+        return cursor.rowcount > 0
+
+
+def kill_between_commits(
+    sink: Command, settings: Settings, names: Sequence[str], bring: Callable[[], None]
+) -> dict[str, int]:
+    """Kill running sinks that have caught up when the database of each has committed a batch and Spark has not.
+
+    ``bring`` brings them something to apply. Returns the batch by sink.
+    """
+    before = {name: Database(settings, name).positions() for name in names}
+    with closing(connect(settings, SinkRole.WRITER)) as repair, repair, repair.cursor() as cursor:
+        for name in names:
+            fence.lock(cursor, name)  # as a repair command would: the apply waits
+        bring()
+        wait_for("each apply to wait", lambda: all(waits(settings, name) for name in names), timeout_s=TIMEOUT_S)
+        next(process for process in sink.processes() if process.name() == "java").suspend()
+    wait_for(
+        "each to commit",
+        lambda: all(Database(settings, name).positions() != before[name] for name in names),
+        timeout_s=TIMEOUT_S,
+    )
+    batches = {name: newest(settings, name, "offsets") for name in names}
+    sink.kill()
+    for name, batch in batches.items():
+        assert newest(settings, name, "commits") == batch - 1, f"the window of {name} is open"
+    return batches
+
+
+def newest(settings: Settings, sink: str, log: str) -> int:
+    """The newest batch of a log of the sink's checkpoint."""
+    return max(int(file.name) for file in (checkpoint(settings, sink) / log).glob("[0-9]*"))

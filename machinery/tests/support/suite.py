@@ -1,0 +1,27 @@
+"""The tests run on the fixture domain, a project of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from outbox.base import project
+from outbox.testing import homes
+from tests.support.paths import ROOT
+
+DOMAIN = ROOT / "tests" / "domain"
+FIXTURES = (
+    "outbox.testing.plugin",
+    "tests.fixtures.made_events",
+    "tests.fixtures.whole_day",
+    "tests.fixtures.secured",
+    "tests.fixtures.hdfs",
+    "tests.fixtures.object_store",
+)
+
+
+def choose(root: Path) -> None:
+    """Let this process, and those that it starts, work for a project. The conftest does so before all else."""
+    os.environ[project.VARIABLE] = str(root)
+    os.environ.setdefault(homes.VARIABLE, str(ROOT.parent / ".outbox" / "tests"))
+    project.make_importable()

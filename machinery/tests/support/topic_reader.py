@@ -1,0 +1,143 @@
+"""The topics of the events, read back as a read_committed reader sees them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.events import catalog
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from tests.shape import SHAPE
+from tests.support.outbox_rows import ids
+
+
+def topic_of(settings: Settings, aggregate: str | None = None) -> str:
+    """The topic of an aggregate type; of the one of the test's rows by default."""
+    return catalog.of(settings).aggregates[aggregate or SHAPE.aggregatetype].topic
+
+
+class Record(NamedTuple):
+    """A record of a topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: str
+    value: str
+    headers: dict[str, str | None]
+    timestamp_ms: int
+
+    @property
+    def id(self) -> str:
+        """The event's id."""
+        return self.headers["id"] or ""
+
+
+class Log:
+    """Topics as a read_committed reader sees them, read on from where it was; by default all of the catalog."""
+
+    def __init__(self, settings: Settings, names: Collection[str] | None = None) -> None:
+        self._settings = settings
+        self._names = sorted(catalog.of(settings).topics if names is None else names)
+        self.records: list[Record] = []
+        self._consumer = Consumer(
+            {
+                **client_config(settings),
+                "group.id": f"test-{uuid.uuid4()}",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "fetch.wait.max.ms": 20,
+                "log_level": 0,
+            }
+        )
+        self._next = {
+            (name, partition): first
+            for name in self._names
+            for partition, first in topics.first_offsets(settings, name).items()
+        }
+        self._consumer.assign([TopicPartition(*place, offset) for place, offset in self._next.items()])
+
+    def read(self) -> list[Record]:
+        """Everything committed by now."""
+        end = {
+            (name, partition): offset
+            for name in self._names
+            for partition, offset in topics.last_stable_offsets(self._settings, name).items()
+        }
+        while not self._has_reached(end):
+            for message in self._consumer.consume(num_messages=5000, timeout=0.1):
+                if message.error() is not None:
+                    raise KafkaException(message.error())
+                headers: list[tuple[str, Any]] = list(message.headers() or [])  # type: ignore[arg-type]  # never a dict here
+                assert len(dict(headers)) == len(headers), headers
+                self.records.append(
+                    Record(
+                        topic=message.topic() or "",
+                        partition=message.partition() or 0,
+                        offset=message.offset() or 0,
+                        key=(message.key() or b"").decode(),
+                        value=(message.value() or b"").decode(),
+                        headers={name: None if value is None else value.decode() for name, value in headers},
+                        timestamp_ms=message.timestamp()[1],
+                    )
+                )
+        return self.records
+
+    def wait_for(self, wanted: Collection[str], timeout_s: float = 60) -> list[Record]:
+        """Read until all these events have come; what else has come by then is returned too."""
+
+        def missing() -> set[str]:
+            return set(wanted) - {record.id for record in self.read()}
+
+        wait_for(f"{len(wanted)} events on the topics", lambda: not missing(), timeout_s=timeout_s, poll_s=0.02)
+        return self.records
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _has_reached(self, end: Mapping[tuple[str, int], int]) -> bool:
+        for place in self._consumer.position([TopicPartition(*place) for place in self._next]):
+            known = (place.topic, place.partition)
+            self._next[known] = max(self._next[known], place.offset)
+        return all(self._next[place] >= offset for place, offset in end.items())
+
+
+def read(settings: Settings) -> list[Record]:
+    """Everything committed on the topics by now."""
+    with closing(Log(settings)) as log:
+        return log.read()
+
+
+def relayed(settings: Settings, wanted: Collection[str] | None = None, timeout_s: float = 60) -> list[Record]:
+    """Wait until these events, or all in the outbox table, are on the topics, and return all that is on them."""
+    with closing(Log(settings)) as log:
+        return log.wait_for(ids(settings) if wanted is None else wanted, timeout_s)
+
+
+def duplicates(records: Sequence[Record]) -> int:
+    """How many records carry an event that another one has brought already."""
+    return len(records) - len({record.id for record in records})
+
+
+def out_of_order(records: Sequence[Record]) -> list[str]:
+    """Keys whose events came first in another order than that of their versions, or on more than one partition."""
+    seen: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    partitions: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for record in sorted(records, key=lambda record: (record.topic, record.partition, record.offset)):
+        key = record.topic, record.key
+        seen[key].setdefault(record.id, json.loads(record.value)["version"])
+        partitions[key].add(record.partition)
+    return [
+        key
+        for (topic, key), versions in seen.items()
+        if list(versions.values()) != sorted(versions.values()) or len(partitions[topic, key]) > 1
+    ]

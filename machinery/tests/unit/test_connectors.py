@@ -1,0 +1,187 @@
+"""The connectors' files: what is named after a connector, where the outbox's routes, and where two must not meet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox.base.settings import Settings, load
+from outbox.events import catalog
+from outbox.relay import connectors, routing
+from outbox.relay.routing import Config
+from outbox.testing.failures import raises
+from tests.support import suite
+from tests.support.declared_events import declare, work_for
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load(tmp_path, environment=False, connector="mine", topic_prefix="shop")
+
+
+@pytest.fixture
+def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a project that declares no event yet."""
+    return work_for(tmp_path / "project", monkeypatch)
+
+
+@pytest.mark.parametrize("kind", connectors.kinds())
+def test_what_it_owns_is_named_after_it(settings: Settings, kind: str) -> None:
+    connector = connectors.load(settings, kind)
+    name = "mine" if kind == "outbox" else f"mine_{kind}"
+    assert connector.name == connector.config["slot.name"] == connector.config["topic.prefix"] == name
+    assert connector.offsets_topic == f"{name}.offsets"
+    assert connector.publication == ("outbox" if kind == "outbox" else name)
+    assert not any("${settings:" in value for value in connector.config.values())
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A folder with our file of the outbox, and that of a connector which captures a table."""
+    ours = json.loads((suite.DOMAIN / "connect" / "outbox.json").read_text())
+    captured = {name: value for name, value in ours.items() if not name.startswith("transforms")}
+    for name in ("topic.prefix", "slot.name", "offsets.storage.topic"):
+        captured[name] = captured[name].replace("${settings:connector}", "${settings:connector}_orders")
+    captured |= {"publication.name": "${settings:connector}_orders", "table.include.list": "public.orders"}
+    for kind, config in {"outbox": ours, "orders": captured}.items():
+        (tmp_path / f"{kind}.json").write_text(json.dumps(config))
+    monkeypatch.setattr(connectors, "folder", lambda: tmp_path)
+    return ["outbox", "orders"]
+
+
+def test_another_file_is_another_connector_and_the_outbox_comes_first(settings: Settings, two: list[str]) -> None:
+    assert connectors.kinds() == two
+    (orders,) = connectors.others(settings)
+    assert (orders.name, orders.table, orders.is_outbox) == ("mine_orders", ("public", "orders"), False)
+    assert orders.topic == "mine_orders.public.orders"
+    assert orders.command("apply") == "outbox connect apply orders"
+
+
+def test_the_topics_of_a_connector_and_only_the_outbox_has_markers(
+    settings: Settings, events: Path, two: list[str]
+) -> None:
+    declare(events, "item")
+    declare(events, "order", partitions=2)
+    outbox, orders = (connectors.load(settings, kind) for kind in two)
+    assert outbox.topics == ("shop.item", "shop.order")
+    assert [(spec.name, spec.partitions) for spec in connectors.topic_specs(settings, outbox)] == [
+        ("shop.item", settings.topic_partitions),
+        ("shop.order", 2),
+        ("mine.offsets", 1),
+        ("mine.markers", 1),
+    ]
+    assert [spec.name for spec in connectors.topic_specs(settings, orders)] == [orders.topic, "mine_orders.offsets"]
+
+
+def test_the_topic_of_a_captured_table_is_no_topic_of_the_outbox(settings: Settings, two: list[str]) -> None:
+    outbox, orders = (connectors.load(settings, kind) for kind in two)
+    assert orders.topics == (orders.topic,)
+    assert orders.topic not in outbox.topics
+
+
+# Routing ----------------------------------------------------------------------------------------------------------
+
+
+def routers(config: Config) -> dict[str, tuple[str, ...]]:
+    """Regex and replacement of each router, by its alias."""
+    aliases = [alias for alias in config["transforms"].split(",") if alias != "outbox"]
+    assert all(config[f"transforms.{alias}.type"] == routing.ROUTER for alias in aliases)
+    options = ("regex", "replacement")
+    return {alias: tuple(config[f"transforms.{alias}.{option}"] for option in options) for alias in aliases}
+
+
+def test_default_topics_need_no_router(settings: Settings, events: Path) -> None:
+    declare(events, "item")
+    declare(events, "Order", topic="shop.Order")
+    config = connectors.load(settings).config
+    assert routers(config) == {}
+    assert config["transforms.outbox.route.topic.replacement"] == "shop.${routedByValue}"
+    assert config["transforms.outbox.route.topic.regex"] == r"(?!mine\.markers$)(?<routedByValue>.*)"
+
+
+def test_a_topic_of_its_own_gets_a_router_for_exactly_the_default_topic(settings: Settings, events: Path) -> None:
+    declare(events, "item")
+    declare(events, "order", topic="Sales")
+    declare(events, "return", "returned", topic="shop.item")
+    connector = connectors.load(settings)
+    assert connector.topics == ("shop.item", "Sales")
+    assert routers(connector.config) == {
+        "topic-of-order": (r"shop\.order", "Sales"),
+        "topic-of-return": (r"shop\.return", "shop.item"),
+    }
+
+
+def test_topic_of_follows_a_configuration(settings: Settings, events: Path) -> None:
+    declare(events, "item")
+    declare(events, "order", topic="Sales")
+    config = connectors.load(settings).config
+    names = ("item", "order", "Order", "unknown")
+    assert [routing.topic_of(config, name) for name in names] == ["shop.item", "Sales", "shop.Order", "shop.unknown"]
+    earlier = {**config, routing.REPLACEMENT: "all.events"}
+    assert routing.topic_of(earlier, "item") == "all.events"
+
+
+def test_routers_of_ones_own_stay(settings: Settings, events: Path) -> None:
+    declare(events, "order", topic="Sales")
+    config = {"transforms": "outbox,mask", routing.REPLACEMENT: "shop.${routedByValue}", "transforms.mask.type": "Mask"}
+    added = routing.add_routers(config, catalog.of(settings))
+    assert added["transforms"] == "outbox,mask,topic-of-order"
+    assert added["transforms.mask.type"] == "Mask"
+    assert routing.transforms({**added, "tasks.max": "1"}) == added
+
+
+def test_partitions_are_declared_in_the_files_of_all_aggregates_of_a_topic(settings: Settings, events: Path) -> None:
+    declare(events, "item", partitions=3)
+    declare(events, "return", "returned", topic="shop.item", partitions=3)
+    item, offsets = connectors.topic_specs(settings)[:2]
+    files = " and ".join(str(events / name / "aggregate.toml") for name in ("item", "return"))
+    assert (item.partitions, item.partitions_option) == (3, f"`partitions` in {files}")
+    assert offsets.partitions_option == "OUTBOX_TOPIC_PARTITIONS"
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize(
+    ("aggregate", "options", "what"),
+    [
+        ("offsets", {}, "the connector's offsets"),
+        ("markers", {}, "the markers of `outbox prune`"),
+        ("item", {"topic": "outbox.connect.offsets"}, "the worker's offsets"),
+        ("item", {"topic": "mine_orders.public.orders"}, "table orders's"),
+        ("item", {"topic": "mine_orders.offsets"}, "connector mine_orders's offsets"),
+    ],
+)
+def test_a_topic_that_something_else_writes_is_refused(
+    settings: Settings, events: Path, aggregate: str, options: dict[str, str], what: str
+) -> None:
+    declare(events, aggregate, **options)
+    with raises("topic-taken", what):
+        connectors.load(settings.model_copy(update={"topic_prefix": "mine"}))
+
+
+# Settings ---------------------------------------------------------------------------------------------------------
+
+
+def rendered(tmp_path: Path, **settings: Any) -> Config:
+    return connectors.load(load(tmp_path, environment=False, **settings)).config
+
+
+def test_a_line_without_a_value_is_left_out(tmp_path: Path) -> None:
+    assert "database.sslrootcert" not in rendered(tmp_path)
+    assert "None" not in rendered(tmp_path).values()
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [("host", "database.hostname"), ("sslrootcert", "database.sslrootcert")],
+)
+def test_connect_uses_our_address_of_the_database_unless_it_has_its_own(
+    tmp_path: Path, setting: str, line: str
+) -> None:
+    ours = tmp_path / "ours"
+    ours.touch()
+    given = {f"source_db_{setting}": str(ours)}
+    assert rendered(tmp_path, **given)[line] == str(ours)
+    assert rendered(tmp_path, **given, **{f"connect_source_db_{setting}": "theirs"})[line] == "theirs"

@@ -1,0 +1,341 @@
+"""`outbox events`: the list, and the check of examples, upcasters and edits since a git revision."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from outbox.base import project
+from outbox.base.errors import Failure
+from outbox.base.project import Project
+from outbox.commands import events as command
+from outbox.events import catalog, examples, revision
+from outbox.testing.command import outbox
+from outbox.testing.failures import raises
+from tests.support.declared import EXAMPLE, Events, payload
+
+LABEL = {"label": {"type": "string"}}
+UPCAST = "def placed_v1(payload):\n    return {**payload, 'label': ''}\n"
+TOML = '[tool.outbox]\ntopic-prefix = "shop"\nsinks-package = "no_sinks"\n'
+JOBS = """
+class Job:
+    def __init__(self, name, *events):
+        self.name, self.events = name, events
+
+def jobs(settings):
+    return [Job("totals", "order"), Job("first", "order.placed.v1", "order.paid"), Job("lost", "order.lost")]
+"""
+
+
+class Repository:
+    """A project in a git repository, and the command run in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.home = root, root / "home"
+        root.mkdir()
+        self.write("pyproject.toml", TOML)
+        self.events = Events(root / "connect" / "events")
+        self.git("init", "--quiet", "--initial-branch=main")
+
+    def write(self, name: str, text: str) -> None:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text)
+
+    def git(self, *arguments: str) -> str:
+        who = {
+            f"GIT_{role}_{part}": "test@example.com" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")
+        }
+        ours = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+        return subprocess.run(
+            ["git", *arguments],
+            cwd=self.root,
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **who, **ours},
+        ).stdout.strip()
+
+    def commit(self) -> str:
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "--message=more")
+        return self.git("rev-parse", "HEAD")
+
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """The command in this process: starting one takes longer than most of what it does."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith("OUTBOX_")]:
+                patch.delenv(name)
+            for name, value in {project.VARIABLE: str(self.root), "OUTBOX_HOME": str(self.home), **variables}.items():
+                patch.setenv(name, value)
+            patch.syspath_prepend(str(self.root))
+            project.load.cache_clear()
+            catalog.load.cache_clear()
+            done = CliRunner().invoke(command.events, arguments)
+        failure = done.exception
+        if failure is not None and not isinstance(failure, Failure | SystemExit):
+            raise failure
+        stderr = done.stderr + (f"outbox: {failure}\n" if isinstance(failure, Failure) else "")
+        return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, stderr)
+
+    def findings(self, *arguments: str) -> list[tuple[str, str, str]]:
+        done = self.run("check", "--json", *arguments)
+        found = [(one["rule"], one["file"], one["property"]) for one in json.loads(done.stdout)]
+        assert done.returncode == bool(found), done.stderr
+        return found
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository(tmp_path / "project")
+    made.events.aggregate(
+        "order",
+        placed_v1=payload(examples=[EXAMPLE]),
+        placed_v2=payload(LABEL, ("label",), examples=[{**EXAMPLE, "label": "a"}]),
+        paid_v1=payload(deprecated=True),
+    ).write("order/upcast.py", UPCAST)
+    made.commit()
+    return made
+
+
+class TestList:
+    def test_events_with_their_versions_and_sinks(self, repository: Repository) -> None:
+        repository.write("jobs_of_it/__init__.py", "")
+        repository.write("jobs_of_it/all/__init__.py", "")
+        repository.write("jobs_of_it/all/job.py", JOBS)
+        repository.write("pyproject.toml", TOML.replace("no_sinks", "jobs_of_it"))
+        done = repository.run()
+        assert done.returncode == 0, done.stderr
+        lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+        assert lines == [
+            "aggregate topic event versions key version consumers",
+            "order shop.order order.paid 1 (deprecated) id number totals, first",
+            "order shop.order order.placed 1, 2 id number totals, first (v1)",
+        ]
+        assert done.stderr.startswith("note: sink lost: there is no event order.lost")
+
+    def test_json_is_for_scripts(self, repository: Repository) -> None:
+        done = repository.run("--json")
+        assert done.returncode == 0, done.stderr
+        [paid, placed] = json.loads(done.stdout)
+        assert paid["versions"] == [{"version": 1, "deprecated": True, "consumers": []}]
+        assert {name: placed[name] for name in placed.keys() - {"versions"}} == {
+            "aggregate": "order",
+            "topic": "shop.order",
+            "partitions": 4,
+            "key": "id",
+            "version": "number",
+            "event": "order.placed",
+        }
+
+    def test_sinks_that_cannot_be_loaded_are_a_note(self, repository: Repository) -> None:
+        done = repository.run()
+        assert done.returncode == 0
+        assert "order.placed" in done.stdout
+        assert done.stderr.startswith("note: the sinks cannot be loaded: ")
+        assert "Traceback" not in done.stderr
+
+    def test_no_events_are_no_failure(self, tmp_path: Path) -> None:
+        done = Repository(tmp_path / "project").run()
+        assert (done.returncode, done.stdout) == (0, "no events are declared\n")
+
+    def test_declaration_that_cannot_be_used_is_one_line(self, repository: Repository) -> None:
+        repository.events.write("order/aggregate.toml", "")
+        for arguments in ([], ["check"]):
+            variables = {project.VARIABLE: str(repository.root)}
+            done = outbox("events", *arguments, home=repository.home, **variables)
+            assert done.returncode == 1
+            [line] = done.stderr.splitlines()
+            assert "aggregate.toml" in line
+
+
+class TestExamples:
+    @pytest.fixture
+    def events(self, tmp_path: Path) -> Events:
+        events = Events(tmp_path)
+        return events.aggregate("order", placed_v1=payload(examples=[EXAMPLE]), placed_v2=payload(LABEL, ("label",)))
+
+    @staticmethod
+    def rules(events: Events, source: str) -> list[tuple[str, str]]:
+        found = examples.check(events.write("order/upcast.py", source).load())
+        assert all(finding.file == "order/upcast.py" for finding in found)
+        return [(finding.rule, finding.property) for finding in found]
+
+    def test_valid_ones_have_no_finding(self, events: Events) -> None:
+        assert self.rules(events, UPCAST) == []
+
+    @pytest.mark.parametrize(
+        ("example", "property_"),
+        [
+            ({"id": "a"}, "number"),
+            ({**EXAMPLE, "it": 1}, "it"),
+            ({**EXAMPLE, "at": "0000-12-31T23:59:59Z"}, "at"),
+            (5, ""),
+        ],
+    )
+    def test_invalid_one_is_named(self, events: Events, example: Any, property_: str) -> None:
+        properties = {"it": {"type": "string"}, "at": {"type": "string", "format": "date-time"}}
+        found = examples.check(
+            events.aggregate("item", moved_v2=payload(properties, examples=[EXAMPLE, example])).load()
+        )
+        [finding] = [one for one in found if one.rule == "example-invalid"]
+        assert (finding.file, finding.property) == ("item/moved.v2.schema.json", property_)
+        assert finding.message.startswith("example 2: ")
+
+    @pytest.mark.parametrize(
+        ("source", "rule", "property_"),
+        [
+            ("def placed_v1(payload):\n    return None\n", "upcaster-failed", ""),
+            ("def placed_v1(payload):\n    return payload\n", "upcaster-failed", "label"),
+            ("def placed_v1(payload):\n    raise KeyError('x')\n", "upcaster-failed", ""),
+            ("def placed_v1(payload):\n    return {**payload, 'label': 1}\n", "upcaster-failed", "label"),
+            ("def placed_v1(payload):\n    return {**payload, 'label': '', 'id': 'b'}\n", "upcaster-failed", "id"),
+            (
+                "def placed_v1(payload):\n    return {**payload, 'label': '', 'number': 2}\n",
+                "upcaster-failed",
+                "number",
+            ),
+            ("def placed_v1(payload):\n    payload['label'] = ''\n    return payload\n", "upcaster-impure", ""),
+            (
+                "import uuid\ndef placed_v1(payload):\n    return {**payload, 'label': str(uuid.uuid4())}\n",
+                "upcaster-impure",
+                "",
+            ),
+            (
+                "seen = []\n"
+                "def placed_v1(payload):\n    seen.append(1)\n    return {**payload, 'label': 'x' * len(seen)}\n",
+                "upcaster-impure",
+                "",
+            ),
+            (f"{UPCAST}def palced_v1(payload):\n    return payload\n", "upcaster-unused", ""),
+            (f"{UPCAST}def placed_v2(payload):\n    return payload\n", "upcaster-unused", ""),
+        ],
+    )
+    def test_upcaster_that_cannot_be_relied_on(self, events: Events, source: str, rule: str, property_: str) -> None:
+        assert self.rules(events, source) == [(rule, property_)]
+
+    def test_nested_change_of_the_argument_is_impure(self, events: Events) -> None:
+        events.aggregate("order", placed_v1=payload(examples=[{**EXAMPLE, "lines": [{"a": 1}]}]))
+        source = "def placed_v1(payload):\n    payload['lines'][0].clear()\n    return {**payload, 'label': ''}\n"
+        assert self.rules(events, source) == [("upcaster-impure", "")]
+
+    def test_upcaster_without_an_example_is_not_tested(self, events: Events) -> None:
+        events.aggregate("order", placed_v1=payload()).write("order/upcast.py", UPCAST)
+        [finding] = examples.check(events.load())
+        assert (finding.rule, finding.file) == ("example-missing", "order/placed.v1.schema.json")
+
+    def test_example_passes_all_versions(self, events: Events) -> None:
+        events.aggregate("order", placed_v3=payload({"more": {"type": "integer"}}, ("more",)))
+        events.aggregate("order", placed_v2=payload(LABEL, ("label",), examples=[{**EXAMPLE, "label": "longer"}]))
+        source = f"{UPCAST}def placed_v2(payload):\n    return {{**payload, 'more': 1 // len(payload['label'])}}\n"
+        assert self.rules(events, source) == [("upcaster-failed", "")]
+
+    def test_file_that_cannot_run_is_a_failure(self, events: Events) -> None:
+        with raises("upcaster-unusable"):
+            examples.check(events.write("order/upcast.py", "def").load())
+
+
+class TestAgainst:
+    def test_events_as_they_were_have_no_finding(self, repository: Repository) -> None:
+        done = repository.run("check", "--against", "HEAD")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "valid: 3 versions of events, 2 examples; no edit since HEAD breaks a reader\n"
+
+    def test_incompatible_edit_names_property_and_rule(self, repository: Repository) -> None:
+        repository.events.aggregate("order", placed_v2=payload({"label": {"type": "boolean"}}, ("label",)))
+        repository.events.write("order/upcast.py", UPCAST.replace("''", "True"))
+        file = "order/placed.v2.schema.json"
+        assert repository.findings() == []
+        assert repository.findings("--against", "main") == [
+            ("type-changed", file, "label"),
+            ("column-changed", file, "label"),
+        ]
+        done = repository.run("check", "--against", "main")
+        assert done.returncode == 1
+        assert done.stdout.startswith(f"{file}: label: its type was string and is boolean [type-changed]\n")
+        assert done.stderr.startswith("outbox: 2 problems found; first: ")
+
+    def test_invalid_example_is_a_finding_without_a_revision(self, repository: Repository) -> None:
+        repository.events.aggregate("order", paid_v1=payload(examples=[{}]))
+        assert repository.findings() == [("example-invalid", "order/paid.v1.schema.json", "id")]
+
+    def test_removed_version_and_aggregate(self, repository: Repository) -> None:
+        (repository.events.folder / "order" / "placed.v2.schema.json").unlink()
+        repository.events.write("order/upcast.py", "")
+        assert repository.findings("--against", "HEAD") == [("version-removed", "order/placed.v2.schema.json", "")]
+        for file in (repository.events.folder / "order").iterdir():
+            file.unlink()
+        assert repository.findings("--against", "HEAD") == [("aggregate-removed", "order/aggregate.toml", "")]
+
+    def test_folder_that_did_not_exist_published_nothing(self, repository: Repository) -> None:
+        before = repository.commit()
+        repository.git("checkout", "--quiet", "--orphan", "empty")
+        repository.git("rm", "-r", "--quiet", "--cached", ".")
+        repository.git("commit", "--quiet", "--allow-empty", "--message=nothing")
+        assert repository.findings("--against", "HEAD") == []
+        assert repository.findings("--against", before) == []
+
+    def test_folder_or_prefix_that_was_renamed_is_followed(self, repository: Repository) -> None:
+        repository.write("pyproject.toml", TOML.replace("shop", "store") + 'events = "declared"\n')
+        (repository.events.folder).rename(repository.root / "declared")
+        assert repository.findings("--against", "HEAD") == [("topic-changed", "order/aggregate.toml", "topic")]
+
+    def test_project_in_a_folder_of_the_repository(self, tmp_path: Path) -> None:
+        whole = Repository(tmp_path / "whole")
+        inner = whole.root / "services" / "shop"
+        whole.write("services/shop/pyproject.toml", TOML)
+        events = Events(inner / "connect" / "events").aggregate("order", placed_v1=payload(LABEL))
+        whole.commit()
+        events.aggregate("order", placed_v1=payload())
+        done = whole.run("check", "--against", "HEAD", OUTBOX_PROJECT=str(inner))
+        assert done.returncode == 1
+        assert "[property-removed]" in done.stdout
+
+    def test_the_environment_changes_nothing(self, repository: Repository) -> None:
+        done = repository.run("check", "--against", "HEAD", OUTBOX_TOPIC_PREFIX="other", OUTBOX_TOPIC_PARTITIONS="9")
+        assert done.returncode == 0, done.stderr
+
+    @pytest.mark.parametrize("name", ["nowhere", "--all", "HEAD:connect", ""])
+    def test_unknown_revision_is_reported(self, repository: Repository, name: str) -> None:
+        done = repository.run("check", f"--against={name}")
+        assert done.returncode == 1
+        [line] = done.stderr.splitlines()
+        assert line.startswith("outbox: this clone has no revision")
+        with raises("revision-unknown"):
+            revision.published(Project(repository.root), name, 4)
+
+    def test_shallow_clone_says_how_to_fetch(self, repository: Repository, tmp_path: Path) -> None:
+        old = repository.git("rev-parse", "HEAD")
+        repository.commit()
+        clone = tmp_path / "clone"
+        repository.git("clone", "--quiet", "--depth=1", f"file://{repository.root}", str(clone))
+        with raises("revision-unknown", "shallow", f"git fetch --depth=1 origin {old}"):
+            revision.published(Project(clone), old, 4)
+
+    def test_no_repository_is_reported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+        with raises("git-failed", "not a git repository"):
+            revision.published(Project(tmp_path), "HEAD", 4)
+
+    def test_no_git_is_reported(self, repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "")
+        with raises("git-missing"):
+            revision.published(Project(repository.root), "HEAD", 4)
+
+    def test_events_outside_of_the_repository_are_reported(self, repository: Repository) -> None:
+        repository.write("pyproject.toml", f'{TOML}events = "../elsewhere"\n')
+        repository.commit()
+        with raises("git-outside"):
+            revision.published(Project(repository.root), "HEAD", 4)
+
+    @pytest.mark.parametrize(("file", "text"), [("connect/events/order/aggregate.toml", ""), ("pyproject.toml", "[")])
+    def test_events_that_were_unusable_are_reported(self, repository: Repository, file: str, text: str) -> None:
+        repository.write(file, text)
+        repository.commit()
+        with raises("revision-unusable"):
+            revision.published(Project(repository.root), "HEAD", 4)

@@ -1,0 +1,175 @@
+"""Who may import whom: the layers of docs/architecture.md, and what each subcommand loads."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+# The rooms of outbox/, from the bottom up. A room imports rooms of earlier lines only; rooms of one line import each
+# other only as NEIGHBOURS says.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("outbox.base",),
+    ("outbox.events",),
+    ("outbox.writing",),
+    ("outbox.jvm",),
+    ("outbox.migrations",),
+    ("outbox.http",),
+    ("outbox.kafka",),
+    ("outbox.relay",),
+    ("outbox.sink",),
+    ("outbox.sink.postgres", "outbox.sink.spark", "outbox.sink.repair", "outbox.sink.lakehouse"),
+    ("outbox.audit",),
+    ("outbox.maintenance",),
+    ("outbox.stack",),
+    ("outbox.commands",),
+    ("outbox.cli",),
+    ("outbox.__main__", "outbox.submit"),
+    ("outbox.testing",),
+    ("outbox.__init__", "outbox.dbapi", "outbox.sinks", "outbox.spark", "outbox.web"),
+)
+NEIGHBOURS = {
+    "outbox.sink.spark": {"outbox.sink.postgres"},
+    "outbox.sink.repair": {"outbox.sink.postgres"},
+    "outbox.sink.lakehouse": {"outbox.sink.postgres", "outbox.sink.spark"},
+}
+HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
+
+# The packages that tests are in, and which others each may import.
+PACKAGES: dict[str, set[str]] = {"outbox": set(), "tests": {"outbox"}}
+SOURCES = ROOT / "src"
+
+# Heavy libraries, and the only rooms and packages that import them.
+LIBRARIES: dict[str, set[str]] = {
+    "pyspark": {"outbox.sink.spark", "outbox.sink.lakehouse", "outbox.testing", "tests"},
+    "delta": {"outbox.sink.lakehouse", "tests"},
+    "flask": {"outbox.http", "outbox.testing", "tests"},
+    "alembic": {"outbox.migrations", "tests"},
+    "hypothesis": {"outbox.testing", "tests"},
+    "pytest": {"outbox.testing", "tests"},
+}
+
+# Violations that are known, one line each. An entry that is not needed fails.
+EXCEPTIONS: set[str] = set()
+
+FILES = [file.relative_to(SOURCES) for file in sorted(SOURCES.rglob("*.py"))]
+
+
+def imported(source: str) -> Iterator[str]:
+    """The modules that a source imports, anywhere in it. ``from package import name`` counts as ``package.name``.
+
+    Relative imports stay in their package and are left out.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room(module: str) -> str:
+    """The room of a module of outbox/; for other modules their package."""
+    words = module.split(".")
+    beginnings = (".".join(words[:length]) for length in range(len(words), 0, -1))
+    return next((name for name in beginnings if name in HEIGHT), package(module))
+
+
+def package(module: str) -> str:
+    """The package of a module, as PACKAGES has it."""
+    return module.partition(".")[0]
+
+
+def violations(file: Path, source: str) -> set[str]:
+    """What a file imports against the rules, one line each."""
+    module = ".".join(file.with_suffix("").parts)
+    return {f"{file.as_posix()} imports {room(name)}" for name in imported(source) if not _may(module, name)}
+
+
+def _may(module: str, name: str) -> bool:
+    ours, target = package(module), package(name)
+    if target in LIBRARIES:
+        return bool({module.partition(".")[0], room(module)} & LIBRARIES[target])
+    if target not in PACKAGES:
+        return True
+    if ours == target == "outbox":
+        if room(module) == room(name):
+            return True
+        # A module outside the rooms may not be imported, and imports nothing of ours.
+        is_below = HEIGHT.get(room(name), len(LAYERS)) < HEIGHT.get(room(module), -1)
+        return is_below or room(name) in NEIGHBOURS.get(room(module), ())
+    return target == ours or target in PACKAGES.get(ours, set())
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "wrong"),
+    [
+        ("outbox/relay/rest.py", "import outbox.base.settings, tests.shape", {"tests"}),
+        ("outbox/relay/rest.py", "def f():\n    from tests import shape", {"tests"}),
+        ("outbox/relay/rest.py", "from outbox.kafka import topics\nfrom outbox.relay import slot", set()),
+        ("outbox/kafka/topics.py", "from outbox.relay import connectors", {"outbox.relay"}),
+        ("outbox/kafka/topics.py", "from outbox import relay", {"outbox.relay"}),
+        ("outbox/base/wait.py", "from outbox.base.errors import Failure", set()),
+        ("outbox/base/wait.py", "from outbox.writing import append", {"outbox.writing"}),
+        ("outbox/events/catalog.py", "from outbox.base import project", set()),
+        ("outbox/events/catalog.py", "from outbox.sink import spec", {"outbox.sink"}),
+        ("outbox/sink/repair/replay.py", "from outbox.sink import positions", set()),
+        ("outbox/sink/repair/replay.py", "from outbox.sink.spark import stream", {"outbox.sink.spark"}),
+        ("outbox/sink/positions.py", "from outbox.sink import repair", {"outbox.sink.repair"}),
+        ("outbox/sink/positions.py", "import pyspark.sql", {"pyspark"}),
+        ("outbox/sink/spark/session.py", "from pyspark.sql import SparkSession", set()),
+        ("outbox/new/module.py", "from outbox.base import wait", {"outbox.base"}),
+        ("outbox/cli.py", "from outbox.new import module", {"outbox"}),
+        ("outbox/testing/fixtures/chain.py", "from tests.shape import SHAPE", {"tests"}),
+        ("tests/unit/test_cli.py", "import outbox.cli, pyspark", set()),
+        ("outbox/relay/rest.py", "from . import service", set()),
+        ("outbox/relay/rest.py", "import services, demonstration", set()),
+    ],
+)
+def test_the_rules_detect_violations(file: str, source: str, wrong: set[str]) -> None:
+    assert violations(Path(file), source) == {f"{file} imports {name}" for name in wrong}
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_a_module_imports_only_what_its_layer_may(file: Path) -> None:
+    assert violations(file, (SOURCES / file).read_text()) - EXCEPTIONS == set()
+
+
+def test_every_exception_is_still_needed() -> None:
+    found = {line for file in FILES for line in violations(file, (SOURCES / file).read_text())}
+    assert EXCEPTIONS - found == set()
+
+
+def test_the_rules_know_every_room() -> None:
+    rooms = {f"outbox.{file.parent.name}" for file in SOURCES.glob("outbox/*/__init__.py")}
+    modules = {f"outbox.{file.stem}" for file in SOURCES.glob("outbox/*.py")} - {"outbox.__init__"}
+    assert rooms | modules <= set(HEIGHT)
+
+
+def loaded(program: str) -> set[str]:
+    """The top-level packages that a program has loaded at its end."""
+    program = f"{program}; import json, sys; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize("module", ["outbox.cli", "outbox.commands.stack", "outbox.commands.connect"])
+def test_commands_of_the_stack_load_neither_spark_nor_the_service(module: str) -> None:
+    found = loaded(f"import {module}")
+    assert "outbox" in found
+    assert not found & {"pyspark", "pyarrow", "pandas", "flask", "sqlalchemy", "alembic", "stock"}
+
+
+def test_dead_letters_are_replayed_without_spark() -> None:
+    found = loaded(
+        "import outbox.commands.dead_letters; from outbox.sink import spec; from outbox.base import settings;"
+        "spec.jobs(settings.load(environment=False))"
+    )
+    assert "stock" in found
+    assert not found & {"pyspark", "py4j"}

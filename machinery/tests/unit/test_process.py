@@ -1,0 +1,281 @@
+"""The process controller, on small real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from outbox.base.wait import wait_for
+from outbox.stack.process import EMPTY_READS, MARK, Process, environment
+from outbox.testing.failures import raises
+
+SERVE = "import time, pathlib; pathlib.Path('ready').touch(); time.sleep(600)"
+DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERVE}"
+ERASE = """
+with open("/proc/self/stat", "rb") as stat, open("/proc/self/mem", "r+b", buffering=0) as memory:
+    begin, end = map(int, stat.read().split()[-3:-1])
+    memory.seek(begin)
+    memory.write(bytes(end - begin))
+"""
+PARENT = f"import subprocess, sys; [subprocess.Popen([sys.executable, '-c', {DEAF!r}]) for _ in range(2)]; {SERVE}"
+
+
+class Script(Process):
+    """A Python program under control; ready when it has made the file `ready`."""
+
+    start_timeout_s = 10.0
+    stop_timeout_s = 10.0
+
+    def __init__(self, home: Path, program: str, name: str = "script") -> None:
+        super().__init__(name, home)
+        self.program = program
+
+    def argv(self) -> Sequence[str | Path]:
+        return [sys.executable, "-c", self.program]
+
+    def env(self) -> Mapping[str, str]:
+        return {"GIVEN": "yes"}
+
+    def prepare(self) -> None:
+        (self.folder / "ready").unlink(missing_ok=True)
+
+    def is_ready(self) -> bool:
+        return (self.folder / "ready").exists()
+
+
+Make = Callable[..., Script]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Make]:
+    """Makes a controlled program; whatever was made is killed at the end."""
+    made = []
+
+    def make(program: str = SERVE, name: str = "script", home: Path = tmp_path) -> Script:
+        made.append(Script(home, program, name))
+        return made[-1]
+
+    yield make
+    for process in made:
+        process.kill()
+
+
+def main(process: Process) -> psutil.Process:
+    """The main process of a part that runs."""
+    pid = process.pid()
+    assert pid is not None
+    return psutil.Process(pid)
+
+
+def _orphan(process: Process) -> None:
+    """Kill the main process alone, once its two children live."""
+    wait_for("parent and children", lambda: len(process.processes()) == 3, timeout_s=5)
+    main(process).kill()
+    wait_for("the parent to be gone", lambda: not process.is_running(), timeout_s=5)
+
+
+def test_it_starts_in_its_folder_with_its_environment_and_its_mark(script: Make, tmp_path: Path) -> None:
+    process = script()
+    assert not process.is_running()
+    process.start()
+    assert process.is_running()
+    assert process.is_ready()
+    found = main(process)
+    assert Path(found.cwd()) == tmp_path / "script"
+    assert found.environ()["GIVEN"] == "yes"
+    assert found.environ()[MARK] == f"{tmp_path}:script"
+
+
+def test_starting_what_runs_changes_nothing(script: Make) -> None:
+    process = script()
+    process.start()
+    pid = process.pid()
+    process.start()
+    assert process.pid() == pid
+
+
+def test_a_wait_that_needs_a_process_ends_with_it_and_shows_the_end_of_its_log(script: Make) -> None:
+    process = script("print('no room left')")
+    process.spawn()
+    with raises("process-ended", "no room left"):
+        wait_for("what it would do", lambda: False, timeout_s=60, needs=process.require_running)
+
+
+def test_it_is_found_again_by_a_controller_that_did_not_start_it(script: Make) -> None:
+    script().start()
+    other = script()
+    assert other.is_running()
+    other.stop()
+    assert other.processes() == []
+
+
+def test_one_that_replaces_its_program_over_and_over_is_seen_running_all_the_time(script: Make) -> None:
+    again = 'touch ready; exec sh -c "$AGAIN"'
+    process = script(f"import os; os.environ['AGAIN'] = {again!r}; os.execvp('sh', ['sh', '-c', os.environ['AGAIN']])")
+    process.start()
+    assert all(process.is_running() for _ in range(200))
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="erases its environment as Linux lets it")
+def test_one_that_has_erased_its_environment_as_those_of_postgres_have_is_looked_at_once(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", f"{ERASE}\n{SERVE}"], cwd=tmp_path) as erased:
+        wait_for("the environment to be erased", (tmp_path / "ready").exists, timeout_s=10)
+
+        def look_s() -> float:
+            began_at = time.monotonic()
+            assert environment(psutil.Process(erased.pid)) == {}
+            return time.monotonic() - began_at
+
+        try:
+            assert min(look_s() for _ in range(5)) < EMPTY_READS / 1000
+        finally:
+            erased.kill()
+
+
+def test_names_and_homes_are_told_apart(script: Make, tmp_path: Path) -> None:
+    one, two, elsewhere = script(name="one"), script(name="two"), script(name="one", home=tmp_path / "elsewhere")
+    one.start()
+    two.start()
+    elsewhere.start()
+    one.kill()
+    assert not one.is_running()
+    assert two.is_running()
+    assert elsewhere.is_running()
+
+
+def test_it_outlives_the_command_that_started_it(script: Make, tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys, pathlib\n"
+        "from tests.unit.test_process import SERVE, Script\n"
+        "Script(pathlib.Path(sys.argv[1]), SERVE).start()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], check=False, timeout=30)
+    assert done.returncode == -signal.SIGKILL
+    process = script()
+    assert process.is_running()
+    process.stop()
+    assert process.processes() == []
+
+
+def test_stop_asks_first(script: Make) -> None:
+    polite = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (print('bye', flush=True), sys.exit()))"
+    process = script(f"{polite}; {SERVE}")
+    process.start()
+    process.stop()
+    assert process.processes() == []
+    assert process.tail() == "bye"
+
+
+def test_what_does_not_hear_stop_is_killed_after_its_time(script: Make) -> None:
+    process = script(DEAF)
+    process.stop_timeout_s = 0.5
+    process.start()
+    started_at = time.monotonic()
+    process.stop()
+    assert time.monotonic() - started_at >= 0.5
+    assert process.processes() == []
+
+
+def test_kill_takes_the_children_too(script: Make) -> None:
+    process = script(PARENT)
+    process.start()
+    wait_for("parent and children", lambda: len(process.processes()) == 3, timeout_s=5)
+    process.kill()
+    assert process.processes() == []
+
+
+def test_children_that_outlive_their_parent_do_not_count_as_running_and_are_ended_by_stop(script: Make) -> None:
+    process = script(PARENT)
+    process.start()
+    _orphan(process)
+    assert len(process.processes()) == 2
+    started_at = time.monotonic()
+    process.stop()
+    assert process.processes() == []
+    assert time.monotonic() - started_at < 5  # nothing is left that could end in order, so nobody waits for that
+
+
+def test_children_that_outlive_their_parent_are_ended_by_the_next_start(script: Make) -> None:
+    process = script(PARENT)
+    process.start()
+    _orphan(process)
+    orphans = process.processes()
+    process.start()
+    assert len(orphans) == 2
+    assert not set(orphans) & set(process.processes())
+    assert process.is_running()
+
+
+def test_a_paused_process_is_running_and_does_nothing_until_it_is_resumed(script: Make) -> None:
+    process = script("import time, pathlib\nwhile True: pathlib.Path('ready').touch(); time.sleep(0.01)")
+    process.start()
+    process.pause()
+    wait_for("it to be stopped", lambda: main(process).status() == psutil.STATUS_STOPPED, timeout_s=5)
+    assert process.is_running()
+    (process.folder / "ready").unlink()
+    with pytest.raises(TimeoutError):
+        wait_for("a sign of life", process.is_ready, timeout_s=0.3)
+    process.resume()
+    wait_for("a sign of life", process.is_ready, timeout_s=5)
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_paused_process_can_be_ended(script: Make, end: str) -> None:
+    process = script()
+    process.start()
+    process.pause()
+    started_at = time.monotonic()
+    getattr(process, end)()
+    assert process.processes() == []
+    assert time.monotonic() - started_at < 5
+
+
+def test_a_process_that_dies_while_it_starts_fails_with_the_end_of_its_log(script: Make) -> None:
+    process = script("print('the reason', flush=True); raise SystemExit(3)")
+    with raises("process-ended", "script.log:\nthe reason"):
+        process.start()
+    assert process.processes() == []
+
+
+def test_a_process_that_never_gets_ready_fails_with_the_end_of_its_log(script: Make) -> None:
+    process = script("print('thinking', flush=True); import time; time.sleep(600)")
+    process.start_timeout_s = 1
+    with raises("process-not-ready", "script.log:\nthinking"):
+        process.start()
+
+
+def test_ending_what_does_not_run_does_nothing(script: Make) -> None:
+    process = script()
+    process.stop()
+    process.kill()
+    process.pause()
+    process.resume()
+    assert not process.is_running()
+
+
+def test_the_log_is_kept_over_restarts_and_its_tail_is_short(script: Make) -> None:
+    process = script(f"print('started', flush=True); {SERVE}")
+    process.start()
+    process.kill()
+    process.start()
+    assert process.tail() == "started\nstarted"
+    assert process.tail(1) == "started"
+
+
+def test_a_process_without_a_log_says_so(script: Make) -> None:
+    assert script().tail() == "(no log)"
+
+
+def test_it_leads_a_session_of_its_own_so_that_a_terminal_does_not_end_it(script: Make) -> None:
+    process = script()
+    process.start()
+    assert os.getsid(main(process).pid) == main(process).pid != os.getsid(0)

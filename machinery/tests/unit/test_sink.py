@@ -1,0 +1,198 @@
+"""The sink's parts that need no server: strategy files, identities of dead letters, positions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from outbox.base import project, settings
+from outbox.commands.sink import sink
+from outbox.sink import dead_letters, positions, spec, strategy
+from outbox.sink.records import Record
+from outbox.sink.spark import supervisor
+from outbox.testing.failures import raises
+from tests.support import made_events as made
+from tests.support.declared import Events, payload
+from tests.support.declared_sinks import decoders
+
+HEADER = "-- idea: an idea\n-- survives: much\n-- costs: little\n-- choose: always\n"
+
+
+EVENT_ID = "01a1fc75-167d-7239-af57-d1ee1a62e0a6"
+
+
+def identity(event_id: str | None = None, **changes: Any) -> str:
+    """The identity of a dead letter."""
+    record = Record(key=b"k", headers=[("a", b"1"), ("b", None)], value=b"v", recorded_ms=0)
+    return dead_letters.identity(record._replace(**changes), event_id)
+
+
+class TestCommand:
+    """`outbox sink`: which sinks it runs."""
+
+    @pytest.fixture
+    def ran(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The names of the sinks that were run, in a project that runs two."""
+        names: list[str] = []
+        monkeypatch.setattr(supervisor, "run", lambda _, specs, **__: names.extend(one.name for one in specs))
+        mine = replace(project.current(), sinks=("upsert", "dedup"))
+        monkeypatch.setattr(project, "current", lambda: mine)
+        return names
+
+    def test_it_runs_those_of_the_project(self, ran: list[str]) -> None:
+        assert CliRunner().invoke(sink, []).exit_code == 0
+        assert ran == ["upsert", "dedup"]
+
+    def test_it_runs_the_given_ones_instead(self, ran: list[str]) -> None:
+        assert CliRunner().invoke(sink, ["merge", "naive", "merge"]).exit_code == 0
+        assert ran == ["merge", "naive"]
+
+    def test_an_unknown_one_of_the_project_is_refused(self, ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        mine = replace(project.current(), sinks=("dedup", "nonsense"))
+        monkeypatch.setattr(project, "current", lambda: mine)
+        with raises("sink-unknown", "called nonsense", "there are", "upsert"):
+            CliRunner().invoke(sink, [], catch_exceptions=False)
+        assert ran == []
+
+    def test_without_any_the_remedy_is_named(self, ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        mine = replace(project.current(), sinks=())
+        monkeypatch.setattr(project, "current", lambda: mine)
+        with raises("sink-unnamed", "sinks = ["):
+            CliRunner().invoke(sink, [], catch_exceptions=False)
+        assert ran == []
+
+    def test_the_help_lists_each_sink_with_its_events_and_strategy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "200")
+        shown = " ".join(CliRunner().invoke(sink, ["--help"]).output.split())
+        for name, one in spec.sinks(settings.load(environment=False)).items():
+            assert f"{name} {', '.join(one.job.events)}, by strategy {one.strategy.name}" in shown
+
+
+class TestJobs:
+    """What a job may say."""
+
+    def resolve(self, **changes: Any) -> spec.SinkSpec:
+        return spec.resolve(settings.load(environment=False), replace(made.JOB, **changes))
+
+    def test_an_event_stands_for_its_topic(self) -> None:
+        assert self.resolve(events=["order.placed", "item"]).topics == ["stock.item", "stock.order"]
+
+    @pytest.mark.parametrize("name", ["", "Stock", "1st", "a/b", "a.rebuild", "a" * 41, "a\n"])
+    def test_a_name_that_is_no_word_is_refused(self, name: str) -> None:
+        with raises("sink-unusable", "its name is not a word"):
+            self.resolve(name=name)
+
+    def test_a_job_takes_events_or_has_decoders(self) -> None:
+        wrong: list[dict[str, Any]] = [{"events": []}, {"decoders": made.MAIN.decoders}]
+        for changes in wrong:
+            with raises("sink-unusable", "it takes no events"):
+                self.resolve(**changes)
+
+    @pytest.mark.parametrize("name", ["orders", "item.lost", "order.placed.v3", "order.placed.v1.v1"])
+    def test_an_event_that_is_not_declared_is_refused(self, name: str) -> None:
+        with raises("event-undeclared", name):
+            self.resolve(events=["item", name])
+
+    def test_an_unknown_strategy_is_refused(self, tmp_path: Path) -> None:
+        for one in ("best", tmp_path / "mine.sql"):
+            with raises("strategy-unknown"):
+                self.resolve(strategy=one)
+
+    @pytest.mark.parametrize("by", ["upsert", "versions"])
+    def test_events_without_a_version_are_refused_by_strategies_that_need_one(self, tmp_path: Path, by: str) -> None:
+        events = Events(tmp_path)
+        events.aggregate("order", 'key = "id"\n', placed_v1=payload())
+        found = decoders(events.load(), "order")
+        with raises("sink-unusable", by, "numbered by key"):
+            self.resolve(events=[], decoders=found, strategy=by)
+
+    def test_two_jobs_of_one_name_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(spec, "jobs", lambda _: [made.JOB, replace(made.JOB, events=["order"])])
+        with raises("sink-ambiguous", made.JOB.name):
+            spec.sinks(settings.load(environment=False))
+
+    def test_a_sink_by_another_strategy_has_a_name_of_its_own(self) -> None:
+        assert made.JOB.by("merge").name == f"{made.JOB.name}-merge"
+
+
+class TestStrategyFiles:
+    def test_ours_say_what_they_survive_and_cost(self) -> None:
+        assert {"dedup", "naive"} <= set(made.STRATEGIES)
+        assert made.STRATEGIES["naive"].start == "earliest"
+        assert made.STRATEGIES["dedup"].start == "positions"
+        assert "INSERT INTO processed_events" in made.STRATEGIES["dedup"].select
+
+    def test_the_help_tells_each_with_its_survives_costs_and_choose(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "200")
+        told = " ".join(CliRunner().invoke(sink, ["--help"]).output.split())
+        for name, one in strategy.load(strategy.BUILT_IN).items():
+            words = f"{name} {one.idea}. Survives {one.survives}. Costs {one.costs}. Choose it {one.choose}."
+            assert " ".join(words.split()) in told, name
+
+    def test_one_that_does_not_say_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.sql").write_text(HEADER.replace("-- costs: little\n", "") + "SELECT 1")
+        with raises("strategy-header-incomplete", "mine.sql", "costs"):
+            strategy.load(tmp_path)
+
+    def test_a_new_one_is_one_file(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.sql").write_text(HEADER + "INSERT INTO new_events SELECT * FROM batch")
+        assert strategy.load(tmp_path)["mine"].idea == "an idea"
+
+    def test_one_that_knows_no_event_says_so(self) -> None:
+        assert [one.name for one in made.STRATEGIES.values() if one.knows == "positions"] == ["offsets"]
+
+    def test_one_that_takes_states_says_so(self) -> None:
+        assert [one.name for one in made.STRATEGIES.values() if one.takes == "states"] == ["upsert"]
+
+
+class TestIdentity:
+    def test_is_the_event_id_if_there_is_one(self) -> None:
+        assert identity(EVENT_ID) == EVENT_ID
+
+    def test_is_the_same_for_the_same_record(self) -> None:
+        assert identity() == identity(recorded_ms=1)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"key": None},
+            {"key": b""},
+            {"key": b"kv", "value": b""},
+            {"value": None},
+            {"headers": []},
+            {"headers": [("a", b"1"), ("b", b"")]},
+            {"headers": [("a1", b""), ("b", None)]},
+        ],
+    )
+    def test_differs_where_anything_differs(self, changes: dict[str, Any]) -> None:
+        assert identity(**changes) != identity()
+
+
+def test_headers_are_kept_as_json_whatever_their_bytes() -> None:
+    odd = [("text", "é".encode()), ("none", None), ("binary", b"\xff"), ("nul", b"a\0"), ("k\0ey", b"1")]
+    assert [dead_letters._header(name, value) for name, value in odd] == [
+        {"key": "text", "value": "é"},
+        {"key": "none", "value": None},
+        {"key": "binary", "value_base64": "/w=="},
+        {"key": "nul", "value_base64": "YQA="},
+        {"key_base64": "awBleQ==", "value": "1"},
+    ]
+    assert dead_letters.headers([dead_letters._header(name, value) for name, value in odd]) == odd
+
+
+class TestPositions:
+    def test_a_gap_is_named(self) -> None:
+        with raises("events-lost", "offsets 10 to 11 of topic t, partition 2"):
+            positions.require_no_gap("s", "t", {0: 5, 2: 10}, {0: 5, 2: 12})
+
+    def test_a_partition_without_position_begins_at_zero(self) -> None:
+        positions.require_no_gap("s", "t", {}, {0: 0})
+        with raises("events-lost", "offsets 0 to 0"):
+            positions.require_no_gap("s", "t", {}, {0: 1})
+
+    def test_a_re_read_is_fine(self) -> None:
+        positions.require_no_gap("s", "t", {0: 10}, {0: 3})

@@ -1,0 +1,72 @@
+"""Waiting for a condition, with a deadline."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from outbox.base.errors import Failure
+from outbox.base.wait import WaitTimeoutError, timeout_scale, wait_for
+from outbox.testing.failures import raises
+
+
+def test_the_first_true_answer_is_returned() -> None:
+    answers = iter([None, "", 0, "here"])
+    assert wait_for("an answer", lambda: next(answers), timeout_s=5, poll_s=0) == "here"
+    assert list(answers) == []
+
+
+def test_a_condition_is_asked_once_even_without_time() -> None:
+    assert wait_for("the truth", lambda: True, timeout_s=0) is True
+
+
+def test_it_ends_at_the_deadline_and_names_what_it_waited_for_and_the_last_answer() -> None:
+    started_at = time.monotonic()
+    with pytest.raises(WaitTimeoutError) as caught:
+        wait_for("the cows to come home", lambda: [], timeout_s=0.2, poll_s=0.01)
+    assert 0.2 <= time.monotonic() - started_at < 2
+    assert "the cows to come home" in str(caught.value)
+    assert "the last answer was []" in str(caught.value)
+
+
+def test_a_timeout_is_a_failure_and_a_timeout_error() -> None:
+    assert issubclass(WaitTimeoutError, Failure)
+    assert issubclass(WaitTimeoutError, TimeoutError)
+
+
+def test_an_exception_of_the_condition_ends_the_wait_at_once() -> None:
+    asked = 0
+
+    def broken() -> bool:
+        nonlocal asked
+        asked += 1
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        wait_for("nothing", broken, timeout_s=5)
+    assert asked == 1
+
+
+def test_a_need_that_is_gone_ends_the_wait_at_once_unless_the_condition_is_true() -> None:
+    def gone() -> None:
+        raise Failure("it has ended", code="process-ended")
+
+    with raises("process-ended"):
+        wait_for("nothing", lambda: False, timeout_s=60, needs=gone)
+    assert wait_for("the truth", lambda: True, timeout_s=60, needs=gone)
+
+
+def test_one_multiplier_scales_every_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_TIMEOUT_SCALE", "3")
+    started_at = time.monotonic()
+    with pytest.raises(WaitTimeoutError):
+        wait_for("nothing", lambda: False, timeout_s=0.1, poll_s=0.01)
+    assert 0.3 <= time.monotonic() - started_at < 2
+
+
+@pytest.mark.parametrize("wrong", ["fast", "0", "-1", "nan"])
+def test_a_wrong_multiplier_is_a_failure_that_names_the_variable(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setenv("OUTBOX_TIMEOUT_SCALE", wrong)
+    with pytest.raises(Failure, match="OUTBOX_TIMEOUT_SCALE"):
+        timeout_scale()

@@ -1,0 +1,128 @@
+"""Projects made by copier from this checkout as it is now, as a user makes them.
+
+    python -m template.tests.bake SAMPLE
+
+makes one with the default answers and runs its own `make test`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from outbox.testing.archive import unpack
+
+from template.tests import scratch
+from template.tests.paths import ROOT
+
+GIT = ["git", "-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
+
+
+class Template:
+    """A repository with the checkout's files, or those of an earlier commit, which copier can copy from and a test can
+    go on with.
+    """
+
+    def __init__(self, folder: Path, revision: str | None = None) -> None:
+        self.folder = scratch.copy(folder) if revision is None else archived(folder, revision)
+        git(folder, "init", "--quiet")
+        commit(folder)
+
+    def to_the_present(self) -> None:
+        """Become the checkout as it is now, by one more commit."""
+        git(self.folder, "rm", "-r", "--quiet", ".")
+        scratch.copy(self.folder)
+        commit(self.folder, "the present state")
+
+    def generate(self, project: Path, **answers: object) -> subprocess.CompletedProcess[str]:
+        """Make a project; what is not answered has its default."""
+        return copier(project.parent, "copy", *_data(answers), str(self.folder), str(project))
+
+    def made(self, project: Path, **answers: object) -> Path:
+        """A project that must be made; its folder."""
+        done = self.generate(project, **answers)
+        assert done.returncode == 0, done.stderr
+        return project
+
+    def update(self, project: Path, **answers: object) -> subprocess.CompletedProcess[str]:
+        """Merge the template's present state into a project."""
+        return copier(project, "update", *_data(answers))
+
+
+def copier(folder: Path, command: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run copier without questions, and without the trust that tasks would need."""
+    # HEAD: without it, copier would take the newest tag that looks like a version.
+    options = ["--defaults", "--quiet", "--vcs-ref", "HEAD"]
+    return run(folder, [sys.executable, "-m", "copier", command, *options, *words], **variables)
+
+
+def has(revision: str) -> bool:
+    """Whether the checkout's history has a commit; that of a shallow clone lacks most of them."""
+    return run(ROOT, ["git", "cat-file", "-e", f"{revision}^{{commit}}"]).returncode == 0
+
+
+def archived(folder: Path, revision: str) -> Path:
+    """The files of a commit of the checkout's history, in this folder."""
+    with tempfile.TemporaryDirectory() as temporary:
+        archive = Path(temporary, "archive.tar")
+        git(ROOT, "archive", "--output", str(archive), revision)
+        unpack(archive, folder)
+    return folder
+
+
+def git(folder: Path, *words: str) -> str:
+    """What a command of git has printed. Raises AssertionError if it fails."""
+    return _succeed(folder, [*GIT, *words])
+
+
+def python(folder: Path, *words: str, interpreter: Path = Path(sys.executable), **variables: str) -> str:
+    """What Python has printed in a folder, with our packages unless told. Raises AssertionError if it fails."""
+    return _succeed(folder, [str(interpreter), *words], **variables)
+
+
+def installed(folder: Path) -> Path:
+    """The interpreter of a project with the packages that it pins itself. Raises AssertionError if that fails."""
+    _succeed(folder, ["make", "--silent", ".venv/demo"], PYTHON=sys.executable)
+    return folder / ".venv" / "bin" / "python"
+
+
+def commit(folder: Path, message: str = "test") -> None:
+    """Commit everything in a folder."""
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", message)
+
+
+def run(folder: Path, words: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder, without the checkout's packages; its output is captured."""
+    environment = {**scratch.environment(folder), **variables}
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def _succeed(folder: Path, words: Sequence[str], **variables: str) -> str:
+    done = run(folder, words, **variables)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr
+    return done.stdout
+
+
+def _data(answers: Mapping[str, object]) -> list[str]:
+    return [word for name, answer in answers.items() for word in ("--data", f"{name}={answer}")]
+
+
+def main(sample: str) -> int:
+    """Make a project in a path with a space. It installs itself, and runs its `make check` and the tests of its sample.
+
+    Returns the first exit status that is not 0. Its tests of the machinery are those of `make test-without-sample`.
+    """
+    with tempfile.TemporaryDirectory(prefix="outbox bake ") as temporary:
+        template = Template(Path(temporary, "template"))
+        project = template.made(Path(temporary, "stock-room"), project_name="stock-room", sample=sample)
+        tests = [".venv/bin/python", "-m", "pytest", "tests/sample", "-n", "2", "--dist", "loadfile"]
+        steps = (subprocess.run(step, cwd=project, check=False).returncode for step in (["make", "check"], tests))
+        return next(filter(None, steps), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,121 @@
+"""The demo's clients: what they send, repeat, count, and report as unexpected."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from outbox.base.settings import load
+from outbox.testing.failures import raises
+from pydantic import SecretStr
+
+from demo.traffic import Request, Traffic
+
+Answer = int | Exception
+
+
+class Service:
+    """Answers in place of the service: each path with its list of statuses, the last one for ever."""
+
+    def __init__(self, **answers: list[Answer]) -> None:
+        self._answers = answers
+        self.received: list[tuple[str, dict[str, str], bytes]] = []
+
+    def request(self, method: str, url: str, *, data: bytes, headers: dict[str, str], timeout: float) -> Any:
+        """As `requests.Session.request`."""
+        assert timeout > 0
+        path = url.rpartition("/")[2]
+        self.received.append((f"{method} {path}", headers, data))
+        answers = self._answers[path]
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        response = requests.Response()
+        response.status_code = answer
+        response._content = json.dumps({"number": len(self.received)}).encode()
+        return response
+
+
+class Fixed:
+    """A workload that sets up with the first request, and then plans all of them in turn."""
+
+    def __init__(self, *planned: Request) -> None:
+        self._planned = planned
+        self._count = 0
+        self.read: list[Any] = []
+
+    def set_up(self, send: Callable[[Sequence[Request]], list[Any]]) -> None:
+        self.read = send(self._planned[:1])
+
+    def plan(self) -> Request:
+        self._count += 1
+        return self._planned[(self._count - 1) % len(self._planned)]
+
+
+def traffic(service: Service, workload: Fixed, monkeypatch: pytest.MonkeyPatch) -> Traffic:
+    monkeypatch.setattr(Traffic, "_session", lambda _: service)
+    return Traffic(load(Path("/nonexistent"), environment=False, service_token=SecretStr("secret")), workload)
+
+
+def test_a_request_is_repeated_with_its_key_until_the_outcome_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service(orders=[503, requests.ConnectionError(), requests.Timeout(), 201])
+    clients = traffic(service, Fixed(Request("order", "/orders", {}, (201,), events=3)), monkeypatch)
+    clients.run(1)
+    assert len(service.received) == 4
+    assert len({headers["Idempotency-Key"] for _, headers, _ in service.received}) == 1
+    assert (clients.answered, clients.events, clients.surprises) == (Counter(order=1), 3, [])
+
+
+def test_each_request_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service(orders=[201])
+    traffic(service, Fixed(Request("order", "/orders", {}, (201,))), monkeypatch).run(20)
+    assert len({headers["Idempotency-Key"] for _, headers, _ in service.received}) == 20
+
+
+def test_only_successful_requests_have_written_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = (
+        Request("order", "/orders", {}, (201, 409), events=2),
+        Request("order", "/full", {}, (201, 409), events=2),
+        Request("invalid", "/strict", {}, (422,)),
+    )
+    clients = traffic(Service(orders=[201], full=[409], strict=[422]), Fixed(*planned), monkeypatch)
+    clients.run(6)
+    assert clients.answered == {"order": 2, "order refused": 2, "invalid": 2}
+    assert (clients.events, clients.surprises) == (4, [])
+
+
+def test_an_unexpected_response_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = traffic(Service(strict=[201]), Fixed(Request("invalid", "/strict", {}, (422,))), monkeypatch)
+    clients.run(1)
+    assert clients.surprises == ['invalid got 201: {"number": 1}']
+
+
+def test_a_request_is_sent_as_it_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = (
+        Request("order", "/orders", {"pieces": 1}, (201,), method="PUT"),
+        Request("not JSON", "/raw", b"{", (400,), has_key=False),
+        Request("no token", "/closed", [], (401,), has_token=False),
+    )
+    service = Service(orders=[201], raw=[400], closed=[401])
+    traffic(service, Fixed(*planned), monkeypatch).run(3)
+    sent = {name: (set(headers), data) for name, headers, data in service.received}
+    assert sent == {
+        "PUT orders": ({"Content-Type", "Authorization", "Idempotency-Key"}, b'{"pieces": 1}'),
+        "POST raw": ({"Content-Type", "Authorization"}, b"{"),
+        "POST closed": ({"Content-Type", "Idempotency-Key"}, b"[]"),
+    }
+    assert {headers.get("Authorization") for _, headers, _ in service.received} == {"Bearer secret", None}
+
+
+def test_the_set_up_reads_its_responses_and_fails_at_an_unexpected_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Fixed(Request("shelf", "/shelves", {}, (201,), events=1))
+    clients = traffic(Service(shelves=[201, 500]), workload, monkeypatch)
+    clients.set_up()
+    assert (workload.read, clients.events) == ([{"number": 1}], 1)
+    with raises("failed", "shelf got 500"):
+        clients.set_up()

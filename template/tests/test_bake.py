@@ -1,0 +1,265 @@
+"""`copier copy`: every combination of answers that matters gives a project whose every module loads and checks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from outbox.base.project import Project
+
+from template.tests import bake, dockerfile
+from template.tests.bake import Template
+from template.tests.paths import ROOT
+
+pytestmark = pytest.mark.copies
+
+OWN_LINES_MAX = 600
+PRODUCT = ("outbox", "service", "sinks", "demo", "bench")
+PACKAGES = (*PRODUCT, "migrations", "tests", "bootstrap.py")
+LOAD = """
+import importlib, sys
+from outbox.base import settings
+from outbox.sink import spec
+for module in sys.argv[1:]:
+    if not module.startswith("outbox.migrations"):
+        importlib.import_module(module)
+print(*spec.sinks(settings.load(environment=False)))
+"""
+# Names of the template itself, which no project knows.
+PROOFS = re.compile(r"`tests/template/\w+\.py::\w+`")  # what guarantees.md relies on
+TRACES = ("tests/template", "tests.template", "copier.yml", "{%", "{{ project_name")
+
+COMBINATIONS: dict[str, dict[str, object]] = {
+    "ledger": {},
+    "ledger with benchmarks": {"benchmarks": True},
+    "ledger without changes": {"changes": False},
+    "ledger without lakehouse": {"lakehouse": False},
+    "ledger without monitoring": {"monitoring": False},
+    "ledger without demo": {"demo": False},
+    "ledger with nothing": {
+        "changes": False,
+        "lakehouse": False,
+        "monitoring": False,
+        "demo": False,
+        "licence": "none",
+    },
+    "minimal": {"sample": "minimal"},
+    "minimal with nothing": {"sample": "minimal", "monitoring": False, "demo": False, "licence": "none"},
+}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
+    """This checkout as a template."""
+    return Template(tmp_path_factory.mktemp("template"))
+
+
+@pytest.fixture(scope="module", params=COMBINATIONS)
+def project(
+    template: Template, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """A project in a folder with a space."""
+    folder = tmp_path_factory.mktemp("a project") / "stock room"
+    yield template.made(folder, project_name="stock-room", **COMBINATIONS[request.param])
+    shutil.rmtree(folder)
+
+
+# A project that checks ----------------------------------------------------------------------------------------------
+
+
+def test_lint_and_types(project: Path) -> None:
+    bake.python(project, "-m", "ruff", "check", "--no-cache", ".")
+    bake.python(project, "-m", "ruff", "format", "--no-cache", "--check", ".")
+    cache = project.parent.parent / "mypy"  # of all combinations: what they share is checked once
+    bake.python(
+        project, "-m", "mypy", "--cache-dir", str(cache), *(name for name in PACKAGES if (project / name).exists())
+    )
+
+
+def test_every_module_loads_and_every_sink_is_found(project: Path) -> None:
+    files = [file.relative_to(project) for name in PRODUCT for file in (project / name).rglob("*.py")]
+    modules = [".".join(file.with_suffix("").parts) for file in files if file.stem not in ("__init__", "__main__")]
+    assert len(modules) > 100
+    sinks = bake.python(project, "-c", LOAD, *modules).split()
+    optional = {"changes": "changes", "lakehouse": "lakehouse", "naive": "balances-naive", "turnover": "turnover"}
+    there = {sink for folder, sink in optional.items() if (project / "sinks" / folder).exists()}
+    if (project / "sinks" / "depots").exists():
+        assert set(sinks) == {"depots"}
+    else:
+        strategies = ("merge", "offset-log", "offsets", "upsert", "versions")
+        assert set(sinks) == {"accounts", "balances", *(f"balances-{name}" for name in strategies), *there}
+
+
+def test_the_sinks_that_run_exist(project: Path) -> None:
+    names = tomllib.loads((project / "pyproject.toml").read_text())["tool"]["outbox"]["sinks"]
+    assert names == (["depots"] if (project / "sinks" / "depots").exists() else ["balances", "accounts"])
+    assert set(names) <= set(bake.python(project, "-c", LOAD).split())
+
+
+def test_the_images_have_their_files(project: Path) -> None:
+    compose = yaml.safe_load((project / "docker-compose.yml").read_text())
+    stages = dockerfile.stages(project / "Dockerfile")
+    built = [one["build"]["target"] for one in compose["services"].values() if "build" in one and "profiles" not in one]
+    assert len(built) > 3
+    for target in built:
+        for stage in dockerfile.lineage(stages, target):
+            copied = [file for file, _ in stage.our_files(project)]
+            copied += [project / source for sources, _ in stage.copies() for source in sources]
+            assert [file for file in copied if not file.exists()] == []
+
+
+# A project of its own -----------------------------------------------------------------------------------------------
+
+
+def test_it_has_its_own_names(project: Path) -> None:
+    made = tomllib.loads((project / "pyproject.toml").read_text())
+    names = made["tool"]["outbox"]
+    assert made["project"]["name"] == "stock-room"
+    assert names["source-database"] == "stock_room"
+    assert names["sink-database"] == "stock_room_sink"
+    assert names["topic-prefix"] == "stock-room"
+    assert names["connector"] == "stock_room_outbox"
+    assert {name.replace("-", "_") for name in names} <= set(Project.__dataclass_fields__)
+    assert (project / "README.md").read_text().startswith("# stock-room\n")
+    assert (project / "outbox" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert (project / "LICENSE").exists() is ("license" in made["project"])
+
+
+def test_nothing_of_the_template_is_in_it(project: Path) -> None:
+    files = [Path(folder, name) for folder, _, names in os.walk(project) for name in names]
+    assert [file for file in files if file.is_symlink() or file.suffix == ".jinja"] == []
+    for file in files:
+        if file.suffix in (".md", ".toml", ".yml", ".cfg", "") and file.name not in ("LICENSE", ".copier-answers.yml"):
+            text = PROOFS.sub("", file.read_text())
+            assert [trace for trace in TRACES if trace in text] == [], file
+
+
+def test_git_takes_it_as_it_is(project: Path) -> None:
+    bake.git(project, "init", "--quiet")
+    bake.commit(project)
+    assert bake.git(project, "status", "--porcelain", "--ignored") == ""
+    listed = bake.git(project, "ls-files").splitlines()
+    assert "outbox/jvm/jre/bin/java" in listed
+    assert stat.S_IMODE((project / "outbox/jvm/jre/bin/java").stat().st_mode) & stat.S_IXUSR
+
+
+def test_the_naive_sink_is_a_folder_that_may_go(template: Template, tmp_path: Path) -> None:
+    made = template.made(tmp_path / "made")
+    shutil.rmtree(made / "sinks" / "naive")
+    test_every_module_loads_and_every_sink_is_found(made)
+
+
+# The template -------------------------------------------------------------------------------------------------------
+
+
+def test_the_default_answers_are_this_repository(template: Template, tmp_path: Path) -> None:
+    made = template.made(tmp_path / "made")
+    assert (made / "pyproject.toml").read_bytes() == (ROOT / "pyproject.toml").read_bytes()
+
+
+def test_generation_needs_no_network_and_no_trust(template: Template, tmp_path: Path) -> None:
+    """Tasks are what trust is for; copier refuses to run any without it."""
+    nowhere = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:1")
+    done = bake.copier(tmp_path, "copy", str(template.folder), "made", GIT_ALLOW_PROTOCOL="file", **nowhere)
+    assert (done.returncode, (tmp_path / "made" / "Makefile").exists()) == (0, True), done.stderr
+    known = {name for name in yaml.safe_load((ROOT / "copier.yml").read_text()) if name.startswith("_")}
+    assert known == {"_min_copier_version", "_subdirectory", "_exclude", "_message_after_copy"}
+
+
+def own_files() -> list[Path]:
+    """The files of the minimal sample that are no links."""
+    folder = ROOT / "template" / "minimal"
+    found = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]
+    return [file for file in found if not file.is_symlink()]
+
+
+def test_a_minimal_project_has_few_lines_of_its_own(template: Template, tmp_path: Path) -> None:
+    made = template.made(tmp_path / "made", sample="minimal")
+    files = [file.relative_to(ROOT / "template" / "minimal") for file in own_files()]
+    lines = {file: len((made / file).read_text().splitlines()) for file in [*files, Path("README.md")]}
+    assert len(files) > 10
+    assert sum(lines.values()) <= OWN_LINES_MAX, lines
+
+
+def test_both_samples_are_made_of_the_same_machinery() -> None:
+    folders = {name: ROOT / "template" / name for name in ("ledger", "minimal")}
+    links: dict[str, set[str]] = {}
+    for name, folder in folders.items():
+        found = [Path(parent, one) for parent, dirs, names in os.walk(folder) for one in [*dirs, *names]]
+        links[name] = {one.relative_to(folder).as_posix() for one in found if one.is_symlink()}
+        assert all(one.exists() for one in found), "a link leads nowhere"
+    only_the_ledger = {"bench", "connect", "demo", "migrations", "service", "sinks", "tests/sample"}
+    assert links["ledger"] - links["minimal"] == only_the_ledger
+    assert {name.partition("/")[0] for name in links["minimal"] - links["ledger"]} <= {"connect", "demo"}
+
+
+def test_a_link_to_a_file_loses_no_mode() -> None:
+    """copier takes the mode of a linked file from git's entry for the link, which has none."""
+    found = [Path(parent, name) for parent, _, names in os.walk(ROOT / "template") for name in names]
+    links = [file for file in found if file.is_symlink()]
+    assert len(links) > 10
+    assert [file for file in links if file.stat().st_mode & stat.S_IXUSR] == []
+
+
+# The answers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ledger", "stock-room", "a1", "x-2-y", "a" + "b" * 39])
+def test_a_name_that_works(template: Template, tmp_path: Path, name: str) -> None:
+    made = template.made(tmp_path / "made", project_name=name, sample="minimal")
+    names: dict[str, Any] = tomllib.loads((made / "pyproject.toml").read_text())["tool"]["outbox"]
+    assert names["source-database"] == name.replace("-", "_")
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"project_name": "Stock"},
+        {"project_name": "2stock"},
+        {"project_name": "stock--room"},
+        {"project_name": "stock_room"},
+        {"project_name": "stock room"},
+        {"project_name": "lagerhäuser"},
+        {"project_name": "stock-"},
+        {"project_name": "stock\n"},
+        {"project_name": "s"},
+        {"project_name": "a" * 41},
+        {"project_name": "postgres"},
+        {"project_name": "pg-stock"},
+        {"project_name": "flask"},
+        {"topic_prefix": "stock/room"},
+        {"topic_prefix": ".."},
+        {"topic_prefix": "a" * 101},
+        {"connector": "Stock"},
+        {"connector": "stock-room"},
+        {"connector": "ledger"},
+        {"connector": "ledger", "topic_prefix": "ledger.offsets"},
+        {"sample": "large"},
+        {"licence": "MIT"},
+    ],
+    ids=str,
+)
+def test_a_wrong_answer_is_refused_and_nothing_is_made(
+    template: Template, tmp_path: Path, answers: dict[str, object]
+) -> None:
+    done = template.generate(tmp_path / "made", **answers)
+    assert done.returncode != 0
+    assert "alidation error" in done.stderr or "Invalid" in done.stderr, done.stderr
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_git_without_links_is_refused(template: Template, tmp_path: Path) -> None:
+    config = tmp_path / "gitconfig"
+    config.write_text("[core]\nsymlinks = false\n")
+    done = bake.copier(tmp_path, "copy", str(template.folder), "made", GIT_CONFIG_GLOBAL=str(config))
+    assert done.returncode != 0
+    assert "core.symlinks" in done.stderr
+    assert not (tmp_path / "made").exists()

