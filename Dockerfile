@@ -2,10 +2,12 @@
 # the servers' own images with our configuration files in them, so that nothing is mounted from the clone: a remote engine
 # works, and so does a clone whose files only its owner may read.
 
-# Our files. A clone made under umask 077 has files that only their owner may read: here everybody may.
+# Our files, and the machinery's from the build context `machinery`. A clone made under umask 077 has files that only
+# their owner may read: here everybody may.
 FROM python:3.11-slim-bookworm AS files
 WORKDIR /files
-COPY . .
+COPY . project
+COPY --from=machinery src machinery
 RUN chmod --recursive a+rX .
 
 
@@ -15,19 +17,24 @@ WORKDIR /opt/installer
 COPY requirements/bootstrap.txt .
 RUN pip install --no-cache-dir --require-hashes --requirement bootstrap.txt
 
+# Beside the machinery's packages those that pyproject.toml names: the file is there once `make lock` has made it.
 FROM installer AS service-packages
-COPY requirements/service.txt .
-RUN uv pip install --no-cache --require-hashes --target /opt/packages --requirement service.txt
+COPY --from=machinery src/outbox/requirements/service.txt .
+COPY requirements/ requirements/
+RUN touch requirements/own.txt && uv pip install --no-cache --require-hashes --target /opt/packages \
+    --requirement service.txt --requirement requirements/own.txt
 
 # pyspark is a source archive of jars: stored, not compressed once more.
 FROM installer AS sink-packages
-COPY requirements/sink.txt .
-RUN uv pip install --no-cache --require-hashes --target /opt/packages --requirement sink.txt \
+COPY --from=machinery src/outbox/requirements/sink.txt .
+COPY requirements/ requirements/
+RUN touch requirements/own.txt && uv pip install --no-cache --require-hashes --target /opt/packages \
+    --requirement sink.txt --requirement requirements/own.txt \
     --no-build-isolation-package=pyspark --config-settings-package=pyspark:--build-option=--compression=stored
 
 
 FROM python:3.11-slim-bookworm AS python
-ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/opt/outbox:/opt/outbox/machinery/src:/opt/packages OUTBOX_PROJECT=/opt/outbox
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/opt/outbox:/opt/machinery:/opt/packages OUTBOX_PROJECT=/opt/outbox
 # A named volume takes owner and mode of the folder that it is first mounted on. 1000 is also the user of apache/kafka.
 RUN useradd --uid 1000 --create-home outbox \
     && cd /var/lib && mkdir secrets \
@@ -39,7 +46,8 @@ WORKDIR /opt/outbox
 
 FROM python AS service
 COPY --from=service-packages /opt/packages /opt/packages
-COPY --from=files /files .
+COPY --from=files /files/machinery /opt/machinery
+COPY --from=files /files/project .
 USER outbox
 WORKDIR /home/outbox
 
@@ -52,43 +60,42 @@ COPY --from=sink-packages /opt/packages /opt/packages
 # The JVM parts, 100 MB to download: made again only when one of these files changes.
 FROM spark AS jars
 ARG OUTBOX_MAVEN_MIRROR=
-COPY machinery/src/outbox/__init__.py machinery/src/outbox/
-COPY machinery/src/outbox/base/__init__.py machinery/src/outbox/base/errors.py machinery/src/outbox/base/facade.py machinery/src/outbox/base/
-COPY machinery/src/outbox/jvm/__init__.py machinery/src/outbox/jvm/ivy.py machinery/src/outbox/jvm/ivy.xml machinery/src/outbox/jvm/jars.lock machinery/src/outbox/jvm/jars.py \
-    machinery/src/outbox/jvm/java.py machinery/src/outbox/jvm/truststore.py machinery/src/outbox/jvm/
-COPY machinery/src/outbox/jvm/jre/bin/java machinery/src/outbox/jvm/jre/bin/
+COPY --from=machinery src/outbox/__init__.py /opt/machinery/outbox/
+COPY --from=machinery src/outbox/base/__init__.py src/outbox/base/errors.py src/outbox/base/facade.py /opt/machinery/outbox/base/
+COPY --from=machinery src/outbox/jvm /opt/machinery/outbox/jvm
 # Of the three parts, a sink needs Spark's.
 RUN mv "$(python -m outbox.jvm.jars plugin)" /opt/plugin \
     && rm -r "$(python -m outbox.jvm.jars kafka)"
 
 FROM spark AS sink
 COPY --from=jars /opt/cache /opt/cache
-COPY --from=files /files .
+COPY --from=files /files/machinery /opt/machinery
+COPY --from=files /files/project .
 USER outbox
 # Spark makes folders where it is started.
 WORKDIR /home/outbox
 
 
 FROM postgres:18 AS postgres
-COPY --from=files /files/machinery/src/outbox/stack/postgres.conf /files/machinery/src/outbox/migrations/roles.sql /etc/outbox/
+COPY --from=files /files/machinery/outbox/stack/postgres.conf /files/machinery/outbox/migrations/roles.sql /etc/outbox/
 
 FROM apache/kafka:4.3.1 AS kafka
-COPY --from=files /files/machinery/src/outbox/stack/broker.properties /files/machinery/src/outbox/stack/log4j2.properties /etc/outbox/
+COPY --from=files /files/machinery/outbox/stack/broker.properties /files/machinery/outbox/stack/log4j2.properties /etc/outbox/
 # A file of the project wins.
-COPY --from=files /files/connect/ /etc/outbox/
+COPY --from=files /files/project/connect/ /etc/outbox/
 
 # Kafka Connect of the same image and version, with Debezium in its plugin folder.
 FROM apache/kafka:4.3.1 AS connect
-COPY --from=files /files/machinery/src/outbox/stack/worker.properties /files/machinery/src/outbox/stack/log4j2.properties /etc/outbox/
-COPY --from=files /files/connect/ /etc/outbox/
+COPY --from=files /files/machinery/outbox/stack/worker.properties /files/machinery/outbox/stack/log4j2.properties /etc/outbox/
+COPY --from=files /files/project/connect/ /etc/outbox/
 # worker.properties names the folder `plugins` in the working directory.
 WORKDIR /opt/outbox
 COPY --from=jars /opt/plugin plugins
 
 FROM prom/prometheus:v3.7.1 AS prometheus
-COPY --from=files /files/monitoring/prometheus.yml /files/monitoring/alerts.yml /etc/prometheus/
+COPY --from=files /files/project/monitoring/prometheus.yml /files/project/monitoring/alerts.yml /etc/prometheus/
 
 FROM grafana/grafana:12.2.1 AS grafana
-COPY --from=files /files/monitoring/grafana/datasource.yml /etc/grafana/provisioning/datasources/outbox.yml
-COPY --from=files /files/monitoring/grafana/dashboards.yml /etc/grafana/provisioning/dashboards/outbox.yml
-COPY --from=files /files/monitoring/grafana/dashboard.json /etc/grafana/dashboards/outbox.json
+COPY --from=files /files/project/monitoring/grafana/datasource.yml /etc/grafana/provisioning/datasources/outbox.yml
+COPY --from=files /files/project/monitoring/grafana/dashboards.yml /etc/grafana/provisioning/dashboards/outbox.yml
+COPY --from=files /files/project/monitoring/grafana/dashboard.json /etc/grafana/dashboards/outbox.json

@@ -1,4 +1,4 @@
-# The two commands: `make demo` shows it, `make test` tests it. `make check` is the inner loop.
+# The two commands: `make demo` shows it, `make test` tests it. `make check` is the inner loop, `make dev` runs it.
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -6,70 +6,63 @@ BIN := .venv/bin
 # Compiled once, and not beside the sources: most of the work of a short command is to import what it needs.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/pycache
 unexport PYTHONDONTWRITEBYTECODE
-# Parts that a project has deleted are left out.
-SOURCES := $(wildcard service sinks migrations demo bench tests template/tests bootstrap.py)
-UNIT := $(wildcard tests/unit tests/*/unit)
-# Nothing newer than Python 3.11. It takes the decode of a record for the one that strings had in Python 2.
-VERMIN := --target=3.11- --violations --pessimistic --quiet --no-tips --exclude str.decode
+# Parts that you have deleted are left out.
+SOURCES := $(wildcard service sinks migrations demo tests)
+PYTEST := $(CURDIR)/$(BIN)/python -m pytest
 
-.PHONY: demo test test-machinery test-sample test-cluster check format bench archives install lock update clean
+.PHONY: demo test check dev format install archives lock update clean
 
 demo: .venv/demo
 	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
 
-# Two suites, each in a session of its own: the machinery on a domain made for its tests, and this project. In several
-# processes, each with a stack of its own; ARGS="-n 0 …" for one. Each waits for its servers for much of the time.
-# Most of the work is done by JVMs that have just started: only the first-tier compiler is worth its time.
-PYTEST := $(CURDIR)/$(BIN)/python -m pytest
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder -m "not cluster"
-test-%: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
-# All suites run, also if one fails.
-SUITES := test-machinery test-sample
+# In several processes, each with a stack of its own; ARGS="-n 0 …" for one. Most of the work is done by JVMs that have
+# just started: only the first-tier compiler is worth its time.
+test: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
 test: archives
-	@failed=; for suite in $(SUITES); do $(MAKE) --no-print-directory $$suite || failed="$$failed $$suite"; done; \
-	if [ "$$failed" ]; then echo "make: failed:$$failed" >&2; exit 1; fi
+	@$(PYTEST) tests -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-machinery: archives
-	@cd machinery && $(PYTEST) tests $(PARALLEL) $(ARGS)
-
-test-sample: archives
-	@$(PYTEST) tests $(PARALLEL) $(ARGS)
-
-# What few projects need: the sinks on a Spark cluster, and checkpoints in HDFS and S3.
-test-cluster: archives
-	@cd machinery && $(PYTEST) tests -m cluster $(ARGS)
-
-check:: install
+check: install
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
 	@$(BIN)/mypy $(SOURCES)
-	@cd machinery && $(CURDIR)/$(BIN)/mypy src tests
-	@$(BIN)/vermin $(VERMIN) $(SOURCES) machinery/src machinery/tests
-	@cd machinery && $(PYTEST) -q tests/unit
-	@$(if $(UNIT),$(PYTEST) -q $(UNIT))
+	@$(BIN)/outbox events check
+	@$(if $(wildcard tests/unit),$(PYTEST) -q tests/unit)
+
+# Stack, service and sinks in one terminal; what is edited starts again.
+dev: install
+	@$(BIN)/outbox dev
 
 format: install
 	@$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .
-
-bench: install
-	@$(BIN)/python -m bench $(ARGS)
 
 # Record the classes that the JVMs load, once: each later start of Kafka, Connect and Spark needs half the time.
 archives: install
 	-@$(BIN)/python -m outbox.stack.archives
 
-# Everything that tests and benchmarks need. `make demo` installs its own part only.
-install: .venv/dev
+# Everything that tests need. `make demo` installs its own part only.
+SET ?= dev
+install: .venv/$(SET)
 
-.venv/%: requirements/%.txt requirements/bootstrap.txt machinery/pyproject.toml
-	@$(PYTHON) bootstrap.py $*
+.venv/%: .venv/bin/outbox $(wildcard requirements/own.txt)
+	@$(BIN)/python -m outbox.install $*
 
-# Pin every Python package and every jar again; ARGS=--upgrade moves to the newest packages that pyproject.toml allows.
-lock:
-	@$(PYTHON) bootstrap.py lock $(ARGS)
-	@$(MAKE) --silent .venv/demo
-	@$(BIN)/python -m outbox.jvm.jars lock
+# The machinery alone. It knows the packages that it needs.
+.venv/bin/outbox: pyproject.toml requirements/bootstrap.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+	  { echo "make: Python 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.11 …" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv --clear .venv
+	@$(BIN)/python -m pip --disable-pip-version-check -q install --require-hashes -r requirements/bootstrap.txt
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install -q --reinstall --no-deps --no-build-isolation --group machinery
+	@touch $@
 
-# Merge a newer version of the template into a project that was made by `copier copy`; the answers stay as they are.
+# What the images are made of beside this folder, where the template is a folder of this machine.
+.venv/machinery-context: .venv/bin/outbox
+	@$(BIN)/python -m outbox.install context $@
+
+# Pin the packages that pyproject.toml names; ARGS=--upgrade moves to newer ones.
+lock: install
+	@$(BIN)/python -m outbox.install lock $(ARGS)
+
+# Merge a newer version of the template; the answers stay as they are.
 update: install
 	@$(BIN)/copier update --defaults $(ARGS)
 
