@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from template.tests.paths import ROOT
 
 pytestmark = pytest.mark.copies
 
-MACHINERY = Path("outbox/base/wait.py")
+MACHINERY = Path("machinery/src/outbox/base/wait.py")
+MIGRATIONS = Path("machinery/src/outbox/migrations/source")
 MIGRATION = '''"""{what}"""
 
 from alembic import op
@@ -32,7 +34,7 @@ def downgrade() -> None:
 '''
 
 
-NEWEST = max(file.name[:4] for file in (ROOT / "outbox/migrations/source").glob("[0-9]*.py"))
+NEWEST = max(file.name[:4] for file in (ROOT / MIGRATIONS).glob("[0-9]*.py"))
 NEXT = f"{int(NEWEST) + 1:04}"
 
 
@@ -53,30 +55,31 @@ def template(tmp_path: Path) -> Template:
     """An earlier template: it has a file that is gone now, and lacks others."""
     template = Template(tmp_path / "template")
     folder = template.folder
-    (folder / "outbox" / "old.py").write_text('"""A module that the machinery has no longer."""\n')
-    (folder / "docs" / "runbook.md").rename(folder / "docs" / "operating.md")
+    (folder / "machinery/src/outbox/old.py").write_text('"""A module that the machinery has no longer."""\n')
     edit(folder / MACHINERY, "from __future__ import annotations\n", "from __future__ import annotations  # earlier\n")
+    edit(folder / "Makefile", "demo: .venv/demo\n", "demo: .venv/demo # earlier\n")
     (folder / "template/minimal/service/app.py").rename(folder / "template/minimal/service/main.py")
-    edit(folder / "pyproject.toml", '"alembic>=1.20"', '"alembic>=1.19"')
     bake.commit(folder, "an earlier state")
     return template
 
 
-@pytest.fixture
-def project(template: Template, tmp_path: Path) -> Path:
-    """A project made from it, whose owner has replaced the domain and changed a file of the machinery."""
-    made = template.made(tmp_path / "shop", project_name="shop", sample="minimal", demo=False)
+def replaced(template: Template, project: Path, machinery: str) -> Path:
+    """A project made from it, whose owner has replaced the domain, and has edited what the template brings."""
+    made = template.made(project, project_name="shop", sample="minimal", demo=False, machinery=machinery)
     bake.git(made, "init", "--quiet")
     bake.commit(made, "begin")
-    bake.git(made, "rm", "-r", "--quiet", "service/main.py", "sinks/depots", "tests/sample", "docs/adopting.md")
+    bake.git(made, "rm", "-r", "--quiet", "service/main.py", "sinks/depots", "tests/integration", "tests/pipeline")
     (made / "service" / "orders.py").write_text('"""Orders."""\n')
     (made / "sinks" / "orders").mkdir()
     (made / "sinks" / "orders" / "__init__.py").touch()
     (made / "README.md").write_text("# The shop\n")
     migration(made / "migrations/source", "0002_orders.py", "source_domain_0002", "source_domain_0001", "orders")
-    with (made / MACHINERY).open("a") as file:
+    edit(made / "pyproject.toml", "dependencies = []", 'dependencies = ["tenacity>=9"]')
+    with (made / "Makefile").open("a") as file:
         file.write("\n# the owner's line\n")
-    edit(made / "pyproject.toml", '"structlog>=26",\n', '"structlog>=26",\n    "tenacity>=9",\n')
+    if machinery == "copy":
+        with (made / MACHINERY).open("a") as file:
+            file.write("\n# the owner's line\n")
     bake.commit(made, "orders")
     return made
 
@@ -85,13 +88,8 @@ def to_the_present(template: Template) -> None:
     """The template as this checkout has it, with one more migration of the machinery."""
     folder = template.folder
     bake.git(folder, "revert", "--no-edit", "HEAD")
-    migration(
-        folder / "outbox/migrations/source",
-        f"{NEXT}_more.py",
-        f"source_machinery_{NEXT}",
-        f"source_machinery_{NEWEST}",
-        "more_machinery",
-    )
+    next_ = (f"{NEXT}_more.py", f"source_machinery_{NEXT}", f"source_machinery_{NEWEST}", "more_machinery")
+    migration(folder / MIGRATIONS, *next_)
     bake.commit(folder, "the present state")
 
 
@@ -110,26 +108,50 @@ def files(project: Path) -> set[str]:
     return set(bake.git(project, "ls-files").splitlines())
 
 
-def test_an_update_brings_the_machinery_and_keeps_the_owners_work(template: Template, project: Path) -> None:
-    before = files(project)
+def changed(project: Path) -> set[str]:
+    """What the last commit has changed."""
+    return set(bake.git(project, "diff", "--name-only", "HEAD~1").splitlines())
+
+
+def pinned(project: Path) -> str:
+    """The commit whose machinery is installed."""
+    sources = tomllib.loads((project / "pyproject.toml").read_text())["tool"]["uv"]["sources"]
+    return str(sources["outbox-machinery"]["rev"])
+
+
+def test_an_update_moves_the_installed_machinery_and_keeps_the_owners_work(template: Template, tmp_path: Path) -> None:
+    project = replaced(template, tmp_path / "shop", "package")
+    before, first = files(project), pinned(project)
+    assert first == bake.git(template.folder, "rev-parse", "HEAD").strip()
     to_the_present(template)
     updated(template, project)
-    changed = set(bake.git(project, "diff", "--name-only", "HEAD~1").splitlines())
-    assert files(project) - before == {"docs/runbook.md", f"outbox/migrations/source/{NEXT}_more.py"}
-    assert before - files(project) == {"docs/operating.md", "outbox/old.py"}
-    assert changed - (files(project) ^ before) == {".copier-answers.yml", str(MACHINERY), "pyproject.toml"}
-    machinery = (project / MACHINERY).read_text()
-    assert "# earlier" not in machinery
-    assert machinery.endswith("\n# the owner's line\n")
-    packages = (project / "pyproject.toml").read_text()
-    assert '"alembic>=1.20"' in packages
-    assert '"tenacity>=9"' in packages
-
+    assert files(project) == before
+    assert changed(project) == {".copier-answers.yml", "Makefile", "pyproject.toml"}
+    assert pinned(project) == bake.git(template.folder, "rev-parse", "HEAD").strip() != first
+    assert 'dependencies = ["tenacity>=9"]' in (project / "pyproject.toml").read_text()
+    makefile = (project / "Makefile").read_text()
+    assert "# earlier" not in makefile
+    assert makefile.endswith("\n# the owner's line\n")
     updated(template, project)
     assert bake.git(project, "diff", "HEAD~1") == "", "a second update changes nothing"
 
 
-def test_migrations_of_machinery_and_owner_do_not_collide(template: Template, project: Path) -> None:
+def test_an_update_merges_a_copied_machinery(template: Template, tmp_path: Path) -> None:
+    project = replaced(template, tmp_path / "shop", "copy")
+    before = files(project)
+    to_the_present(template)
+    updated(template, project)
+    assert files(project) - before == {f"{MIGRATIONS}/{NEXT}_more.py"}
+    assert before - files(project) == {"machinery/src/outbox/old.py"}
+    assert changed(project) - (files(project) ^ before) == {".copier-answers.yml", "Makefile", str(MACHINERY)}
+    machinery = (project / MACHINERY).read_text()
+    assert "# earlier" not in machinery
+    assert machinery.endswith("\n# the owner's line\n")
+
+
+def test_migrations_of_machinery_and_owner_do_not_collide(template: Template, tmp_path: Path) -> None:
+    project = replaced(template, tmp_path / "shop", "copy")
+
     def outbox(*words: str) -> str:
         return bake.python(project, "-m", "outbox", *words, OUTBOX_HOME=str(project / ".outbox"))
 
@@ -145,7 +167,10 @@ def test_migrations_of_machinery_and_owner_do_not_collide(template: Template, pr
         outbox("down")
 
 
-def test_a_part_is_left_out_later_by_an_answer(template: Template, project: Path) -> None:
+def test_a_part_comes_and_goes_by_an_answer(template: Template, tmp_path: Path) -> None:
+    project = replaced(template, tmp_path / "shop", "package")
+    assert not (project / "monitoring").exists()
+    updated(template, project, monitoring=True)
     assert (project / "monitoring").exists()
     updated(template, project, monitoring=False)
     assert not (project / "monitoring").exists()

@@ -26,8 +26,8 @@ OWN = Path("requirements", "own.txt")
 PYTHON_MIN = "3.11"
 FREE_DISK_MIN_GB = 4
 
-# The sets of packages, and the extras of the machinery's pyproject.toml in each. The others take their versions from the
-# first, with which all is tested.
+# The sets of packages, and the extras of the machinery's pyproject.toml in each. All is tested with the first one, and
+# the others have its versions.
 SETS = {
     "machinery": ["service", "sink", "stack", "lakehouse", "testing", "dev", "machinery"],
     "dev": ["service", "sink", "stack", "lakehouse", "testing", "dev"],

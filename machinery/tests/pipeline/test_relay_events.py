@@ -19,8 +19,8 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import apply as relay
 from outbox.stack.postgres import Postgres
-from tests.support.outbox_rows import Row, ids, insert, row
 from tests.shape import SHAPE
+from tests.support.outbox_rows import Row, ids, insert, row
 from tests.support.topic_reader import Record, out_of_order, read, relayed, topic_of
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

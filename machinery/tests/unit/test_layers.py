@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 # The rooms of outbox/, from the bottom up. A room imports rooms of earlier lines only; rooms of one line import each
 # other only as NEIGHBOURS says.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("outbox.base",),
+    ("outbox.base", "outbox.install"),
     ("outbox.events",),
     ("outbox.writing",),
     ("outbox.jvm",),

@@ -9,11 +9,10 @@ from typing import Annotated
 
 from flask import Flask, Response
 from flask_openapi3.blueprint import APIBlueprint
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
-from sqlalchemy import text
-
 from outbox import Event, Settings
 from outbox.web import SECURITY, WRITING, Change, Service, WriteHeaders
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from sqlalchemy import text
 
 COUNT_MAX = 1_000_000
 ADD = text("""

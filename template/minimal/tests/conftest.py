@@ -6,10 +6,9 @@ import uuid
 
 import pytest
 from flask import Flask
-from werkzeug.test import TestResponse
-
 from outbox import Settings
 from outbox.testing import ServiceClient
+from werkzeug.test import TestResponse
 
 pytest_plugins = ["outbox.testing.plugin"]
 

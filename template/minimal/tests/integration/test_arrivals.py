@@ -6,9 +6,9 @@ import uuid
 
 import pytest
 from flask import Flask
-
 from outbox import Settings
 from outbox.testing import SinkRole, all_at_once, deliver, outbox_records, query
+
 from tests.conftest import Client
 
 TRACEPARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"

@@ -6,6 +6,7 @@ import uuid
 
 from outbox import Settings
 from outbox.testing import run
+
 from tests.conftest import Client
 
 

