@@ -12,7 +12,7 @@ from template.tests.paths import ROOT
 
 MINIMAL = "template/minimal"
 SAMPLES = (
-    *("service", "sinks", "migrations", "tests"),
+    *("service", "sinks", "migrations"),
     *(f"{MINIMAL}/{folder}" for folder in ("service", "sinks", "migrations", "tests")),
 )
 PUBLIC = {
