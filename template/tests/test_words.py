@@ -14,14 +14,14 @@ from template.tests.paths import ROOT
 
 FOLDERS = ("machinery/src", "machinery/tests", "demo", "monitoring", ".github")
 SUFFIXES = (".py", ".sql", ".json", ".xml", ".toml", ".conf", ".properties", ".yml", ".md", ".svg", ".txt")
-FILES = ("docker-compose.yml", "Dockerfile", "Makefile", ".env.example", "bootstrap.py")
+FILES = ("docker-compose.yml", "Dockerfile", "Makefile", ".env.example")
 CONNECT = ("*.json",)
 SAMPLE = ("demo/workload.py", "connect/changes.json")  # the project's own part of demo and connect
 OPTIONAL = ("demo", "monitoring", ".github")  # a project may have deleted them
 
 LEDGER = re.compile(r"account|amount|balance(?!d)|currenc|ledger|transfer", re.IGNORECASE)
 # Words of HTTP, Kafka, GitHub and S3 that contain one of these.
-OTHERS = re.compile(r"transfer-?(en)?coding|s3-transfer-manager|rebalance|concurren", re.IGNORECASE)
+OTHERS = re.compile(r"transfer-?(en)?coding|s3-?transfer(-manager)?|rebalance|concurren", re.IGNORECASE)
 
 # Where a name of [tool.outbox] could be written a second time.
 EVERYWHERE = (
