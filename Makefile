@@ -15,7 +15,7 @@ VERMIN := --target=3.11- --violations --pessimistic --quiet --no-tips --exclude 
 .PHONY: demo test test-machinery test-sample test-cluster check format bench archives install lock update clean
 
 demo: .venv/demo
-	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/outbox demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
 
 # Two suites, each in a session of its own: the machinery on a domain made for its tests, and the sample. In several
 # processes, each with a stack of its own; ARGS="-n 0 …" for one. Each waits for its servers for much of the time.

@@ -1,4 +1,7 @@
-"""The walkthrough: a phase without faults, three that break the chain on purpose, and a verdict."""
+"""The walkthrough: a phase without faults, three that break the chain on purpose, and a verdict.
+
+It is told on any chain, also on one that has data: each expectation compares with what was there at the beginning.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from demo.crash import kill_before_offsets, wait_replayed
-from demo.screen import Screen
-from demo.traffic import Traffic
-from demo.workload import NAIVE, RIGHT, Workload
 from outbox.audit import check
 from outbox.audit.quantity import text_of
-from outbox.audit.report import Report
-from outbox.base.settings import Settings
+from outbox.audit.report import Report, plural, sum_of_sizes
 from outbox.base.wait import wait_for
 from outbox.events import catalog
 from outbox.kafka import topics
-from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
 from outbox.sink import spec
-from outbox.stack.command import service, sink
-from outbox.stack.stack import Stack
+from outbox.walkthrough.chain import Chain
+from outbox.walkthrough.crash import Window
+from outbox.walkthrough.screen import Screen
+from outbox.walkthrough.traffic import Traffic
+from outbox.walkthrough.workload import Workload
 
 REQUESTS_QUIET = 600
 REQUESTS_FAULT = 1000
@@ -52,80 +52,94 @@ class Burst:
     change: dict[str, Decimal]
 
 
-class Story:
-    """Plays the phases on a stack of its own and reports them. ``screen.failed`` is the first expectation not met."""
+@dataclass(frozen=True)
+class Step:
+    """A step of the story. ``play`` does and shows it; steps are played once each, in their order."""
 
-    def __init__(self, settings: Settings, screen: Screen, seed: int) -> None:
-        self._stack = Stack(settings)
+    title: str
+    play: Callable[[], None]
+
+
+class Story:
+    """Plays the phases on a chain and reports them. ``screen.failed`` is the first expectation not met."""
+
+    def __init__(self, chain: Chain, workload: Workload, screen: Screen) -> None:
+        self._chain = chain
+        self._workload = workload
         self._screen = screen
-        self._seed = seed
-        known = spec.sinks(settings)
-        self._names = [name for name in (RIGHT, NAIVE) if name in known]
-        self._topics = known[RIGHT].topics
+        self._names = watched(spec.sinks(chain.settings), workload)
+        self._topics = spec.sinks(chain.settings)[workload.right].topics
         self._phases: list[Phase] = []
         self._stop_traffic: Callable[[], None] = lambda: None
 
+    @property
+    def steps(self) -> list[Step]:
+        """The whole story, from the start of the chain to the verdict."""
+        return [
+            Step("The chain: service → Postgres → Debezium → Kafka → PySpark sinks", self._set_up),
+            Step("1. No faults", self._all_well),
+            Step("2. Exactly-once off; the Connect worker is killed (kill -9) while it relays", self._at_least_once),
+            Step("3. Exactly-once on; the worker is killed again", self._exactly_once),
+            Step(
+                "4. Exactly-once still on; the sinks are killed between their database commit and Spark's",
+                self._beyond_kafka,
+            ),
+            Step("5. Verdict", self._verdict),
+        ]
+
     def play(self) -> None:
-        """Play all phases, from an empty stack to the verdict."""
-        self._set_up()
-        self._traffic = Traffic(self._settings, Workload(self._seed), needs=self._service.require_running)
-        self._stop_traffic = self._traffic.stop
-        self._all_well()
-        self._at_least_once()
-        self._exactly_once()
-        self._beyond_kafka()
-        self._verdict()
+        """Play all steps."""
+        for step in self.steps:
+            self._screen.title(step.title)
+            step.play()
 
     def tear_down(self) -> None:
-        """Leave nothing running. The data stays, so that it can be inspected."""
+        """Stop the traffic, and leave the chain as it was."""
         self._stop_traffic()
-        self._stack.down(report=self._screen.progress)
+        self._chain.restore(self._screen.progress)
 
     # Phases -------------------------------------------------------------------------------------------------------
 
     def _set_up(self) -> None:
-        self._screen.title("The chain: service → Postgres → Debezium → Kafka → PySpark sinks")
-        self._stack.up(report=self._screen.progress)
-        self._settings = self._stack.settings
-        migrate(self._settings)
-        self._screen.progress("databases migrated")
-        relay.apply(self._settings)
-        self._screen.progress(f"connector applied: {relay.status(self._settings).mode}")
-        self._sinks = sink(self._settings, *self._names)
-        self._service = service(self._settings)
-        self._service.spawn()
-        self._sinks.spawn()
-        self._service.wait_ready()
-        self._screen.progress(f"service on http://{self._settings.service_host}:{self._settings.service_port}")
-        self._sinks.wait_ready()
-        ideas = {RIGHT: f"A `{RIGHT}` (remembers event ids)", NAIVE: f"B `{NAIVE}` (adds up whatever comes)"}
+        self._chain.start(self._screen.progress)
+        ideas = {self._workload.right: f"A `{self._workload.right}` (remembers event ids)"}
+        ideas |= {str(self._workload.naive): f"B `{self._workload.naive}` (adds up whatever comes)"}
         self._screen.progress(f"streaming: sink {', sink '.join(ideas[name] for name in self._names)}")
+        self._first = self._last = check.check_settled(
+            self._chain.settings, SETTLE_TIMEOUT_S, needs=self._require_chain
+        )
+        if self._first.records:
+            self._screen.progress(
+                f"the chain has {plural(self._first.records, 'event')}: what follows is compared with now"
+            )
+        self._traffic = Traffic(self._chain.settings, self._workload, needs=self._chain.service.require_running)
+        self._stop_traffic = self._traffic.stop
 
     def _all_well(self) -> None:
-        self._screen.title("1. No faults")
         self._screen.say(f"Sending {REQUESTS_QUIET} requests, invalid ones among them, after those that set things up.")
         self._traffic.set_up()
         self._traffic.run(REQUESTS_QUIET)
         report = self._settle()
+        written = report.outbox_events - self._first.outbox_events
         self._screen.expect(not self._traffic.surprises, "every request got the expected response", self._answers())
         self._screen.expect(
-            report.outbox_events == self._traffic.events > 0,
+            written == self._traffic.events > 0,
             "each successful request wrote its events, no other wrote any",
-            f"{report.outbox_events} in the outbox, {self._traffic.events} expected",
+            f"{written} in the outbox, {self._traffic.events} expected",
         )
-        self._screen.expect(report.duplicates == 0, "no duplicate on the topic", _found(report))
+        self._screen.expect(self._added(report) == 0, "no duplicate on the topic", self._found(report))
         self._expect_right(report)
         self._expect_naive(report, {}, "sink B agrees with the source")
         self._remember("1 no faults", report)
 
     def _at_least_once(self) -> None:
-        self._screen.title("2. Exactly-once off; the Connect worker is killed (kill -9) while it relays")
         self._switch(exactly_once=False)
         self._kill_worker_midstream()
         report = self._settle()
-        added = report.duplicates - self._last.duplicates
         self._screen.expect(
-            added > 0, "the fault fired: Debezium resent events whose offsets were not stored", _found(report)
+            self._added(report) > 0,
+            "the fault fired: Debezium resent events whose offsets were not stored",
+            self._found(report),
         )
         self._expect_nothing_lost(report)
         self._expect_right(report)
@@ -133,25 +147,23 @@ class Story:
         self._remember("2 worker killed, exactly-once off", report)
 
     def _exactly_once(self) -> None:
-        self._screen.title("3. Exactly-once on; the worker is killed again")
         self._switch(exactly_once=True)
         self._kill_worker_midstream()
         report = self._settle()
-        added = report.duplicates - self._last.duplicates
-        self._screen.expect(added == 0, "no new duplicate on the topic", _found(report))
+        self._screen.expect(self._added(report) == 0, "no new duplicate on the topic", self._found(report))
         self._expect_nothing_lost(report)
         self._expect_right(report)
         self._expect_naive(report, self._repeated(report), RESENT)
         self._remember("3 worker killed, exactly-once on", report)
 
     def _beyond_kafka(self) -> None:
-        self._screen.title("4. Exactly-once still on; the sinks are killed between their database commit and Spark's")
         self._screen.say("consume → write → CRASH → restart → process the same batch again")
         self._crash_sinks()
         report = self._settle()
-        self._screen.expect(report.duplicates == self._last.duplicates, "no new duplicate on the topic", _found(report))
+        self._screen.expect(self._added(report) == 0, "no new duplicate on the topic", self._found(report))
         self._expect_nothing_lost(report)
-        skipped = report.sink(RIGHT).duplicates - self._last.sink(RIGHT).duplicates
+        right = self._workload.right
+        skipped = report.sink(right).duplicates - self._last.sink(right).duplicates
         self._screen.expect(
             skipped == self._replayed.events > 0,
             "sink A skips every event of the batch that it had applied",
@@ -159,14 +171,13 @@ class Story:
         )
         self._expect_right(report)
         change = self._replayed.change
-        if NAIVE in self._names:
+        if self._has_naive:
             self._screen.expect(bool(change), "that batch changes totals", f"of {len(change)} keys")
         drift = _plus(self._repeated(report), change)
         self._expect_naive(report, drift, "sink B drifts further, key by key, by exactly that batch")
         self._remember("4 sinks killed after their commit", report)
 
     def _verdict(self) -> None:
-        self._screen.title("5. Verdict")
         rows = [
             [
                 phase.name,
@@ -178,7 +189,7 @@ class Story:
             for phase in self._phases
         ]
         header = ["phase", "new duplicates on topic", "skipped by A", "drift of A"]
-        header += ["drift of B", "drifting keys"] if NAIVE in self._names else []
+        header += ["drift of B", "drifting keys"] if self._has_naive else []
         self._screen.table(header, rows)
         self._screen.say("")
         self._screen.say(
@@ -189,17 +200,14 @@ class Story:
     # Faults -------------------------------------------------------------------------------------------------------
 
     def _switch(self, exactly_once: bool) -> None:
-        self._stack = Stack(self._settings.model_copy(update={"exactly_once": exactly_once}))
-        self._stack.up(["connect"], report=self._screen.progress)
-        self._settings = self._stack.settings
-        relay.apply(self._settings)
-        mode = relay.status(self._settings).mode
+        self._chain.switch(exactly_once=exactly_once, report=self._screen.progress)
+        mode = relay.status(self._chain.settings).mode
         wanted = "exactly-once" if exactly_once else "at-least-once"
         self._screen.expect(mode.startswith(wanted), "the effective mode, as reported by Connect", mode)
 
     def _kill_worker_midstream(self) -> None:
         """Under load, freeze the worker until events pile up behind it, kill it, and restart it."""
-        worker = self._stack.part("connect")
+        worker = self._chain.worker
         published = self._published()
         finish = self._traffic.start(REQUESTS_FAULT)
         wait_for(
@@ -222,97 +230,127 @@ class Story:
         finish()
 
     def _crash_sinks(self) -> None:
-        """Kill the sinks inside their window. A burst arrives while they are stopped, so one batch holds it."""
-        self._sinks.stop()
-        self._replayed = self._burst()
-        crashes = kill_before_offsets(self._sinks, self._names, self._settings)
-        for name, crash in crashes.items():
-            self._screen.expect(
-                crash.fired,
-                f"sink {name} was killed in the window",
-                f"its database has batch {crash.planned_batch}, Spark recorded {crash.committed_batch} as its last",
-            )
-        self._sinks.start()
-        for name, crash in crashes.items():
-            wait_replayed(self._sinks, name, self._settings, crash)
+        """Kill the sinks inside their window. A burst arrives while they wait, so one batch holds it."""
+        window = Window(self._chain.settings, self._chain.sinks, self._names)
+        try:
+            crashes = window.kill_in_it(self._burst)
+            for name, crash in crashes.items():
+                self._screen.expect(
+                    crash.fired,
+                    f"sink {name} was killed in the window",
+                    f"its database has batch {crash.planned_batch}, Spark recorded {crash.committed_batch} as its last",
+                )
+            self._chain.sinks.start()
+            window.wait_replayed(crashes)
+        finally:
+            window.close()
 
-    def _burst(self) -> Burst:
-        """Send traffic that nobody reads yet. Return how many events it caused, and the change of each key's total."""
+    def _burst(self) -> None:
+        """Send traffic that nobody reads yet. Remember its events, and the change of each key's total."""
         before = self._relayed()
         self._traffic.run(REQUESTS_BURST)
         after = self._relayed()
         events = self._outbox_events(after) - self._outbox_events(before)
-        return Burst(events, _minus(self._totals(after), self._totals(before)))
+        self._replayed = Burst(events, _minus(self._totals(after), self._totals(before)))
 
     # Looking ------------------------------------------------------------------------------------------------------
 
+    @property
+    def _has_naive(self) -> bool:
+        return len(self._names) > 1
+
     def _settle(self) -> Report:
-        report = check.check_settled(self._settings, SETTLE_TIMEOUT_S, needs=self._require_chain)
-        self._screen.progress(f"nothing is in flight: {_found(report)}")
+        report = check.check_settled(self._chain.settings, SETTLE_TIMEOUT_S, needs=self._require_chain)
+        self._screen.progress(f"nothing is in flight: {self._found(report)}")
         return report
 
     def _require_chain(self) -> None:
-        """Raises Failure with the end of its log if a process has ended that brings events to the sinks' tables."""
-        self._stack.part("connect").require_running()
-        self._sinks.require_running()
+        """Raises Failure with its log if a process has ended that brings events to the sinks' tables."""
+        self._chain.worker.require_running()
+        self._chain.sinks.require_running()
 
     def _relayed(self) -> Report:
         """Wait until the whole outbox is on the topic."""
         seen: list[Report] = []
 
         def relayed() -> bool:
-            seen[:] = [check.check(self._settings)]
+            seen[:] = [check.check(self._chain.settings)]
             return seen[0].in_flight == 0
 
-        needs = self._stack.part("connect").require_running
+        needs = self._chain.worker.require_running
         wait_for("the outbox to be relayed", relayed, timeout_s=SETTLE_TIMEOUT_S, poll_s=0.2, needs=needs)
         return seen[0]
 
     def _published(self) -> int:
-        names = catalog.of(self._settings).topics
-        return sum(sum(topics.last_stable_offsets(self._settings, name).values()) for name in names)
+        names = catalog.of(self._chain.settings).topics
+        return sum(sum(topics.last_stable_offsets(self._chain.settings, name).values()) for name in names)
 
     def _unrelayed(self) -> int:
-        return check.check(self._settings).in_flight
+        return check.check(self._chain.settings).in_flight
 
     def _outbox_events(self, report: Report) -> int:
         """How many events of the sinks' topics the outbox has."""
         return sum(report.topic(topic).outbox_events for topic in self._topics)
 
+    # Comparing with the beginning ---------------------------------------------------------------------------------
+
+    def _found(self, report: Report) -> str:
+        """The duplicates on the topics."""
+        duplicates, records = (getattr(report, name) - getattr(self._first, name) for name in ("duplicates", "records"))
+        return f"{duplicates} duplicates in {records} events"
+
+    def _added(self, report: Report) -> int:
+        """How many duplicates a phase has added to the topics."""
+        return report.duplicates - self._last.duplicates
+
     def _totals(self, report: Report) -> Mapping[str, Decimal]:
         """By key, the source's totals that the sinks are compared with."""
-        return report.sink(RIGHT).comparisons[0].totals
+        return report.sink(self._workload.right).comparisons[0].totals
 
     def _repeated(self, report: Report) -> Mapping[str, Decimal]:
         """By key, what the duplicates on the topics add up to."""
-        return report.sink(RIGHT).comparisons[0].repeated
+        now, first = (one.sink(self._workload.right).comparisons[0].repeated for one in (report, self._first))
+        return _minus(now, first)
+
+    def _drift(self, report: Report, sink: str) -> dict[str, Decimal]:
+        """By key, how much further a sink has drifted."""
+        return _minus(report.sink(sink).drift, self._first.sink(sink).drift)
 
     def _expect_nothing_lost(self, report: Report) -> None:
-        missing = report.missing_versions
-        found = f"{report.outbox_events} in the outbox, {len(report.lost)} lost, {missing} versions missing"
-        self._screen.expect(not report.lost and missing == 0, "nothing is lost", found)
+        lost = len(report.lost) - len(self._first.lost)
+        missing = report.missing_versions - self._first.missing_versions
+        events = report.outbox_events - self._first.outbox_events
+        found = f"{events} in the outbox, {lost} lost, {missing} versions missing"
+        self._screen.expect(lost == 0 and missing == 0, "nothing is lost", found)
+
+    def _drift_total(self, report: Report, sink: str) -> Decimal:
+        """The sum of the absolute drifts of all comparisons, since the beginning."""
+        now, first = report.sink(sink), self._first.sink(sink)
+        drifts = [_minus(one.drift, first.comparison(one.name).drift) for one in now.comparisons]
+        return sum_of_sizes(difference for drift in drifts for difference in drift.values())
 
     def _expect_right(self, report: Report) -> None:
-        drift = report.sink(RIGHT).drift_total
+        drift = self._drift_total(report, self._workload.right)
         self._screen.expect(drift == 0, "sink A agrees with the source", f"drift {text_of(drift)}")
 
     def _expect_naive(self, report: Report, drift: Mapping[str, Decimal], what: str) -> None:
         """Sink B is off by this signed drift, in every key."""
-        if NAIVE in self._names:
-            found = report.sink(NAIVE)
-            detail = f"{text_of(found.drift_total)} in {len(found.drift)} keys"
-            self._screen.expect(found.drift == _plus(drift, {}), what, detail)
+        if self._has_naive:
+            found = self._drift(report, self._names[1])
+            detail = f"{text_of(self._drift_total(report, self._names[1]))} in {len(found)} keys"
+            self._screen.expect(found == _plus(drift, {}), what, detail)
 
     def _remember(self, name: str, report: Report) -> None:
-        naive = report.sink(NAIVE) if NAIVE in self._names else None
+        right = self._workload.right
+        naive = self._names[1] if self._has_naive else None
         self._phases.append(
             Phase(
                 name=name,
-                topic_duplicates=report.duplicates - sum(phase.topic_duplicates for phase in self._phases),
-                skipped=report.sink(RIGHT).duplicates - sum(phase.skipped for phase in self._phases),
-                drift_right=report.sink(RIGHT).drift_total,
-                drift_naive=naive.drift_total if naive else None,
-                drifting_keys=len(naive.drift) if naive else 0,
+                topic_duplicates=self._added(report),
+                skipped=report.sink(right).duplicates - self._last.sink(right).duplicates,
+                drift_right=self._drift_total(report, right),
+                drift_naive=self._drift_total(report, naive) if naive else None,
+                drifting_keys=len(self._drift(report, naive)) if naive else 0,
             )
         )
         self._last = report
@@ -323,8 +361,9 @@ class Story:
         return ", ".join(f"{count} × {kind}" for kind, count in sorted(self._traffic.answered.items()))
 
 
-def _found(report: Report) -> str:
-    return f"{report.duplicates} duplicates in {report.records} events"
+def watched(known: Mapping[str, object], workload: Workload) -> list[str]:
+    """The sinks that the walkthrough watches: the right one, and the naive one if the project has it."""
+    return [name for name in (workload.right, workload.naive) if name is not None and name in known]
 
 
 def _plus(left: Mapping[str, Decimal], right: Mapping[str, Decimal]) -> dict[str, Decimal]:
