@@ -12,6 +12,7 @@ from decimal import Decimal
 from outbox.audit import check
 from outbox.audit.quantity import text_of
 from outbox.audit.report import Report, plural, sum_of_sizes
+from outbox.base.errors import Failure
 from outbox.base.wait import wait_for
 from outbox.events import catalog
 from outbox.kafka import topics
@@ -362,7 +363,16 @@ class Story:
 
 
 def watched(known: Mapping[str, object], workload: Workload) -> list[str]:
-    """The sinks that the walkthrough watches: the right one, and the naive one if the project has it."""
+    """The sinks that the walkthrough watches: the right one, and the naive one if the project has it.
+
+    Raises Failure if the project has no sink of the right one's name.
+    """
+    if workload.right not in known:
+        raise Failure(
+            f"the workload watches the sink {workload.right!r}, and the sinks are {', '.join(known)}",
+            "correct `right` of the workload",
+            code="sink-unknown",
+        )
     return [name for name in (workload.right, workload.naive) if name is not None and name in known]
 
 

@@ -11,9 +11,10 @@ from typing import Any
 from flask import Flask
 from werkzeug.test import TestResponse
 
-from demo.traffic import Request
 from demo.workload import Workload
 from outbox.base.settings import Settings
+from outbox.sink import spec
+from outbox.walkthrough import Request
 from tests.support.queries import query
 
 PLANNED = 1_000
@@ -62,3 +63,7 @@ def test_the_same_seed_plans_the_same() -> None:
         return [workload.plan() for _ in range(200)]
 
     assert planned(3) == planned(3) != planned(4)
+
+
+def test_it_names_sinks_of_the_project(databases: Settings) -> None:
+    assert {Workload.right, Workload.naive} <= set(spec.sinks(databases))
