@@ -86,7 +86,8 @@ COPY --from=files /files/project/connect/ /etc/outbox/
 
 # Kafka Connect of the same image and version, with Debezium in its plugin folder.
 FROM apache/kafka:4.3.1 AS connect
-COPY --from=files /files/machinery/outbox/stack/worker.properties /files/machinery/outbox/stack/log4j2.properties /etc/outbox/
+COPY --from=files /files/machinery/outbox/stack/worker.properties \
+    /files/machinery/outbox/stack/log4j2.properties /files/machinery/outbox/stack/connect.sh /etc/outbox/
 COPY --from=files /files/project/connect/ /etc/outbox/
 # worker.properties names the folder `plugins` in the working directory.
 WORKDIR /opt/outbox

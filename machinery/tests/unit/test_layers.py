@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.audit",),
     ("outbox.maintenance",),
     ("outbox.stack",),
+    ("outbox.walkthrough",),
     ("outbox.commands",),
     ("outbox.cli",),
     ("outbox.__main__", "outbox.submit"),

@@ -1,6 +1,6 @@
 """What the demo sends to this project's service: parcels arrive at depots.
 
-This is the only module of demo/ that knows the domain. A project of another domain replaces it.
+The walkthrough, `outbox demo`, plays it. A project of another domain replaces it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from demo.traffic import Request
-
-# The sinks of the walkthrough: A is right under every fault, B is not. This project has no B.
-RIGHT, NAIVE = "depots", "depots-naive"
+from outbox.walkthrough import Request
 
 DEPOTS = 100
 INVALID_SHARE = 0.05
@@ -21,6 +18,9 @@ INVALID_SHARE = 0.05
 
 class Workload:
     """Plans requests from a seed: where how many parcels arrive, and which requests are invalid."""
+
+    right = "depots"  # the sink that is right under every fault
+    naive = None  # this project has no sink that drifts
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

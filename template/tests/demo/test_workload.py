@@ -10,10 +10,11 @@ from typing import Any
 
 from flask import Flask
 from outbox.base.settings import Settings
+from outbox.sink import spec
 from outbox.testing.queries import query
+from outbox.walkthrough import Request
 from werkzeug.test import TestResponse
 
-from demo.traffic import Request
 from demo.workload import Workload
 
 PLANNED = 1_000
@@ -62,3 +63,7 @@ def test_the_same_seed_plans_the_same() -> None:
         return [workload.plan() for _ in range(200)]
 
     assert planned(3) == planned(3) != planned(4)
+
+
+def test_it_names_sinks_of_the_project(databases: Settings) -> None:
+    assert {Workload.right, Workload.naive} <= set(spec.sinks(databases))

@@ -46,6 +46,8 @@ class Project:
     """The sinks that ``outbox sink`` runs unless it is given names."""
     sinks_package: str = "sinks"
     """The package whose subpackages declare the sink jobs, each in a module ``job``."""
+    workload: str = "demo.workload:Workload"
+    """The class that plans what the clients of the walkthrough send; as ``module:class``."""
     validate_events: bool = True
     """Whether `append` checks payloads against their schemas."""
     folders: dict[str, Path] = field(default_factory=dict)

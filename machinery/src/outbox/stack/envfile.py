@@ -1,9 +1,9 @@
 """stack.env: what a stack chose and generated once, and keeps.
 
-python -m outbox.stack.envfile FOLDER SERVICE=NAME,NAME… …
+python -m outbox.stack.envfile FOLDER
 
 does it for a stack in containers. FOLDER/all/stack.env keeps every password, FOLDER/SERVICE/stack.env has the settings
-that this service needs. A password in the environment takes the place of the generated one.
+that this service of docker-compose needs. A password in the environment takes the place of the generated one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,22 @@ from outbox.base.settings import database_passwords, variable
 
 # Shells and python-dotenv read such a value as it is, without quotes.
 PLAIN = re.compile(r"[\w.,:@%+/=^-]+", re.ASCII)
+OWNERS = ("source_db_owner_password", "sink_db_owner_password")
+AUDITORS = ("source_db_auditor_password", "sink_db_auditor_password")
+ROLES = (*map(configuration.password_setting, (*configuration.SourceRole, *configuration.SinkRole)),)
+NAMES = ("source_db_name", "source_db_role_prefix", "sink_db_name", "sink_db_role_prefix")
+# By service of docker-compose, the settings that its container gets in a file. No other has these passwords.
+SHARES: Mapping[str, Sequence[str]] = {
+    "postgres": ["stack_postgres_password"],
+    "roles": ["stack_postgres_password", *NAMES, *ROLES],
+    "connect": ["source_db_cdc_password"],
+    "migrate": OWNERS,
+    "apply": ["source_db_cdc_password", "source_db_auditor_password"],
+    "serve": ["source_db_app_password", "service_token"],
+    "sink": ["sink_db_writer_password"],
+    "demo": ["service_token", "source_db_cdc_password", *AUDITORS],
+    "outbox": ROLES,
+}
 
 
 def read(file: Path) -> dict[str, str]:
@@ -55,11 +71,11 @@ def generate() -> dict[str, str]:
     return {variable(name): secrets.token_urlsafe(24) for name in [*database_passwords(), "service_token"]}
 
 
-def share(folder: Path, services: Mapping[str, Sequence[str]]) -> None:
+def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
     """Generate the passwords that FOLDER/all/stack.env lacks, and write the ``stack.env`` of each service.
 
-    ``services`` has the names of the settings that each needs. Raises Failure if a password of the environment would
-    need quotes.
+    ``services`` has the names of the settings that each needs. Their files are readable by the group too, for a service
+    that runs as a user of its own. Raises Failure if a password of the environment would need quotes.
     """
     every = folder / "all" / "stack.env"
     generated = generate()
@@ -74,11 +90,14 @@ def share(folder: Path, services: Mapping[str, Sequence[str]]) -> None:
     write(every, {**generated, **read(every), **given})
     settings = configuration.load(every.parent).as_env()
     for service, names in services.items():
-        write(folder / service / "stack.env", {name: settings[name] for name in names})
+        file = folder / service / "stack.env"
+        write(file, {variable(name): settings[variable(name)] for name in names})
+        file.parent.chmod(0o750)
+        file.chmod(0o640)
 
 
 if __name__ == "__main__":
     try:
-        share(Path(sys.argv[1]), {name: of.split(",") for name, of in (text.split("=", 1) for text in sys.argv[2:])})
+        share(Path(sys.argv[1]))
     except Failure as failure:
         sys.exit(f"envfile: {failure}")

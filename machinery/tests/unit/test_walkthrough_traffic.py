@@ -1,4 +1,4 @@
-"""The demo's clients: what they send, repeat, count, and report as unexpected."""
+"""The walkthrough's clients: what they send, repeat, count, and report as unexpected."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import requests
-from outbox.base.settings import load
-from outbox.testing.failures import raises
 from pydantic import SecretStr
 
-from demo.traffic import Request, Traffic
+from outbox.base.settings import load
+from outbox.testing.failures import raises
+from outbox.walkthrough.traffic import Traffic
+from outbox.walkthrough.workload import Request
 
 Answer = int | Exception
 
@@ -43,6 +44,9 @@ class Service:
 
 class Fixed:
     """A workload that sets up with the first request, and then plans all of them in turn."""
+
+    right = "dedup"
+    naive: str | None = None
 
     def __init__(self, *planned: Request) -> None:
         self._planned = planned

@@ -8,47 +8,24 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import requests
+
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import nothing, wait_for
+from outbox.walkthrough.workload import Request, Workload
 
 CLIENTS = 4
 TIMEOUT_S = 30.0
 RETRY_TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True)
-class Request:
-    """A request, the statuses that the service may answer, and the number of events that it writes if it succeeds."""
-
-    kind: str  # its name in the counts of responses
-    path: str
-    body: object  # sent as JSON; bytes are sent as they are
-    expected: tuple[int, ...]
-    events: int = 0
-    method: str = "POST"
-    has_key: bool = True
-    has_token: bool = True
-
-
-class Planner(Protocol):
-    """What the clients send: the project's `demo.workload.Workload`."""
-
-    def set_up(self, send: Callable[[Sequence[Request]], list[Any]]) -> None:
-        """Create what planned requests refer to. ``send`` returns the JSON of each response, in the same order."""
-
-    def plan(self) -> Request:
-        """The next request, now and then an invalid one."""
-
-
 class Traffic:
     """Sends planned requests by several clients, which decide the order in which the service receives them."""
 
-    def __init__(self, settings: Settings, workload: Planner, needs: Callable[[], None] = nothing) -> None:
+    def __init__(self, settings: Settings, workload: Workload, needs: Callable[[], None] = nothing) -> None:
         """``needs`` raises if the service has ended, so that nobody waits for its response."""
         self._needs = needs
         self._url = f"http://{settings.service_host}:{settings.service_port}"

@@ -1,0 +1,80 @@
+"""What the walkthrough needs of a chain, wherever its parts run. Whoever plays the steps knows nothing else of it.
+
+Two implementations: `processes` of a stack of its own, and the `containers` of docker-compose.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Protocol
+
+from outbox.base.settings import Settings
+
+Report = Callable[[str], None]
+
+
+class Watched(Protocol):
+    """A part of the chain, to watch."""
+
+    def require_running(self) -> None:
+        """Raises Failure if it has ended unasked: for a wait that needs it."""
+
+
+class Part(Watched, Protocol):
+    """A part of the chain, to watch and to break."""
+
+    name: str
+
+    def start(self) -> None:
+        """Return once it runs and is ready; start it if need be. Raises Failure if it does not come up."""
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP): it keeps its connections and answers nothing."""
+
+    def resume(self) -> None:
+        """Undo ``pause``. Does nothing to a part that is not frozen."""
+
+    def kill(self) -> None:
+        """End it as a crash would (SIGKILL), and return once none of its processes is left."""
+
+    def pid(self) -> int | None:
+        """Its main process; None if it does not run."""
+
+    def is_running(self) -> bool:
+        """Whether it runs, ready or not."""
+
+
+class Sinks(Part, Protocol):
+    """The sinks that the walkthrough watches, as one part."""
+
+    def restart(self) -> None:
+        """End them gently and start them again. Does not wait until they are ready."""
+
+    def pause_spark(self) -> None:
+        """Freeze Spark. The drivers go on: they commit to their database, and Spark cannot record it."""
+
+
+class Chain(ABC):
+    """A chain with an outbox's source, a Connect worker, and the sinks that a workload names."""
+
+    worker: Part
+    service: Watched
+    sinks: Sinks
+
+    @property
+    @abstractmethod
+    def settings(self) -> Settings:
+        """How to reach it, with the requested exactly-once mode."""
+
+    @abstractmethod
+    def start(self, report: Report) -> None:
+        """Return once every part is ready, with migrated databases and an applied connector."""
+
+    @abstractmethod
+    def switch(self, *, exactly_once: bool, report: Report) -> None:
+        """Restart the worker with exactly-once on or off, and apply the connector."""
+
+    @abstractmethod
+    def restore(self, report: Report) -> None:
+        """Leave the chain as it was before the walkthrough. May be called at any time, and repeated."""

@@ -1,0 +1,32 @@
+"""python -m outbox.walkthrough.naive: run the naive sink of the project's workload, in a container of docker-compose.
+
+Without one it waits until it is stopped: Docker would start again what has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from outbox.base import settings as configuration
+from outbox.base.errors import Failure
+from outbox.sink import spec
+from outbox.walkthrough import workload
+
+
+def main() -> None:
+    """Become the sink."""
+    try:
+        name = workload.load(seed=0).naive
+        is_known = name in spec.sinks(configuration.load())
+    except Failure as failure:
+        sys.exit(f"outbox: {failure}")
+    if name is not None and is_known:
+        os.execvp(sys.executable, ["python", "-m", "outbox", "sink", name])  # noqa: S606
+    print("the workload names no naive sink: there is nothing to run", flush=True)  # noqa: T201
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main()

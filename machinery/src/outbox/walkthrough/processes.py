@@ -1,0 +1,65 @@
+"""The chain as processes on this machine: an embedded stack of its own, the service, and the sinks in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outbox.base.settings import Settings
+from outbox.migrations.migrate import migrate
+from outbox.relay import apply as relay
+from outbox.stack import command
+from outbox.stack.command import SinkCommand
+from outbox.stack.stack import Stack
+from outbox.walkthrough.chain import Chain, Report
+
+
+class SinkProcess(SinkCommand):
+    """All sinks of the walkthrough in one process."""
+
+    def restart(self) -> None:
+        self.stop()
+        self.spawn()
+
+    def pause_spark(self) -> None:
+        driver = self.pid()
+        for process in self.processes():
+            if process.pid != driver:
+                process.suspend()
+
+
+class Processes(Chain):
+    """A stack in a home folder of its own. Its data stays after ``restore``, so that it can be inspected."""
+
+    sinks: SinkProcess
+
+    def __init__(self, settings: Settings, sinks: Sequence[str]) -> None:
+        self._stack = Stack(settings)
+        self._names = sinks
+
+    @property
+    def settings(self) -> Settings:
+        return self._stack.settings
+
+    def start(self, report: Report) -> None:
+        self._stack.up(report=report)
+        migrate(self.settings)
+        report("databases migrated")
+        relay.apply(self.settings)
+        report(f"connector applied: {relay.status(self.settings).mode}")
+        self.worker = self._stack.part("connect")
+        self.service = command.service(self.settings)
+        self.sinks = SinkProcess("-".join(["sink", *self._names]), self.settings, ["sink", *self._names])
+        self.service.spawn()
+        self.sinks.spawn()
+        self.service.wait_ready()
+        report(f"service on http://{self.settings.service_host}:{self.settings.service_port}")
+        self.sinks.wait_ready()
+
+    def switch(self, *, exactly_once: bool, report: Report) -> None:
+        self._stack = Stack(self.settings.model_copy(update={"exactly_once": exactly_once}))
+        self._stack.up(["connect"], report=report)
+        relay.apply(self.settings)
+        self.worker = self._stack.part("connect")
+
+    def restore(self, report: Report) -> None:
+        self._stack.down(report=report)

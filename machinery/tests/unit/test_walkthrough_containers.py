@@ -1,0 +1,251 @@
+"""The walkthrough's containers, without Docker: real processes that a thread starts again when they have ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from outbox.base.settings import Settings, load
+from outbox.base.wait import wait_for
+from outbox.relay import apply as relay
+from outbox.testing.failures import raises
+from outbox.walkthrough import containers
+from outbox.walkthrough.containers import Containers
+
+# What is run as `python -m outbox …`: a main process with a child, as a driver and its JVM.
+PROGRAM = """
+import pathlib, signal, subprocess, sys
+child = subprocess.Popen(["sleep", "600"])
+def end(*_):
+    pathlib.Path("ended-gently").touch()
+    child.kill()
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+pathlib.Path(f"started-{'-'.join(sys.argv[1:])}").touch()
+signal.pause()
+"""
+SINK = ("-m", "outbox", "sink")
+WORKER = ("-m", "outbox", containers.WORKER_CLASS)
+
+
+class Engine:
+    """Starts commands again that have ended, as Docker does with `restart: unless-stopped`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        (folder / "outbox").mkdir()
+        (folder / "outbox" / "__init__.py").touch()
+        (folder / "outbox" / "__main__.py").write_text(PROGRAM)
+        self._thread.start()
+
+    def run(self, *commands: tuple[str, ...]) -> None:
+        """Run these commands until the end; returns when they have started."""
+        for command in commands:
+            self._running[command] = self._started(command)
+        for command in commands:
+            mark = self._folder / f"started-{'-'.join(command[2:])}"
+            wait_for("the command to start", mark.exists, timeout_s=30)
+
+    def processes(self) -> list[psutil.Process]:
+        """The processes that the PID namespace shows: no other of this machine."""
+        return psutil.Process().children(recursive=True)
+
+    def stop_restarting(self) -> None:
+        """Leave ended what ends from now on."""
+        self._is_over.set()
+        self._thread.join()
+
+    def end(self) -> None:
+        """End everything."""
+        self.stop_restarting()
+        for process in self.processes():
+            process.kill()
+        for running in self._running.values():
+            running.wait()
+
+    def _started(self, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, *command], cwd=self._folder, env={"PATH": os.environ["PATH"]})
+
+    def _run(self) -> None:
+        while not self._is_over.wait(0.05):
+            for command, running in [*self._running.items()]:
+                if running.poll() is not None:
+                    self._running[command] = self._started(command)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setattr(containers, "_answers", lambda _: True)
+    one = Engine(tmp_path)
+    yield one
+    one.end()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load(tmp_path, environment=False)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """The folder with the file of the mode."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def chain(engine: Engine, settings: Settings, shared: Path) -> Containers:
+    """A worker and two containers with sinks, which run."""
+    engine.run(WORKER, (*SINK,), (*SINK, "naive"), (*SINK, "orders"))
+    one = Containers(settings, ["dedup", "naive"], shared, find=engine.processes)
+    one.sinks.start()
+    one.worker.start()
+    return one
+
+
+def statuses(chain: Containers) -> list[tuple[str, str]]:
+    """Main processes and children of the sinks, each with its status."""
+    mains = chain.sinks._mains()
+    family = chain.sinks._family()
+    return sorted(("main" if one in mains else "child", one.status()) for one in family)
+
+
+def test_it_finds_its_processes_and_no_others(chain: Containers) -> None:
+    commands = [one.cmdline()[1:] for one in chain.sinks._mains()]
+    assert sorted(commands) == [[*SINK], [*SINK, "naive"]]
+    assert [one.cmdline()[1:] for one in chain.worker._mains()] == [[*WORKER]]
+    assert chain.worker.pid() == chain.worker._mains()[0].pid
+
+
+def test_a_kill_leaves_no_process_and_docker_starts_it_again(chain: Containers, tmp_path: Path) -> None:
+    family = chain.sinks._family()
+    assert len(family) == 4
+    chain.sinks.kill()
+    assert not chain.sinks.is_running()
+    assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family)
+    assert not (tmp_path / "ended-gently").exists()
+    chain.sinks.start()
+    assert chain.sinks.is_running()
+    chain.sinks.require_running()
+
+
+def test_a_restart_is_gentle(chain: Containers, tmp_path: Path) -> None:
+    before = chain.worker.pid()
+    chain.worker.restart()
+    assert (tmp_path / "ended-gently").exists()
+    assert chain.worker.pid() not in (None, before)
+    assert chain.worker.is_running()
+
+
+def test_spark_is_frozen_and_the_drivers_go_on(chain: Containers) -> None:
+    chain.sinks.pause_spark()
+    assert statuses(chain) == [*[("child", psutil.STATUS_STOPPED)] * 2, *[("main", psutil.STATUS_SLEEPING)] * 2]
+    chain.sinks.resume()
+    assert {status for _, status in statuses(chain)} == {psutil.STATUS_SLEEPING}
+
+
+def test_a_frozen_part_can_be_ended_gently(chain: Containers, tmp_path: Path) -> None:
+    chain.sinks.pause()
+    assert {status for _, status in statuses(chain)} == {psutil.STATUS_STOPPED}
+    chain.sinks.restart()
+    assert (tmp_path / "ended-gently").exists()
+
+
+def test_what_has_ended_unasked_is_a_failure_also_if_docker_has_started_it_again(chain: Containers) -> None:
+    [worker] = chain.worker._mains()
+    worker.kill()
+    wait_for("another one", lambda: chain.worker.pid() not in (None, worker.pid), timeout_s=30)
+    with raises("process-ended", "docker compose logs connect"):
+        chain.worker.require_running()
+
+
+def test_a_container_that_does_not_come_back_is_a_failure(
+    chain: Containers, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.stop_restarting()
+    chain.sinks.kill()
+    monkeypatch.setattr(containers, "START_TIMEOUT_S", 0.2)
+    with raises("process-not-ready", "docker compose ps"):
+        chain.sinks.start()
+
+
+def test_elsewhere_it_touches_nothing(settings: Settings, tmp_path: Path) -> None:
+    with raises("not-in-a-container", "docker compose run"):
+        Containers(settings, ["dedup"], tmp_path / "nowhere", find=lambda: pytest.fail("it looks for processes"))
+
+
+# Switching ----------------------------------------------------------------------------------------------------------
+
+
+class Relay:
+    """In place of Connect: what is asked of it, and what the file of the mode said then."""
+
+    def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._file = file
+        self.calls: list[tuple[str, str]] = []
+        monkeypatch.setattr(relay, "disable_exactly_once", lambda _: self._note("disable"))
+        monkeypatch.setattr(relay, "apply", lambda settings: self._note(f"apply {settings.exactly_once}"))
+        monkeypatch.setattr(containers.Container, "restart", lambda part: self._note(f"restart {part.name}"))
+
+    def _note(self, what: str) -> None:
+        said = self._file.read_text().split() if self._file.exists() else [str(os.getpid()), "configured"]
+        assert said[0] == str(os.getpid())
+        self.calls.append((what, said[1]))
+
+
+@pytest.fixture
+def asked(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    return Relay(shared / containers.MODE_FILE, monkeypatch)
+
+
+def quiet(_: str) -> None:
+    """Show nothing."""
+
+
+def test_the_worker_reads_its_mode_when_it_starts(chain: Containers, asked: Relay) -> None:
+    chain.switch(exactly_once=False, report=quiet)
+    assert asked.calls == [("disable", "false"), ("restart connect", "false"), ("apply False", "false")]
+    assert chain.settings.exactly_once is False
+    asked.calls.clear()
+    chain.switch(exactly_once=True, report=quiet)
+    assert asked.calls == [("restart connect", "true"), ("apply True", "true")]
+    assert chain.settings.exactly_once is True
+
+
+def test_the_worker_is_left_as_it_was_configured(chain: Containers, asked: Relay, shared: Path) -> None:
+    chain.switch(exactly_once=False, report=quiet)
+    asked.calls.clear()
+    chain.restore(quiet)
+    assert asked.calls == [("restart connect", "configured"), ("apply True", "configured")]
+    assert [*shared.iterdir()] == []
+    chain.restore(quiet)
+    assert len(asked.calls) == 2
+
+
+def test_a_worker_in_its_configured_mode_is_not_restarted(chain: Containers, asked: Relay, shared: Path) -> None:
+    chain.restore(quiet)
+    assert asked.calls == []
+    chain.switch(exactly_once=True, report=quiet)
+    asked.calls.clear()
+    chain.restore(quiet)
+    assert asked.calls == []
+    assert [*shared.iterdir()] == []
+
+
+def test_what_an_interrupted_walkthrough_has_frozen_goes_on(chain: Containers, asked: Relay) -> None:
+    chain.worker.pause()
+    chain.sinks.pause_spark()
+    chain.restore(quiet)
+    assert {one.status() for one in (*chain.worker._family(), *chain.sinks._family())} == {psutil.STATUS_SLEEPING}
