@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from outbox.base import project
 from outbox.base.project import Project
-from outbox.base.settings import PREFIX, Settings
+from outbox.base.settings import PREFIX, READ_ELSEWHERE, Settings
 from tests.support.paths import ROOT
 
 FILE = ROOT / ".env.example"
@@ -120,6 +120,11 @@ def uncommented() -> str:
 
 def test_the_example_lists_every_setting_with_its_default() -> None:
     assert FILE.read_text() == render()
+
+
+def test_every_variable_of_the_example_is_known() -> None:
+    names = {line.partition("=")[0] for line in uncommented().splitlines()}
+    assert names <= {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | READ_ELSEWHERE.keys()
 
 
 def test_as_it_is_the_example_sets_nothing() -> None:
