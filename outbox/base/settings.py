@@ -47,6 +47,8 @@ SYSTEM_ROOTS = Path("system")  # libpq's word for the certificate authorities th
 DRIVER_MEMORY_MIN_MIB = 512  # Spark refuses to start with less than 450, of which the JVM keeps some to itself
 
 FILES = ("source_db_sslrootcert", "sink_db_sslrootcert", "kafka_cafile", "connect_cafile", "spark_properties")
+# .env.example has placeholders in place of their defaults.
+NAMES = ("source_db_name", "source_db_role_prefix", "sink_db_name", "sink_db_role_prefix", "topic_prefix", "connector")
 NAME = "^[a-z][a-z0-9_]*$"
 
 SslMode = Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]
@@ -196,6 +198,14 @@ class Settings(BaseSettings):
         if file is None or file.is_file() or (file == SYSTEM_ROOTS and str(info.field_name).endswith("sslrootcert")):
             return file
         raise ValueError(f"there is no file {file}")
+
+    @field_validator(*NAMES, mode="before")
+    @classmethod
+    def _is_no_placeholder(cls, name: object) -> object:
+        """A name such as <connector>, which .env.example shows in place of a default. Some servers would accept it."""
+        if isinstance(name, str) and re.fullmatch("<.*>", name):
+            raise ValueError(f"{name} is a placeholder of .env.example; write the name itself or leave the line out")
+        return name
 
     @field_validator("kafka_username")
     @classmethod

@@ -20,7 +20,8 @@ from pydantic.fields import FieldInfo
 
 from outbox.base import project
 from outbox.base.project import Project
-from outbox.base.settings import PREFIX, READ_ELSEWHERE, Settings
+from outbox.base.settings import DOTENV, PREFIX, READ_ELSEWHERE, Settings, load
+from tests.support.failures import raises
 from tests.support.paths import ROOT
 
 FILE = ROOT / ".env.example"
@@ -138,6 +139,16 @@ def test_uncommented_the_example_sets_what_is_the_default_anyway(tmp_path: Path)
     assert set(Settings.model_fields) <= names
     read, default = Settings(_env_file=dotenv), Settings(_env_file=None)
     assert read.model_copy(update={"home": default.home}) == default
+
+
+def test_every_placeholder_that_is_left_in_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dotenv = tmp_path / "env"
+    dotenv.write_text(uncommented())
+    monkeypatch.setenv(DOTENV, str(dotenv))
+    placeholders = [name for name, value in dotenv_values(dotenv).items() if value and value.startswith("<")]
+    assert {"OUTBOX_SOURCE_DB_NAME", "OUTBOX_TOPIC_PREFIX", "OUTBOX_CONNECTOR"} <= set(placeholders)
+    with raises("settings-wrong", *placeholders):
+        load()
 
 
 @pytest.mark.parametrize("line", uncommented().splitlines())
