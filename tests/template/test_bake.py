@@ -16,7 +16,7 @@ import yaml
 
 from outbox.base.project import Project
 from tests.support.paths import ROOT
-from tests.template import bake, dockerfile
+from tests.template import bake, dockerfile, references
 from tests.template.bake import Template
 
 pytestmark = pytest.mark.copies
@@ -114,6 +114,10 @@ def test_the_images_have_their_files(project: Path) -> None:
             copied = [file for file, _ in stage.our_files(project)]
             copied += [project / source for sources, _ in stage.copies() for source in sources]
             assert [file for file in copied if not file.exists()] == []
+
+
+def test_its_pages_name_what_it_has(project: Path) -> None:
+    assert references.dead(project) == []
 
 
 # A project of its own -----------------------------------------------------------------------------------------------
