@@ -14,7 +14,7 @@ import pytest
 import yaml
 from outbox.base.project import Project
 
-from template.tests import bake, dockerfile
+from template.tests import bake, dockerfile, references
 from template.tests.bake import Template
 from template.tests.paths import ROOT
 
@@ -120,6 +120,10 @@ def test_the_images_have_their_files(project: Path) -> None:
             copied = [file for file, _ in stage.our_files(project)]
             copied += [project / source for sources, _ in stage.copies() for source in sources]
             assert [file for file in copied if not file.exists()] == []
+
+
+def test_its_pages_name_what_it_has(project: Path) -> None:
+    assert references.dead(project) == []
 
 
 # A project of its own -----------------------------------------------------------------------------------------------

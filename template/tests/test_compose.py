@@ -547,6 +547,34 @@ def test_operators_have_a_container_with_the_checkpoints() -> None:
     assert {target for _, target, _ in of_the_sinks} == {f"{home}/checkpoints"}
 
 
+def outbox_in(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of ours with the environment and the secrets of a container."""
+    for service in ("all", *shares()):
+        (folder / service).mkdir(exist_ok=True)
+    envfile.share(folder, {service: sorted(names) for service, names in shares().items()})
+    given = {key: str(value) for key, value in SERVICES[name]["environment"].items() if value and "$" not in str(value)}
+    env = {**given, "OUTBOX_HOME": str(folder / name), project.VARIABLE: str(ROOT)}
+    command = [sys.executable, "-m", "outbox", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
+
+
+@pytest.mark.parametrize("page", ["docker-compose.yml", "README.md", "template/README.md.jinja"])
+def test_a_page_says_how_to_get_the_token_of_the_service(page: str, tmp_path: Path) -> None:
+    text = " ".join((ROOT / page).read_text().split())
+    command = re.search(r"docker compose exec (\w+) python -m outbox (\w+)", text)
+    assert command is not None
+    done = outbox_in(command[1], tmp_path, command[2])
+    assert done.returncode == 0, done.stderr
+    token = envfile.read(tmp_path / "all" / "stack.env")["OUTBOX_SERVICE_TOKEN"]
+    assert done.stdout == f"{token}\n"
+
+
+def test_operators_are_told_which_container_has_the_token(tmp_path: Path) -> None:
+    done = outbox_in("outbox", tmp_path, "token")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "docker compose exec serve" in done.stderr
+
+
 # Twins ------------------------------------------------------------------------------------------------------------
 
 

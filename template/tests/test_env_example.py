@@ -17,7 +17,8 @@ import pytest
 from dotenv import dotenv_values
 from outbox.base import project
 from outbox.base.project import Project
-from outbox.base.settings import PREFIX, Settings
+from outbox.base.settings import DOTENV, PREFIX, READ_ELSEWHERE, Settings, load
+from outbox.testing.failures import raises
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
@@ -122,6 +123,11 @@ def test_the_example_lists_every_setting_with_its_default() -> None:
     assert FILE.read_text() == render()
 
 
+def test_every_variable_of_the_example_is_known() -> None:
+    names = {line.partition("=")[0] for line in uncommented().splitlines()}
+    assert names <= {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | READ_ELSEWHERE.keys()
+
+
 def test_as_it_is_the_example_sets_nothing() -> None:
     assert dotenv_values(FILE) == {}
 
@@ -133,6 +139,16 @@ def test_uncommented_the_example_sets_what_is_the_default_anyway(tmp_path: Path)
     assert set(Settings.model_fields) <= names
     read, default = Settings(_env_file=dotenv), Settings(_env_file=None)
     assert read.model_copy(update={"home": default.home}) == default
+
+
+def test_every_placeholder_that_is_left_in_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dotenv = tmp_path / "env"
+    dotenv.write_text(uncommented())
+    monkeypatch.setenv(DOTENV, str(dotenv))
+    placeholders = [name for name, value in dotenv_values(dotenv).items() if value and value.startswith("<")]
+    assert {"OUTBOX_SOURCE_DB_NAME", "OUTBOX_TOPIC_PREFIX", "OUTBOX_CONNECTOR"} <= set(placeholders)
+    with raises("settings-wrong", *placeholders):
+        load()
 
 
 @pytest.mark.parametrize("line", uncommented().splitlines())

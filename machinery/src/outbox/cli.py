@@ -38,6 +38,7 @@ COMMANDS = {
     "connect": Entry("Run", "outbox.commands.connect:connect", "the Debezium connector: apply, status, render, remove"),
     "serve": Entry("Run", "outbox.commands.serve:serve", "run the service under gunicorn"),
     "sink": Entry("Run", "outbox.commands.sink:sink", "run sinks: one streaming query per strategy"),
+    "token": Entry("Run", "outbox.commands.token:token", "print the token that clients of the service send"),
     "status": Entry("Check", "outbox.commands.stack:status", "the parts of the embedded stack"),
     "logs": Entry("Check", "outbox.commands.stack:logs", "the log of one part of the embedded stack"),
     "check": Entry(

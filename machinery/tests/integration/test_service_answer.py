@@ -14,6 +14,7 @@ from outbox.http.idempotency import Answer, KeyReused
 from outbox.http.problems import Kind
 from outbox.http.service import Change, Service, WriteHeaders
 from outbox.testing.queries import query
+from outbox.writing.event import Event
 from tests.support.made_events import nth_key
 
 INSERT = text("INSERT INTO items (id, unit, stock, version) VALUES (:id, 'KGM', 0, 0)")
@@ -51,12 +52,19 @@ def service(databases: Settings) -> Service:
     return Service("Items", databases, REFUSALS)
 
 
-def ask(service: Service, change: Callable[[Change, Wanted], None], key: str = "k", item: str = ITEM) -> Answer:
+def ask(
+    service: Service,
+    change: Callable[[Change, Wanted], None],
+    key: str = "k",
+    item: str = ITEM,
+    traceparent: str | None = None,
+) -> Answer:
     """What a request is answered."""
     app = service.app()
     app.add_url_rule("/items", view_func=lambda: "", methods=["POST"])
     with app.test_request_context("/items", method="POST"):
-        return service.answer(WriteHeaders.model_validate({"Idempotency-Key": key}), Wanted(item=item), change)
+        header = WriteHeaders.model_validate({"Idempotency-Key": key, "traceparent": traceparent})
+        return service.answer(header, Wanted(item=item), change)
 
 
 def insert(change: Change, wanted: Wanted) -> None:
@@ -102,6 +110,32 @@ def test_a_change_that_claims_no_answer_is_undone(service: Service, databases: S
         ask(service, forget)
     assert items(databases) == []
     assert query(databases, "SELECT key FROM idempotency_keys") == []
+
+
+def received(version: int, traceparent: str | None = None) -> Event:
+    payload = {
+        "movement_id": nth_key(2),
+        "item_id": ITEM,
+        "quantity": 1,
+        "unit": "KGM",
+        "stock_after": version,
+        "version": version,
+        "occurred_at": "2026-11-21T10:00:00.123456Z",
+    }
+    return Event("item", ITEM, "received", payload, traceparent=traceparent)
+
+
+def test_an_event_keeps_its_own_trace_and_others_get_that_of_the_request(service: Service, databases: Settings) -> None:
+    own, of_request = (f"00-{digit * 32}-{digit * 16}-01" for digit in "ab")
+
+    def write(change: Change, wanted: Wanted) -> None:
+        if change.claim(Made(id=wanted.item)):
+            change.append(received(1), received(2, own))
+
+    ask(service, write, traceparent=of_request)
+    ask(service, write, key="other")
+    found = query(databases, "SELECT traceparent FROM outbox ORDER BY id")
+    assert [traceparent for (traceparent,) in found] == [of_request, own, None, own]
 
 
 def test_what_is_made_has_a_location_and_a_problem_its_type() -> None:

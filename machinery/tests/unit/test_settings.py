@@ -11,7 +11,9 @@ from pydantic import SecretStr
 from outbox.base import project as names
 from outbox.base.errors import Failure
 from outbox.base.settings import (
+    DOTENV,
     PREFIX,
+    READ_ELSEWHERE,
     Settings,
     SinkRole,
     SourceRole,
@@ -20,6 +22,8 @@ from outbox.base.settings import (
     password_setting,
     role_database,
 )
+from outbox.stack import process
+from tests.support.failures import raises
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +69,58 @@ def test_a_relative_home_becomes_absolute(project: Path, monkeypatch: pytest.Mon
     assert load(Path("here")).home == project / "here"
 
 
-def test_an_empty_variable_is_the_default_and_a_foreign_one_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBOX_SOURCE_DB_PORT", "")
-    monkeypatch.setenv("OUTBOX_NO_SUCH_SETTING", "1")
     assert load().source_db_port == Settings.model_fields["source_db_port"].default
+
+
+class TestUnknown:
+    """A misspelled setting is refused, wherever it is, and the error names the one that was meant."""
+
+    def test_in_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OUTBOX_TOPC", "x")
+        with raises("settings-wrong", "OUTBOX_TOPC", "OUTBOX_TOPIC_"):
+            load()
+
+    @pytest.mark.parametrize("file", [".env", "home/stack.env"])
+    def test_in_a_file(self, project: Path, file: str) -> None:
+        (project / "home").mkdir()
+        (project / file).write_text("OUTBOX_SOURCE_DB_PROT=1\nPATH=elsewhere\n")
+        with raises("settings-wrong", "OUTBOX_SOURCE_DB_PROT", file, "OUTBOX_SOURCE_DB_PORT"):
+            load(project / "home")
+
+    def test_wrong_values_are_named_with_it(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OUTBOX_TOPC", "hush")
+        (project / ".env").write_text("OUTBOX_LOG_LEVEL=loud\nOUTBOX_SINK_HOST=db\n")
+        with pytest.raises(Failure, match=r"OUTBOX_TOPC.*OUTBOX_SINK_HOST.*OUTBOX_LOG_LEVEL") as caught:
+            load()
+        assert "hush" not in str(caught.value)
+
+    @pytest.mark.parametrize("name", READ_ELSEWHERE.keys() - {DOTENV, names.VARIABLE})
+    def test_what_others_read_is_allowed(self, project: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        monkeypatch.setenv(name, "1")
+        (project / ".env").write_text(f"{name}=1\n")
+        load()
+
+    def test_what_a_process_of_ours_inherits_is_allowed(self) -> None:
+        assert {process.MARK, *process.KEPT} <= READ_ELSEWHERE.keys()
+
+    def test_variables_of_a_kubernetes_service_are_allowed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        links = {
+            "PORT": "tcp://10.0.0.11:9400",
+            "PORT_9400_TCP": "tcp://10.0.0.11:9400",
+            "PORT_9400_TCP_ADDR": "10.0.0.11",
+            "SERVICE_HOST": "10.0.0.11",
+            "SERVICE_PORT": "9400",
+            "SERVICE_PORT_METRICS": "9400",
+        }
+        for name, value in links.items():
+            monkeypatch.setenv(f"OUTBOX_SINK_{name}", value)
+        load()
+        monkeypatch.delenv("OUTBOX_SINK_PORT")
+        monkeypatch.delenv("OUTBOX_SINK_PORT_9400_TCP")
+        with raises("settings-wrong", "OUTBOX_SINK_SERVICE_HOST"):
+            load()
 
 
 @pytest.mark.parametrize(

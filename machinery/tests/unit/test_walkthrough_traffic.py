@@ -25,6 +25,7 @@ class Service:
 
     def __init__(self, **answers: list[Answer]) -> None:
         self._answers = answers
+        self.not_json: set[str] = set()
         self.received: list[tuple[str, dict[str, str], bytes]] = []
 
     def request(self, method: str, url: str, *, data: bytes, headers: dict[str, str], timeout: float) -> Any:
@@ -38,7 +39,7 @@ class Service:
             raise answer
         response = requests.Response()
         response.status_code = answer
-        response._content = json.dumps({"number": len(self.received)}).encode()
+        response._content = b"<html>" if path in self.not_json else json.dumps({"ok": True}).encode()
         return response
 
 
@@ -96,7 +97,7 @@ def test_only_successful_requests_have_written_events(monkeypatch: pytest.Monkey
 def test_an_unexpected_response_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     clients = traffic(Service(strict=[201]), Fixed(Request("invalid", "/strict", {}, (422,))), monkeypatch)
     clients.run(1)
-    assert clients.surprises == ['invalid got 201: {"number": 1}']
+    assert clients.surprises == ['invalid got 201: {"ok": true}']
 
 
 def test_a_request_is_sent_as_it_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +121,48 @@ def test_the_set_up_reads_its_responses_and_fails_at_an_unexpected_one(monkeypat
     workload = Fixed(Request("shelf", "/shelves", {}, (201,), events=1))
     clients = traffic(Service(shelves=[201, 500]), workload, monkeypatch)
     clients.set_up()
-    assert (workload.read, clients.events) == ([{"number": 1}], 1)
+    assert (workload.read, clients.events) == ([{"ok": True}], 1)
     with raises("failed", "shelf got 500"):
         clients.set_up()
+
+
+class Listening(Fixed):
+    """A workload that keeps the answers to what it planned."""
+
+    def __init__(self, *planned: Request) -> None:
+        super().__init__(*planned)
+        self.answers: list[tuple[str, int, Any]] = []
+
+    def answered(self, request: Request, status: int, body: Any) -> None:
+        self.answers.append((request.kind, status, body))
+
+
+def test_a_workload_sees_the_answers_if_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Listening(
+        Request("order", "/orders", {}, (201,)), Request("page", "/page", {}, (200,), method="GET", has_key=False)
+    )
+    service = Service(orders=[201], page=[200])
+    service.not_json = {"page"}
+    clients = traffic(service, workload, monkeypatch)
+    clients.set_up()
+    assert workload.answers == [], "set_up reads its own"
+    clients.run(2)
+    assert sorted(workload.answers, key=str) == [("order", 201, {"ok": True}), ("page", 200, None)]
+
+
+def test_a_workload_that_stops_writing_events_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = Request("order", "/orders", {}, (201, 409), events=1)
+    clients = traffic(Service(orders=[201, 201, 409]), Fixed(planned), monkeypatch)
+    clients.require_events(3)  # nothing has been sent yet
+    clients.start(20)()
+    clients.require_events(2)
+    with raises("workload-idle", "plan()", "2", "3", "demo/workload.py"):
+        clients.require_events(3)
+
+
+def test_what_plan_raises_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = traffic(Service(orders=[201]), Fixed(), monkeypatch)
+    with pytest.raises(ZeroDivisionError):
+        clients.start(1)()
+    with pytest.raises(ZeroDivisionError):
+        clients.require_events(1)

@@ -7,8 +7,10 @@ know whether it talks to the embedded stack, to docker-compose or to servers of 
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
@@ -18,15 +20,35 @@ from dotenv import dotenv_values
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from outbox.base import project
+from outbox.base import project, wait
 from outbox.base.errors import Failure
 
 PREFIX = "OUTBOX_"
 DOTENV = "OUTBOX_DOTENV"  # names another file in place of .env
+# Variables with the prefix that are no settings, and who reads them.
+READ_ELSEWHERE = {
+    DOTENV: "this module",
+    project.VARIABLE: "outbox/base/project.py",
+    wait.SCALE_VARIABLE: "outbox/base/wait.py",
+    "OUTBOX_JVM_ARCHIVES": "outbox/jvm/archive.py",
+    "OUTBOX_JVM_LOG_LEVEL": "the logging file of broker and worker",
+    "OUTBOX_PROCESS": "outbox/stack/process.py",
+    "OUTBOX_CONNECT_LISTENER": "the worker's properties",
+    "OUTBOX_CONNECT_EXACTLY_ONCE": "the worker's properties",
+    "OUTBOX_CONNECT_KEYSTORE": "the properties of a worker with TLS: docs/bring-your-own.md",
+    "OUTBOX_CONNECT_KEYSTORE_PASSWORD": "the properties of a worker with TLS",
+    "OUTBOX_GRAFANA_PORT": "docker-compose.yml",
+    "OUTBOX_PROMETHEUS_PORT": "docker-compose.yml",
+    "OUTBOX_SINK_MEMORY_LIMIT": "docker-compose.yml",
+    "OUTBOX_SPARK_CORES": "docker-compose.yml",
+    "OUTBOX_TEST_SEED": "tests",
+}
 SYSTEM_ROOTS = Path("system")  # libpq's word for the certificate authorities that the system trusts
 DRIVER_MEMORY_MIN_MIB = 512  # Spark refuses to start with less than 450, of which the JVM keeps some to itself
 
 FILES = ("source_db_sslrootcert", "sink_db_sslrootcert", "kafka_cafile", "connect_cafile", "spark_properties")
+# .env.example has placeholders in place of their defaults.
+NAMES = ("source_db_name", "source_db_role_prefix", "sink_db_name", "sink_db_role_prefix", "topic_prefix", "connector")
 NAME = "^[a-z][a-z0-9_]*$"
 
 SslMode = Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]
@@ -177,6 +199,14 @@ class Settings(BaseSettings):
             return file
         raise ValueError(f"there is no file {file}")
 
+    @field_validator(*NAMES, mode="before")
+    @classmethod
+    def _is_no_placeholder(cls, name: object) -> object:
+        """A name such as <connector>, which .env.example shows in place of a default. Some servers would accept it."""
+        if isinstance(name, str) and re.fullmatch("<.*>", name):
+            raise ValueError(f"{name} is a placeholder of .env.example; write the name itself or leave the line out")
+        return name
+
     @field_validator("kafka_username")
     @classmethod
     def _goes_with_sasl(cls, username: str | None, info: ValidationInfo) -> str | None:
@@ -287,10 +317,11 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
 
     ``environment=False`` leaves the environment and ``.env`` out: what runs on a stack of its own must not reach
     another because somebody's shell points there. ``overrides`` are settings by name that win over everything.
-    Raises Failure naming each setting that is wrong.
+    Raises Failure naming each setting that is wrong, and each variable that is no setting.
     """
     names = project.current()
-    dotenv = os.environ.get(DOTENV, names.root / ".env")
+    dotenv = Path(os.environ.get(DOTENV, names.root / ".env"))
+    wrong: list[str] = []
     try:
         if not environment:
             found = (home or names.home).absolute()
@@ -298,8 +329,11 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
                 name.removeprefix(PREFIX).lower(): value for name, value in dotenv_values(found / "stack.env").items()
             }
             return Settings(_env_prefix="NONE_OF_", _env_file=None, **{**chosen, "home": found, **overrides})
+        wrong += _unknown("the environment", _without_service_links(os.environ))
+        wrong += _unknown(dotenv, dotenv_values(dotenv))
         found = (home or Settings(_env_file=dotenv).home).absolute()
-        return Settings(_env_file=(found / "stack.env", dotenv), home=found, **overrides)
+        wrong += _unknown(found / "stack.env", dotenv_values(found / "stack.env"))
+        loaded = Settings(_env_file=(found / "stack.env", dotenv), home=found, **overrides)
     except OSError as error:
         raise Failure(
             f"settings: {error}",
@@ -307,10 +341,36 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
             code="settings-unreadable",
         ) from None
     except pydantic.ValidationError as error:
-        wrong = "; ".join(
+        wrong += [
             f"{PREFIX}{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg'].removeprefix('Value error, ')}"
             for problem in error.errors()
-        )
+        ]
+    if wrong:
         raise Failure(
-            f"wrong settings: {wrong}", "correct the environment variable or .env", code="settings-wrong"
-        ) from None
+            f"wrong settings: {'; '.join(wrong)}",
+            f"correct the environment variable, {dotenv.name} or stack.env",
+            code="settings-wrong",
+        )
+    return loaded
+
+
+def _unknown(place: str | Path, names: Iterable[str]) -> Iterator[str]:
+    """Each variable that looks like a setting and is none, with the setting that the user may mean.
+
+    Without this a misspelled setting would have no effect, and nobody would notice.
+    """
+    known = {variable(name) for name in Settings.model_fields}
+    for name in map(str.upper, names):  # as pydantic compares them
+        if name.startswith(PREFIX) and name not in known and name not in READ_ELSEWHERE:
+            [nearest] = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0)
+            yield f"{name} in {place}: there is no such setting; {nearest} is the nearest"
+
+
+def _without_service_links(environment: Mapping[str, str]) -> list[str]:
+    """The variables without those that Kubernetes adds for a Service whose name begins with ``outbox``.
+
+    For a Service ``outbox-sink`` they are OUTBOX_SINK_PORT, whose value is a URL, OUTBOX_SINK_SERVICE_HOST and more.
+    """
+    services = [name.removesuffix("_PORT") for name, value in environment.items() if re.match(r"(tcp|udp)://", value)]
+    links = re.compile("|".join(rf"{re.escape(name)}_(SERVICE_(HOST|PORT)|PORT)(_\w+)?" for name in services) or "(?!)")
+    return [name for name in environment if not links.fullmatch(name)]

@@ -12,7 +12,7 @@ import click
 from outbox.base import log
 from outbox.base import settings as configuration
 from outbox.base.settings import Settings
-from outbox.kafka import topics
+from outbox.kafka import records, topics
 from outbox.kafka.topics import Topic
 from outbox.sink import spec
 from outbox.sink.repair import rebuild as rebuilding
@@ -35,10 +35,23 @@ UNCHANGED = "nothing was changed (--dry-run)"
 @click.option(
     "--drop-copy", is_flag=True, help="From the topic: only delete the copy that an earlier rebuild has left."
 )
+@click.option(
+    "--skip-dropped",
+    is_flag=True,
+    help="From the topic: begin with the first event that it still has. NAME.dropped.sql of each projection says which"
+    " rows stay.",
+)
 @click.option("--dry-run", is_flag=True, help="Only print what would change.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def rebuild(
-    *, sink: str, source: Literal["topic", "source"], restart: bool, drop_copy: bool, dry_run: bool, yes: bool
+    *,
+    sink: str,
+    source: Literal["topic", "source"],
+    restart: bool,
+    drop_copy: bool,
+    skip_dropped: bool,
+    dry_run: bool,
+    yes: bool,
 ) -> None:
     """Recompute a sink's result. The sink may run meanwhile.
 
@@ -46,8 +59,8 @@ def rebuild(
     then replaces the sink. A running driver stops when that happens; start it again.
     """
     settings = configuration.load()
-    if source == "source" and (restart or drop_copy):
-        raise click.UsageError("--restart and --drop-copy are for --from topic")
+    if source == "source" and (restart or drop_copy or skip_dropped):
+        raise click.UsageError("--restart, --drop-copy and --skip-dropped are for --from topic")
     declared = spec.chosen(settings, sink)
     declared.job.target.require_rebuildable(declared)
     if source == "source":
@@ -57,7 +70,7 @@ def rebuild(
             deleted = rebuilding.drop_copy(connection, sink)
         click.echo(f"deleted the copy of sink {sink}" if deleted else f"there is no copy of sink {sink}")
     else:
-        _from_topic(settings, declared, restart, dry_run, yes)
+        _from_topic(settings, declared, restart=restart, skip_dropped=skip_dropped, dry_run=dry_run, yes=yes)
 
 
 def _from_source(settings: Settings, declared: SinkSpec, dry_run: bool, yes: bool) -> None:
@@ -77,17 +90,20 @@ def _from_source(settings: Settings, declared: SinkSpec, dry_run: bool, yes: boo
     click.echo(f"sink {sink} has the source's totals; events that are in flight are not counted twice")
 
 
-def _from_topic(settings: Settings, declared: SinkSpec, restart: bool, dry_run: bool, yes: bool) -> None:
+def _from_topic(
+    settings: Settings, declared: SinkSpec, *, restart: bool, skip_dropped: bool, dry_run: bool, yes: bool
+) -> None:
     from outbox.sink.spark import supervisor
 
     log.configure(settings)
     sink = declared.name
+    files = rebuilding.dropped_files(declared) if skip_dropped else []
     copy = replace(declared, name=rebuilding.copy_of(sink))
     with rebuilding.reserved(settings, sink) as connection:
         if restart:
             rebuilding.drop_copy(connection, sink)
         described, first = _look_up(settings, declared)
-        if rebuilding.begin(connection, sink, described, first):
+        if rebuilding.begin(connection, sink, described, first, skip_dropped=skip_dropped):
             click.echo("resuming an interrupted rebuild; --restart starts again")
         # The live sink has the metrics port.
         quiet = settings.model_copy(update={"sink_metrics_port": 0})
@@ -98,7 +114,9 @@ def _from_topic(settings: Settings, declared: SinkSpec, restart: bool, dry_run: 
             return
         if not yes:
             click.confirm(f"Replace sink {sink} by the copy?", abort=True)
-        generation = rebuilding.swap(connection, sink, *_look_up(settings, declared))
+        until = max(filter(None, (records.complete_from(settings, name) for name in declared.topics)), default=None)
+        dropped = rebuilding.Dropped(until, files) if skip_dropped and until else None
+        generation = rebuilding.swap(connection, sink, *_look_up(settings, declared), dropped)
     click.echo(
         f"sink {sink} is replaced: a running driver starts again at its next event, with checkpoint generation "
         f"{generation}; older generations and those of {copy.name} can be deleted"

@@ -81,8 +81,14 @@ class Change:
         return not self.answer.is_repeated
 
     def append(self, *events: Event) -> None:
-        """Append events to the outbox, in the trace of the request (`outbox.writing.append.append`)."""
-        append(self.connection, *(replace(event, traceparent=self._traceparent) for event in events))
+        """Append events to the outbox (`outbox.writing.append.append`).
+
+        An event without a traceparent gets that of the request.
+        """
+        append(self.connection, *map(self._traced, events))
+
+    def _traced(self, event: Event) -> Event:
+        return event if event.traceparent is not None else replace(event, traceparent=self._traceparent)
 
 
 class Service:

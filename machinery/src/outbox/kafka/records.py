@@ -76,12 +76,24 @@ def dropped_until(settings: Settings, name: str) -> datetime | None:
 
     A partition drops records that are older than its retention and older than the first record it still has.
     """
-    cut = {number: marks for number, marks in topics.watermarks(settings, name).items() if marks[0] > 0}
-    if not cut:
-        return None
     expired = datetime.now(UTC) - timedelta(hours=settings.topic_retention_hours)
-    firsts = [next(read(settings, name, {number: marks}), None) for number, marks in cut.items()]
-    return max(min(expired, _timestamp(first)) if first else expired for first in firsts)
+    firsts = _firsts(settings, name)
+    return max((min(expired, _timestamp(first)) if first else expired for first in firsts), default=None)
+
+
+def complete_from(settings: Settings, name: str) -> datetime | None:
+    """The moment from which on a topic has every event, whyever it has dropped others; None if it has dropped nothing.
+
+    A partition that has no record left may have dropped one of now.
+    """
+    firsts = _firsts(settings, name)
+    return max((_timestamp(first) if first else datetime.now(UTC) for first in firsts), default=None)
+
+
+def _firsts(settings: Settings, name: str) -> list[Message | None]:
+    """The first record that is left in each partition that has dropped some."""
+    cut = {number: marks for number, marks in topics.watermarks(settings, name).items() if marks[0] > 0}
+    return [next(read(settings, name, {number: marks}), None) for number, marks in cut.items()]
 
 
 def require_progress(name: str, progress_at: float) -> None:

@@ -11,7 +11,9 @@ A part that fails stays down until a file changes. What it says is in its log, w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from outbox.base import project
@@ -113,6 +115,11 @@ def _folders() -> Mapping[str, list[Path]]:
 
 
 def _states(folders: list[Path]) -> dict[Path, int]:
-    """When each file was changed last."""
-    files = (file for folder in folders for file in folder.rglob("*") if file.suffix in WATCHED)
-    return {file: file.stat().st_mtime_ns for file in files if file.is_file()}
+    """When each file was changed last. Files and folders may be removed meanwhile: an editor, or git, does so."""
+    states = {}
+    for folder in folders:
+        for parent, _, names in os.walk(folder):  # it ignores a folder that is gone
+            for file in (Path(parent, name) for name in names if Path(name).suffix in WATCHED):
+                with suppress(OSError):
+                    states[file] = file.stat().st_mtime_ns
+    return states

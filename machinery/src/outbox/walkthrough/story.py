@@ -211,14 +211,23 @@ class Story:
         worker = self._chain.worker
         published = self._published()
         finish = self._traffic.start(REQUESTS_FAULT)
+
+        def enough() -> None:
+            worker.require_running()
+            self._traffic.require_events(PUBLISHED_EVENTS + BACKLOG_EVENTS)
+
         wait_for(
             "the worker to publish",
             lambda: self._published() >= published + PUBLISHED_EVENTS,
             timeout_s=60,
-            needs=worker.require_running,
+            needs=enough,
         )
         worker.pause()
-        wait_for("events to pile up", lambda: self._unrelayed() >= BACKLOG_EVENTS, timeout_s=60)
+        wait_for(
+            "events of requests that Workload.plan() returns to pile up",
+            lambda: self._unrelayed() >= BACKLOG_EVENTS,
+            timeout_s=60,
+        )
         unrelayed, pid = self._unrelayed(), worker.pid()
         worker.kill()
         self._screen.expect(

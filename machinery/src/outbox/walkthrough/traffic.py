@@ -7,7 +7,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import requests
@@ -15,7 +15,7 @@ import requests
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import nothing, wait_for
-from outbox.walkthrough.workload import Request, Workload
+from outbox.walkthrough.workload import Listener, Request, Workload
 
 CLIENTS = 4
 TIMEOUT_S = 30.0
@@ -33,6 +33,8 @@ class Traffic:
         self._workload = workload
         self._sessions = threading.local()
         self._stopped = threading.Event()
+        self._one_at_a_time = threading.Lock()  # calls of the workload, and the counts
+        self._background: Future[int] = Future()
         self.answered: Counter[str] = Counter()  # responses by kind of request
         self.surprises: list[str] = []  # unexpected responses
         self.events = 0  # that the successful requests have written
@@ -43,12 +45,14 @@ class Traffic:
 
     def run(self, count: int) -> None:
         """Send this many requests, and return when all have a response."""
-        self._send_all([self._workload.plan() for _ in range(count)])
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            for _ in clients.map(lambda _: self._send_next(), range(count)):
+                pass
 
     def start(self, count: int) -> Callable[[], None]:
         """Send this many requests in the background. The returned function waits until all have a response."""
         pool = ThreadPoolExecutor(1)
-        running = pool.submit(self.run, count)
+        running = self._background = pool.submit(self._run_and_count, count)
 
         def finish() -> None:
             running.result()
@@ -56,23 +60,44 @@ class Traffic:
 
         return finish
 
+    def require_events(self, needed: int) -> None:
+        """Raise Failure if the background traffic ended with fewer events. Also raise what `plan` has raised."""
+        if self._background.done() and (written := self._background.result()) < needed:
+            raise Failure(
+                f"the requests of Workload.plan() wrote {written} events, and the walkthrough needs {needed}",
+                "in demo/workload.py, let plan() return to the end requests that succeed and write events",
+                code="workload-idle",
+            )
+
     def stop(self) -> None:
         """Send no more requests. Background traffic ends soon."""
         self._stopped.set()
 
-    def _send_and_read(self, planned: Sequence[Request]) -> list[Any]:
-        responses = self._send_all(planned)
-        if self.surprises:
-            raise Failure(self.surprises[0])
-        return [response.json() for response in responses]
+    def _run_and_count(self, count: int) -> int:
+        before = self.events
+        self.run(count)
+        return self.events - before
 
-    def _send_all(self, planned: Sequence[Request]) -> list[requests.Response]:
+    def _send_next(self) -> None:
+        with self._one_at_a_time:
+            request = self._workload.plan()
+        response = self._send(request)
+        if response is None:
+            return
+        with self._one_at_a_time:
+            self._count(request, response)
+            if isinstance(self._workload, Listener):
+                self._workload.answered(request, response.status_code, _json(response))
+
+    def _send_and_read(self, planned: Sequence[Request]) -> list[Any]:
         with ThreadPoolExecutor(CLIENTS) as clients:
             responses = list(clients.map(self._send, planned))
         for request, response in zip(planned, responses, strict=True):
             if response is not None:
                 self._count(request, response)
-        return [response for response in responses if response is not None]
+        if self.surprises:
+            raise Failure(self.surprises[0])
+        return [response.json() for response in responses if response is not None]
 
     def _count(self, request: Request, response: requests.Response) -> None:
         may_succeed = any(status < requests.codes.bad_request for status in request.expected)
@@ -111,3 +136,10 @@ class Traffic:
             self._sessions.session = requests.Session()
         session: requests.Session = self._sessions.session
         return session
+
+
+def _json(response: requests.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from outbox.base import project
 from outbox.base.errors import Failure
@@ -43,7 +43,17 @@ class Workload(Protocol):
         """
 
     def plan(self) -> Request:
-        """The next request, now and then an invalid one."""
+        """The next request, now and then an invalid one. It is asked thousands of times and must always find one; most
+        of them must succeed and write events.
+        """
+
+
+@runtime_checkable
+class Listener(Protocol):
+    """A workload that also sees the responses to what it planned. One call at a time, of `plan` or of this."""
+
+    def answered(self, request: Request, status: int, body: Any) -> None:
+        """Called with the JSON of each response, or with None if it is not JSON. Responses come in any order."""
 
 
 def load(seed: int) -> Workload:

@@ -8,13 +8,19 @@ above the base, and the sink drops it as a duplicate.
 **From the topic**: a copy of the sink, by the engine itself under a name of its own, reads the topic from its first
 event, beside the live sink. Then it replaces the live sink in one transaction. Interrupted before that, the live sink
 is unchanged, and the copy resumes where it stopped.
+
+Where the topic has dropped events, the copy begins with the first that it still has, if that is wanted. Then the swap
+keeps what the live sink remembers of dropped events, their open dead letters, and what each projection's file
+``NAME.dropped.sql`` takes over from the live rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
+from datetime import datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import NamedTuple
 
 import psycopg2
@@ -35,6 +41,7 @@ SUFFIX = ".rebuild"
 FETCH_ROWS = 10_000
 AGAIN = "run the command again"
 FROM_SOURCE = "`outbox rebuild {} --from source`"
+OR_WITHOUT_DROPPED = ", or `--from topic --skip-dropped` for what the source cannot tell: docs/adopting.md"
 NO_TOTALS = "totals are not compared: the sink database has no view sink_totals with columns sink, key and total"
 
 REBUILD_KEY = "hashtextextended('outbox rebuild of sink ' || %(sink)s, 0)"
@@ -103,6 +110,26 @@ SELECT key, coalesce(copy.total, 0) - coalesce(live.total, 0)
   FULL JOIN (SELECT key, total FROM sink_totals WHERE sink = %(sink)s) AS live USING (key)
  WHERE coalesce(copy.total, 0) <> coalesce(live.total, 0)
 """
+# How the built-in strategies recognise events.
+MEMORY = ("event_log", "key_versions", "landed_events", "processed_changes", "processed_events")
+REMEMBER = """
+INSERT INTO {table} (sink, {columns}) SELECT %(copy)s, {columns} FROM {table} WHERE sink = %(sink)s
+ON CONFLICT DO NOTHING
+"""
+REMEMBER_VERSIONS = """
+INSERT INTO applied_versions AS known (sink, topic, key, versions)
+SELECT %(copy)s, topic, key, versions FROM applied_versions WHERE sink = %(sink)s
+ON CONFLICT (key, topic, sink) DO UPDATE SET versions = known.versions + excluded.versions
+"""
+# Letters of events that the copy did not read.
+KEEP_OPEN = """
+UPDATE dead_letters AS letter SET sink = %(copy)s
+  FROM checkpoint_generations AS begun
+ WHERE letter.sink = %(sink)s AND letter.status = 'open'
+   AND begun.sink = %(copy)s AND begun.generation = (SELECT generation FROM sinks WHERE name = %(copy)s)
+   AND begun.topic = letter.topic AND begun.partition = letter.partition AND letter."offset" < begun."offset"
+   AND NOT EXISTS (SELECT FROM dead_letters WHERE sink = %(copy)s AND identity = letter.identity)
+"""
 TAKE_COUNTS = """
 UPDATE sinks SET applied = copy.applied, duplicates = copy.duplicates, filtered = copy.filtered
   FROM sinks AS copy WHERE sinks.name = %(sink)s AND copy.name = %(copy)s
@@ -116,6 +143,30 @@ class RebuildResult(NamedTuple):
 
     differences: dict[str, Decimal]
     skipped: dict[tuple[str, int], tuple[int, int]]
+
+
+class Dropped(NamedTuple):
+    """What to keep of events that the topic has dropped."""
+
+    until: datetime
+    """Later events are all on the topic."""
+    files: Sequence[Path]
+    """The SQL of the projections: `dropped_files`."""
+
+
+def dropped_files(spec: SinkSpec) -> list[Path]:
+    """The SQL that keeps the live rows of dropped events.
+
+    Raises Failure if a projection has none: its rows would lack the dropped events.
+    """
+    try:
+        return projection.companions(spec.job.projections, "dropped")
+    except FileNotFoundError as error:
+        raise Failure(
+            f"sink {spec.name} cannot be taken from a part of the topic: {error}",
+            "write it, to say which rows come of dropped events: docs/adopting.md",
+            code="rebuild-unsupported",
+        ) from None
 
 
 def copy_of(sink: str) -> str:
@@ -134,15 +185,17 @@ def from_source(
     A key that the source does not have gets a base version too, if the view ``sink_totals`` says up to which version
     the sink has applied it. Otherwise it has none: the sink treats repeated events of it as its strategy does.
 
-    Raises Failure if the job has no SQL for it, if its events or the source's totals have no version, or if a database
-    refuses.
+    Raises Failure if a projection has no SQL for it, if its events or the source's totals have no version, or if a
+    database refuses.
     """
     sink = spec.name
-    files = projection.rebuilds(spec.job.projections)
+    try:
+        files = projection.companions(spec.job.projections, "rebuild")
+    except FileNotFoundError as error:
+        raise _unsupported(sink, str(error)) from None
     aggregates = _aggregates(settings, spec)
-    if not files or not spec.has_version:
-        lack = "its events have no version" if files else f"{spec.job.projections} has no NAME.rebuild.sql"
-        raise _unsupported(sink, lack)
+    if not spec.has_version:
+        raise _unsupported(sink, "its events have no version")
     with closing(connect(settings, SinkRole.WRITER)) as connection, _errors(connection, sink):
         with connection, connection.cursor() as cursor:
             cursor.execute(fence.SESSION)
@@ -191,19 +244,34 @@ def reserved(settings: Settings, sink: str) -> Iterator[extensions.connection]:
         yield connection
 
 
-def begin(connection: extensions.connection, sink: str, topics: Sequence[Topic], first: TopicOffsets) -> bool:
+def begin(
+    connection: extensions.connection,
+    sink: str,
+    topics: Sequence[Topic],
+    first: TopicOffsets,
+    *,
+    skip_dropped: bool = False,
+) -> bool:
     """Prepare the copy, unless there is one already, and return whether there is.
 
-    It has taken over what was discarded, and its positions are declared to be 0, so that it will not begin behind
-    events that are dropped between now and then.
+    It has taken over what was discarded. It begins at offset 0, or with ``skip_dropped`` at the first offsets that the
+    topics have now. These positions are stored, so that it will not begin behind events that are dropped between now
+    and then.
 
-    Raises Failure if there is nothing to copy, or if the topic does not have everything that the sink has read.
+    Raises Failure if there is nothing to copy, or if the topic does not have everything that the sink has read and the
+    copy may not skip it.
     """
     copy = copy_of(sink)
     with connection, connection.cursor() as cursor:
         fence.lock_new(cursor, copy)
         _require_these_topics(cursor, sink, topics)
         if any(positions.read(cursor, copy, topic.name, topic.id) for topic in topics):
+            if not skip_dropped and _has_skipped(cursor, copy):
+                raise Failure(
+                    f"the copy of sink {sink} has skipped what the topic has dropped",
+                    "resume it with --skip-dropped, or start again with --restart",
+                    code="copy-incomplete",
+                )
             return True
         dropped = [
             f"{topic.name}, partition {partition} begins at offset {offset}"
@@ -211,14 +279,17 @@ def begin(connection: extensions.connection, sink: str, topics: Sequence[Topic],
             for partition, offset in first[topic.name].items()
             if offset
         ]
-        if dropped:
+        if dropped and not skip_dropped:
             raise Failure(
                 f"the topic does not have every event any more: {', '.join(dropped)}",
-                FROM_SOURCE.format(sink),
+                f"{FROM_SOURCE.format(sink)}{OR_WITHOUT_DROPPED}",
                 code="topic-incomplete",
             )
         cursor.execute(ADD_COPY, {"copy": copy})
-        start = {topic.name: dict.fromkeys(first[topic.name], 0) for topic in topics}
+        start = {
+            topic.name: {partition: offset if skip_dropped else 0 for partition, offset in first[topic.name].items()}
+            for topic in topics
+        }
         for topic in topics:
             positions.write(cursor, copy, topic.name, topic.id, start[topic.name])
         generations.start_next(cursor, copy, start)
@@ -258,11 +329,18 @@ def differences(connection: extensions.connection, sink: str) -> dict[str, Decim
         return {str(key): difference for key, difference in cursor}
 
 
-def swap(connection: extensions.connection, sink: str, topics: Sequence[Topic], first: TopicOffsets) -> int:
+def swap(
+    connection: extensions.connection,
+    sink: str,
+    topics: Sequence[Topic],
+    first: TopicOffsets,
+    dropped: Dropped | None = None,
+) -> int:
     """Let the copy take the sink's place, in one transaction, and return the generation of its next checkpoint.
 
     A running driver is superseded: it stops at its next batch, and starts again where the copy has ended.
-    Every table with a column ``sink`` takes part, the project's own included.
+    Every table with a column ``sink`` takes part, the project's own included. ``dropped`` is what to keep if the copy
+    has skipped events.
 
     Raises Failure, with nothing changed, if there is no copy, if the topic has dropped what comes after it, or if the
     database refuses.
@@ -277,6 +355,8 @@ def swap(connection: extensions.connection, sink: str, topics: Sequence[Topic], 
         for topic in topics:
             positions.require_no_gap(names["copy"], topic.name, reached[topic.name], first[topic.name])
         cursor.execute(DISCARD, names)
+        if dropped is not None and _has_skipped(cursor, names["copy"]):
+            _keep(cursor, names, dropped)
         _delete(cursor, sink)
         for table in _tables(cursor):
             cursor.execute(sql.SQL("UPDATE {} SET sink = %(sink)s WHERE sink = %(copy)s").format(table), names)
@@ -284,6 +364,26 @@ def swap(connection: extensions.connection, sink: str, topics: Sequence[Topic], 
         cursor.execute("DELETE FROM sinks WHERE name = %(copy)s", names)
         fence.supersede(cursor, sink)
         return generations.start_next(cursor, sink, reached)
+
+
+def _has_skipped(cursor: extensions.cursor, copy: str) -> bool:
+    """Whether the copy began behind events that the topic had dropped."""
+    begun = generations.beginning(cursor, copy).offsets
+    return any(offset for of_topic in begun.values() for offset in of_topic.values())
+
+
+def _keep(cursor: extensions.cursor, names: Mapping[str, str], dropped: Dropped) -> None:
+    """Give the copy what the live sink has of events that the copy has skipped."""
+    for table in MEMORY:
+        columns = column_names(cursor.connection, table) - {"sink"}
+        statement = sql.SQL(REMEMBER).format(
+            table=sql.Identifier(table), columns=sql.SQL(", ").join(map(sql.Identifier, sorted(columns)))
+        )
+        cursor.execute(statement, names)
+    cursor.execute(REMEMBER_VERSIONS, names)
+    cursor.execute(KEEP_OPEN, names)
+    for file in dropped.files:
+        cursor.execute(file.read_text(), {**names, "until": dropped.until})
 
 
 def _aggregates(settings: Settings, spec: SinkSpec) -> list[Aggregate]:
@@ -300,7 +400,7 @@ def _aggregates(settings: Settings, spec: SinkSpec) -> list[Aggregate]:
 def _unsupported(sink: str, lack: str) -> Failure:
     return Failure(
         f"sink {sink} cannot be taken from the source: {lack}",
-        f"`outbox rewind {sink} --to-earliest --skip-dropped` gives up what the topic has dropped",
+        f"`outbox rebuild {sink} --from topic` takes it from the events",
         code="rebuild-unsupported",
     )
 
