@@ -551,7 +551,7 @@ def outbox_in(name: str, folder: Path, *arguments: str) -> subprocess.CompletedP
     """Run a command of ours with the environment and the secrets of a container."""
     for service in ("all", *shares()):
         (folder / service).mkdir(exist_ok=True)
-    envfile.share(folder, {service: sorted(names) for service, names in shares().items()})
+    envfile.share(folder)
     given = {key: str(value) for key, value in SERVICES[name]["environment"].items() if value and "$" not in str(value)}
     env = {**given, "OUTBOX_HOME": str(folder / name), project.VARIABLE: str(ROOT)}
     command = [sys.executable, "-m", "outbox", *arguments]

@@ -23,7 +23,7 @@ from outbox.base.settings import (
     role_database,
 )
 from outbox.stack import process
-from tests.support.failures import raises
+from outbox.testing.failures import raises
 
 
 @pytest.fixture(autouse=True)

@@ -61,13 +61,13 @@ class Model(Chain):
     def settings(self) -> Settings:
         return self._settings
 
-    def start(self, _: object = None) -> None:  # type: ignore[override]
+    def start(self, _: object = None) -> None:
         self.is_killed = False
 
     def switch(self, *, exactly_once: bool, report: object) -> None:  # noqa: ARG002
         self.exactly_once = exactly_once
 
-    def restore(self, _: object) -> None:  # type: ignore[override]
+    def restore(self, _: object) -> None:
         self.restored += 1
 
     # Its parts
