@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 FILE: list[str] = []  # that a test has made
 GRAMS = {"KGM": 1000, "GRM": 1}
+LEFT_OUT = 10**9  # the size of a quantity
 FAILS_AT = 500_000  # a quantity: about half of a publisher's are above it
 
 
@@ -51,6 +52,42 @@ def _tagged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tags = pa.array([f"{one:08x}" for one in batch["quantity"].to_pylist()], pa.string())
         names = ["event_id", "partition", "offset", "quantity"]
         yield pa.record_batch([*(batch[name] for name in names), tags], [*names, "tag"])
+
+
+def in_kilograms(events: DataFrame) -> DataFrame:
+    """The same in kilograms, as an exact number."""
+    kilograms = (sql.col("weight") / 1000).cast("decimal(38, 3)")
+    return weighed(events).withColumn("kilograms", kilograms).drop("weight", "day", "share", "movement_id")
+
+
+def in_kilograms_shuffled(events: DataFrame) -> DataFrame:
+    """The same, but each row comes from another task than the one that has read its event."""
+    return in_kilograms(events.repartition(3, "event_id"))
+
+
+def weightless(events: DataFrame) -> DataFrame:
+    """No event has a weight."""
+    return in_kilograms(events).withColumn("kilograms", sql.expr("CAST(NULL AS decimal(38, 3))"))
+
+
+def failing_in_kilograms(events: DataFrame) -> DataFrame:
+    """It fails for a quantity of 13."""
+    return in_kilograms(events).where("1 / (quantity - 13) < 2")
+
+
+def picky(events: DataFrame) -> DataFrame:
+    """The columns as they are; it filters events, and fails for a quantity of 13."""
+    return generous(events).where("1 / (quantity - 13) < 2")
+
+
+def generous(events: DataFrame) -> DataFrame:
+    """What `picky` has become after a correction."""
+    return events.where(f"abs(quantity) <> {LEFT_OUT}")
+
+
+def everything(events: DataFrame) -> DataFrame:
+    """The columns as they are, of all events."""
+    return events
 
 
 def failing(events: DataFrame) -> DataFrame:
@@ -128,6 +165,11 @@ def corrected(events: DataFrame) -> DataFrame:
 def nothing(events: DataFrame) -> DataFrame:
     """It filters all events."""
     return events.where("false")
+
+
+def without_any(events: DataFrame) -> DataFrame:
+    """It looks at each event, and filters all."""
+    return events.where("quantity IS NULL")
 
 
 def with_a_file(events: DataFrame) -> DataFrame:

@@ -69,5 +69,5 @@ def test_a_wrong_table_differs(client: Client, databases: Settings, name: str, c
 def test_the_comparisons_of_each_sink() -> None:
     names = {name: [one.name for one in comparison_files.load(sink)] for name, sink in SINKS.items()}
     assert names.pop("accounts") == ["status", "transfers", "turnover"]
-    names.pop("turnover", None)  # optional; tests/sample/turnover tries its comparison
+    names.pop("turnover", None)  # optional; tests/pipeline/test_turnover.py tries its comparison
     assert set(map(tuple, names.values())) == {("balances",)}

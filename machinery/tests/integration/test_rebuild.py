@@ -593,3 +593,11 @@ def _of(names: Iterable[str], tables: Mapping[str, list[tuple[object, ...]]]) ->
 def test_wrong_usage(words: list[str], status: int, said: str, tmp_path: Path) -> None:
     done = outbox("rebuild", *words, home=tmp_path)
     assert (done.returncode, said in done.stderr) == (status, True), done.stderr
+
+
+@pytest.mark.parametrize("source", ["topic", "source"])
+def test_a_table_of_events_is_not_rebuilt(databases: Settings, source: str) -> None:
+    done = outbox("rebuild", "lakehouse", "--from", source, "--yes", home=databases.home, **databases.as_env())
+    assert done.returncode == 1
+    assert "there is nothing to recompute — `outbox rewind lakehouse --to-earliest`" in done.stderr
+    assert Database(databases, "lakehouse").totals() == {}

@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Message, Producer, TopicPartition
@@ -24,7 +23,6 @@ from outbox.maintenance.retention import RetentionResult
 from outbox.relay import connectors
 from outbox.stack.postgres import Postgres
 from tests.support import kept_rows as kept
-from tests.support import suite
 from tests.support.kept_rows import aged, ago, partition, remember
 from tests.support.outbox_rows import insert, row
 from tests.support.topic_reader import relayed, topic_of
@@ -374,22 +372,10 @@ def test_the_event_log_of_a_topic_that_was_created_anew_stays_until_its_sink_has
     assert expire(topic).deleted == {}
 
 
-def capturing(folder: Path) -> None:
-    """Write the connectors' files of a project that captures the table `stock` too."""
-    relay = json.loads((suite.DOMAIN / "connect" / "outbox.json").read_text())
-    name = "${settings:connector}_captured"
-    capture = {**relay, "slot.name": name, "topic.prefix": name, "offsets.storage.topic": f"{name}.offsets"}
-    capture |= {"publication.name": name, "table.include.list": "public.stock"}
-    for kind, config in (("outbox", relay), ("captured", capture)):
-        (folder / f"{kind}.json").write_text(json.dumps(config))
-
-
 @pytest.fixture
-def captured(topic: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+def captured(topic: Settings) -> Iterator[Settings]:
     """A captured table's slot and its empty topic, which a sink reads."""
-    capturing(tmp_path)
-    monkeypatch.setattr(connectors, "folder", lambda: tmp_path)
-    connector = connectors.load(topic, "captured")
+    connector = connectors.load(topic, "changes")
     specs = connectors.topic_specs(topic, connector)
     topics.create(topic, specs)
     kept.stand(topic, "changes", connector.topic, topics.describe(topic, connector.topic).id)
@@ -403,7 +389,7 @@ def captured(topic: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def change(settings: Settings, *lsns: int) -> None:
     """Changes at these positions on the topic."""
     producer = Producer(client_config(settings))
-    name = connectors.load(settings, "captured").topic
+    name = connectors.load(settings, "changes").topic
     for lsn in lsns:
         producer.produce(name, json.dumps({"op": "u", "source": {"lsn": lsn}}), partition=0)
     producer.produce(name, b"no change", partition=0)
@@ -424,7 +410,7 @@ def test_a_change_goes_when_neither_log_nor_topic_can_bring_it(captured: Setting
     apply_changes(captured, 100, 200, 300)
     change(captured, 200, 100, 300)
     assert expire(captured).deleted == {}, "the topic has it, if not at its begin"
-    delete_records(captured, connectors.load(captured, "captured").topic, before=2)
+    delete_records(captured, connectors.load(captured, "changes").topic, before=2)
     reads.clear()
     assert expire(captured).deleted == {"processed_changes": 2}
     assert applied_changes(captured) == [300]
@@ -437,7 +423,7 @@ def test_a_change_that_the_log_may_bring_stays_though_its_slot_has_confirmed_it(
     captured: Settings, postgres: Postgres
 ) -> None:
     """A transaction that is open while others are confirmed has written before them."""
-    name = connectors.load(captured, "captured").name
+    name = connectors.load(captured, "changes").name
     with closing(connect(captured, SourceRole.OWNER)) as long, long.cursor() as cursor:
         cursor.execute(INSERT, [aged(0)])
         cursor.execute("SELECT pg_current_wal_insert_lsn() - '0/0'")
@@ -457,7 +443,7 @@ def test_a_change_that_the_log_may_bring_stays_though_its_slot_has_confirmed_it(
 
 
 def test_without_its_slot_or_behind_an_open_transaction_no_change_goes(captured: Settings) -> None:
-    connector = connectors.load(captured, "captured")
+    connector = connectors.load(captured, "changes")
     apply_changes(captured, 100)
     other = Producer({**client_config(captured), "transactional.id": f"other-{aged(0)}"})
     other.init_transactions(30)

@@ -129,7 +129,7 @@ def death_between_topics() -> None:
 
 def transformed() -> None:
     """The sink `lakehouse` has a transform."""
-    change("lakehouse", transform="tests.sample.lakehouse.transforms:picky")
+    change("lakehouse", transform="tests.transforms:picky")
 
 
 def death_before_a_merge() -> None:

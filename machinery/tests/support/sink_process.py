@@ -109,7 +109,17 @@ def applied_until(topic: Settings, offset: int) -> None:
 
 def catch_up(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
     """Run `outbox sink --until-caught-up` to its end, in the JVM that the runs of a home folder share."""
-    return WarmJvm(settings).run(settings, *sink_arguments(*names), "--until-caught-up")
+    return run_warm(settings, names, *sink_arguments(*names), "--until-caught-up")
+
+
+def run_warm(settings: Settings, names: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `outbox` to its end, the Spark of these sinks in the JVM that the runs share."""
+    return _warm_jvm(settings, names).run(settings, *arguments)
+
+
+def _warm_jvm(settings: Settings, names: Sequence[str]) -> WarmJvm:
+    known = spec.sinks(settings)
+    return WarmJvm(settings, with_jars=any(known[name].job.target.jars for name in names if name in known))
 
 
 def catch_up_alone(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
@@ -120,6 +130,13 @@ def catch_up_alone(settings: Settings, *names: str) -> subprocess.CompletedProce
 def catch_up_faulty_alone(fault: str, settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
     """The same with a fault of `tests.support.faulty_sink`."""
     return _run_faulty(fault, settings, {}, *sink_arguments(*names), "--until-caught-up")
+
+
+def catch_up_faulty(fault: str, settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
+    """The same in the JVM that the runs share."""
+    jvm = _warm_jvm(settings, names)
+    jvm.start()
+    return _run_faulty(fault, settings, jvm.gateway(), *sink_arguments(*names), "--until-caught-up")
 
 
 def run_faulty(fault: str, settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -16,6 +16,8 @@ from outbox.base.wait import wait_for
 from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
+from outbox.relay.connectors import Connector
+from outbox.testing.queries import query
 from tests.shape import SHAPE
 from tests.support.outbox_rows import ids
 
@@ -121,6 +123,22 @@ def relayed(settings: Settings, wanted: Collection[str] | None = None, timeout_s
     """Wait until these events, or all in the outbox table, are on the topics, and return all that is on them."""
     with closing(Log(settings)) as log:
         return log.wait_for(ids(settings) if wanted is None else wanted, timeout_s)
+
+
+def captured(settings: Settings, connector: Connector, table: str) -> list[Record]:
+    """Wait until the newest version of each row of a captured table is on its topic, and return all that is on it.
+
+    The table has the columns ``id`` and ``version``.
+    """
+    versions = dict(query(settings, f"SELECT id::text, version FROM {table}"))
+    with closing(Log(settings, [connector.topic])) as log:
+
+        def all_there() -> bool:
+            rows = [json.loads(record.value)["after"] for record in log.read()]
+            return {row["id"]: row["version"] for row in rows if row} == versions
+
+        wait_for(f"the newest version of each row of {table} on the topic", all_there, timeout_s=60)
+        return log.records
 
 
 def duplicates(records: Sequence[Record]) -> int:

@@ -1,8 +1,9 @@
 """A JVM of Spark that outlives the sinks that run in it. A sink that finds one starts with a third of the work.
 
 `outbox sink` is a Python process and its JVM. Starting the JVM, and its first query, cost far more than the few events
-of a test. Here the product's own session starts a JVM once per home folder. Each `outbox sink` is still a process of
-its own, and its PySpark connects to that JVM: PySpark does so wherever the environment names a gateway.
+of a test. Here the product's own session starts a JVM once per home folder, and another one for sinks whose target
+needs jars. Each `outbox sink` is still a process of its own, and its PySpark connects to that JVM: PySpark does so
+wherever the environment names a gateway.
 
 Runs share the JVM: its heap, class path, log configuration and environment, and all that Spark keeps in static fields.
 The environment has no setting but the home folder. Runs share nothing of Python: arguments, settings, signal handlers
@@ -24,10 +25,13 @@ from pathlib import Path
 
 from outbox.base import log
 from outbox.base.settings import DOTENV, Settings, load
+from outbox.sink import spec
 from outbox.stack.command import SinkCommand
 from outbox.stack.process import Process
 from outbox.testing.command import outbox
 from tests.support.paths import ROOT
+
+WITH_JARS = "--with-jars"
 
 
 class WarmJvm(Process):
@@ -35,14 +39,16 @@ class WarmJvm(Process):
 
     start_timeout_s = 120.0
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__("jvm", settings.home)
+    def __init__(self, settings: Settings, *, with_jars: bool = False) -> None:
+        """``with_jars`` are those of the targets of all sinks."""
+        super().__init__("jvm-with-jars" if with_jars else "jvm", settings.home)
+        self._with_jars = with_jars
         default = type(settings).model_fields["sink_driver_memory"].default
         assert settings.sink_driver_memory == default, "its heap is that of the default setting"
         self._gateway = self.folder / "gateway.json"
 
     def argv(self) -> Sequence[str | Path]:
-        return [sys.executable, "-m", __name__, self._gateway]
+        return [sys.executable, "-m", __name__, self._gateway, *([WITH_JARS] if self._with_jars else [])]
 
     def env(self) -> Mapping[str, str]:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -98,7 +104,7 @@ def is_in_order(log: str) -> bool:
     return any(line.startswith("outbox: ") or '"event": "stopped"' in line for line in log.splitlines())
 
 
-def serve(file: Path) -> None:
+def serve(file: Path, *options: str) -> None:
     """Start a JVM as a sink does, write its gateway into a file, and wait for its end."""
     from pyspark import SparkContext
 
@@ -106,7 +112,7 @@ def serve(file: Path) -> None:
 
     settings = load()
     log.configure(settings)
-    session(settings).stop()
+    session(settings, [one.job.target for one in spec.sinks(settings).values()] if WITH_JARS in options else []).stop()
     gateway = SparkContext._gateway
     assert gateway is not None
     made = file.with_suffix(".new")
@@ -121,4 +127,4 @@ def serve(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]))
+    serve(Path(sys.argv[1]), *sys.argv[2:])

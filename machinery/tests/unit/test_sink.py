@@ -69,7 +69,7 @@ class TestCommand:
         monkeypatch.setenv("COLUMNS", "200")
         shown = " ".join(CliRunner().invoke(sink, ["--help"]).output.split())
         for name, one in spec.sinks(settings.load(environment=False)).items():
-            assert f"{name} {', '.join(one.job.events)}, by strategy {one.strategy.name}" in shown
+            assert f"{name} {', '.join(one.job.events or one.topics)}, by strategy {one.strategy.name}" in shown
 
 
 class TestJobs:

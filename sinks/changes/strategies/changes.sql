@@ -13,16 +13,16 @@
 -- The LSN is no clock. A transaction that is open while a snapshot is taken may have written below the snapshot's LSN, and
 -- its change is newer. The version says which of two states is newer: see projections/balances.sql.
 WITH incoming AS (
-    SELECT DISTINCT ON (table_name, account_id, lsn, op) *
+    SELECT DISTINCT ON (table_name, {key}, lsn, op) *
       FROM batch
-     ORDER BY table_name, account_id, lsn, op, partition, "offset"
+     ORDER BY table_name, {key}, lsn, op, partition, "offset"
 ), unseen AS (
     INSERT INTO processed_changes (sink, table_name, pk, lsn, op)
-    SELECT %(sink)s, table_name, account_id::text, lsn, op FROM incoming
+    SELECT %(sink)s, table_name, {key}::text, lsn, op FROM incoming
     ON CONFLICT DO NOTHING
     RETURNING table_name, pk, lsn, op
 )
 INSERT INTO new_events
 SELECT incoming.*
   FROM incoming JOIN unseen USING (table_name, lsn, op)
- WHERE unseen.pk = incoming.account_id::text;
+ WHERE unseen.pk = incoming.{key}::text;

@@ -1,213 +1,37 @@
-"""The second connector and its sink, beside the outbox's: made, killed, forgotten, made again."""
+"""The ledger's sink `changes` and its connector, from the service to the balances."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import closing
-from random import Random
-from typing import Any
 
 import pytest
-from confluent_kafka import Producer
-from flask import Flask
-from outbox.audit import check
-from outbox.audit.doctor import examine
-from outbox.base.settings import Settings, SourceRole
-from outbox.base.wait import wait_for
-from outbox.kafka.clients import client_config
-from outbox.relay import apply as relay
-from outbox.relay import connectors, slot
-from outbox.relay.connectors import Connector
-from outbox.sink.repair import rewind
-from outbox.stack.postgres import Postgres
-from outbox.testing.command import outbox
-from outbox.testing.queries import query
-from outbox.testing.seeds import chosen_seed
+from outbox import Settings
+from outbox.testing import SinkRole, query, run, wait_for
 
-from service.app import create_app
 from tests.ledger import Client
-from tests.support.sink_driver import Database
-from tests.support.sink_process import catch_up, logged, reported_failure
-from tests.support.topic_reader import Log, Record
 
-NAMES = ("source_db_name", "sink_db_name", "topic_prefix", "connector")
+SINK = "changes"
 
 
 @pytest.fixture
-def changes(chain: Settings) -> Iterator[Connector]:
-    """The connector, which a test makes itself; it is removed in the end."""
-    connector = connectors.load(chain, "changes")
-    yield connector
-    relay.remove(chain, connector, drop_slot=True)
+def captured(chain: Settings) -> Iterator[Settings]:
+    """A chain beside which a test may start the connector of the captured table; it is removed in the end."""
+    yield chain
+    run(chain, "connect", "remove", SINK, "--drop-slot", "--yes")
 
 
-@pytest.fixture
-def service(chain: Settings) -> Client:
-    app: Flask = create_app(chain.model_copy(update={"service_threads": 8}))
-    return Client(app, chain)
+def balances(settings: Settings) -> dict[str, int]:
+    """What the sink holds when it has read what is on its topic."""
+    run(settings, "sink", SINK, "--until-caught-up")
+    rows = query(settings, f"SELECT key, total FROM sink_totals WHERE sink = '{SINK}'", SinkRole.AUDITOR)
+    return {str(key): int(total) for key, total in rows}
 
 
-class Bank:
-    """Accounts of the service, with money that moves between them."""
-
-    def __init__(self, client: Client, seed: int) -> None:
-        self._client = client
-        self._random = Random(seed)  # noqa: S311
-        self._accounts = [client.open() for _ in range(6)]
-        for account in self._accounts:
-            client.fund(account, 1_000_000)
-
-    def transfers(self, count: int) -> None:
-        for _ in range(count):
-            source, target = self._random.sample(self._accounts, 2)
-            assert self._client.transfer(source, target, self._random.randint(1, 1000)).status_code == 201
-
-
-def on_topic(settings: Settings, connector: Connector) -> list[Record]:
-    with closing(Log(settings, [connector.topic])) as log:
-        return log.read()
-
-
-def identities(records: list[Record]) -> list[tuple[Any, ...]]:
-    """By what the sink knows each of them."""
-    values = [json.loads(record.value) for record in records]
-    return [(record.key, value["source"]["lsn"], value["op"]) for record, value in zip(records, values, strict=True)]
-
-
-def arrived(settings: Settings, connector: Connector) -> list[Record]:
-    """Wait until the newest version of each account is on the topic, and return all of it."""
-    wanted = dict(query(settings, "SELECT id::text, version FROM accounts"))
-    with closing(Log(settings, [connector.topic])) as log:
-
-        def all_there() -> bool:
-            rows = [json.loads(record.value)["after"] for record in log.read()]
-            newest = {row["id"]: row["version"] for row in rows if row}
-            return newest == wanted
-
-        wait_for("every account's newest version on the topic", all_there, timeout_s=60)
-        return log.records
-
-
-def may_read(settings: Settings) -> bool:
-    ((granted,),) = query(
-        settings, f"SELECT has_table_privilege('{settings.role_name(SourceRole.CDC)}', 'accounts', 'SELECT')"
-    )
-    return bool(granted)
-
-
-def test_the_whole_way_beside_the_outbox(chain: Settings, changes: Connector, service: Client) -> None:
-    """Both connectors relay and both sinks apply, side by side; and what is made for the second can be taken back."""
-    env = {f"OUTBOX_{name.upper()}": str(getattr(chain, name)) for name in NAMES}
-
-    def run(*arguments: str) -> Any:
-        return outbox("connect", *arguments, home=chain.home, **env)
-
-    bank = Bank(service, chosen_seed())
-    bank.transfers(10)  # they come by the snapshot
-    assert "`outbox connect apply` creates" in reported_failure(catch_up(chain, "changes"))
-    assert run("status", "changes").stderr.endswith("does not run — `outbox connect apply changes`\n")
-    assert run("apply", "changes").stdout.startswith(f"connector {changes.name}: created, exactly-once")
-    bank.transfers(10)
-    told_of = {value["op"] for value in (json.loads(record.value) for record in arrived(chain, changes))}
-    assert told_of == {"r", "u"}
-    assert relay.apply(chain, changes) == "unchanged"
-    assert relay.apply(chain) == "unchanged"
-
-    done = catch_up(chain, "balances", "changes")
-    assert done.returncode == 0, done.stderr
-    report = check.check_settled(chain, timeout_s=60)
-    found = [(sink.name, sink.drift, sink.in_flight) for sink in report.sinks]
-    assert sorted(found) == [("balances", {}, 0), ("changes", {}, 0)]
-    assert report.findings == []
-    balances, of_changes = Database(chain, "balances").totals(), Database(chain, "changes").totals()
-    assert balances == of_changes
-    assert len(balances) == 12
-
-    # Read again from the beginning: each is known.
-    assert rewind.rewind(chain, "changes", rewind.to_earliest(chain, "changes")) == 1
-    bank.transfers(5)
-    arrived(chain, changes)
-    again = catch_up(chain, "changes")
-    assert again.returncode == 0, again.stderr
-    assert sum(int(str(line["duplicates"])) for line in logged(again, "applied")) >= 12
-    assert check.check(chain).sink("changes").drift == {}
-
-    # A sink that is not up to date is behind, and not wrong.
-    bank.transfers(5)
-    report = check.check(chain)
-    assert (report.sink("changes").in_flight, report.sink("changes").drift) == (10, {})
-
-    findings = {(finding.hop, finding.message) for finding in examine(chain) if not finding.is_ok}
-    assert {hop for hop, _ in findings} == {"sinks"}, "both sinks have ended"
-    assert any(text.startswith("sink changes is not running; it is ") for _, text in findings)
-
-    assert run("remove", "changes", "--yes").returncode == 0
-    wait_for("doctor to see that nobody reads the slot", lambda: _unread(chain, changes), timeout_s=30)
-    assert may_read(chain), "its place is kept"
-    assert run("remove", "changes", "--yes", "--drop-slot").stdout == f"connector {changes.name}: was not there\n"
-    assert slot.read(chain, changes) is None
-    assert query(chain, "SELECT pubname FROM pg_publication") == [("outbox",)]
-    assert not may_read(chain)
-    assert relay.status(chain).is_running, "the other one goes on"
-
-
-def _unread(settings: Settings, connector: Connector) -> bool:
-    return any(f"nobody reads slot {connector.name}" in finding.message for finding in examine(settings))
-
-
-def test_what_comes_twice_and_what_is_forgotten(
-    chain: Settings, changes: Connector, service: Client, postgres: Postgres
-) -> None:
-    """A slot that somebody else has read is refused; the way out is a snapshot, which brings rows that are known."""
-    bank = Bank(service, chosen_seed())
-    relay.apply(chain, changes)
-    bank.transfers(10)
-    arrived(chain, changes)
-    assert catch_up(chain, "changes").returncode == 0
-
-    relay.remove(chain, changes)
-    bank.transfers(10)
-    wait_for("the slot to be let go of", lambda: not _active(chain, changes), timeout_s=30)
-    move = f"SELECT pg_replication_slot_advance('{changes.name}', pg_current_wal_insert_lsn())"
-    postgres.psql(move, chain.source_db_name)
-    refused = outbox(
-        "connect",
-        "apply",
-        "changes",
-        home=chain.home,
-        **{f"OUTBOX_{name.upper()}": str(getattr(chain, name)) for name in NAMES},
-    )
-    assert refused.returncode == 1
-    assert f"slot {changes.name} is at" in refused.stderr
-    assert "`outbox connect remove changes --drop-slot`, then `outbox connect apply changes`" in refused.stderr
-    assert check.check(chain).sink("changes").in_flight == 20, "in no slot, and never to come as they were"
-
-    # A snapshot brings the state of all, and while it is taken the ledger goes on.
-    relay.remove(chain, changes, drop_slot=True)
-    before = len(on_topic(chain, changes))
-    relay.apply(chain, changes)
-    bank.transfers(10)
-    records = arrived(chain, changes)
-    assert sum(json.loads(record.value)["op"] == "r" for record in records[before:]) > 0
-    assert len(set(identities(records))) == len(records), "a snapshot's rows are new, though their state may be known"
-    assert catch_up(chain, "changes").returncode == 0
-    report = check.check_settled(chain, timeout_s=60)
-    assert report.sink("changes").drift == {}
-
-    # The same changes under the same LSN at other offsets: what a worker does that is killed without exactly-once.
-    producer = Producer(client_config(chain))
-    for record in records:
-        producer.produce(changes.topic, record.value.encode(), record.key.encode(), partition=record.partition)
-    assert producer.flush(30) == 0
-    records = on_topic(chain, changes)
-    assert len(records) - len(set(identities(records))) == len(records) / 2, "all of them twice on the topic"
-    again = catch_up(chain, "changes")
-    assert again.returncode == 0, again.stderr
-    assert sum(int(str(line["applied"])) for line in logged(again, "applied")) == 0
-    assert check.check(chain).findings == []
-
-
-def _active(settings: Settings, connector: Connector) -> bool:
-    found = slot.read(settings, connector)
-    return found is not None and found.active_pid is not None
+def test_each_account_has_the_balance_of_its_newest_change(captured: Settings, client: Client) -> None:
+    one, other = client.open(), client.open()
+    bank = client.fund(one, 500)  # it comes by the snapshot
+    run(captured, "connect", "apply", SINK)
+    for amount in (3, 20, 100):
+        assert client.transfer(one, other, amount).status_code == 201
+    due = {bank: -500, one: 500 - 123, other: 123}
+    wait_for("the balances of the newest changes", lambda: balances(captured) == due, timeout_s=120)

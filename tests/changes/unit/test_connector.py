@@ -17,10 +17,6 @@ def settings(tmp_path: Path) -> Settings:
     return load(tmp_path, environment=False, connector="mine", topic_prefix="mine.of")
 
 
-def test_the_outbox_comes_first_and_each_file_is_a_connector() -> None:
-    assert connectors.kinds() == ["outbox", "changes"]
-
-
 def test_no_two_share_what_must_be_their_own(settings: Settings) -> None:
     configs = [connectors.load(settings, kind).config for kind in connectors.kinds()]
     for name in OWN:
@@ -35,20 +31,3 @@ def test_they_differ_in_nothing_that_makes_the_relay_lose_or_repeat(settings: Se
         for one in (connectors.load(settings, kind) for kind in connectors.kinds())
     ]
     assert left[0] == left[1]
-
-
-def test_topics_and_tables(settings: Settings) -> None:
-    outbox, changes = (connectors.load(settings, kind) for kind in connectors.kinds())
-    assert (set(outbox.topics), outbox.is_outbox) == ({"mine.of.account", "mine.of.balance"}, True)
-    assert outbox.table == ("public", "outbox")
-    assert (changes.topic, changes.table) == ("mine_changes.public.accounts", ("public", "accounts"))
-    assert (outbox.command("apply"), changes.command("apply")) == (
-        "outbox connect apply",
-        "outbox connect apply changes",
-    )
-
-
-def test_its_topics_and_none_for_markers(settings: Settings) -> None:
-    changes = connectors.load(settings, "changes")
-    names = [spec.name for spec in connectors.topic_specs(settings, changes)]
-    assert names == [changes.topic, "mine_changes.offsets"]

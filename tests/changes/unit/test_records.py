@@ -2,14 +2,115 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import uuid
+from dataclasses import dataclass, replace
+from typing import Any
+
 import pytest
 from outbox.events.schema import Rejection
 from outbox.sink.records import DecodedEvent, Record, Skipped
 
 from sinks.changes.records import CHANGE, ChangeDecoder
-from tests.changes.change_log import CASES, DELETED, UPDATED
 
 DECODER = ChangeDecoder()
+
+
+def nth_key(number: int) -> str:
+    """The n-th account."""
+    return str(uuid.UUID(int=number))
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a row; of a deletion the state is not told."""
+
+    account_id: str
+    op: str
+    lsn: int
+    balance_minor: int | None = None
+    version: int | None = None
+    currency: str | None = "EUR"
+    table_name: str = "accounts"
+
+    @property
+    def event_id(self) -> str:
+        """The id that the sink gives it."""
+        text = f"{self.table_name}|{self.account_id}|{self.lsn}|{self.op}|"
+        return str(uuid.UUID(hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()))
+
+    def record(self, **changes: Any) -> tuple[bytes, bytes]:
+        """Key and value as Debezium writes them; of a deletion it makes up what the log does not have.
+
+        ``changes`` are columns of the row to be other than they should be.
+        """
+        row: dict[str, Any] = {
+            "id": self.account_id,
+            "kind": "user",
+            "currency": self.currency,
+            "created_at": "2026-11-21T05:00:00Z",
+        }
+        row |= {"label": "rent", "status": "open", "account_version": 1}
+        state = {**row, "balance_minor": self.balance_minor, "version": self.version, **changes}
+        made_up = {"id": self.account_id, "kind": "", "currency": "", "balance_minor": 0, "version": 0}
+        envelope = {
+            "before": made_up if self.op == "d" else None,
+            "after": None if self.op == "d" else state,
+            "source": {"schema": "public", "table": self.table_name, "lsn": self.lsn, "snapshot": "false"},
+            "op": self.op,
+            "ts_ms": 1_795_273_008_225,
+        }
+        return json.dumps({"id": self.account_id}).encode(), json.dumps(envelope).encode()
+
+
+UPDATED = Change(nth_key(7), "u", 4096, balance_minor=-(2**63), version=2**63 - 1)
+DELETED = Change(nth_key(7), "d", 4104, currency=None)
+
+
+def _with(change: Change, old: str, new: str, key: bytes | None = None) -> tuple[bytes, bytes]:
+    """Its record, one thing in the value's text replaced, or another key."""
+    own_key, value = change.record()
+    assert old.encode() in value
+    return own_key if key is None else key, value.replace(old.encode(), new.encode())
+
+
+# Records by what is the matter, and the fault that is found; None if nothing is.
+CASES: dict[str, tuple[tuple[bytes | None, bytes | None], str | None]] = {
+    "an update": (UPDATED.record(), None),
+    "a deletion": (DELETED.record(), None),
+    "a row of a snapshot": (replace(UPDATED, op="r").record(), None),
+    "a new row": (replace(UPDATED, op="c", version=0).record(), None),
+    "a column that came later": (UPDATED.record(nickname="é"), None),
+    "a tombstone": ((UPDATED.record()[0], None), "no value"),
+    "no JSON": ((UPDATED.record()[0], b"{"), "not JSON"),
+    "something behind it": (_with(UPDATED, '"ts_ms": 1795273008225}', '"ts_ms": 1} {}'), "not JSON"),
+    "no text": ((UPDATED.record()[0], b"\xff"), "not UTF-8"),
+    "no object": ((UPDATED.record()[0], b"[]"), "schema violation"),
+    "no op": (_with(UPDATED, '"op"', '"o"'), "schema violation"),
+    "another op": (replace(UPDATED, op="t").record(), "schema violation"),
+    "another table": (replace(UPDATED, table_name="transfers").record(), "schema violation"),
+    "no lsn": (_with(UPDATED, '"lsn"', '"l"'), "schema violation"),
+    "an lsn as text": (_with(UPDATED, "4096", '"4096"'), "schema violation"),
+    "a negative lsn": (replace(UPDATED, lsn=-1).record(), "schema violation"),
+    "an lsn beyond 64 bits": (replace(UPDATED, lsn=2**63).record(), "schema violation"),
+    "no row": (_with(UPDATED, '"after"', '"later"'), "schema violation"),
+    "no version": (_with(UPDATED, '"version"', '"v"'), "schema violation"),
+    "a version that is null": (UPDATED.record(version=None), "schema violation"),
+    "a negative version": (UPDATED.record(version=-1), "schema violation"),
+    "a version as text": (UPDATED.record(version="1"), "schema violation"),
+    "a balance beyond 64 bits": (UPDATED.record(balance_minor=2**63), "schema violation"),
+    "a balance with a fraction": (UPDATED.record(balance_minor=0.5), "schema violation"),
+    "no currency": (UPDATED.record(currency=None), "schema violation"),
+    "a currency as a number": (UPDATED.record(currency=123), "schema violation"),
+    "a currency and a line end": (UPDATED.record(currency="EUR\n"), "schema violation"),
+    "an id that is none": (UPDATED.record(id="7"), "schema violation"),
+    "a deletion of nothing": (_with(DELETED, '"before"', '"b"'), "schema violation"),
+    "another key": (_with(UPDATED, '"op"', '"op"', Change(nth_key(8), "u", 1).record()[0]), "key mismatch"),
+    "a key that is no JSON": ((nth_key(7).encode(), UPDATED.record()[1]), "key mismatch"),
+    "a key and more": ((UPDATED.record()[0] + b"{}", UPDATED.record()[1]), "key mismatch"),
+    "no key": ((None, UPDATED.record()[1]), "key mismatch"),
+}
 
 
 def decoded(key: bytes | None, value: bytes | None) -> DecodedEvent | Rejection | Skipped:

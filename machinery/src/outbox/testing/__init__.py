@@ -1,6 +1,7 @@
 """The public API for a project's tests (docs/reference.md). It needs pytest and hypothesis: the extra `testing`."""
 
 from outbox.base.settings import SinkRole, SourceRole
+from outbox.base.wait import wait_for
 from outbox.testing.client import ServiceClient
 from outbox.testing.command import run
 from outbox.testing.queries import query
@@ -19,4 +20,5 @@ __all__ = [
     "query",
     "run",
     "seeded",
+    "wait_for",
 ]

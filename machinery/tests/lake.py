@@ -1,4 +1,4 @@
-"""What the folders of the sink `lakehouse` hold, and a ledger that has written some events."""
+"""What the folders of the sink `lakehouse` hold, and a source that has written some events."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from contextlib import closing
 from pathlib import Path
 
 from deltalake import DeltaTable
+
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
 from outbox.sink.lakehouse import table
-
+from tests.shape import SHAPE
 from tests.support.made_events import Event
 
 NAME = "lakehouse"
@@ -33,17 +34,16 @@ def staged_files(settings: Settings) -> list[str]:
     return sorted(str(file.relative_to(staging)) for file in staging.rglob("*.parquet"))
 
 
-def write_ledger(settings: Settings, some: Sequence[Event]) -> None:
-    """Make the ledger one that has written these events."""
+def write_source(settings: Settings, some: Sequence[Event]) -> None:
+    """Make the source one that has written these events."""
     with closing(connect(settings, SourceRole.OWNER)) as connection, connection, connection.cursor() as cursor:
         for event in some:
             cursor.execute(
-                "INSERT INTO accounts (id, kind, currency, balance_minor, version) VALUES (%s, 'system', 'EUR', %s, %s)"
-                " ON CONFLICT (id) DO UPDATE SET balance_minor = accounts.balance_minor + excluded.balance_minor,"
-                " version = excluded.version",
-                [event.key, event.quantity, event.version],
+                "INSERT INTO items (id, unit, stock, version) VALUES (%s, %s, %s, %s)"
+                " ON CONFLICT (id) DO UPDATE SET stock = items.stock + excluded.stock, version = excluded.version",
+                [event.key, event.unit, event.quantity, event.version],
             )
             cursor.execute(
-                "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES (%s, 'balance', %s, %s, %s)",
-                [event.event_id, event.key, event.type, json.dumps(event.payload())],
+                "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES (%s, %s, %s, %s, %s)",
+                [event.event_id, SHAPE.aggregatetype, event.key, event.type, json.dumps(event.payload())],
             )

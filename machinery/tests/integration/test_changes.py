@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from psycopg2 import extensions
+
 from outbox.audit import declared as declarations
 from outbox.audit import sinks, source
 from outbox.audit.comparison import compare_states
@@ -33,15 +35,14 @@ from outbox.sink.repair.selection import Chosen, Selection
 from outbox.sink.writer import Counts
 from outbox.stack.postgres import Postgres
 from outbox.testing.queries import query
-from psycopg2 import extensions
-
-from tests.changes.change_log import (
+from tests.change_log import (
+    NAME,
     PROJECTION,
-    STRATEGY,
+    SPEC,
     TOPIC,
     TOPIC_ID,
     Change,
-    Ledger,
+    Items,
     batch,
     open_sink,
     under_another_lsn,
@@ -57,49 +58,49 @@ GUARD = "\n WHERE excluded.version > stored.version"
 
 @pytest.fixture
 def database(databases: Settings) -> Database:
-    return Database(databases, "changes")
+    return Database(databases, NAME)
 
 
 def test_a_large_batch_is_staged(databases: Settings, database: Database) -> None:
     """Ids of changes are hashes: one in ten is no time that a calendar has."""
-    ledger = Ledger()
+    items = Items()
     for _ in range(200):
-        ledger.open()
-    read = [Record(key, [], value, NOW_MS) for key, value in (change.record() for change in ledger.log)]
+        items.add()
+    read = [Record(key, [], value, NOW_MS) for key, value in (change.record() for change in items.log)]
     with open_sink(databases) as sink:
         assert sink.staging is not None
         task = sink.staging.copier(databases.dsn(SinkRole.WRITER), TOPIC)
         done = task(1, [as_read(*read, partition=0)])
-        assert sink.apply(replace(batch(ledger.log), rows=batch([]).rows, staged=done)).applied == len(read)
+        assert sink.apply(replace(batch(items.log), rows=batch([]).rows, staged=done)).applied == len(read)
         sink.close()
-    assert database.totals() == ledger.balances()
+    assert database.totals() == items.totals()
 
 
 # However they are delivered ---------------------------------------------------------------------------------------
 
-ACTS = ("transfer", "transfer", "transfer", "open", "rename", "rename back", "snapshot", "snapshot in between")
+ACTS = ("move", "move", "move", "add", "rename", "rename back", "snapshot", "snapshot in between")
 acts = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 99)), max_size=24)
 
 
-def act(ledger: Ledger, name: str, number: int, renamed: list[str]) -> None:
-    """Let something happen to a ledger, to one of its accounts if there are any."""
-    chosen = [*ledger.rows][number % len(ledger.rows)] if ledger.rows else ""
-    gone = [key for key in renamed if key not in ledger.rows]
+def act(items: Items, name: str, number: int, renamed: list[str]) -> None:
+    """Let something happen to a table, to one of its items if there are any."""
+    chosen = [*items.rows][number % len(items.rows)] if items.rows else ""
+    gone = [key for key in renamed if key not in items.rows]
     match name:
         case "snapshot":
-            ledger.snapshot()
-        case _ if name == "open" or not chosen:
-            ledger.open()
-        case "transfer":
-            ledger.transfer(chosen)
+            items.snapshot()
+        case _ if name == "add" or not chosen:
+            items.add()
+        case "move":
+            items.move(chosen)
         case "rename":
             renamed.append(chosen)
-            ledger.rename(chosen)
+            items.rename(chosen)
         case "rename back":
             renamed.append(chosen)
-            ledger.rename(chosen, gone[number % len(gone)] if gone else None)
+            items.rename(chosen, gone[number % len(gone)] if gone else None)
         case "snapshot in between":
-            ledger.snapshot(meanwhile=chosen)
+            items.snapshot(meanwhile=chosen)
 
 
 class Delivery:
@@ -109,9 +110,9 @@ class Delivery:
     other keys first; older states under another LSN, at any place; and the same offsets read again.
     """
 
-    def __init__(self, sink: PostgresWriter, ledger: Ledger, random: Random) -> None:
+    def __init__(self, sink: PostgresWriter, items: Items, random: Random) -> None:
         self._sink = sink
-        self._log = ledger.log
+        self._log = items.log
         self._random = random
         self._position = sink.positions(TOPIC, TOPIC_ID).get(0, 0)
         self.sent = 0
@@ -134,14 +135,14 @@ class Delivery:
     def _shuffled(self, changes: Sequence[Change]) -> list[Change]:
         of_key = defaultdict(list)
         for change in changes:
-            of_key[change.account_id].append(change)
-        keys = [change.account_id for change in changes]
+            of_key[change.item_id].append(change)
+        keys = [change.item_id for change in changes]
         self._random.shuffle(keys)
         return [of_key[key].pop(0) for key in keys]
 
 
 class Run:
-    """One sink, for one example after the other; each has accounts of its own."""
+    """One sink, for one example after the other; each has items of its own."""
 
     def __init__(self, sink: PostgresWriter, database: Database) -> None:
         self.sink = sink
@@ -165,29 +166,27 @@ def run(databases: Settings, database: Database) -> Iterator[Run]:
     ),
     st.integers(0, 2**32),
 )
-@example(
-    [("open", 0), ("rename", 0), ("rename back", 0), ("transfer", 0)], [(6, 0, 0, 0, False), (0, 6, 0, 0, False)], 0
-)
-def test_the_balances_are_those_of_the_log_however_it_is_delivered(
+@example([("add", 0), ("rename", 0), ("rename back", 0), ("move", 0)], [(6, 0, 0, 0, False), (0, 6, 0, 0, False)], 0)
+def test_the_totals_are_those_of_the_log_however_it_is_delivered(
     run: Run, history: list[tuple[str, int]], batches: list[tuple[int, int, int, int, bool]], seed: int
 ) -> None:
     run.examples += 1
-    ledger, renamed = Ledger(run.examples << 8), list[str]()
+    items, renamed = Items(run.examples << 8), list[str]()
     for name, number in history:
-        act(ledger, name, number, renamed)
-    delivery = Delivery(run.sink, ledger, Random(seed))  # noqa: S311
-    for each in [*batches, (len(ledger.log), 3, 1, 3, True)]:
+        act(items, name, number, renamed)
+    delivery = Delivery(run.sink, items, Random(seed))  # noqa: S311
+    for each in [*batches, (len(items.log), 3, 1, 3, True)]:
         delivery.next(*each)
-        ours, found = ledger.balances(delivery.sent), run.database.totals()
+        ours, found = items.totals(delivery.sent), run.database.totals()
         assert {key: found.get(key) for key in ours} == ours
 
 
 # What each part is for --------------------------------------------------------------------------------------------
 
 
-def balances_after(settings: Settings, name: str, batches: Sequence[Sequence[Change]], **parts: str) -> dict[str, int]:
-    """The balances of a sink of another name, with other SQL if given, after these batches."""
-    one = replace(STRATEGY, name=name, select=parts.get("sql", STRATEGY.select))
+def totals_after(settings: Settings, name: str, batches: Sequence[Sequence[Change]], **parts: str) -> dict[str, int]:
+    """The totals of a sink of another name, with other SQL if given, after these batches."""
+    one = replace(SPEC.strategy, name=name, select=parts.get("sql", SPEC.strategy.select))
     with open_sink(settings, one, parts.get("projection")) as sink:
         start = 0
         for changes in batches:
@@ -197,49 +196,49 @@ def balances_after(settings: Settings, name: str, batches: Sequence[Sequence[Cha
 
 
 def test_without_the_guard_on_the_version_an_older_state_that_comes_late_wins(databases: Settings) -> None:
-    ledger = Ledger()
-    one = ledger.open()
-    ledger.transfer(one)
-    ledger.transfer(one)
-    batches = [ledger.log, [under_another_lsn(ledger.log[1], 5)]]
+    items = Items()
+    one = items.add()
+    items.move(one)
+    items.move(one)
+    batches = [items.log, [under_another_lsn(items.log[1], 5)]]
     unguarded = PROJECTION.read_text().replace(GUARD, "")
     assert unguarded != PROJECTION.read_text()
-    assert balances_after(databases, "guarded", batches) == ledger.balances()
-    assert balances_after(databases, "unguarded", batches, projection=unguarded) == {one: 5}
+    assert totals_after(databases, "guarded", batches) == items.totals()
+    assert totals_after(databases, "unguarded", batches, projection=unguarded) == {one: 5}
 
 
 def test_a_guard_on_the_lsn_would_let_go_of_what_was_written_while_a_snapshot_was_taken(databases: Settings) -> None:
     """The version is not the obvious choice: why not the LSN, which every change has?"""
-    ledger = Ledger()
-    one = ledger.open()
-    ledger.snapshot(meanwhile=one)
-    came, seen, late = ledger.log
+    items = Items()
+    one = items.add()
+    items.snapshot(meanwhile=one)
+    came, seen, late = items.log
     assert (seen.op, late.op, late.lsn < seen.lsn) == ("r", "u", True)
     by_lsn = PROJECTION.read_text().replace(" END, version, changes", " END, lsn, changes")
     assert by_lsn != PROJECTION.read_text()
     batches = [[came], [seen], [late]]
-    assert balances_after(databases, "by_version", batches) == ledger.balances() == {one: 5}
-    assert balances_after(databases, "by_lsn", batches, projection=by_lsn) == {one: 0}
+    assert totals_after(databases, "by_version", batches) == items.totals() == {one: 5}
+    assert totals_after(databases, "by_lsn", batches, projection=by_lsn) == {one: 0}
 
 
-def test_without_dedup_a_deletion_that_is_sent_again_empties_an_account_that_was_made_again(
+def test_without_dedup_a_deletion_that_is_sent_again_empties_an_item_that_was_made_again(
     databases: Settings,
 ) -> None:
     """The guard alone does not do: a deletion has no version."""
-    ledger = Ledger()
-    one = ledger.open()
-    ledger.transfer(one)
-    ledger.rename(ledger.rename(one), one)
-    batches = [ledger.log, ledger.log]
+    items = Items()
+    one = items.add()
+    items.move(one)
+    items.rename(items.rename(one), one)
+    batches = [items.log, items.log]
     everything_is_new = "INSERT INTO new_events SELECT * FROM batch"
-    assert balances_after(databases, "dedup", batches) == ledger.balances()
-    assert ledger.balances()[one] == 5
-    assert balances_after(databases, "no_dedup", batches, sql=everything_is_new)[one] == 0
+    assert totals_after(databases, "dedup", batches) == items.totals()
+    assert items.totals()[one] == 5
+    assert totals_after(databases, "no_dedup", batches, sql=everything_is_new)[one] == 0
 
 
 def keyed_without(part: str) -> str:
     """The strategy, had its key not this part."""
-    key = {"pk": "account_id::text", "lsn": "lsn", "op": "op"} | {part: "0" if part == "lsn" else "''"}
+    key = {"pk": "item_id::text", "lsn": "lsn", "op": "op"} | {part: "0" if part == "lsn" else "''"}
     return f"""
         WITH came AS (SELECT *, {key["pk"]} AS k_pk, {key["lsn"]}::bigint AS k_lsn, {key["op"]} AS k_op FROM batch),
              unseen AS (
@@ -249,7 +248,7 @@ def keyed_without(part: str) -> str:
         )
         INSERT INTO new_events
         SELECT DISTINCT ON (k_pk, k_lsn, k_op)
-               event_id, partition, "offset", table_name, account_id, came.op, came.lsn, currency, balance_minor,
+               event_id, partition, "offset", table_name, item_id, came.op, came.lsn, unit, stock,
                version
           FROM came JOIN unseen ON (k_pk, k_lsn, k_op) = (unseen.pk, unseen.lsn, unseen.op)
          ORDER BY k_pk, k_lsn, k_op, "offset"
@@ -258,29 +257,29 @@ def keyed_without(part: str) -> str:
 
 @pytest.mark.parametrize("left_out", ["pk", "lsn", "op", "nothing"])
 def test_a_key_without_one_of_its_parts_takes_changes_for_duplicates(databases: Settings, left_out: str) -> None:
-    ledger = Ledger()
-    first, second, third = ledger.open(), ledger.open(), ledger.open()
-    before = len(ledger.log)
-    ledger.snapshot()
-    ledger.transfer(first)  # begins where the snapshot was taken
-    ledger.transfer(second)
-    ledger.transfer(second)
-    batches = [[change] for change in ledger.log[before:]]
-    found = balances_after(databases, left_out, batches, sql=keyed_without(left_out))
-    wrong = [key for key, balance in ledger.balances().items() if found.get(key) != balance]
+    items = Items()
+    first, second, third = items.add(), items.add(), items.add()
+    before = len(items.log)
+    items.snapshot()
+    items.move(first)  # begins where the snapshot was taken
+    items.move(second)
+    items.move(second)
+    batches = [[change] for change in items.log[before:]]
+    found = totals_after(databases, left_out, batches, sql=keyed_without(left_out))
+    wrong = [key for key, total in items.totals().items() if found.get(key) != total]
     assert wrong == {"pk": [third], "lsn": [second], "op": [first], "nothing": []}[left_out]
 
 
 def test_a_change_may_begin_where_a_snapshot_is_taken(databases: Settings, postgres: Postgres) -> None:
     """By a real server: the LSN of a new slot is that of the next change, so the two can be one row's."""
     database = databases.source_db_name
-    query(databases, "INSERT INTO accounts (kind, currency) VALUES ('user', 'EUR')")
-    query(databases, "CREATE PUBLICATION changes FOR TABLE accounts")
+    query(databases, "INSERT INTO items (id, unit, stock, version) VALUES (gen_random_uuid(), 'KGM', 0, 0)")
+    query(databases, "CREATE PUBLICATION changes FOR TABLE items")
     name = f"lsn_{database}"
     try:
         create = f"SELECT lsn - '0/0' FROM pg_create_logical_replication_slot('{name}', 'pgoutput')"
         made = int(postgres.psql(create, database).stdout)
-        query(databases, "UPDATE accounts SET version = version + 1")
+        query(databases, "UPDATE items SET version = version + 1")
         read = (
             f"SELECT lsn - '0/0' FROM pg_logical_slot_get_binary_changes('{name}', NULL, NULL, 'proto_version', '1',"
             " 'publication_names', 'changes') WHERE get_byte(data, 0) = ascii('U')"
@@ -303,7 +302,7 @@ def letter(change: Change, **changes: object) -> DeadRecord:
 
 def open_letters(connection: extensions.connection) -> list[Chosen]:
     with connection, connection.cursor() as cursor:
-        return Selection(sink="changes").choose(cursor)
+        return Selection(sink=NAME).choose(cursor)
 
 
 def replayed(settings: Settings) -> dict[str, Replayed]:
@@ -313,18 +312,18 @@ def replayed(settings: Settings) -> dict[str, Replayed]:
 
 
 def test_a_dead_letter_is_replayed_and_does_not_undo_what_came_since(databases: Settings, database: Database) -> None:
-    ledger = Ledger()
-    one, two = ledger.open(), ledger.open()
-    ledger.transfer(one)
-    ledger.transfer(one)
-    ledger.transfer(two)
-    first, second, old, new, last = ledger.log
+    items = Items()
+    one, two = items.add(), items.add()
+    items.move(one)
+    items.move(one)
+    items.move(two)
+    first, second, old, new, last = items.log
     with open_sink(databases) as sink:
         assert sink.apply(batch([first, second, new], dead=[letter(old), letter(last)])) == Counts(
             rows=3, applied=3, dead=2
         )
-    assert replayed(databases) == {"changes": Replayed(applied=2)}
-    assert database.totals() == ledger.balances()
+    assert replayed(databases) == {NAME: Replayed(applied=2)}
+    assert database.totals() == items.totals()
     assert database.query("SELECT DISTINCT status FROM dead_letters") == [("replayed",)]
     with open_sink(databases) as sink:
         assert sink.apply(batch([old, last], start=5)).applied == 0, "sent again"
@@ -334,12 +333,12 @@ def test_a_letter_that_is_still_wrong_stays_open(databases: Settings, database: 
     change = Change(nth_key(1), "c", 8, 0, 0)
     with open_sink(databases) as sink:
         sink.apply(batch([], dead=[letter(change, version=None)]))
-    assert replayed(databases) == {"changes": Replayed(rejected=1)}
+    assert replayed(databases) == {NAME: Replayed(rejected=1)}
     assert database.dead_letters() == {change.event_id: "schema violation"}
 
 
 def checked(settings: Settings) -> SinkReport:
-    """The sink against the ledger."""
+    """The sink against the source."""
     declared = declarations.load(settings)
     [state] = sinks.read(settings, declared).states
     with source.read(settings, declared) as read:
@@ -349,24 +348,22 @@ def checked(settings: Settings) -> SinkReport:
 def test_check_compares_states_and_tells_what_is_behind_from_what_is_wrong(databases: Settings) -> None:
     query(
         databases,
-        "INSERT INTO accounts (id, kind, currency, balance_minor, version) VALUES"
-        " ('00000000-0000-0000-0000-000000000001', 'user', 'EUR', 30, 3),"
-        " ('00000000-0000-0000-0000-000000000002', 'user', 'EUR', 0, 0)",
+        "INSERT INTO items (id, unit, stock, version) VALUES"
+        " ('00000000-0000-0000-0000-000000000001', 'KGM', 30, 3),"
+        " ('00000000-0000-0000-0000-000000000002', 'KGM', 0, 0)",
     )
     one, two, gone = nth_key(1), nth_key(2), nth_key(3)
     with open_sink(databases) as sink:
         sink.begin_at(TOPIC, TOPIC_ID, {0: 0})
         assert (checked(databases).in_flight, checked(databases).drift) == (4 + 1, {}), "nothing has come yet"
-        sink.apply(
-            batch([Change(one, "r", 8, 10, 1), Change(gone, "r", 8, 7, 1), Change(gone, "d", 16, currency=None)])
-        )
+        sink.apply(batch([Change(one, "r", 8, 10, 1), Change(gone, "r", 8, 7, 1), Change(gone, "d", 16, unit=None)]))
         assert (checked(databases).in_flight, checked(databases).drift) == (2 + 1, {})
         sink.apply(batch([Change(one, "u", 24, 30, 3), Change(two, "r", 8, 0, 0)], start=3))
         assert (checked(databases).in_flight, checked(databases).drift) == (0, {})
-        query(databases, "UPDATE accounts SET balance_minor = 28 WHERE version = 3")
+        query(databases, "UPDATE items SET stock = 28 WHERE version = 3")
         assert checked(databases).drift == {one: 2}, "of one version there is one state"
         sink.apply(batch([Change(gone, "c", 32, 9, 2)], start=5))
-        assert checked(databases).drift == {one: 2, gone: 9}, "the ledger has no such account"
+        assert checked(databases).drift == {one: 2, gone: 9}, "the source has no such item"
         sink.apply(batch([], start=6, dead=[letter(Change(two, "u", 40, 1, 1))]))
         assert checked(databases).parked == 1
 
@@ -376,16 +373,16 @@ def test_check_compares_states_and_tells_what_is_behind_from_what_is_wrong(datab
 
 def may_read(settings: Settings) -> bool:
     ((granted,),) = query(
-        settings, f"SELECT has_table_privilege('{settings.role_name(SourceRole.CDC)}', 'accounts', 'SELECT')"
+        settings, f"SELECT has_table_privilege('{settings.role_name(SourceRole.CDC)}', 'items', 'SELECT')"
     )
     return bool(granted)
 
 
 def test_what_capturing_needs_is_made_on_demand_and_taken_back(databases: Settings) -> None:
     settings = databases.model_copy(update={"connector": f"outbox_{databases.source_db_name}"})
-    changes, other = load(settings, "changes"), load(databases, "changes")
+    changes, other = load(settings, NAME), load(databases, NAME)
     assert not may_read(databases)
-    with pytest.raises(Failure, match=r"has no publication .* of the accounts table — `outbox connect remove changes"):
+    with pytest.raises(Failure, match=r"has no publication .* of the items table — `outbox connect remove changes"):
         slot.require_publication(settings, changes)
     slot.publish(settings, changes)
     slot.publish(settings, changes)
@@ -402,14 +399,14 @@ def test_what_capturing_needs_is_made_on_demand_and_taken_back(databases: Settin
 
 @pytest.mark.parametrize("let", ["insert, update", "insert, delete", "update, delete"])
 def test_a_publication_that_does_not_let_every_change_pass_is_refused(databases: Settings, let: str) -> None:
-    changes = load(databases, "changes")
-    query(databases, f"CREATE PUBLICATION {changes.publication} FOR TABLE accounts WITH (publish = '{let}')")
+    changes = load(databases, NAME)
+    query(databases, f"CREATE PUBLICATION {changes.publication} FOR TABLE items WITH (publish = '{let}')")
     slot.publish(databases, changes)
     with pytest.raises(Failure, match="has no publication"):
         slot.require_publication(databases, changes)
 
 
 def test_without_the_table_there_is_nothing_to_capture(databases: Settings) -> None:
-    query(databases, "DROP VIEW source_totals, source_accounts; DROP TABLE transfers, accounts", SourceRole.OWNER)
-    with pytest.raises(Failure, match=r"refuses the capture of public.accounts"):
-        slot.publish(databases, load(databases, "changes"))
+    query(databases, "DROP VIEW source_totals; DROP TABLE items", SourceRole.OWNER)
+    with pytest.raises(Failure, match=r"refuses the capture of public.items"):
+        slot.publish(databases, load(databases, NAME))

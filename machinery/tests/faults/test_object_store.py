@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from pyarrow import fs
+
 from outbox.audit import check
 from outbox.base.settings import Settings
 from outbox.sink.lakehouse import table
-from pyarrow import fs
-
 from tests.fixtures.object_store import BUCKET, ObjectStore
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up_alone, logged, running, wait_applied

@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 from contextlib import closing
 from dataclasses import dataclass, replace
-from decimal import ROUND_HALF_EVEN, Decimal
+from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
+from structlog.testing import capture_logs
+
 from outbox.audit import check
 from outbox.audit.report import Report
 from outbox.base.database import connect
@@ -27,17 +29,15 @@ from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.writer import Counts
 from outbox.testing.failures import raises
 from outbox.testing.fixtures.spark import leaves_sockets
-from structlog.testing import capture_logs
-
-from tests.lakehouse import transforms
-from tests.lakehouse.lake import NAME, folder, ids, staged_files, write_ledger
-from tests.lakehouse.transforms import FAILS_AT, LEFT_OUT, RATES
+from tests import transforms
+from tests.lake import NAME, folder, ids, staged_files, write_source
+from tests.orders import placed
 from tests.support import transformed
-from tests.support.declared_sinks import record
 from tests.support.made_events import TOPIC, TOPIC_ID, Event, nth_key, traced, uuid7
 from tests.support.sink_driver import Database
-from tests.support.sink_process import Publisher, catch_up_faulty_alone
+from tests.support.sink_process import Publisher, catch_up_faulty, catch_up_faulty_alone
 from tests.support.topic_reader import topic_of
+from tests.transforms import GRAMS, LEFT_OUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,22 +46,25 @@ pytestmark = leaves_sockets
 
 RANDOM = Random(32)  # noqa: S311
 JOB = spec.sinks(load(environment=False))[NAME].job
-FEW, MANY = 40, 450  # that the driver reads itself, and that executors read
+# That the driver reads itself, and that executors read. A search for a failing event takes a query for each half of the
+# few, and a MERGE for each half of the many: so no more than needed.
+FEW, MANY = 12, 120
 SIZES = pytest.mark.parametrize("count", [FEW, MANY], ids=["few", "many"])
 TABLE = """
 CREATE TABLE IF NOT EXISTS events (
     event_id STRING NOT NULL, event_day DATE NOT NULL, partition INT NOT NULL, offset BIGINT NOT NULL,
-    event_type STRING NOT NULL, account_id STRING NOT NULL, currency STRING NOT NULL, amount BIGINT NOT NULL,
-    version BIGINT NOT NULL, occurred_at TIMESTAMP NOT NULL, euro_cents DECIMAL(38, 2) NOT NULL
+    event_type STRING NOT NULL, item_id STRING NOT NULL, unit STRING NOT NULL, quantity BIGINT NOT NULL,
+    version BIGINT NOT NULL, occurred_at TIMESTAMP NOT NULL, kilograms DECIMAL(38, 3) NOT NULL
 ) USING delta PARTITIONED BY (event_day) LOCATION %(location)s
 """
 OF_TWO_TOPICS = """
 CREATE TABLE IF NOT EXISTS events (
     event_id STRING NOT NULL, event_day DATE NOT NULL, partition INT NOT NULL, offset BIGINT NOT NULL,
-    event_type STRING NOT NULL, account_id STRING NOT NULL, amount BIGINT, label STRING
+    event_type STRING NOT NULL, item_id STRING NOT NULL, quantity BIGINT, order_id STRING
 ) USING delta PARTITIONED BY (event_day) LOCATION %(location)s
 """
-TOTALS = "SELECT account_id AS key, sum(amount) AS total, 0 AS version FROM events GROUP BY account_id"
+TOTALS = "SELECT item_id AS key, sum(quantity) AS total, 0 AS version FROM events GROUP BY item_id"
+FAILS_AT = 13  # a quantity
 
 
 @dataclass
@@ -104,17 +107,17 @@ class Sink:
 
 
 @pytest.fixture
-def sink(topic: Settings, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
-    """A sink with the table of the sample."""
+def sink(topic: Settings, lakehouse_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
+    """A sink with the table of the domain."""
     monkeypatch.setattr(reader, "TASK_MIN_RECORDS", 100)  # so that a part has two tasks
     lake = topic.model_copy(update={"sink_lakehouse": f"file://{tmp_path}/lake"})
-    return Sink(lake, spark, "picky")
+    return Sink(lake, lakehouse_spark, "picky")
 
 
 @pytest.fixture
-def euros(sink: Sink, tmp_path: Path) -> Sink:
+def weights(sink: Sink, tmp_path: Path) -> Sink:
     """A sink whose table has other columns than its events."""
-    sink.transform, sink.job = "in_euros", replace(JOB, target=target(tmp_path, TABLE))
+    sink.transform, sink.job = "in_kilograms", replace(JOB, target=target(tmp_path, TABLE))
     return sink
 
 
@@ -125,17 +128,17 @@ def target(tmp_path: Path, table: str) -> LakehouseTarget:
     return LakehouseTarget(schema, totals)
 
 
-def of_currencies(publisher: Publisher, count: int) -> list[Event]:
-    """Events of both types in three currencies, one of which has no rate."""
-    currencies = [*RATES, "JPY"]
+def of_units(publisher: Publisher, count: int) -> list[Event]:
+    """Events of both types in three units, one of which is no weight."""
+    units = [*GRAMS, "LTR"]
     return [
-        replace(event, unit=currencies[number % 3], quantity=event.quantity * (1 if number % 2 else -1))
+        replace(event, unit=units[number % 3], quantity=event.quantity * (1 if number % 2 else -1))
         for number, event in enumerate(publisher.events(count))
     ]
 
 
-def euro_cents(event: Event) -> Decimal:
-    return (event.quantity * Decimal(RATES[event.unit])).quantize(Decimal("0.01"), ROUND_HALF_EVEN)
+def kilograms(event: Event) -> Decimal:
+    return event.quantity * GRAMS[event.unit] / Decimal(1000)
 
 
 def with_failing(publisher: Publisher, count: int) -> tuple[list[Event], Event]:
@@ -146,7 +149,7 @@ def with_failing(publisher: Publisher, count: int) -> tuple[list[Event], Event]:
 
 
 def with_left_out(publisher: Publisher, count: int) -> tuple[list[Event], Event, list[Event]]:
-    """The same, and two of them that transforms leave out: of one account, which they leave as it was."""
+    """The same, and two of them that transforms leave out: of one item, which they leave as it was."""
     events, bad = with_failing(publisher, count)
     for number, quantity in ((1, LEFT_OUT), (6, -LEFT_OUT)):
         events[number] = replace(events[number], quantity=quantity)
@@ -159,81 +162,81 @@ def nothing_is_left_of_staging(sink: Sink) -> bool:
 
 
 @SIZES
-@pytest.mark.parametrize("transform", ["in_euros", "shuffled"])
+@pytest.mark.parametrize("transform", ["in_kilograms", "in_kilograms_shuffled"])
 def test_the_table_has_what_the_transform_returns_of_each_event_once(
-    euros: Sink, publisher: Publisher, count: int, transform: str
+    weights: Sink, publisher: Publisher, count: int, transform: str
 ) -> None:
-    euros.transform = transform
-    events = of_currencies(publisher, count)
-    kept = {event.event_id: event for event in events if event.unit in RATES}
+    weights.transform = transform
+    events = of_units(publisher, count)
+    kept = {event.event_id: event for event in events if event.unit in GRAMS}
     again = sum(event.event_id in kept for event in events[:10])
     publisher.send([*events, *events[:10]])
     publisher.send_raw("key", b"no event", None)
     left_out = count + 10 - len(kept) - again
-    assert euros.run() == Counts(count + 10, len(kept), duplicates=again, dead=1, filtered=left_out)
-    rows = euros.rows()
+    assert weights.run() == Counts(count + 10, len(kept), duplicates=again, dead=1, filtered=left_out)
+    rows = weights.rows()
     assert rows.keys() == kept.keys()
     for event_id, event in kept.items():
         row = rows[event_id]
-        assert (row["euro_cents"], row["amount"], row["currency"]) == (euro_cents(event), event.quantity, event.unit)
-        assert (row["event_type"], row["account_id"], row["version"]) == (event.name, event.key, event.version)
+        assert (row["kilograms"], row["quantity"], row["unit"]) == (kilograms(event), event.quantity, event.unit)
+        assert (row["event_type"], row["item_id"], row["version"]) == (event.name, event.key, event.version)
     # The table does not know what is left out.
-    assert euros.run(from_start=True) == Counts(count + 10, duplicates=len(kept) + again, dead=1, filtered=left_out)
-    assert euros.rows() == rows
-    assert euros.database.query("SELECT applied, filtered FROM sinks") == [(len(kept), 2 * left_out)]
-    assert nothing_is_left_of_staging(euros)
+    assert weights.run(from_start=True) == Counts(count + 10, duplicates=len(kept) + again, dead=1, filtered=left_out)
+    assert weights.rows() == rows
+    assert weights.database.query("SELECT applied, filtered FROM sinks") == [(len(kept), 2 * left_out)]
+    assert nothing_is_left_of_staging(weights)
 
 
 @SIZES
 def test_a_batch_that_is_left_out_whole_moves_the_table_on(sink: Sink, publisher: Publisher, count: int) -> None:
-    sink.transform = "nothing"
+    sink.transform = "without_any"
     publisher.send(publisher.events(count))
     assert sink.run() == Counts(count, filtered=count)
     assert sink.rows() == {}
-    reached = lakehouse_table.read(sink.settings, NAME, JOB.projections / "balances.sql").positions
+    reached = lakehouse_table.read(sink.settings, NAME, JOB.projections / "stock.sql").positions
     assert reached == {topic_of(sink.settings): sink.database.positions()}
 
 
 def test_the_events_of_two_topics_pass_it(sink: Sink, publisher: Publisher, tmp_path: Path) -> None:
-    account = {"account_id": publisher.events(1)[0].key, "version": 1, "occurred_at": "2026-11-21T10:00:00Z"}
-    opened = {**account, "kind": "user", "currency": "EUR", "label": "rent"}
-    records = [record("opened", opened, 2, key=account["account_id"]) for _ in range(MANY)]  # type: ignore[arg-type]
-    publisher.send_records(topic_of(sink.settings, "account"), records)
+    orders = [nth_key(number) for number in range(MANY)]
+    publisher.send_records(topic_of(sink.settings, "order"), [placed(key, 1, unit="KGM") for key in orders])
     events = publisher.events(FEW)
     publisher.send(events)
     sink.transform = "everything"
-    sink.job = replace(JOB, events=["balance", "account.opened"], target=target(tmp_path, OF_TWO_TOPICS))
+    sink.job = replace(JOB, events=["item", "order.placed"], target=target(tmp_path, OF_TWO_TOPICS))
     assert sink.run() == Counts(MANY + FEW, applied=MANY + FEW)
     rows = sink.rows().values()
-    assert sorted(row["amount"] for row in rows if row["label"] is None) == sorted(event.quantity for event in events)
-    assert [row["event_type"] for row in rows if row["label"] == "rent"] == ["account.opened"] * MANY
+    moved = [row["quantity"] for row in rows if row["order_id"] is None]
+    assert sorted(moved) == sorted(event.quantity for event in events)
+    ordered = [(row["event_type"], row["order_id"], row["quantity"]) for row in rows if row["order_id"] is not None]
+    assert sorted(ordered) == [("order.placed", key, 1) for key in orders]
 
 
-@SIZES
+@pytest.mark.parametrize("count", [FEW, 2 * MANY], ids=["few", "many"])  # a half of these is staged again
 def test_an_event_for_which_it_fails_is_set_aside_and_replayed_once_it_is_corrected(
-    euros: Sink, publisher: Publisher, count: int
+    weights: Sink, publisher: Publisher, count: int
 ) -> None:
     events, bad = with_failing(publisher, count)
     publisher.send(events)
-    euros.transform = "failing"
-    assert euros.run() == Counts(count, applied=count - 1, rejected=1)
-    assert euros.database.dead_letters() == {bad.event_id: "transform failed"}
-    ((event, key, version),) = euros.database.query("SELECT event, key, schema_version FROM dead_letters")
+    weights.transform = "failing_in_kilograms"
+    assert weights.run() == Counts(count, applied=count - 1, rejected=1)
+    assert weights.database.dead_letters() == {bad.event_id: "transform failed"}
+    ((event, key, version),) = weights.database.query("SELECT event, key, schema_version FROM dead_letters")
     assert isinstance(event, dict)
-    assert (event["amount"], event["balance_after"], event["event_type"]) == (FAILS_AT, bad.total_after, bad.name)
+    assert (event["quantity"], event["stock_after"], event["event_type"]) == (FAILS_AT, bad.total_after, bad.name)
     assert (bytes(key).decode(), version) == (bad.key, 1)  # type: ignore[call-overload]
-    assert euros.replay() == Replayed(rejected=1)
-    assert euros.database.statuses() == {bad.event_id: "open"}
-    euros.transform = "in_euros"
-    assert euros.run(from_start=True) == Counts(count, duplicates=count), "it waits for a replay"
-    assert euros.replay(dry_run=True) == Replayed(applied=1)
-    assert len(euros.rows()) == count - 1
-    assert euros.database.statuses() == {bad.event_id: "open"}
-    assert euros.replay() == Replayed(applied=1)
-    assert euros.replay() == Replayed()
-    assert euros.rows().keys() == {one.event_id for one in events}
-    assert euros.rows()[bad.event_id]["euro_cents"] == euro_cents(bad)
-    assert euros.database.statuses() == {bad.event_id: "replayed"}
+    assert weights.replay() == Replayed(rejected=1)
+    assert weights.database.statuses() == {bad.event_id: "open"}
+    weights.transform = "in_kilograms"
+    assert weights.run(from_start=True) == Counts(count, duplicates=count), "it waits for a replay"
+    assert weights.replay(dry_run=True) == Replayed(applied=1)
+    assert len(weights.rows()) == count - 1
+    assert weights.database.statuses() == {bad.event_id: "open"}
+    assert weights.replay() == Replayed(applied=1)
+    assert weights.replay() == Replayed()
+    assert weights.rows().keys() == {one.event_id for one in events}
+    assert weights.rows()[bad.event_id]["kilograms"] == kilograms(bad)
+    assert weights.database.statuses() == {bad.event_id: "replayed"}
 
 
 def test_an_event_that_the_table_has_is_not_set_aside(sink: Sink, publisher: Publisher) -> None:
@@ -260,14 +263,14 @@ def test_a_row_that_is_not_that_of_its_event_stops_the_sink(
     assert (sink.database.positions(), sink.database.dead_letters()) == ({}, {})
 
 
-def test_a_row_that_the_table_does_not_take_stops_the_sink(euros: Sink, publisher: Publisher) -> None:
-    euros.transform = "without_rates"
+def test_a_row_that_the_table_does_not_take_stops_the_sink(weights: Sink, publisher: Publisher) -> None:
+    weights.transform = "weightless"
     publisher.send(publisher.events(FEW))
     with raises("table-failed", NAME):
-        euros.run()
-    assert euros.rows() == {}
-    euros.transform = "in_euros"
-    assert euros.run() == Counts(FEW, applied=FEW)
+        weights.run()
+    assert weights.rows() == {}
+    weights.transform = "in_kilograms"
+    assert weights.run() == Counts(FEW, applied=FEW)
 
 
 @SIZES
@@ -275,7 +278,7 @@ def test_check_knows_what_was_left_out_and_what_was_set_aside(
     sink: Sink, publisher: Publisher, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events, bad, left_out = with_left_out(publisher, count)
-    write_ledger(sink.settings, events)
+    write_source(sink.settings, events)
     # Its record was unreadable first. So it has a letter, which is closed as it is left out.
     publisher.send_raw(left_out[0].key, b"no event", left_out[0].event_id)
     publisher.send(events)
@@ -295,7 +298,7 @@ def test_a_letter_whose_event_is_left_out_by_now_is_closed_by_a_replay(
     events, bad = with_failing(publisher, FEW)
     publisher.send(events)
     sink.run()
-    sink.transform = "nothing"
+    sink.transform = "without_any"
     assert sink.replay(dry_run=True) == Replayed(filtered=1)
     assert sink.database.statuses() == {bad.event_id: "open"}
     assert sink.replay() == Replayed(filtered=1)
@@ -309,9 +312,9 @@ def test_a_restored_table_gets_all_events_again_but_those_that_are_left_out(
 ) -> None:
     count = FEW
     events, bad, _ = with_left_out(publisher, count)
-    write_ledger(sink.settings, events)
+    write_source(sink.settings, events)
     publisher.send(events)
-    sink.transform = "nothing"
+    sink.transform = "without_any"
     first = Counts(count, filtered=count)
     assert sink.run() == first
     before = DeltaTable(folder(sink.settings)).version()
@@ -336,7 +339,7 @@ def test_a_restored_table_gets_all_events_again_but_those_that_are_left_out(
     sink.transform = "generous"
     sink.replay()
     sink.spark.sql(f"RESTORE TABLE delta.`{location}` TO VERSION AS OF {before}")
-    sink.transform = "nothing"
+    sink.transform = "without_any"
     assert sink.run(from_start=True) == first
     assert sink.check(monkeypatch).sink(NAME).parked == 0
 
@@ -355,9 +358,8 @@ def test_where_tasks_cannot_write_files_the_driver_transforms_large_batches(
 
 
 def test_traced_events_are_told_with_what_became_of_them(
-    databases: Settings, spark: SparkSession, tmp_path: Path
+    databases: Settings, lakehouse_spark: SparkSession, tmp_path: Path
 ) -> None:
-    del spark  # it is the active session
     settings = databases.model_copy(update={"sink_lakehouse": f"file://{tmp_path}/lake"})
     declared = spec.resolve(settings, replace(JOB, transform="not:loaded"))
     events = [Event(uuid7(RANDOM), nth_key(1), 100 + number, 1 + number) for number in range(4)]
@@ -385,14 +387,14 @@ def test_killed_between_its_steps_it_loses_nothing_and_repeats_nothing(
     sink: Sink, publisher: Publisher, fault: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events, bad, left_out = with_left_out(publisher, count)
-    write_ledger(sink.settings, events)
+    write_source(sink.settings, events)
     publisher.send(events)
     killed = catch_up_faulty_alone(fault, sink.settings, NAME)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     merged = len(ids(sink.settings))
     assert (merged > 0) is (fault == "death_behind_a_merge")
     assert sum(sink.database.positions().values()) == 0, "the fault fired: the positions know of no batch"
-    done = catch_up_faulty_alone("transformed", sink.settings, NAME)
+    done = catch_up_faulty("transformed", sink.settings, NAME)
     assert done.returncode == 0, done.stderr
     assert ids(sink.settings) == sorted({one.event_id for one in events} - {one.event_id for one in (bad, *left_out)})
     assert sink.database.statuses() == {bad.event_id: "open"}

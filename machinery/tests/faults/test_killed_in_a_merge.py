@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from deltalake import DeltaTable
+
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.sink.lakehouse import table
@@ -23,7 +24,6 @@ from outbox.stack.process import Process
 from outbox.stack.stack import Stack
 from outbox.testing.fixtures.stack import private_stack
 from outbox.testing.homes import Homes
-
 from tests.support import faulty_sink
 from tests.support.faulty_sink import held_folder, held_merge
 from tests.support.made_events import Event

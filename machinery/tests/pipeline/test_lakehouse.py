@@ -1,0 +1,634 @@
+"""The sink `lakehouse`, with real Spark and Delta: what its table holds, read without Spark, whatever comes twice."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import shutil
+import signal
+import threading
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from types import MappingProxyType
+from typing import Any
+
+import duckdb
+import psutil
+import psycopg2
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import example, given, settings
+from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
+
+from outbox.audit import check, sinks
+from outbox.audit import declared as declarations
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole, load
+from outbox.base.wait import wait_for
+from outbox.events.schema import Column, Rejection
+from outbox.sink import fence, spec
+from outbox.sink.batch import Batch
+from outbox.sink.lakehouse import table as lakehouse_table
+from outbox.sink.lakehouse import writer as lakehouse
+from outbox.sink.lakehouse.target import LakehouseTarget
+from outbox.sink.lakehouse.writer import LakehouseWriter
+from outbox.sink.records import DecodedEvent, Record, RecordDecoder, Records, Skipped
+from outbox.sink.repair import replay as repair
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Chosen
+from outbox.sink.spec import SinkJob
+from outbox.sink.writer import Copier, Counts, SinkWriter
+from outbox.testing.command import outbox
+from outbox.testing.failures import raises
+from outbox.testing.fixtures.spark import leaves_sockets
+from tests.lake import NAME, folder, ids, staged_files, write_source
+from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
+from tests.support.faulty_sink import PART_RECORDS
+from tests.support.made_events import (
+    NOW_MS,
+    TOPIC,
+    TOPIC_ID,
+    TRACE,
+    Event,
+    as_read,
+    batch,
+    nth_key,
+    sums,
+    traced,
+    uuid7,
+)
+from tests.support.record_corpus import record, unread
+from tests.support.sink_driver import Database
+from tests.support.sink_process import Publisher, catch_up, catch_up_faulty_alone, logged, running
+from tests.support.suite import DOMAIN
+
+pytestmark = leaves_sockets
+DECLARED = spec.sinks(load(environment=False))[NAME]
+HERE = DOMAIN / "stock" / "sinks" / NAME
+SCHEMA, TOTALS = HERE / "table.sql", HERE / "projections" / "stock.sql"
+RANDOM = Random(31)  # noqa: S311
+DAY_MS = 24 * 60 * 60 * 1000
+TIMEOUT_S = 180
+# More than the heap of the driver, which also runs the tasks; and what is decoded at once is a quarter of that heap.
+LARGE_RECORDS, LARGE_BYTES, PART = 900, 900_000, 180
+
+
+def events(count: int, at_ms: int = NOW_MS, keys: int = 3) -> list[Event]:
+    """Events with ids of a moment, all quantities different."""
+    return [
+        Event(uuid7(RANDOM, at_ms), nth_key(number % keys), 1 + RANDOM.randrange(1_000_000), number // keys + 1)
+        for number in range(count)
+    ]
+
+
+@pytest.fixture
+def lake(databases: Settings, lakehouse_spark: SparkSession, tmp_path: Path) -> Settings:
+    """Settings with databases and a folder of tables of this test alone."""
+    return databases.model_copy(update={"sink_lakehouse": f"file://{tmp_path}/it's a lake"})
+
+
+@contextmanager
+def driving(settings: Settings) -> Iterator[SinkWriter]:
+    """The sink, opened as its stream opens it, until the end of the block."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        sink = DECLARED.job.target.writer(settings, connection, DECLARED)
+        sink.positions(TOPIC, TOPIC_ID)
+        yield sink
+
+
+def table(settings: Settings) -> lakehouse_table.DeltaState:
+    """What `outbox check` reads from the table."""
+    return lakehouse_table.read(settings, NAME, TOTALS)
+
+
+def states(settings: Settings) -> list[sinks.SinkState]:
+    """What `outbox check` reads of the sinks that ever ran."""
+    return list(sinks.read(settings, declarations.load(settings)).states)
+
+
+def database(settings: Settings) -> Database:
+    return Database(settings, NAME)
+
+
+def replay(settings: Settings, *some: Event, dry_run: bool = False) -> dict[str, Replayed]:
+    """Replay the dead letters of these events."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        return repair.replay(
+            connection,
+            {NAME: DECLARED},
+            [Chosen(NAME, TOPIC, TOPIC_ID, event.event_id) for event in some],
+            dry_run=dry_run,
+            applier_of=lambda one: one.job.target.applier(settings, one, dry_run=dry_run),
+        )
+
+
+def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) -> None:
+    new, old = events(4), events(2, at_ms=NOW_MS - 800 * DAY_MS)
+    with driving(lake) as sink:
+        assert sink.apply(batch([*new[:2], *old, new[0]])) == Counts(rows=5, applied=4, duplicates=1)
+        assert sink.apply(batch(new[:2], start=0)) == Counts(rows=2, duplicates=2), "read again"
+        assert sink.apply(batch([*new, *old], start=5)) == Counts(rows=6, applied=2, duplicates=4), "sent again"
+        with raises("sink-has-driver"), driving(lake):
+            pass
+    with driving(lake) as sink:
+        assert sink.apply(batch([*old, *new], start=11)) == Counts(rows=6, duplicates=6), "after a restart"
+    assert ids(lake) == sorted(event.event_id for event in [*new, *old])
+    assert {key: int(total) for key, total in table(lake).totals.items()} == sums([*new, *old])
+    assert {path.name for path in folder(lake).glob("event_day=*")} == {
+        f"event_day={lakehouse._day(event.event_id)}" for event in (new[0], old[0])
+    }
+    # All that the last commit says, although it has nothing new: how far the table is.
+    assert table(lake).positions == {TOPIC: {0: 17}} == {TOPIC: database(lake).positions()}
+
+
+def copier(settings: Settings, sink: SinkWriter) -> Copier:
+    """What the sink's tasks run."""
+    assert sink.staging is not None
+    return sink.staging.copier(settings.dsn(SinkRole.WRITER), TOPIC)
+
+
+def read(some: Sequence[Event], *bad: Record) -> Sequence[Records]:
+    """Events, and records that are none, as a task reads them."""
+    return [as_read(*(event.record for event in some), *bad, partition=0)]
+
+
+def staged(
+    settings: Settings, sink: SinkWriter, some: Sequence[Event], *bad: Record, attempt: int = 1, start: int = 0
+) -> Batch:
+    """A batch that one task has staged."""
+    done = copier(settings, sink)(attempt, read(some, *bad))
+    made = batch(some, start, start + len(some) + len(bad))
+    return replace(made, rows={}, staged=done, traced=done.traced)
+
+
+def test_rows_that_successful_tasks_have_staged_are_merged_and_no_others(lake: Settings) -> None:
+    some, other = events(6), events(4)
+    with driving(lake) as sink:
+        copier(lake, sink)(1, read([*some[:3], *other]))  # its executor was lost before it could tell
+        made = staged(lake, sink, [*some, some[0]], attempt=2)
+        assert staged_files(lake) == ["1/1.parquet", "1/2.parquet"]
+        assert sink.apply(made) == Counts(rows=7, applied=6, duplicates=1)
+        assert ids(lake) == sorted(event.event_id for event in some)
+        sink.clear()
+        assert staged_files(lake) == []
+        assert database(lake).query('SELECT count(*) FROM staging."lakehouse/1/1/rows"') == [(0,)]
+        assert sink.apply(staged(lake, sink, [*other, *some], attempt=3, start=7)) == Counts(10, 4, 6)
+        assert sink.apply(batch(events(2), start=17)).applied == 2, "a small batch takes the driver's way"
+        assert table(lake).positions == {TOPIC: {0: 19}} == {TOPIC: database(lake).positions()}
+        sink.close()
+    assert len(ids(lake)) == 12
+    assert database(lake).staging_tables() == []
+    assert not Path(f"{folder(lake)}.staging").exists()
+
+
+def test_a_staged_batch_writes_and_closes_letters_and_leaves_out_what_they_resolve(lake: Settings) -> None:
+    well, given_up, others = *events(2), events(3)
+    with driving(lake) as sink:
+        sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
+        with closing(connect(lake, SinkRole.WRITER)) as connection:
+            repair.discard(connection, [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)], because="a test")
+        made = staged(lake, sink, [well, given_up, *others], record(b"bad"), start=2)
+        assert sink.apply(made) == Counts(rows=5, applied=4, duplicates=1, dead=1)
+        only_bad = staged(lake, sink, [], record(b"worse"), attempt=2, start=8)
+        assert sink.apply(only_bad) == Counts(dead=1)
+        assert sink.apply(staged(lake, sink, [given_up], attempt=3, start=9)) == Counts(rows=1, duplicates=1)
+        sink.close()
+    assert ids(lake) == sorted(event.event_id for event in [well, *others])
+    statuses = database(lake).query("SELECT status, count(*) FROM dead_letters GROUP BY status ORDER BY status")
+    assert statuses == [("discarded", 1), ("open", 1), ("replayed", 1)]
+
+
+def test_what_an_earlier_driver_has_staged_is_removed_and_its_late_task_fails(lake: Settings) -> None:
+    with driving(lake) as sink:
+        late = copier(lake, sink)
+        late(1, read(events(3)))
+    assert staged_files(lake) == ["1/1.parquet"]
+    with driving(lake) as sink:
+        assert staged_files(lake) == []
+        with pytest.raises((FileNotFoundError, psycopg2.errors.UndefinedTable)):
+            late(2, read(events(3)))
+        some = events(3)
+        assert sink.apply(staged(lake, sink, some, attempt=1)).applied == 3
+        sink.close()
+    assert ids(lake) == sorted(event.event_id for event in some)
+    assert staged_files(lake) == []
+
+
+def test_traced_events_that_tasks_have_staged_are_told(lake: Settings) -> None:
+    header = ("traceparent", f"00-{TRACE}-0123456789abcdef-01".encode())
+    some = [one._replace(headers=[*one.headers, header]) for one in (event.record for event in events(2))]
+    bad = record(b"bad")
+    records = as_read(*some, bad._replace(headers=[*bad.headers, header]), some[0], partition=0)
+    with driving(lake) as sink, capture_logs() as lines:
+        done = copier(lake, sink)(1, [records])
+        sink.apply(replace(batch([], 0, 4), staged=done, traced=done.traced))
+        sink.close()
+    assert [(line["offset"], line["outcome"]) for line in lines] == [
+        (0, "applied"),
+        (1, "applied"),
+        (2, "set aside"),
+        (3, "duplicate"),
+    ]
+
+
+class Notes(RecordDecoder):
+    """A decoder of events with a text of any length."""
+
+    types = MappingProxyType({"note": [Column("page", "bigint", is_nullable=False), Column("note", "text", False)]})
+    key = "page"
+
+    def record(self, record: Record) -> DecodedEvent | Rejection | Skipped:
+        return DecodedEvent(str(self.event_id(record)), (1, (record.value or b"").decode()), "note")
+
+
+def test_a_staged_batch_larger_than_the_heap_is_merged(lake: Settings, tmp_path: Path) -> None:
+    schema = tmp_path / "notes.sql"
+    schema.write_text(
+        "CREATE TABLE IF NOT EXISTS events (event_id STRING, event_day DATE, partition INT, offset BIGINT, page BIGINT,"
+        " note STRING)"
+        " USING delta PARTITIONED BY (event_day) LOCATION %(location)s"
+    )
+    target = LakehouseTarget(schema, TOTALS)
+    job = SinkJob("notes", TOTALS.parent, target, strategy=DECLARED.job.strategy, decoders={TOPIC: Notes()})
+    notes = spec.resolve(lake, job)
+
+    def parts() -> Iterator[Records]:
+        for _ in range(LARGE_RECORDS // PART):
+            yield as_read(
+                *(one.record._replace(value=RANDOM.randbytes(LARGE_BYTES // 2).hex().encode()) for one in events(PART)),
+                partition=0,
+            )
+
+    with closing(connect(lake, SinkRole.WRITER)) as connection:
+        sink = target.writer(lake, connection, notes)
+        sink.positions(TOPIC, TOPIC_ID)
+        done = copier(lake, sink)(1, parts())
+        assert sink.apply(replace(batch([], 0, LARGE_RECORDS), staged=done)) == Counts(LARGE_RECORDS, LARGE_RECORDS)
+        sink.close()
+
+
+def test_a_table_whose_log_has_a_checkpoint_is_merged_into_and_read(
+    lake: Settings, lakehouse_spark: SparkSession
+) -> None:
+    # Delta reads its checkpoints through classes of Spark: where they do not fit, a table breaks at its tenth commit.
+    some = events(12)
+    with driving(lake) as sink:
+        for number, event in enumerate(some):
+            sink.apply(batch([event], start=number))
+    assert [*folder(lake).glob("_delta_log/*.checkpoint*.parquet")]
+    with driving(lake) as sink:
+        assert sink.apply(batch([*some, *events(1)], start=12)) == Counts(rows=13, applied=1, duplicates=12)
+    count = lakehouse_spark.read.format("delta").load(lakehouse_table.location(lake, NAME)).count()
+    assert count == len(ids(lake)) == 13
+
+
+@pytest.fixture
+def run(lake: Settings) -> Iterator[Run]:
+    with driving(lake) as sink:
+        yield Run(sink, lambda: {key: int(total) for key, total in table(lake).totals.items()})
+
+
+@settings(checked, max_examples=5)  # a batch takes about a second
+@given(deliveries)
+@example([Delivery([0, 0, 1]), Delivery([1, 2], back=1), Delivery([0, 2])])
+def test_the_table_has_each_event_once_however_events_come(run: Run, batches: list[Delivery]) -> None:
+    came = run.deliver(batches)
+    assert run.totals() == each_event_once(came)
+
+
+def test_spark_and_duckdb_read_the_totals_and_so_can_whoever_reads_delta(
+    lake: Settings, lakehouse_spark: SparkSession
+) -> None:
+    some = events(9)
+    with driving(lake) as sink:
+        sink.apply(batch([*some, *some]))
+    totals = TOTALS.read_text()
+    delta = DeltaTable(folder(lake))
+    protocol = delta.protocol()
+    assert (protocol.min_reader_version, protocol.reader_features) == (1, None), "nothing that a reader must know of"
+    lakehouse_spark.read.format("delta").load(lakehouse_table.location(lake, NAME)).createOrReplaceTempView("events")
+    assert {row["key"]: int(row["total"]) for row in lakehouse_spark.sql(totals).collect()} == sums(some)
+    with duckdb.connect() as connection:
+        connection.register("events", delta.to_pyarrow_dataset())
+        found = connection.sql(totals).fetchall()
+    assert {key: int(total) for key, _, total, *_ in found} == sums(some)
+
+
+def test_a_batch_is_looked_for_among_its_own_days_only(lake: Settings) -> None:
+    today, before = events(3), events(3, at_ms=NOW_MS - 3 * DAY_MS)
+    with driving(lake) as sink:
+        sink.apply(batch([*before, *today]))
+        for file in folder(lake).glob(f"event_day={lakehouse._day(before[0].event_id)}/*.parquet"):
+            file.unlink()
+        assert sink.apply(batch([*today, *events(1)], start=6)) == Counts(rows=4, applied=1, duplicates=3)
+        with raises("table-failed"):
+            sink.apply(batch(before, start=10))
+
+
+def test_traced_events_are_looked_for_among_their_own_days_and_ids_only(lake: Settings) -> None:
+    today, earlier, before = (events(3, at_ms=NOW_MS - ago_ms) for ago_ms in (0, 60_000, 3 * DAY_MS))
+    with driving(lake) as sink, capture_logs() as lines:
+        sink.apply(batch([*before, *earlier]))
+        others = [*folder(lake).glob("event_day=*/*.parquet")]
+        sink.apply(batch(today, start=6))
+        for file in others:
+            file.unlink()
+        assert sink.apply(traced([*today, *events(1)], start=9)) == Counts(rows=4, applied=1, duplicates=3)
+    assert [line["outcome"] for line in lines] == ["duplicate"] * 3 + ["applied"]
+
+
+def test_letters_come_before_the_table_and_positions_after_and_repairs_and_writers_wait(
+    lake: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some, bad = events(2), events(1)[0]
+    made = batch(some, dead=[unread(bad, 2)])
+    counts: list[Counts] = []
+    with driving(lake) as sink:
+        with Path(f"{folder(lake)}.lock").open("w") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX)  # as another process that writes to the table
+            apply = threading.Thread(target=lambda: counts.append(sink.apply(made)))
+            apply.start()
+            wait_for("the letter", lambda: database(lake).dead_letters(), timeout_s=TIMEOUT_S)
+            assert database(lake).positions() == {}
+            with closing(connect(lake, SinkRole.WRITER)) as repairing, repairing.cursor() as cursor:
+                cursor.execute("SET lock_timeout = '200ms'")
+                with pytest.raises(psycopg2.errors.LockNotAvailable):
+                    fence.lock(cursor, NAME)
+            ((idle,),) = database(lake).query(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
+            )
+            assert idle == 0, "a transaction is open while the table is written"
+            assert ids(lake) == []
+        apply.join(TIMEOUT_S)
+        assert counts == [Counts(rows=2, applied=2, dead=1)]
+        assert database(lake).positions() == {0: 3}
+
+        with Path(f"{folder(lake)}.lock").open("w") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+            monkeypatch.setattr(lakehouse, "LOCK_TIMEOUT_S", 0.2)
+            with raises("table-locked"):
+                sink.apply(batch(events(1), start=3))
+    assert database(lake).positions() == {0: 3}
+    assert ids(lake) == sorted(event.event_id for event in some)
+
+
+def test_a_letter_decides_about_its_event_and_one_that_comes_well_closes_its_own(lake: Settings) -> None:
+    well, given_up = events(2)
+    with driving(lake) as sink:
+        sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
+        chosen = [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)]
+        with closing(connect(lake, SinkRole.WRITER)) as connection:
+            repair.discard(connection, chosen, because="a test")
+        assert sink.apply(batch([well, given_up], start=2)) == Counts(rows=2, applied=1, duplicates=1)
+    assert ids(lake) == [well.event_id]
+    statuses = database(lake).query("SELECT identity, status FROM dead_letters")
+    assert {*statuses} == {(well.event_id, "replayed"), (given_up.event_id, "discarded")}
+
+
+def test_letters_are_replayed_into_the_table_each_once(lake: Settings) -> None:
+    one, other = events(2)
+    with driving(lake) as sink:
+        sink.apply(batch(events(1), dead=[unread(one, 1), unread(other, 2)]))
+        before = table(lake)
+        assert replay(lake, one, other, dry_run=True) == {NAME: Replayed(applied=2)}
+        assert len(ids(lake)) == 1
+        assert database(lake).statuses() == {one.event_id: "open", other.event_id: "open"}
+        assert replay(lake, one) == {NAME: Replayed(applied=1)}
+        assert replay(lake, one, other) == {NAME: Replayed(applied=1)}
+        assert replay(lake, one, other) == {NAME: Replayed()}
+        # As after a crash between the MERGE and the letter's commit.
+        with closing(connect(lake, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute("UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
+        assert before.lacks([one.event_id]), "the version that was read then"
+        assert not table(lake).lacks([one.event_id, other.event_id])
+        assert not states(lake)[0].letters, "its letter is open, and the table has it"
+        for dry_run in (True, False):
+            assert replay(lake, one, dry_run=dry_run) == {NAME: Replayed(duplicates=1)}
+        assert table(lake).positions == {TOPIC: {0: 3}}, "a replay says nothing of positions, and hides none"
+        assert sink.apply(batch([one, other], start=3)).duplicates == 2
+    stored = {row["event_id"]: row for row in DeltaTable(folder(lake)).to_pyarrow_table().to_pylist()}
+    assert (stored[one.event_id]["quantity"], stored[one.event_id]["version"]) == (one.quantity, one.version)
+
+
+def test_no_transaction_is_open_while_a_replay_writes_the_table_and_the_sink_waits(
+    lake: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = events(2)
+    idle: list[object] = []
+    merge, missing = lakehouse.Table.merge, lakehouse.Table.missing
+
+    def look() -> None:
+        with closing(connect(lake, SinkRole.WRITER)) as beside, beside.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
+            )
+            idle.extend(cursor.fetchone() or ())
+            cursor.execute("SET lock_timeout = '200ms'")
+            with pytest.raises(psycopg2.errors.LockNotAvailable):
+                fence.lock(cursor, NAME)
+
+    def looked_at(self: lakehouse.Table, rows: pa.Table, metadata: Mapping[str, Any] | None = None) -> int:
+        look()
+        return merge(self, rows, metadata)
+
+    def looked_for(self: lakehouse.Table, event_ids: Collection[str]) -> set[str]:
+        look()
+        return missing(self, event_ids)
+
+    with driving(lake) as sink:
+        sink.apply(batch([], dead=[unread(one, 0), unread(other, 1)]))
+        monkeypatch.setattr(lakehouse.Table, "merge", looked_at)
+        monkeypatch.setattr(lakehouse.Table, "missing", looked_for)
+        assert replay(lake, one, dry_run=True) == replay(lake, one) == {NAME: Replayed(applied=1)}
+        assert idle == [0, 0]
+        monkeypatch.undo()
+        assert sink.apply(batch(events(1), start=2)).applied == 1, "the lock is free again"
+    assert database(lake).statuses() == {one.event_id: "replayed", other.event_id: "open"}
+
+
+def test_a_restored_table_gets_replayed_events_when_they_are_read_again(
+    lake: Settings, lakehouse_spark: SparkSession
+) -> None:
+    first, replayed, given_up = events(3)
+    with driving(lake) as sink:
+        sink.apply(batch([first], dead=[unread(replayed, 1), unread(given_up, 2)]))
+        before = DeltaTable(folder(lake)).version()
+        with closing(connect(lake, SinkRole.WRITER)) as connection:
+            repair.discard(connection, [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)], because="a test")
+        assert replay(lake, replayed) == {NAME: Replayed(applied=1)}
+        lakehouse_spark.sql(f"RESTORE TABLE delta.`{lakehouse_table.location(lake, NAME)}` TO VERSION AS OF {before}")
+        assert ids(lake) == [first.event_id]
+        # As after a rewind; the records are valid by now.
+        sink.apply(batch([first, replayed, given_up]))
+    assert ids(lake) == sorted([first.event_id, replayed.event_id])
+
+
+def test_the_command_replays_a_letter_into_the_table(lake: Settings) -> None:
+    (one,) = events(1)
+    with driving(lake) as sink:
+        sink.apply(batch([], dead=[unread(one, 0)]))
+    for applied in (1, 0):
+        done = outbox("dead-letters", "replay", "--sink", NAME, home=lake.home, **lake.as_env())
+        assert done.returncode == 0, done.stderr
+        assert ("1 applied" in done.stdout) is bool(applied), done.stdout
+    assert ids(lake) == [one.event_id]
+
+
+def test_traced_events_are_told_with_what_became_of_them(lake: Settings) -> None:
+    old, new = events(2)
+    with driving(lake) as sink, capture_logs() as lines:
+        sink.apply(batch([old]))
+        sink.apply(traced([new, old, new], start=1, dead=[unread(events(1)[0], 4)]))
+    assert [(line["event_id"], line["offset"], line["outcome"]) for line in lines] == [
+        (new.event_id, 1, "applied"),
+        (old.event_id, 2, "duplicate"),
+        (new.event_id, 3, "duplicate"),
+        (None, 4, "set aside"),
+    ]
+    assert {(line["event"], line["sink"], line["trace_id"]) for line in lines[:1]} == {("event applied", NAME, TRACE)}
+
+
+def test_a_table_that_is_gone_or_another_is_told(lake: Settings, tmp_path: Path) -> None:
+    with driving(lake) as sink:
+        sink.apply(batch(events(1)))
+    moved = tmp_path / "moved"
+    folder(lake).rename(moved)
+    for _ in range(2):
+        with raises("table-missing"), driving(lake):
+            pass
+    moved.rename(folder(lake))
+    wider = tmp_path / "table.sql"
+    wider.write_text(SCHEMA.read_text().replace("unit        STRING", "note STRING, unit STRING"))
+    with closing(connect(lake, SinkRole.WRITER)) as connection:
+        sink = LakehouseWriter(connection, DECLARED, wider, lakehouse_table.location(lake, NAME))
+        with raises("table-failed", "schema does not match"):
+            sink.positions(TOPIC, TOPIC_ID)
+
+
+def test_a_table_whose_making_was_interrupted_is_made(lake: Settings) -> None:
+    log = folder(lake) / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f".{'0' * 20}.json.{uuid.uuid4()}.tmp").write_text("{}")
+    (one,) = events(1)
+    with driving(lake) as sink:
+        assert sink.apply(batch([one])).applied == 1
+    assert ids(lake) == [one.event_id]
+
+
+def test_without_the_package_check_says_that_it_does_not_compare(
+    databases: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO sinks (name, epoch) VALUES ('lakehouse', 1), ('dedup', 1)")
+    assert {state.name: state.not_compared for state in states(databases)} == {NAME: "", "dedup": ""}
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deltalake" else find(name))
+    assert {state.name: state.not_compared for state in states(databases)} == {
+        NAME: lakehouse_table.UNREAD,
+        "dedup": "",
+    }
+
+
+def test_without_the_package_only_open_letters_are_set_aside(
+    databases: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = {
+        event.event_id: status for event, status in zip(events(3), ("open", "replayed", "discarded"), strict=True)
+    }
+    with closing(connect(databases, SinkRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1)", [NAME])
+        for offset, (event_id, status) in enumerate(statuses.items()):
+            cursor.execute(
+                "INSERT INTO dead_letters"
+                ' (sink, identity, topic, topic_id, partition, "offset", event_id, reason, detail, status)'
+                " VALUES (%s, %s, %s, %s, 0, %s, %s, 'test', '', %s)",
+                [NAME, event_id, TOPIC, TOPIC_ID, offset, event_id, status],
+            )
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deltalake" else find(name))
+    [state] = states(databases)
+    assert state.not_compared == lakehouse_table.UNREAD
+    found = {statuses[str(uuid.UUID(bytes=event_id))]: letter.is_open for event_id, letter in state.letters.items()}
+    assert found == {"open": True, "discarded": False}
+
+
+def test_many_letters_are_looked_up_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, absent = ([event.event_id for event in events(count)] for count in (5, 2))
+    write_deltalake(tmp_path, pa.table({"event_id": stored}))
+    looked_up: list[int] = []
+    known = lakehouse_table._known
+
+    def counting(delta: DeltaTable, event_ids: Sequence[str]) -> set[str]:
+        looked_up.append(len(event_ids))
+        return known(delta, event_ids)
+
+    monkeypatch.setattr(lakehouse_table, "IDS_PER_QUERY", 3)
+    monkeypatch.setattr(lakehouse_table, "_known", counting)
+    state = lakehouse_table.DeltaState(delta=DeltaTable(tmp_path))
+    assert state.lacks([*stored, *absent]) == {*absent}
+    assert looked_up == [3, 3, 1]
+    assert not state.lacks([])
+
+
+def test_killed_between_the_tables_commit_and_its_positions(topic: Settings) -> None:
+    publisher = Publisher(topic)
+    some = publisher.events(60)
+    write_source(topic, some)
+    publisher.send(some[:30])
+    sink_database = database(topic)
+
+    def rows() -> int:
+        return len(ids(topic)) if DeltaTable.is_deltatable(str(folder(topic))) else 0
+
+    with running(topic, NAME) as sink:
+        wait_for("the first events", lambda: sum(sink_database.positions().values()) >= 30, timeout_s=TIMEOUT_S)
+        before = sink_database.positions()
+        with closing(connect(topic, SinkRole.WRITER)) as blocking, blocking.cursor() as cursor:
+            # The second transaction writes the counts here; the first only reads.
+            cursor.execute("SELECT FROM sinks WHERE name = %s FOR UPDATE", [NAME])
+            publisher.send([*some[30:], *some[:5]])
+            wait_for("the table's commit", lambda: rows() > 30, timeout_s=TIMEOUT_S, poll_s=0.5)  # a look is work
+            merged = rows()
+            processes = sink.processes()
+            assert any("delta" in word for process in processes for word in process.cmdline())
+            # Beside a sink whose positions are behind its table, check is exact: by what the table's commit says.
+            report = check.check(topic)
+            assert (report.sink(NAME).drift, report.sink(NAME).in_flight) == ({}, 60 - merged)
+            processes[0].kill()
+            assert psutil.wait_procs(processes, timeout=30)[1] == []
+        assert sink_database.positions() == before, "the fault fired: the table has what the positions do not"
+    done = catch_up(topic, NAME)
+    assert done.returncode == 0, done.stderr
+    first = logged(done, "applied")[0]
+    assert (first["applied"], first["duplicates"]) == (0, first["rows"]), "the batch came again, and was known"
+    assert first["rows"] == merged - 30 or merged == 60
+    assert ids(topic) == sorted(event.event_id for event in some)
+    report = check.check(topic)
+    assert report.settled
+    assert report.findings == []
+    shutil.rmtree(folder(topic).parent)
+
+
+def test_killed_between_two_parts_of_a_batch(topic: Settings) -> None:
+    publisher = Publisher(topic)
+    some = publisher.events(3 * PART_RECORDS)
+    publisher.send(some)
+    killed = catch_up_faulty_alone("death_between_parts_of_lakehouse", topic, NAME)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    first = len(ids(topic))
+    assert 0 < first < len(some)
+    assert staged_files(topic), "tasks have staged the parts"
+    done = catch_up(topic, NAME)
+    assert done.returncode == 0, done.stderr
+    assert staged_files(topic) == []
+    assert database(topic).staging_tables() == []
+    [again] = logged(done, "applied")
+    assert (again["applied"], again["duplicates"]) == (len(some) - first, first)
+    assert ids(topic) == sorted(event.event_id for event in some)
+    shutil.rmtree(folder(topic).parent)
