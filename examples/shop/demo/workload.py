@@ -15,7 +15,7 @@ from demo.traffic import Request
 RIGHT, NAIVE = "orders", "orders-naive"
 
 PRODUCTS = [f"TEA-{number}" for number in range(40)]
-ON_THE_SHELF, RARE = 1_000_000, 500  # pieces; the first product is soon sold out
+ON_THE_SHELF, RARE = 1_000_000, 50  # pieces; the first product is soon sold out
 FIRST_ORDERS = 300
 CANCELLED_SHARE = 0.1
 INVALID_SHARE = 0.05
@@ -30,7 +30,7 @@ class Workload:
 
     def set_up(self, send: Callable[[Sequence[Request]], list[Any]]) -> None:
         """Fill the shelf, and place the orders that are cancelled later."""
-        pieces = {product: ON_THE_SHELF for product in PRODUCTS} | {PRODUCTS[0]: RARE}
+        pieces = dict.fromkeys(PRODUCTS, ON_THE_SHELF) | {PRODUCTS[0]: RARE}
         send([Request("filling", "/stock", {"product": p, "pieces": n}, (201,), events=1) for p, n in pieces.items()])
         placed = send([self._order(PRODUCTS[1:]) for _ in range(FIRST_ORDERS)])
         self._orders = [order["id"] for order in placed]
