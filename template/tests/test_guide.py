@@ -1,13 +1,6 @@
-"""The guide of docs/adopting.md, followed word for word in a project that copier has just made.
+"""The pages with excerpts of the examples: each excerpt is in its file, each command exists, and the guide is short.
 
-Nothing of the page is repeated here. Each indented block of the guide has one of these forms of paragraph before it:
-
-    `PATH`:                       the block is the whole file
-    Run:                          commands, which must succeed
-    In a second terminal, run:    a command that runs until the guide has ended
-    It prints …:                  lines that the commands before have printed; `…` stands for anything
-
-The one block without such a paragraph generates the project.
+The domain of examples/shop, in a project that copier has just made, passes the project's own checks and tests.
 """
 
 from __future__ import annotations
@@ -15,206 +8,200 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
+import shutil
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
+import click
 import pytest
-from outbox.base.wait import timeout_scale
-from outbox.stack.process import MARK
+from outbox.cli import outbox
 from outbox.testing.homes import Homes
 from outbox.testing.leftovers import leftovers
 
-from template.tests import scratch
+from template.tests import bake, pages, scratch
 from template.tests.bake import Template
+from template.tests.pages import Excerpt
 from template.tests.paths import ROOT
 
-pytestmark = [pytest.mark.copies, pytest.mark.timeout(1800)]
-
-PAGE = ROOT / "docs" / "adopting.md"
-GUIDE, REFERENCE = "## The guide\n", "## Reference\n"
-BLOCK = re.compile(r"(?P<paragraph>(?:^\S.*\n)+)\n(?P<block>^ {4}.*\n(?:(?: {4}.*)?\n)*)", re.MULTILINE)
-FORMS = {
-    "file": re.compile(r"`(?P<path>[\w./-]+)`:"),
-    "run": re.compile("Run:"),
-    "stay": re.compile("In a second terminal, run:"),
-    "print": re.compile("It prints.*:"),
-}
-GENERATE = "copier copy "
-# Not in the checkout, whose .gitignore and settings of tools hold for what is below it.
-HOMES = Path(tempfile.gettempdir(), f"outbox-guide-{os.getuid()}")
-TIMEOUT_S = 900
-VENV = ("bin", "lib", "lib64", "pyvenv.cfg")
-# Neither the checkout's settings nor what pytest and make tell those that they start.
-NOT_INHERITED = re.compile(r"OUTBOX_(?!TIMEOUT_SCALE)|PYTEST_|MAKE|MFLAGS|GIT_|TEST_HOMES")
-GIT = {f"GIT_{who}_{what}": "test@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+LINE_MAX = 120
 
 
-class Step(NamedTuple):
-    """A block of the guide: its form, its text, and for a file the path."""
+class Page(NamedTuple):
+    """A page, the example that it shows, and how long it may be."""
 
-    form: str
-    text: str
-    path: str = ""
-
-
-def guide() -> str:
-    """The guide, without the reference behind it."""
-    _, _, rest = PAGE.read_text().partition(GUIDE)
-    found, end, _ = rest.partition(REFERENCE)
-    assert end
-    return found
-
-
-def steps(text: str) -> Iterator[Step]:
-    """The blocks of a text, in their order. Raises ValueError for a block of no known form."""
-    for found in BLOCK.finditer(text):
-        paragraph, block = found["paragraph"].rstrip("\n"), dedent(found["block"]).strip("\n") + "\n"
-        if block.startswith(GENERATE):
-            yield Step("generate", block)
-            continue
-        for form, pattern in FORMS.items():
-            if match := pattern.fullmatch(paragraph):
-                yield Step(form, block, match.groupdict().get("path", ""))
-                break
-        else:
-            raise ValueError(f"a block without a form, behind {paragraph!r}")
-
-
-class Shell:
-    """A user's terminals in the project's folder."""
-
-    def __init__(self, parent: Path) -> None:
-        self.project = parent / "my shop"
-        self._running: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
+    file: Path
+    example: Path
+    lines_max: int
 
     @property
-    def environment(self) -> Mapping[str, str]:
-        """Of a user who has nothing set, with the checkout's packages and the project's modules. JVMs start faster."""
-        found = scratch.environment(self.project)
-        found = {name: value for name, value in found.items() if not NOT_INHERITED.match(name)}
-        return {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1", **found, **GIT, "GIT_CONFIG_GLOBAL": os.devnull}
+    def text(self) -> str:
+        return self.file.read_text()
 
-    def generate(self, command: str) -> None:
-        """Generate the project from the checkout as it is, with its uncommitted changes."""
-        _, *words, address, name = shlex.split(command)
-        assert (address, name) == ("TEMPLATE", "shop")
-        template = Template(self.project.with_name("template")).folder
-        options = ["--defaults", "--quiet", "--vcs-ref", "HEAD"]
-        self._run([sys.executable, "-m", "copier", *words, *options, str(template), str(self.project)], template)
-        # The checkout's packages, and the mark that they are installed.
-        (self.project / ".venv").mkdir()
-        for part in VENV:
-            (self.project / ".venv" / part).symlink_to(ROOT / ".venv" / part)
-        (self.project / ".venv" / "dev").touch()
 
-    def run(self, commands: str) -> str:
-        """Run commands, which must all succeed, and return what they have printed."""
-        return self._run(["bash", "-e", "-c", commands], self.project)
+GUIDE = Page(ROOT / "docs" / "adopting.md", ROOT / "examples" / "shop", 300)
+EXISTING = Page(ROOT / "machinery" / "docs" / "existing-service.md", ROOT / "examples" / "existing", 120)
+PAGES = pytest.mark.parametrize("page", [GUIDE, EXISTING], ids=lambda page: page.file.stem)
+# Of a user of the project: neither the checkout's settings nor what pytest and make tell those that they start.
+NOT_INHERITED = re.compile(r"OUTBOX_(?!TIMEOUT_SCALE)|PYTEST_|MAKE|MFLAGS|GIT_|TEST_HOMES")
+# Not in the checkout, whose .gitignore and settings of tools hold for what is below it.
+HOMES = Path(tempfile.gettempdir(), f"outbox-guide-{os.getuid()}")
+DOMAIN = ("service", "sinks", "migrations", "connect/events", "tests", "demo/workload.py")
+VENV = ("bin", "lib", "lib64", "pyvenv.cfg")
+TIMEOUT_S = 1800
 
-    def stay(self, command: str) -> None:
-        """Run a command in a second terminal, until ``close``."""
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the command
-        process = subprocess.Popen(
-            ["bash", "-e", "-c", command],
-            cwd=self.project,
-            env={**self.environment, MARK: f"{self.project.parent}:terminal"},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        self._running.append((process, log))
 
-    def close(self) -> None:
-        """Stop what runs in the terminals, as Ctrl-C does."""
-        for process, log in self._running:
-            for number in (signal.SIGINT, signal.SIGKILL):
-                if process.poll() is None:
-                    os.killpg(process.pid, number)
-                    try:
-                        process.wait(30 * timeout_scale())
-                    except subprocess.TimeoutExpired:
-                        continue
-            log.seek(0)
-            print(log.read().decode()[-3000:])  # noqa: T201 - pytest shows it if the test has failed
-            log.close()
+@PAGES
+def test_a_page_is_short(page: Page) -> None:
+    assert len(page.text.splitlines()) <= page.lines_max
+    assert [line for line in page.text.splitlines() if len(line) > LINE_MAX] == []
 
-    def _run(self, words: list[str], folder: Path) -> str:
-        started_at = time.monotonic()
-        done = subprocess.run(
-            words,
-            cwd=folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=TIMEOUT_S * timeout_scale(),
-        )
-        print(f"{time.monotonic() - started_at:5.1f} s  {words[-1].splitlines()[0]}")  # noqa: T201
-        assert done.returncode == 0, f"{words[-1]}\n{done.stdout[-10_000:]}"
-        return done.stdout
+
+@PAGES
+def test_each_excerpt_is_in_its_file(page: Page) -> None:
+    found = list(pages.excerpts(page.text))
+    assert len(found) > 4
+    assert [one for one in found if not one.is_in(page.example / one.path)] == []
+
+
+@PAGES
+def test_each_file_that_is_named_exists(page: Page) -> None:
+    """In the example, or in the frame that copier makes."""
+    named = {text for text in pages.QUOTED.findall(page.text) if re.fullmatch(r"[\w-]+(/[\w.-]+)+/?", text)}
+    places = (page.example, ROOT, ROOT / "machinery")
+    made_later = {".outbox/stack.env"}
+    assert named
+    assert [one for one in sorted(named - made_later) if not any((place / one).exists() for place in places)] == []
+
+
+@PAGES
+def test_each_command_exists(page: Page) -> None:
+    words = [shlex.split(text, comments=True) for text in pages.commands(page.text) if is_command(text)]
+    assert any(one[0] == "outbox" for one in words)
+    assert [one for one in words if not exists(one)] == []
+
+
+def is_command(text: str) -> bool:
+    """Whether a reader would type it: a command of ours with its words."""
+    return bool(re.match(r"(outbox|make) [a-z]", text))
+
+
+def exists(words: list[str]) -> bool:
+    """Whether make has the target, or `outbox` the command and its options."""
+    if words[0] == "make":
+        return bool(re.search(rf"(?m)^{words[1]}:", (ROOT / "Makefile").read_text()))
+    command: click.Command | None = outbox
+    for word in words[1:]:
+        if not isinstance(command, click.Group):
+            break
+        command = command.get_command(click.Context(command), word)
+    if command is None:
+        return False
+    options = {option for parameter in command.params for option in parameter.opts}
+    return {word for word in words if word.startswith("--")} <= options
+
+
+@pytest.mark.copies
+@pytest.mark.timeout(TIMEOUT_S)
+def test_a_project_with_the_domain_of_the_example_passes_its_own_tests(homes: Homes) -> None:
+    """All but the contract tests, which `make test-examples` runs on the same files."""
+    project = generated(homes.new("guide"))
+    run(project, pages.block(GUIDE.text, "rm -r"))
+    for name in DOMAIN:
+        copy(GUIDE.example / name, project / name)
+    ours, theirs = (tomllib.loads((folder / "pyproject.toml").read_text()) for folder in (project, GUIDE.example))
+    assert ours["tool"]["outbox"] == theirs["tool"]["outbox"]
+    assert ours["project"]["name"] == theirs["project"]["name"]
+    bake.commit(project)
+    run(project, pages.block(GUIDE.text, "! git grep"))
+    # The virtual environment is the checkout's.
+    run(project, "make -o .venv/dev check")
+    run(project, "make -o .venv/dev test ARGS='-n 0 --ignore tests/integration/test_contract.py'")
+    assert bake.git(project, "status", "--porcelain") == ""
 
 
 @pytest.fixture
-def shell() -> Iterator[Shell]:
-    """A shell in a folder whose name has a space; nothing that it has started outlives the test, or a killed pytest."""
-    homes = Homes(HOMES)
-    made = Shell(homes.new("guide"))
-    try:
-        yield made
-    finally:
-        try:
-            made.close()
-        finally:
-            homes.close(keep_logs=False)
-    assert leftovers(made.project) == []
+def homes() -> Iterator[Homes]:
+    """Folders with a space in their names. Nothing that was started in them outlives the test, or a killed pytest."""
+    made = Homes(HOMES)
+    yield made
+    made.close(keep_logs=False)
+    assert leftovers(made.folder) == []
 
 
-def test_a_reader_gets_from_the_sample_to_a_domain_of_orders(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = ""
-    for step in steps(guide()):
-        match step.form:
-            case "generate":
-                shell.generate(step.text)
-            case "file":
-                (shell.project / step.path).write_text(step.text)
-            case "run":
-                printed = shell.run(step.text)
-            case "stay":
-                shell.stay(step.text)
-            case "print":
-                assert re.search(pattern(step.text), printed, re.MULTILINE), f"{step.text}\nis not in\n{printed}"
-    changed = shell.run("git diff --shortstat HEAD~1 HEAD").strip()
-    assert shell.run("git status --porcelain") == ""
-    with capsys.disabled():
-        print(f"\nfollowing the guide: {changed}")  # noqa: T201
+def generated(folder: Path) -> Path:
+    """The project, made by the page's command from the checkout as it is, with its uncommitted changes."""
+    _, *words, address, name = shlex.split(pages.block(GUIDE.text, "copier copy"))
+    assert (address, name) == ("TEMPLATE", "shop")
+    project = folder / "my shop"
+    done = bake.copier(folder, *words, str(Template(folder / "template").folder), str(project))
+    assert done.returncode == 0, done.stderr
+    (project / ".venv").mkdir()
+    for part in VENV:
+        (project / ".venv" / part).symlink_to(ROOT / ".venv" / part)
+    (project / ".venv" / "dev").touch()
+    bake.git(project, "init", "--quiet")
+    bake.commit(project)
+    return project
 
 
-def pattern(shown: str) -> str:
-    """Lines that the page shows as having been printed, as a regular expression."""
-    lines = (".*".join(re.escape(part) for part in line.split("…")) for line in shown.splitlines())
-    return "^" + "\n".join(lines) + "$"
+def copy(source: Path, target: Path) -> None:
+    """Replace what is there by the example's, without what its tests have left."""
+    if source.is_file():
+        shutil.copy(source, target)
+        return
+    shutil.rmtree(target)
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
 
 
-@pytest.mark.parametrize("text", ["run:\n\n    ls\n", "This is\nRun:\n\n    ls\n", "`a file`:\n\n    x\n"])
-def test_a_block_of_no_known_form_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="without a form"):
-        list(steps(text))
+def run(project: Path, commands: str) -> None:
+    """Run commands as a user who has nothing set, with the checkout's packages. JVMs start faster."""
+    found = {name: value for name, value in scratch.environment(project).items() if not NOT_INHERITED.match(name)}
+    found |= {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1", "MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "guide")}
+    done = subprocess.run(
+        ["bash", "-e", "-c", commands],
+        cwd=project,
+        env=found,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, f"{commands}\n{done.stdout[-10_000:]}"
 
 
-def test_the_forms_are_recognised() -> None:
-    text = "Why.\n\n`a/b.py`:\n\n    x = 1\n\n\n    if x:\n        y = 2\n\nRun:\n\n    ls\n\nIt prints:\n\n    b.py\n"
-    assert list(steps(text)) == [
-        Step("file", "x = 1\n\n\nif x:\n    y = 2\n", "a/b.py"),
-        Step("run", "ls\n"),
-        Step("print", "b.py\n"),
-    ]
-    assert re.search(pattern("a…c\n42"), "x\nabbc\n42\n", re.MULTILINE)
-    assert not re.search(pattern("a…c\n42"), "xabbc\n42\n", re.MULTILINE)
+# The checks themselves ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "is_there"),
+    [
+        ("a = 1\nb = 2\n", True),
+        ("    c = 3\n    d = 4\n", True),
+        ("a = 1\n…\nd = 4\n", True),
+        ("a = 1\nc = 3\n", False),
+        ("d = 4\n…\na = 1\n", False),
+        ("a = 10\n", False),
+    ],
+)
+def test_an_excerpt_is_found_word_for_word(tmp_path: Path, text: str, is_there: bool) -> None:
+    file = tmp_path / "a.py"
+    file.write_text("a = 1\nb = 2\nif b:\n    c = 3\n    d = 4\n")
+    assert Excerpt("a.py", text).is_in(file) is is_there
+
+
+@pytest.mark.parametrize("words", ["outbox chek", "outbox check --quick", "outbox connect aply", "make tests"])
+def test_a_command_with_a_mistake_does_not_exist(words: str) -> None:
+    assert is_command(words)
+    assert not exists(words.split())
+
+
+def test_blocks_and_words_are_found() -> None:
+    text = "Why.\n\n`a/b.py`:\n\n    x = 1\n\n    y = 2\n\nRun `make check\nnow`:\n\n    outbox up\n"
+    assert list(pages.excerpts(text)) == [Excerpt("a/b.py", "x = 1\n\ny = 2\n")]
+    assert pages.commands(text) == ["outbox up", "a/b.py", "make check now"]
+    assert pages.block(text, "outbox") == "outbox up\n"

@@ -1,4 +1,4 @@
-"""Who may import whom: samples import the machinery's public API, and not each other."""
+"""Who may import whom: samples and examples import the machinery's public API, and not each other."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ import pytest
 
 from template.tests.paths import ROOT
 
-MINIMAL = "template/minimal"
+PACKAGES = ("service", "sinks", "migrations", "tests")
 SAMPLES = (
     *("service", "sinks", "migrations"),
-    *(f"{MINIMAL}/{folder}" for folder in ("service", "sinks", "migrations", "tests")),
+    *(f"template/minimal/{folder}" for folder in PACKAGES),
+    *(f"examples/shop/{folder}" for folder in PACKAGES),
+    *(f"examples/existing/{folder}" for folder in ("loans", "sinks", "migrations", "tests")),
 )
 PUBLIC = {
     *("outbox", "outbox.dbapi", "outbox.migrations", "outbox.sinks", "outbox.spark", "outbox.web"),
     *("outbox.testing", "outbox.testing.contract"),
 }
 # What each package of a project may import of the others.
-OTHERS = {"service": set[str](), "sinks": set[str](), "migrations": set[str](), "tests": {"service", "sinks"}}
+OTHERS = {
+    "service": set[str](),
+    "loans": set[str](),
+    "sinks": set[str](),
+    "migrations": set[str](),
+    "tests": {"service", "loans", "sinks"},
+}
 
 
 def imported(folder: str) -> Iterator[tuple[str, str]]:

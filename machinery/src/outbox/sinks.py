@@ -1,4 +1,4 @@
-"""The public API for sinks: what a module ``job`` declares (docs/adopting.md), and decoders of other records."""
+"""The public API for sinks: what a module ``job`` declares (docs/projections.md), and decoders of other records."""
 
 from outbox.events.schema import Column, Rejection
 from outbox.events.schema import load as load_schema

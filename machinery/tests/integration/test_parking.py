@@ -165,7 +165,7 @@ def test_a_projection_that_does_not_say_so_goes_on(statement: Statement) -> None
     assert Database(statement.settings).query("SELECT version FROM statement WHERE sink = 'hasty'") == [(1,), (3,)]
 
 
-# As docs/adopting.md has it: the version of each item is stored, and an event that is not above it is refused.
+# As docs/projections.md has it: the version of each item is stored, and an event that is not above it is refused.
 LATE = """
 -- ordered
 -- [refuse]

@@ -1,6 +1,7 @@
-"""An existing service takes the outbox, `append` and the connector, by the commands and the code of its page.
+"""An existing service takes the outbox, `append` and the connector, by the commands of its page.
 
-The service has a database, tables, migrations and a role of its own, which were not made by us.
+The service is the one of examples/existing, which the template's repository has. It has a database, tables, migrations
+and a role of its own, which were not made by us.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib import metadata
@@ -30,26 +32,39 @@ from outbox.kafka.clients import client_config, request_timeout_s
 from outbox.stack.postgres import Postgres
 from outbox.stack.stack import Stack
 from outbox.testing.failures import raises
-from tests.support import suite
 from tests.support.paths import ROOT
 from tests.support.topic_reader import Log, Record
 
+EXAMPLE = ROOT.parent / "examples" / "existing"
 PAGE = (ROOT / "docs" / "existing-service.md").read_text()
+REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?:^ {4}.*\n)+", PAGE, re.MULTILINE)]
-PASSWORD = "of-the-shop"
-TOPIC = "shop.order"
-# As other tools have made it: Alembic for its tables, and one that is called as one of ours.
+PASSWORD = "of-the-library"
+TOPIC = "library.book"
+ISBN = "9780132350884"
+# As other tools have made it: Alembic, and a table that is called as one of ours.
 THEIRS = """
-CREATE TABLE orders (id text PRIMARY KEY, cents bigint NOT NULL);
 CREATE TABLE alembic_version (version_num text PRIMARY KEY);
-INSERT INTO alembic_version VALUES ('shop_0042');
+INSERT INTO alembic_version VALUES ('library_0042');
 CREATE TABLE idempotency_keys (key text PRIMARY KEY);
 """
 TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tableowner = %s ORDER BY tablename"
+# The service lends the only copy of a book, to the first of two readers.
+LEND = f"""
+import django
+django.setup()
+from django.test import Client
+from loans.models import Book
+Book.objects.create(isbn="{ISBN}", title="A book", copies=1)
+for reader in ("R-1", "R-2"):
+    answer = Client().post("/books/{ISBN}/lend", {{"reader": reader}}, content_type="application/json")
+    print(answer.status_code)
+"""
+pytestmark = pytest.mark.skipif(not EXAMPLE.exists(), reason="examples/existing is in the template's repository")
 
 
-class Shop(NamedTuple):
-    """The service, the folder of the commands, and the settings that they have."""
+class Library(NamedTuple):
+    """The service, its folder, and the environment of the commands."""
 
     folder: Path
     environment: dict[str, str]
@@ -59,6 +74,11 @@ class Shop(NamedTuple):
     def run(self, command: str) -> str:
         """What a command of the page prints; further options may follow the page's words."""
         return self.succeed(["bash", "-c", command])
+
+    def python(self, *words: str) -> str:
+        """What the service itself prints, as its own role."""
+        mine = {"PGUSER": "library", "PGPASSWORD": PASSWORD, "DJANGO_SETTINGS_MODULE": "library.settings"}
+        return self._replace(environment={**self.environment, **mine}).succeed([sys.executable, *words])
 
     def succeed(self, command: list[str]) -> str:
         done = subprocess.run(
@@ -75,30 +95,23 @@ def block(beginning: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def shop(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """The service before it has an outbox, with the folder and the settings of the page."""
-    folder = tmp_path_factory.mktemp("a shop")
-    (folder / "pyproject.toml").write_text(block("[tool.outbox]"))
-    events = folder / "connect" / "events" / "order"
-    events.mkdir(parents=True)
-    shutil.copy(suite.DOMAIN / "connect" / "outbox.json", folder / "connect")
-    (events / "aggregate.toml").write_text(block("key = "))
-    (events / "placed.v1.schema.json").write_text(block("{"))
-
+def library(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
+    """The service before its database has an outbox, with the settings of the page."""
+    folder = shutil.copytree(EXAMPLE, tmp_path_factory.mktemp("a library") / "existing")
     postgres, embedded = Postgres(stack.settings), stack.settings
-    postgres.psql(f"CREATE ROLE shop LOGIN PASSWORD '{PASSWORD}'")
-    postgres.psql("CREATE DATABASE shop OWNER shop")
+    postgres.psql(f"CREATE ROLE library LOGIN PASSWORD '{PASSWORD}'")
+    postgres.psql("CREATE DATABASE library OWNER library")
     settings = embedded.model_copy(
-        update={"source_db_name": "shop", "source_db_role_prefix": "outbox"}
-        | {"topic_prefix": "shop", "connector": "shop_outbox"}
+        update={"source_db_name": "library", "source_db_role_prefix": "library"}
+        | {"topic_prefix": "library", "connector": "library_outbox"}
     )
 
     def connect() -> psycopg.Connection[tuple[Any, ...]]:
         return psycopg.connect(
             host=embedded.source_db_host,
             port=embedded.source_db_port,
-            dbname="shop",
-            user="shop",
+            dbname="library",
+            user="library",
             password=PASSWORD,
         )
 
@@ -112,7 +125,6 @@ def shop(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sho
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("OUTBOX_", "PYTHONPATH"))},
         **variables,
-        project.VARIABLE: str(folder),
         **{f"OUTBOX_SOURCE_DB_{role}_PASSWORD": password for role, password in passwords.items()},
         "OUTBOX_SOURCE_DB_HOST": embedded.source_db_host,
         "OUTBOX_SOURCE_DB_PORT": str(embedded.source_db_port),
@@ -124,50 +136,54 @@ def shop(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sho
         "PGUSER": "postgres",
         "PGPASSWORD": embedded.stack_postgres_password.get_secret_value(),
     }
-    yield Shop(folder, environment, settings, connect)
-    postgres.psql("DROP DATABASE shop WITH (FORCE)")
-    for role in ("shop", "outbox_owner", "outbox_app", "outbox_cdc", "outbox_pruner", "outbox_auditor"):
+    made = Library(folder, environment, settings, connect)
+    made.python("manage.py", "migrate", "loans", "0001")
+    yield made
+    postgres.psql("DROP DATABASE library WITH (FORCE)")
+    for role in ("library", *(f"library_{one}" for one in ("owner", "app", "cdc", "pruner", "auditor"))):
         postgres.psql(f"DROP ROLE {role}")
 
 
 @pytest.fixture(scope="module")
-def migrated(shop: Shop) -> Shop:
-    """With the roles and the table of the page."""
+def migrated(library: Library) -> Library:
+    """With the roles and the table of the page, and the service's next migration."""
     for _ in range(2):  # to be repeated for a change of passwords
-        shop.run(block("psql -X -d postgres"))
-    shop.run(block("psql -X -d shop"))
-    first, second = (shop.run(block("outbox migrate")) for _ in range(2))
+        library.run(block("psql -X -d postgres"))
+    first, second = (library.run(block("outbox migrate")) for _ in range(2))
     assert "applied source_machinery_0001" in first
-    assert "added order.placed.v1" in first
+    assert "added book.lent.v1, book.returned.v1" in first
     assert second.count("up to date") == 2
-    return shop
+    library.python("manage.py", "migrate")
+    return library
 
 
 @pytest.fixture(scope="module")
-def relaying(migrated: Shop) -> Iterator[Shop]:
+def relaying(migrated: Library) -> Iterator[Library]:
     """With the connector of the page."""
-    migrated.run(block("outbox connect apply"))
+    apply, _ = block("outbox connect apply").splitlines()
+    migrated.run(apply)
     yield migrated
     migrated.run("outbox connect remove --drop-slot --yes")
     admin = AdminClient(client_config(migrated.settings))
-    for request in admin.delete_topics([TOPIC, "shop_outbox.offsets", "shop_outbox.markers"]).values():
+    for request in admin.delete_topics([TOPIC, "library_outbox.offsets", "library_outbox.markers"]).values():
         request.result(request_timeout_s())
 
 
 @pytest.fixture
-def in_the_service(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets this process be the service: `append` reads the declarations of the shop."""
-    monkeypatch.setenv(project.VARIABLE, str(shop.folder))
+def in_the_service(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets this process be the service: `append` reads the declarations of the library."""
+    monkeypatch.setenv(project.VARIABLE, str(library.folder))
 
 
-def placed(order_id: str, cents: int = 700) -> Event:
+def lent(isbn: str = ISBN, reader: str = "R-17") -> Event:
     """The event of the page."""
-    return Event("order", order_id, "placed", {"order_id": order_id, "cents": cents})
+    payload = {"isbn": isbn, "reader": reader, "occurred_at": "2026-11-21T10:00:00Z"}
+    return Event("book", isbn, "lent", payload)
 
 
-def records_of(shop: Shop, key: str) -> list[Record]:
+def records_of(library: Library, key: str) -> list[Record]:
     """The records of a key, once there is one."""
-    with closing(Log(shop.settings, [TOPIC])) as log:
+    with closing(Log(library.settings, [TOPIC])) as log:
         return wait_for(
             f"a record of {key}",
             lambda: [record for record in log.read() if record.key == key],
@@ -176,20 +192,26 @@ def records_of(shop: Shop, key: str) -> list[Record]:
         )
 
 
-def test_the_service_keeps_what_it_has(migrated: Shop) -> None:
+def test_the_service_keeps_what_it_has(migrated: Library) -> None:
     with closing(migrated.connect()) as connection:
-        theirs = connection.execute(TABLES, ["shop"]).fetchall()
-        assert theirs == [("alembic_version",), ("idempotency_keys",), ("orders",)]
-        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("shop_0042",)]
-        assert connection.execute(TABLES, ["outbox_owner"]).fetchall() == [("outbox",), ("outbox_version",)]
-        public = connection.execute("SELECT has_database_privilege('public', 'shop', 'CONNECT')").fetchone()
+        theirs = [name for (name,) in connection.execute(TABLES, ["library"]).fetchall()]
+        assert theirs == ["alembic_version", "django_migrations", "idempotency_keys", "loans_book"]
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("library_0042",)]
+        assert connection.execute(TABLES, ["library_owner"]).fetchall() == [("outbox",), ("outbox_version",)]
+        public = connection.execute("SELECT has_database_privilege('public', 'library', 'CONNECT')").fetchone()
         assert public == (True,), "others of its clients may still connect"
 
 
-@pytest.mark.usefixtures("in_the_service")
-def test_the_service_may_write_events_and_not_read_them(migrated: Shop) -> None:
+def test_the_auditor_may_read_what_the_service_grants(migrated: Library) -> None:
     with closing(migrated.connect()) as connection:
-        append(connection, placed("1"))
+        query = "SELECT has_column_privilege('library_auditor', 'loans_book', %s, 'SELECT')"
+        assert [connection.execute(query, [name]).fetchone() for name in ("lent", "title")] == [(True,), (False,)]
+
+
+@pytest.mark.usefixtures("in_the_service")
+def test_the_service_may_write_events_and_not_read_them(migrated: Library) -> None:
+    with closing(migrated.connect()) as connection:
+        append(connection, lent())
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute("SELECT FROM outbox")
         connection.rollback()
@@ -199,66 +221,62 @@ def test_the_service_may_write_events_and_not_read_them(migrated: Shop) -> None:
 @pytest.mark.parametrize(
     ("event", "code"),
     [
-        (Event("order", "1", "paid", {"order_id": "1", "cents": 1}), "event-undeclared"),
-        (placed("1", cents=-1), "event-invalid"),
-        (Event("order", "2", "placed", placed("1").payload), "event-key-mismatch"),
+        (Event("book", ISBN, "burnt", lent().payload), "event-undeclared"),
+        (lent(reader=""), "event-invalid"),
+        (Event("book", "9780000000000", "lent", lent().payload), "event-key-mismatch"),
     ],
 )
-def test_append_refuses_what_the_page_says(migrated: Shop, event: Event, code: str) -> None:
-    assert f"`{code}`" in PAGE
+def test_append_refuses_what_the_reference_says(migrated: Library, event: Event, code: str) -> None:
+    assert f"`{code}`" in REFERENCE
     with closing(migrated.connect()) as connection, raises(code):
         append(connection, event)
 
 
-def test_the_table_refuses_undeclared_events_of_other_clients(migrated: Shop) -> None:
-    insert = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('order', '1', 'paid', '{}')"
+def test_the_table_refuses_undeclared_events_of_other_clients(migrated: Library) -> None:
+    insert = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('book', '1', 'burnt', '{}')"
     with closing(migrated.connect()) as connection:
         with pytest.raises(psycopg.errors.CheckViolation, match="event_is_declared"):
             connection.execute(insert)
         connection.rollback()
 
 
-def test_a_wheel_without_its_dependencies_is_enough(migrated: Shop) -> None:
-    """The packages that the page installs for the service, beside the driver."""
-    named = re.search(r"`pip install (msgspec [^`]*)`", PAGE)
-    assert named is not None
-    distributions = ["psycopg", "psycopg-binary", "typing_extensions", *named[1].split()]
+def test_the_wheel_and_its_two_dependencies_are_enough(migrated: Library) -> None:
+    """What pip installs with the wheel, beside the driver."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = [re.split("[<>=]", one)[0] for one in needed]
+    assert all(f"`{name}`" in PAGE for name in names)
     packages = migrated.folder / "packages"
     packages.mkdir()
-    for distribution in map(metadata.distribution, distributions):
+    for distribution in map(metadata.distribution, ["psycopg", "psycopg-binary", "typing_extensions", *names]):
         for top in {file.parts[0] for file in distribution.files or () if ".." not in file.parts}:
             (packages / top).symlink_to(str(distribution.locate_file(top)))
     shutil.copytree(ROOT / "src" / "outbox", packages / "outbox")  # a link would lead to the project of the repository
+    event = lent()
     program = "from outbox.dbapi import Event; from outbox.writing.rows import rows; import psycopg;"
-    checked = "print(rows([Event('order', '1', 'placed', {'order_id': '1', 'cents': 1})])[0]['payload'])"
-    path = {"PYTHONPATH": str(packages)}
-    found = migrated._replace(environment=path).succeed([sys.executable, "-S", "-c", program + checked])
-    assert json.loads(found) == {"order_id": "1", "cents": 1}
+    checked = f"print(rows([Event('book', '{ISBN}', 'lent', {event.payload})])[0]['payload'])"
+    found = migrated._replace(environment={"PYTHONPATH": str(packages)}).succeed(
+        [sys.executable, "-S", "-c", program + checked]
+    )
+    assert json.loads(found) == event.payload
 
 
-@pytest.mark.usefixtures("in_the_service")
-def test_change_and_event_are_committed_together_and_relayed(relaying: Shop) -> None:
+def test_change_and_event_are_committed_together_and_relayed(relaying: Library) -> None:
+    assert relaying.python("-c", LEND).split() == ["201", "409"]
     with closing(relaying.connect()) as connection:
-        append(connection, placed("7", cents=1))
-        connection.rollback()
-    imports = "import psycopg\nfrom outbox.dbapi import Event, append\norder_id = '7'\n"
-    as_shop = {**relaying.environment, "PGPASSWORD": PASSWORD}
-    relaying._replace(environment=as_shop).succeed([sys.executable, "-c", imports + block("with psycopg.connect")])
-
-    with closing(relaying.connect()) as connection:
-        assert connection.execute("SELECT id, cents FROM orders").fetchall() == [("7", 700)]
-    (record,) = records_of(relaying, "7")
-    assert json.loads(record.value) == {"order_id": "7", "cents": 700}
-    assert (record.headers["eventType"], record.headers["schemaVersion"]) == ("placed", "1")
+        assert connection.execute("SELECT isbn, lent FROM loans_book").fetchall() == [(ISBN, 1)]
+    (record,) = records_of(relaying, ISBN)
+    payload = json.loads(record.value)
+    assert (payload["isbn"], payload["reader"]) == (ISBN, "R-1")
+    assert (record.headers["eventType"], record.headers["schemaVersion"]) == ("lent", "1")
 
 
-def test_the_consumer_of_the_page_applies_a_repeated_event_once(migrated: Shop) -> None:
+def test_the_consumer_of_the_page_applies_a_repeated_event_once(migrated: Library) -> None:
     class Message:
         def headers(self) -> list[tuple[str, bytes]]:
             return [("id", b"one")]
 
         def value(self) -> bytes:
-            return b'{"cents": 700}'
+            return b'{"isbn": "9780132350884"}'
 
     program: dict[str, Any] = {"json": json}
     exec(block("def handle"), program)  # noqa: S102
@@ -268,15 +286,17 @@ def test_the_consumer_of_the_page_applies_a_repeated_event_once(migrated: Shop) 
         connection.commit()
         for _ in range(2):
             program["handle"](connection, Message(), lambda _, event: applied.append(event))
-    assert applied == [{"cents": 700}]
+    assert applied == [{"isbn": ISBN}]
 
 
 @pytest.mark.usefixtures("in_the_service")
-def test_relayed_events_are_pruned_without_a_sink_database(relaying: Shop) -> None:
+def test_relayed_events_are_pruned_without_a_sink_database(relaying: Library) -> None:
+    other = "9780201633610"
     with closing(relaying.connect()) as connection, connection:
-        append(connection, placed("8"))
-    records_of(relaying, "8")
-    pruned = json.loads(relaying.run(f"{block('outbox prune').strip()} --keep-hours 0 --json"))
+        append(connection, lent(other))
+    records_of(relaying, other)
+    _, prune = block("outbox connect apply").splitlines()
+    pruned = json.loads(relaying.run(f"{prune} --keep-hours 0 --json"))
     assert pruned["outbox"]["deleted"] > 0
     assert (pruned["outbox"]["lost"]["count"], pruned["retention"]) == (0, None)
-    assert "connector   shop_outbox: RUNNING" in relaying.run("outbox connect status")
+    assert "connector   library_outbox: RUNNING" in relaying.run("outbox connect status")

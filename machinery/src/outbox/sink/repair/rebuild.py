@@ -414,7 +414,7 @@ def _totals(settings: Settings, aggregates: Sequence[Aggregate]) -> Iterator[tup
             if not {"key", "version"} <= column_names(connection, view):
                 raise Failure(
                     f"the source has no view {view} with columns key and version",
-                    "add it in a migration: docs/adopting.md",
+                    "add it in a migration: docs/projections.md",
                     code="rebuild-unsupported",
                 )
             with connection.cursor("totals") as cursor:  # on the server: they may be more than memory holds
