@@ -1,6 +1,7 @@
 """The money that was moved each day, in euros: a job with PySpark of its own (docs/spark.md).
 
-Optional: to do without, delete this folder, the tests named after it, and migrations/sink/0003_turnover.py.
+Optional: to do without, delete this folder, the tests named after it and migrations/sink/0003_turnover.py, and let the
+next migration come after sink_domain_0002.
 """
 
 from __future__ import annotations

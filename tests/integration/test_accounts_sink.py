@@ -125,6 +125,19 @@ def test_two_openings_of_an_account_do_not_stop_the_sink(client: Client, databas
     assert [(row[2], row[4]) for row in held(databases).values()] == [("second", 2)]
 
 
+def test_a_late_opening_does_not_undo_a_younger_one(client: Client, databases: Settings) -> None:
+    client.open(label="first")
+    [first] = outbox_records(databases)
+    second = {
+        **first,
+        "headers": {**first["headers"], "id": first["headers"]["id"][:-4] + "ffff"},
+        "value": {**first["value"], "label": "second", "version": 2},
+    }
+    assert deliver(databases, [{**first, "value": {}}, second], SINK).dead == 1
+    assert deliver(databases, [first], SINK).applied == 1
+    assert [(row[2], row[4]) for row in held(databases).values()] == [("second", 2)]
+
+
 def test_the_largest_debit_does_not_stop_the_sink(client: Client, databases: Settings) -> None:
     user = client.open()
     client.fund(user, 1)

@@ -11,14 +11,15 @@ WITH truth AS (
      WHERE aggregate = 'account'
 ), settled AS (
     INSERT INTO accounts AS stored
-           (sink, account_id, kind, currency, label, status, version, transfers, turnover_minor)
-    SELECT %(sink)s, account_id, kind, currency, label, status, version, transfers, turnover
+           (sink, account_id, kind, currency, label, opened_version, status, version, transfers, turnover_minor)
+    SELECT %(sink)s, account_id, kind, currency, label, version, status, version, transfers, turnover
       FROM truth
      ORDER BY account_id
     ON CONFLICT (sink, account_id) DO UPDATE
        SET kind = excluded.kind,
            currency = excluded.currency,
            label = excluded.label,
+           opened_version = excluded.opened_version,
            status = excluded.status,
            version = excluded.version,
            transfers = excluded.transfers,

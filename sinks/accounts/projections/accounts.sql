@@ -2,16 +2,18 @@
 --
 -- A batch is of one topic, and either topic may be ahead of the other. So each statement makes the row or completes it,
 -- and none depends on what another has found. A replayed dead letter may come after younger events: the version of the
--- account's life says which status is the newest.
-INSERT INTO accounts AS stored (sink, account_id, kind, currency, label)
-SELECT DISTINCT ON (account_id) %(sink)s, account_id, kind, currency, label
+-- account's life says which opening and which status are the newest.
+INSERT INTO accounts AS stored (sink, account_id, kind, currency, label, opened_version)
+SELECT DISTINCT ON (account_id) %(sink)s, account_id, kind, currency, label, version
   FROM new_account_opened
  ORDER BY account_id, version DESC
 ON CONFLICT (sink, account_id) DO UPDATE
    SET kind = excluded.kind,
        currency = excluded.currency,
        label = excluded.label,
-       updated_at = now();
+       opened_version = excluded.opened_version,
+       updated_at = now()
+ WHERE excluded.opened_version > stored.opened_version;
 
 INSERT INTO accounts AS stored (sink, account_id, status, version)
 SELECT DISTINCT ON (account_id) %(sink)s, account_id, status, version
