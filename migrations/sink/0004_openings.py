@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from alembic import op
-
 from outbox.migrations import execute
 
 revision = "sink_domain_0004"

@@ -56,12 +56,12 @@ TAIL = """\
 # OUTBOX_JVM_LOG_LEVEL=warn
 
 # Read by docker-compose only --------------------------------------------------
-# ports on 127.0.0.1, with the profile monitoring
+# ports on 127.0.0.1, with docker-compose.monitoring.yml
 # OUTBOX_GRAFANA_PORT=3000
 # OUTBOX_PROMETHEUS_PORT=9090
 # memory of a sink's container: the heap of its driver plus about 750m
 # OUTBOX_SINK_MEMORY_LIMIT=1536m
-# cores of the Spark cluster for each process of sinks, with the profile cluster
+# cores of the Spark cluster for each process of sinks, with docker-compose.cluster.yml
 # OUTBOX_SPARK_CORES=2
 """
 

@@ -12,13 +12,21 @@ from template.tests.paths import ROOT
 
 PACKAGES = ("service", "sinks", "migrations", "tests")
 SAMPLES = (
-    *("service", "sinks", "migrations"),
+    *("service", "sinks", "migrations", "demo"),
     *(f"template/minimal/{folder}" for folder in PACKAGES),
     *(f"examples/shop/{folder}" for folder in PACKAGES),
     *(f"examples/existing/{folder}" for folder in ("loans", "sinks", "migrations", "tests")),
 )
 PUBLIC = {
-    *("outbox", "outbox.dbapi", "outbox.migrations", "outbox.sinks", "outbox.spark", "outbox.web"),
+    *(
+        "outbox",
+        "outbox.dbapi",
+        "outbox.migrations",
+        "outbox.sinks",
+        "outbox.spark",
+        "outbox.walkthrough",
+        "outbox.web",
+    ),
     *("outbox.testing", "outbox.testing.contract"),
 }
 # What each package of a project may import of the others.

@@ -186,6 +186,14 @@ def test_elsewhere_it_touches_nothing(settings: Settings, tmp_path: Path) -> Non
         Containers(settings, ["dedup"], tmp_path / "nowhere", find=lambda: pytest.fail("it looks for processes"))
 
 
+def test_one_walkthrough_runs_at_a_time(settings: Settings, shared: Path) -> None:
+    first = Containers(settings, ["dedup"], shared)
+    with raises("walkthrough-running"):
+        Containers(settings, ["dedup"], shared)
+    os.close(first._lock)  # as when its process ends
+    Containers(settings, ["dedup"], shared)
+
+
 # Switching ----------------------------------------------------------------------------------------------------------
 
 

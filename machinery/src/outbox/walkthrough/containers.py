@@ -9,6 +9,7 @@ the walkthrough runs that has written it: if that is killed, the worker's next s
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -146,12 +147,17 @@ class Containers(Chain):
         """``shared`` is the folder with the file of the mode.
 
         Raises Failure if there is none: these are not the containers of docker-compose, and whatever runs here is not
-        ours to kill.
+        ours to kill. Raises Failure too if another walkthrough runs: each would report the faults of the other.
         """
         if not shared.is_dir():
             raise Failure(
                 f"there is no folder {shared}", "run it by `docker compose run --rm demo`", code="not-in-a-container"
             )
+        self._lock = os.open(shared, os.O_RDONLY)  # held as long as this process lives
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Failure("another walkthrough runs", "wait until it has ended", code="walkthrough-running") from None
         self._configured = settings
         self._settings = settings
         self._mode_file = shared / MODE_FILE

@@ -31,10 +31,13 @@ class Workload(Protocol):
     The walkthrough makes one object of it, with a seed as the only argument. The same seed plans the same requests.
     """
 
-    right: str
-    """The sink that agrees with the source under every fault."""
-    naive: str | None
-    """A sink that applies every repeat, to watch it drift; None if the project has none."""
+    @property
+    def right(self) -> str:
+        """The sink that agrees with the source under every fault. An attribute of the class will do."""
+
+    @property
+    def naive(self) -> str | None:
+        """A sink that applies every repeat, to watch it drift; None if the project has none."""
 
     def set_up(self, send: Callable[[Sequence[Request]], list[Any]]) -> None:
         """Create what planned requests refer to. ``send`` returns the JSON of each response, in the same order.
