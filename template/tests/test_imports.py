@@ -35,6 +35,7 @@ OTHERS = {
     "loans": set[str](),
     "sinks": set[str](),
     "migrations": set[str](),
+    "demo": set[str](),
     "tests": {"service", "loans", "sinks"},
 }
 
