@@ -62,6 +62,8 @@ def demo(once: bool, seed: int | None, shared: Path | None) -> None:
             screen.say("\n" + TO_TRY)
             signal.pause()
     except Failure as failure:
+        if story is None:
+            raise
         screen.failed = screen.failed or str(failure)
     except KeyboardInterrupt:
         screen.say("")
