@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -52,9 +51,7 @@ class Terminal:
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the fixture domain, to edit."""
-    folder = Path(shutil.copytree(suite.DOMAIN, tmp_path / "project"))
-    names = folder / "pyproject.toml"
-    names.write_text(names.read_text().replace('connect = "../../../connect"', 'connect = "connect"'))
+    folder = suite.copied_to(tmp_path / "project")
     monkeypatch.setenv(project.VARIABLE, str(folder))
     return folder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from outbox.base import project
@@ -25,3 +26,8 @@ def choose(root: Path) -> None:
     os.environ[project.VARIABLE] = str(root)
     os.environ.setdefault(homes.VARIABLE, str(ROOT.parent / ".outbox" / "tests"))
     project.make_importable()
+
+
+def copied_to(folder: Path) -> Path:
+    """A copy of the fixture domain, to edit; the folder."""
+    return Path(shutil.copytree(DOMAIN, folder))

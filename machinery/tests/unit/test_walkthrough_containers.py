@@ -41,6 +41,7 @@ class Engine:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._others = {one.pid for one in psutil.Process().children(recursive=True)}  # of earlier tests
         self._running: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -59,7 +60,7 @@ class Engine:
 
     def processes(self) -> list[psutil.Process]:
         """The processes that the PID namespace shows: no other of this machine."""
-        return psutil.Process().children(recursive=True)
+        return [one for one in psutil.Process().children(recursive=True) if one.pid not in self._others]
 
     def stop_restarting(self) -> None:
         """Leave ended what ends from now on."""
