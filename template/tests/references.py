@@ -29,6 +29,8 @@ MAKE = re.compile(r"`make ([a-z][\w-]*)")
 WRITTEN = re.compile(r"^`([\w./-]+)`:$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"\b(NAME|AGGREGATE|PATH)\b")
 HEADING = re.compile(r"(#+) +(.*)")
+# Of the repository: the machinery with its sources, and the example that the guide is about.
+PLACES = ("machinery", "machinery/src", "examples/shop")
 COMMENTS = {".sql": "--", ".yml": "#", ".toml": "#", ".properties": "#", ".conf": "#", "": "#"}
 
 
@@ -74,8 +76,14 @@ def _exists(project: Path, file: Path, text: str, targets: set[str]) -> bool:
         page = file.parent / path if path else file
         return page.exists() and (not anchor or anchor in _anchors(page))
     path, *names = text.split("::")
-    there = project / path
-    return there.exists() and set(names) <= _tests(there) if names else there.exists()
+    found = [there for base in _bases(project, file) if (there := base / path).exists()]
+    return bool(found) and (not names or set(names) <= _tests(found[0]))
+
+
+def _bases(project: Path, file: Path) -> Iterator[Path]:
+    """What a path in a file may begin at: the project, or in the template's repository one of the projects in it."""
+    yield from (folder for folder in file.parents if folder.is_relative_to(project))
+    yield from (project / place for place in PLACES)
 
 
 def _anchors(page: Path) -> set[str]:
