@@ -15,6 +15,8 @@ from template.tests.paths import ROOT
 
 # By folder of pages, what the tests that they name are relative to.
 BASES = {ROOT: ROOT, ROOT / "docs": ROOT, ROOT / "machinery" / "docs": ROOT / "machinery"}
+# A page that shows an example names its tests.
+OF_EXAMPLES = {"adopting.md": ROOT / "examples" / "shop"}
 # A file that a page shows is named in front of it: `PATH`:
 NAMED = re.compile(r"`([\w./]+/test_\w+\.py(?:::\w+)*)`(?!:\n)")
 # `…::test_x`, or a file without its folder: an id that a reader has to put together is an id that no test checks.
@@ -39,7 +41,7 @@ def defined() -> frozenset[str]:
     """The id of everything that a document may name."""
     return frozenset(
         found
-        for folder in ("tests", "template/tests", "machinery/tests")
+        for folder in ("tests", "template/tests", "machinery/tests", "examples/shop/tests")
         for file in (ROOT / folder).rglob("test_*.py")
         for found in ids(file)
     )
@@ -47,7 +49,8 @@ def defined() -> frozenset[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_test_that_a_document_names_exists(page: Path) -> None:
-    named = {os.path.normpath(BASES[page.parent] / name) for name in NAMED.findall(page.read_text())}
+    base = OF_EXAMPLES.get(page.name, BASES[page.parent])
+    named = {os.path.normpath(base / name) for name in NAMED.findall(page.read_text())}
     assert named - defined() == set()
 
 
