@@ -8,7 +8,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/pycache
 unexport PYTHONDONTWRITEBYTECODE
 # Parts that you have deleted are left out.
 SOURCES := $(wildcard service sinks migrations demo tests)
-PYTEST := $(CURDIR)/$(BIN)/python -m pytest
+PYTEST := "$(CURDIR)/$(BIN)/python" -m pytest
 
 .PHONY: demo test check dev format install archives lock update clean
 

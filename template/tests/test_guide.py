@@ -106,9 +106,9 @@ def exists(words: list[str]) -> bool:
 
 @pytest.mark.copies
 @pytest.mark.timeout(TIMEOUT_S)
-def test_a_project_with_the_domain_of_the_example_passes_its_own_tests(homes: Homes) -> None:
+def test_a_project_with_the_domain_of_the_example_passes_its_own_tests(home: Path) -> None:
     """All but the contract tests, which `make test-examples` runs on the same files."""
-    project = generated(homes.new("guide"))
+    project = generated(home)
     run(project, pages.block(GUIDE.text, "rm -r"))
     for name in DOMAIN:
         copy(GUIDE.example / name, project / name)
@@ -124,12 +124,13 @@ def test_a_project_with_the_domain_of_the_example_passes_its_own_tests(homes: Ho
 
 
 @pytest.fixture
-def homes() -> Iterator[Homes]:
-    """Folders with a space in their names. Nothing that was started in them outlives the test, or a killed pytest."""
-    made = Homes(HOMES)
+def home() -> Iterator[Path]:
+    """A folder with a space in its name. Nothing that was started in it outlives the test, or a killed pytest."""
+    homes = Homes(HOMES)
+    made = homes.new("guide")
     yield made
-    made.close(keep_logs=False)
-    assert leftovers(made.folder) == []
+    homes.close(keep_logs=False)
+    assert leftovers(made) == []
 
 
 def generated(folder: Path) -> Path:

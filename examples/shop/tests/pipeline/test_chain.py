@@ -15,18 +15,16 @@ def test_every_event_counts_once_though_all_are_delivered_twice(chain: Settings,
         assert client.cancel(order).status_code == 201
     run(chain, "check", "--wait", "60")
     run(chain, "sink", "--until-caught-up")
-    run(chain, "rewind", "orders", "--to-earliest", "--yes")
+    for sink in ("orders", "sales", "stock"):
+        run(chain, "rewind", sink, "--to-earliest", "--yes")
     run(chain, "sink", "--until-caught-up")
-    run(chain, "check")
     states = "SELECT status, count(*), sum(cents) FROM order_states GROUP BY status ORDER BY status"
     assert query(chain, states, SinkRole.OWNER) == [("cancelled", 20, 0), ("placed", 10, 9000)]
     assert query(chain, "SELECT product, pieces FROM stock_levels", SinkRole.OWNER) == [("TEA-1", 80)]
+    assert query(chain, "SELECT sum(ordered), sum(cancelled) FROM sales_by_day", SinkRole.OWNER) == [(60, 40)]
 
-    # What is wrong in the sinks is found, and repaired: from the source, and the history from the topic.
+    # What is wrong in a sink is found, and repaired from the source.
     query(chain, "UPDATE order_states SET cents = cents + 1", SinkRole.OWNER)
-    query(chain, "UPDATE sales_by_day SET ordered = ordered + 1", SinkRole.OWNER)
     assert "value" in run(chain, "check", status=1)
     run(chain, "rebuild", "orders", "--from", "source", "--yes")
-    run(chain, "rebuild", "sales", "--from", "topic", "--yes")
     run(chain, "check")
-    assert query(chain, "SELECT sum(ordered), sum(cancelled) FROM sales_by_day", SinkRole.OWNER) == [(60, 40)]
