@@ -93,7 +93,7 @@ def test_lint_and_types(project: Path) -> None:
 def test_every_module_loads_and_every_sink_is_found(project: Path) -> None:
     files = [file.relative_to(project) for name in PRODUCT for file in (project / name).rglob("*.py")]
     modules = [".".join(file.with_suffix("").parts) for file in files if file.stem not in ("__init__", "__main__")]
-    assert len(modules) > 2
+    assert len(modules) > 1
     sinks = bake.python(project, "-c", LOAD, *modules).split()
     optional = {"changes": "changes", "lakehouse": "lakehouse", "naive": "balances-naive", "turnover": "turnover"}
     there = {sink for folder, sink in optional.items() if (project / "sinks" / folder).exists()}
@@ -123,7 +123,10 @@ def test_the_images_have_their_files(project: Path) -> None:
 
 
 def test_its_pages_name_what_it_has(project: Path) -> None:
-    assert references.dead(project) == []
+    found = [one for one in references.dead(project) if not one.startswith("machinery/")]  # its pages are our own
+    # Pages of the machinery and its modules are where it is installed from (README).
+    ours = [ROOT / place for place in ("machinery", "machinery/src", "")]
+    assert [one for one in found if not any((place / one.rpartition(": ")[2]).exists() for place in ours)] == []
 
 
 # A project of its own -----------------------------------------------------------------------------------------------
@@ -145,7 +148,7 @@ def test_it_has_its_own_names(project: Path) -> None:
 def test_nothing_of_the_template_is_in_it(project: Path) -> None:
     files = [Path(folder, name) for folder, _, names in os.walk(project) for name in names]
     assert [file for file in files if file.is_symlink() or file.suffix == ".jinja"] == []
-    for file in files:
+    for file in (one for one in files if not one.is_relative_to(project / "machinery")):
         if file.suffix in (".md", ".toml", ".yml", ".cfg", "") and file.name not in ("LICENSE", ".copier-answers.yml"):
             text = file.read_text()
             assert [trace for trace in TRACES if trace in text] == [], file

@@ -96,7 +96,7 @@ class TestUnknown:
             load()
         assert "hush" not in str(caught.value)
 
-    @pytest.mark.parametrize("name", READ_ELSEWHERE.keys() - {DOTENV, names.VARIABLE})
+    @pytest.mark.parametrize("name", sorted(READ_ELSEWHERE.keys() - {DOTENV, names.VARIABLE}))
     def test_what_others_read_is_allowed(self, project: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         monkeypatch.setenv(name, "1")
         (project / ".env").write_text(f"{name}=1\n")
