@@ -124,9 +124,11 @@ def test_the_images_have_their_files(project: Path) -> None:
 
 def test_its_pages_name_what_it_has(project: Path) -> None:
     found = [one for one in references.dead(project) if not one.startswith("machinery/")]  # its pages are our own
-    # Pages of the machinery and its modules are where it is installed from (README).
-    ours = [ROOT / place for place in ("machinery", "machinery/src", "")]
-    assert [one for one in found if not any((place / one.rpartition(": ")[2]).exists() for place in ours)] == []
+    # Pages, and modules of the machinery, are where it is installed from (README).
+    ours = {"docs/": (ROOT, ROOT / "machinery"), "outbox/": (ROOT / "machinery" / "src",)}
+    named = [one.rpartition(": ")[2] for one in found]
+    places = {one: next((of for start, of in ours.items() if one.startswith(start)), ()) for one in named}
+    assert [one for one in named if not any((place / one).exists() for place in places[one])] == []
 
 
 # A project of its own -----------------------------------------------------------------------------------------------
