@@ -42,7 +42,7 @@ from outbox.sink.records import DecodedEvent, Record, RecordDecoder, Records, Sk
 from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen
-from outbox.sink.spec import SinkJob
+from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.writer import Copier, Counts, SinkWriter
 from outbox.testing.command import outbox
 from outbox.testing.failures import raises
@@ -94,10 +94,10 @@ def lake(databases: Settings, lakehouse_spark: SparkSession, tmp_path: Path) -> 
 
 
 @contextmanager
-def driving(settings: Settings) -> Iterator[SinkWriter]:
+def driving(settings: Settings, declared: SinkSpec = DECLARED) -> Iterator[SinkWriter]:
     """The sink, opened as its stream opens it, until the end of the block."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        sink = DECLARED.job.target.writer(settings, connection, DECLARED)
+        sink = declared.job.target.writer(settings, connection, declared)
         sink.positions(TOPIC, TOPIC_ID)
         yield sink
 
@@ -274,18 +274,24 @@ def test_a_staged_batch_larger_than_the_heap_is_merged(lake: Settings, tmp_path:
 
 
 def test_a_table_whose_log_has_a_checkpoint_is_merged_into_and_read(
-    lake: Settings, lakehouse_spark: SparkSession
+    lake: Settings, lakehouse_spark: SparkSession, tmp_path: Path
 ) -> None:
-    # Delta reads its checkpoints through classes of Spark: where they do not fit, a table breaks at its tenth commit.
-    some = events(12)
-    with driving(lake) as sink:
+    # Delta reads its checkpoints through classes of Spark: where they do not fit, a table breaks at its tenth commit,
+    # and this one at its second.
+    schema = tmp_path / "table.sql"
+    properties = "TBLPROPERTIES ('delta.checkpointInterval' = '2')"
+    schema.write_text(SCHEMA.read_text().replace("USING delta", f"USING delta {properties}"))
+    target = LakehouseTarget(schema, TOTALS)
+    declared = replace(DECLARED, job=replace(DECLARED.job, target=target))
+    some = events(3)
+    with driving(lake, declared) as sink:
         for number, event in enumerate(some):
             sink.apply(batch([event], start=number))
     assert [*folder(lake).glob("_delta_log/*.checkpoint*.parquet")]
-    with driving(lake) as sink:
-        assert sink.apply(batch([*some, *events(1)], start=12)) == Counts(rows=13, applied=1, duplicates=12)
+    with driving(lake, declared) as sink:
+        assert sink.apply(batch([*some, *events(1)], start=3)) == Counts(rows=4, applied=1, duplicates=3)
     count = lakehouse_spark.read.format("delta").load(lakehouse_table.location(lake, NAME)).count()
-    assert count == len(ids(lake)) == 13
+    assert count == len(ids(lake)) == 4
 
 
 @pytest.fixture

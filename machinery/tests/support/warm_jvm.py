@@ -23,7 +23,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from outbox.base import log
+from outbox.base import log, project
 from outbox.base.settings import DOTENV, Settings, load
 from outbox.sink import spec
 from outbox.stack.command import SinkCommand
@@ -110,6 +110,7 @@ def serve(file: Path, *options: str) -> None:
 
     from outbox.sink.spark.session import session
 
+    project.make_importable()
     settings = load()
     log.configure(settings)
     session(settings, [one.job.target for one in spec.sinks(settings).values()] if WITH_JARS in options else []).stop()
