@@ -67,12 +67,18 @@ def terminal(home: Path, folder: Path) -> Iterator[tuple[Terminal, subprocess.Po
             env=environment(home, **free, OUTBOX_SERVICE_PORT="0", PYTHONPATH=path, OUTBOX_DOTENV=os.devnull),
             stdout=output,
             stderr=subprocess.STDOUT,
+            # What a shell starts in the background ignores SIGINT, and so do its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  # no threads here
         )
     try:
         yield Terminal(file, process), process
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(TIMEOUT_S)
+        try:
+            process.wait(TIMEOUT_S)
+        finally:
+            process.kill()
+            process.wait()
         Stack(load(home, environment=False)).down()
 
 
