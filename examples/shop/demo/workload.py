@@ -1,6 +1,6 @@
 """What the demo sends to this project's service: the shelf is filled, orders are placed and cancelled.
 
-This is the only module of demo/ that knows the domain.
+The walkthrough, `outbox demo`, plays it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from demo.traffic import Request
-
-# The sinks of the walkthrough: A is right under every fault, B is not. This project has no B.
-RIGHT, NAIVE = "orders", "orders-naive"
+from outbox.walkthrough import Request
 
 PRODUCTS = [f"TEA-{number}" for number in range(40)]
 ON_THE_SHELF, RARE = 1_000_000, 50  # pieces; the first product is soon sold out
@@ -23,6 +20,9 @@ INVALID_SHARE = 0.05
 
 class Workload:
     """Plans requests from a seed: who orders what, which orders are cancelled, and which requests are invalid."""
+
+    right = "orders"  # the sink that is right under every fault
+    naive = None  # this project has no sink that drifts
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
