@@ -51,7 +51,7 @@ install: .venv/$(SET)
 	  { echo "make: Python 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.11 …" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip --disable-pip-version-check -q install --require-hashes -r requirements/bootstrap.txt
-	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install -q --reinstall --no-deps --no-build-isolation --group machinery
+	@VIRTUAL_ENV="$(CURDIR)/.venv" $(BIN)/uv pip install -q --reinstall --no-deps --no-build-isolation --group machinery
 	@touch $@
 
 # What the images are made of beside this folder, where the template is a folder of this machine.
