@@ -14,6 +14,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.sink.batch import Batch, Returned
 from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkSpec
+from outbox.sink.values import ARROW_TYPES
 from outbox.sink.writer import SinkWriter, TransformStaging
 from tests.support.made_events import DECODER, JOB, MAIN, Event, as_read, batch, nth_key, rows, sums, uuid7
 from tests.support.sink_driver import Database
@@ -44,11 +45,12 @@ def test_a_batch_is_applied_by_hashes_whatever_statistics_say_of_earlier_attempt
     databases: Settings, database: Database
 ) -> None:
     spec = SinkSpec("dedup", replace(JOB, transform="any:thing", target=PostgresTarget()), MAIN.strategy, MAIN.decoders)
-    columns = list(DECODER.types[events(1)[0].name])
+    returned = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
+    returned |= {column.name: ARROW_TYPES[column.type] for column in DECODER.types[events(1)[0].name]}
     batches = [events(COUNT), events(COUNT)]
     with closing(connect(databases, SinkRole.WRITER)) as connection:
         sink = spec.job.target.writer(databases, connection, spec)
-        sink.prepare(columns)
+        sink.prepare(pa.schema(returned))
         with connection, connection.cursor() as cursor:
             cursor.execute("SET statement_timeout = %s", [TIMEOUT_MS])
         for number, some in enumerate(batches):
