@@ -46,12 +46,12 @@ def read(file: Path) -> dict[str, str]:
 
 def add(file: Path, values: Mapping[str, str]) -> None:
     """Add the variables that the file lacks; what it says already, stays. Mode 600."""
-    write(file, {**read(file), **{name: value for name, value in values.items() if name not in read(file)}})
+    write(file, {**values, **read(file)})
 
 
 def write(file: Path, values: Mapping[str, str]) -> None:
     """Let the file have these variables and no others. Mode 600."""
-    if not (file.exists() and read(file) == values):
+    if not file.exists() or read(file) != values:
         write_private(file, "".join(f"{name}={value}\n" for name, value in values.items()))
 
 
