@@ -1,4 +1,7 @@
-"""The generations of a sink's checkpoint: each rewind starts the next one, at offsets that are kept in the database."""
+"""The generations of a sink's checkpoint, which begin at offsets that are kept in the database.
+
+A rewind starts the next one, and so does a sink that cannot continue its checkpoint.
+"""
 
 from __future__ import annotations
 
