@@ -243,12 +243,11 @@ class Stream:
         elif start is not None:
             return start
         begin = first if self._spec.strategy.start == "earliest" else reached
-        # What the topic has dropped since the generation began cannot be read again.
-        return {
-            topic: offsets | {key: max(at, first[topic].get(key, 0)) for key, at in rewound.items()}
-            for topic, offsets in begin.items()
-            for rewound in [self._rewound.offsets.get(topic, {})]
-        }
+        for topic in self._spec.topics:
+            # What the topic has dropped since the generation began cannot be read again.
+            set_to = self._rewound.offsets.get(topic, {})
+            begin[topic] |= {key: max(offset, first[topic].get(key, 0)) for key, offset in set_to.items()}
+        return begin
 
     def _positions(self, topic: str, first: dict[int, int], *, is_new: bool) -> dict[int, int]:
         """The positions in all partitions, of which these are the first offsets. A topic that is new to the checkpoint
