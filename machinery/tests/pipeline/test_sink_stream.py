@@ -53,7 +53,8 @@ def drop_records(settings: Settings) -> dict[int, int]:
     """Let the topic drop all its records; return the first offset that it has then, by partition."""
     ends = topics.last_stable_offsets(settings, topic_of(settings))
     places = [TopicPartition(topic_of(settings), *item) for item in ends.items()]
-    for future in AdminClient(client_config(settings)).delete_records(places).values():
+    admin = AdminClient(client_config(settings))
+    for future in admin.delete_records(places).values():
         future.result(10)
     return ends
 

@@ -17,7 +17,7 @@ from outbox.base import log
 from outbox.base.database import database_errors
 from outbox.sink import fence, generations, positions, skipped
 from outbox.sink.batch import Batch, Staged
-from outbox.sink.generations import Beginning, TopicOffsets
+from outbox.sink.generations import Beginning
 from outbox.sink.records import Records
 
 if TYPE_CHECKING:
@@ -106,13 +106,13 @@ class SinkWriter(ABC):
         with self._errors("does not return generations"), self._connection, self._connection.cursor() as cursor:
             return generations.beginning(cursor, self.name)
 
-    def begin_generation(self, offsets: TopicOffsets) -> Beginning:
-        """Let another checkpoint begin at these offsets; they have every topic of the sink."""
+    def begin_generation(self) -> Beginning:
+        """Let another checkpoint take the place of the present one. If it is lost, it begins where that would."""
         with self._errors("does not take a generation"), self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
-            generation = generations.start_next(cursor, self.name, offsets)
+            generations.start_next(cursor, self.name, generations.beginning(cursor, self.name).offsets)
             beginning = generations.beginning(cursor, self.name)
-        self._term = self._term._replace(generation=generation)
+        self._term = self._term._replace(generation=beginning.generation)
         return beginning
 
     def begin_at(self, topic: str, topic_id: str, start: dict[int, int]) -> None:

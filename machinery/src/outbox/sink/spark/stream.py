@@ -238,16 +238,23 @@ class Stream:
             topic: self._positions(topic, first[topic], is_new=topic not in (start or {}))
             for topic in self._spec.topics
         }
-        if problem := self._checkpoint.problem(reached):
-            self._begin_again(problem, start or self._rewound.offsets, reached)
-        elif start is not None:
+        problem = self._checkpoint.problem(reached)
+        if start is not None and problem is None:
             return start
-        begin = first if self._spec.strategy.start == "earliest" else reached
-        for topic in self._spec.topics:
-            # What the topic has dropped since the generation began cannot be read again.
-            set_to = self._rewound.offsets.get(topic, {})
-            begin[topic] |= {key: max(offset, first[topic].get(key, 0)) for key, offset in set_to.items()}
-        return begin
+        begin = first if self._spec.strategy.start == "earliest" and problem is None else reached
+        replayed = start or self._rewound.offsets
+        offsets = {
+            topic: of_topic
+            | {
+                # What the topic has dropped meanwhile cannot be read again.
+                key: max(first[topic].get(key, 0), min(offset, reached[topic].get(key, offset)))
+                for key, offset in replayed.get(topic, {}).items()
+            }
+            for topic, of_topic in begin.items()
+        }
+        if problem is not None:
+            self._begin_another(problem, offsets)
+        return offsets
 
     def _positions(self, topic: str, first: dict[int, int], *, is_new: bool) -> dict[int, int]:
         """The positions in all partitions, of which these are the first offsets. A topic that is new to the checkpoint
@@ -260,15 +267,11 @@ class Stream:
             positions.require_no_gap(self._spec.name, topic, stored, first)
         return first | stored
 
-    def _begin_again(self, problem: str, start: Offsets, reached: Offsets) -> None:
-        """Begin another checkpoint at the positions. A partition that is being replayed goes on from its start."""
+    def _begin_another(self, problem: str, offsets: Offsets) -> None:
+        """Let another checkpoint begin there. Numbers that were used before a backup was restored are passed over."""
         before = self._checkpoint.uri
-        offsets = {
-            topic: {key: min(offset, start.get(topic, {}).get(key, offset)) for key, offset in of_topic.items()}
-            for topic, of_topic in reached.items()
-        }
-        while not self._checkpoint.is_new():  # a database that was restored from a backup counts generations again
-            self._use(self._writer.begin_generation(offsets))
+        while not self._checkpoint.is_new():
+            self._use(self._writer.begin_generation())
         self._log.warning("another checkpoint begins", unusable=before, because=problem, next_offsets=offsets)
 
     def _start_query(self, beginning: Offsets, until_caught_up: bool) -> None:
