@@ -17,6 +17,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import dead_letters, fence, generations
 from outbox.sink.batch import Batch
+from outbox.sink.generations import Beginning
 from outbox.sink.postgres import writer
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.strategy import Strategy
@@ -270,10 +271,23 @@ class TestFence:
             with raises("sink-superseded"):
                 sink.apply(batch(events(1)))
         with open_sink(databases) as sink:
-            sink.begin_generation({TOPIC: {0: 0}})  # our own
+            sink.begin_generation()  # our own
             repair(sink, others=1)
             with raises("sink-fenced"):
                 sink.apply(batch(events(1)))
+
+    def test_a_generation_of_its_own_begins_where_the_last_one_was_set_to(self, databases: Settings) -> None:
+        with open_sink(databases) as sink:
+            assert sink.begin_generation() == Beginning(1, {})
+        with (
+            closing(connect(databases, SinkRole.WRITER)) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
+            generations.start_next(cursor, "dedup", {TOPIC: {0: 4}})
+        with open_sink(databases) as sink:
+            assert sink.begin_generation() == Beginning(3, {TOPIC: {0: 4}})
+            assert sink.apply(batch(events(1))).applied == 1, "it is still the driver"
 
     @staticmethod
     def _lives(database: Database, pid: int) -> bool:

@@ -13,9 +13,10 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.batch import Batch, Returned
 from outbox.sink.postgres.target import PostgresTarget
+from outbox.sink.postgres.transform_staging import TransformStaging
 from outbox.sink.spec import SinkSpec
 from outbox.sink.values import ARROW_TYPES
-from outbox.sink.writer import SinkWriter, TransformStaging
+from outbox.sink.writer import SinkWriter
 from tests.support.made_events import DECODER, JOB, MAIN, Event, as_read, batch, nth_key, rows, sums, uuid7
 from tests.support.sink_driver import Database
 

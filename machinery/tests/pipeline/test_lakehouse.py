@@ -43,6 +43,7 @@ from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen
 from outbox.sink.spec import SinkJob, SinkSpec
+from outbox.sink.target import TargetState
 from outbox.sink.writer import Copier, Counts, SinkWriter
 from outbox.testing.command import outbox
 from outbox.testing.failures import raises
@@ -102,7 +103,7 @@ def driving(settings: Settings, declared: SinkSpec = DECLARED) -> Iterator[SinkW
         yield sink
 
 
-def table(settings: Settings) -> lakehouse_table.DeltaState:
+def table(settings: Settings) -> TargetState:
     """What `outbox check` reads from the table."""
     return lakehouse_table.read(settings, NAME, TOTALS)
 
@@ -411,8 +412,8 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings) -> None:
         # As after a crash between the MERGE and the letter's commit.
         with closing(connect(lake, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
             cursor.execute("UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
-        assert before.lacks([one.event_id]), "the version that was read then"
-        assert not table(lake).lacks([one.event_id, other.event_id])
+        assert before.lacking([one.event_id]), "the version that was read then"
+        assert not table(lake).lacking([one.event_id, other.event_id])
         assert not states(lake)[0].letters, "its letter is open, and the table has it"
         for dry_run in (True, False):
             assert replay(lake, one, dry_run=dry_run) == {NAME: Replayed(duplicates=1)}
@@ -576,10 +577,10 @@ def test_many_letters_are_looked_up_a_part_at_a_time(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(lakehouse_table, "IDS_PER_QUERY", 3)
     monkeypatch.setattr(lakehouse_table, "_known", counting)
-    state = lakehouse_table.DeltaState(delta=DeltaTable(tmp_path))
-    assert state.lacks([*stored, *absent]) == {*absent}
+    delta = DeltaTable(tmp_path)
+    assert lakehouse_table.lacking(delta, [*stored, *absent]) == {*absent}
     assert looked_up == [3, 3, 1]
-    assert not state.lacks([])
+    assert not lakehouse_table.lacking(delta, [])
 
 
 def test_killed_between_the_tables_commit_and_its_positions(topic: Settings) -> None:

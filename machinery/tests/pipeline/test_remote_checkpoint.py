@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from outbox.audit.doctor import examine
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.sink.repair import rewind
@@ -41,7 +40,6 @@ def test_a_killed_sink_continues_where_its_remote_checkpoint_says(remote: Settin
         wait_applied(sink, database, 201)
         sink.kill()
     publisher.send(some[400:])
-    assert not [one for one in examine(remote) if one.code.startswith("checkpoint") and not one.is_ok]
 
     again = catch_up(remote)
     assert again.returncode == 0, again.stderr

@@ -15,9 +15,7 @@ from outbox.sink.repair import rewind as rewinding
 
 @click.command()
 @click.argument("sink", metavar="NAME")
-@click.option(
-    "--to-positions", is_flag=True, help="To the positions in its database, if its checkpoint is ahead of them."
-)
+@click.option("--to-positions", is_flag=True, help="To the positions in its database, which replays nothing.")
 @click.option("--to-earliest", is_flag=True, help="To the first event that the topic still has.")
 @click.option(
     "--to-datetime",

@@ -12,8 +12,7 @@ from outbox.base.settings import Settings
 from outbox.sink.applier import Applier
 from outbox.sink.lakehouse import table
 from outbox.sink.spec import SinkSpec
-from outbox.sink.state import TargetState
-from outbox.sink.target import Target, Transformed
+from outbox.sink.target import Target, TargetState, Transformed
 from outbox.sink.writer import SinkWriter
 
 

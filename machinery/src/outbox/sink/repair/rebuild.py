@@ -201,9 +201,7 @@ def from_source(
             cursor.execute(fence.SESSION)
         with connection, connection.cursor() as cursor:
             fence.lock(cursor, sink)
-            cursor.execute(
-                "CREATE TEMPORARY TABLE source (aggregate text NOT NULL, total jsonb NOT NULL) ON COMMIT DROP"
-            )
+            cursor.execute(SOURCE)
             rows = _totals(settings, aggregates)
             execute_values(cursor, "INSERT INTO source VALUES %s", rows, page_size=FETCH_ROWS)
             for topic, decoder in spec.decoders.items():
