@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg2 import extensions
@@ -36,6 +37,11 @@ class Target(ABC):
     """Configurations of ivy.xml that Spark needs beside its Kafka source."""
     spark_config: Mapping[str, str] = {}
     """Settings that the Spark session needs."""
+
+    def within(self, folder: Path) -> Target:
+        """The target of a job in a folder, which relative paths begin at."""
+        del folder
+        return self
 
     @abstractmethod
     def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec) -> SinkWriter:
