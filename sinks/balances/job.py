@@ -4,4 +4,4 @@ from outbox.sinks import SinkJob
 
 BALANCES = SinkJob(name="balances", events=["balance"])
 
-jobs = [BALANCES, *(BALANCES.by(strategy) for strategy in ("merge", "offset-log", "offsets", "upsert", "versions"))]
+jobs = [BALANCES, *(BALANCES.by(strategy) for strategy in ("merge", "offsets", "upsert", "versions"))]

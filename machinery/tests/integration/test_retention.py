@@ -250,7 +250,6 @@ FORGETTING = [
     "TRUNCATE processed_events",
     "DROP TABLE processed_events",
     "DELETE FROM landed_events",
-    "DELETE FROM event_log",
     "DELETE FROM processed_changes",
     "DELETE FROM dead_letters",
     "UPDATE landed_events SET event_id = event_id",
@@ -276,7 +275,6 @@ class TestRoles:
             "SELECT ensure_processed_events(ARRAY[current_date])",
             "SELECT value FROM dead_letters",
             "SELECT event FROM landed_events",
-            "SELECT event FROM event_log",
         ],
     )
     def test_the_pruner_can_neither_apply_an_event_nor_read_its_content(

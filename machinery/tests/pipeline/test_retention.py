@@ -325,53 +325,6 @@ def delete_records(settings: Settings, topic: str, before: int, partition: int =
         future.result(10)
 
 
-def logged(settings: Settings) -> set[tuple[object, ...]]:
-    return set(kept.query(settings, 'SELECT sink, topic_id, partition, "offset" FROM event_log'))
-
-
-def log(settings: Settings, sink: str, topic_id: str, *offsets: int, partition: int = 0) -> None:
-    for offset in offsets:
-        statement = "INSERT INTO event_log VALUES (%s, %s, %s, %s, '{}')"
-        kept.query(settings, statement, sink, topic_id, partition, offset, role=SinkRole.WRITER)
-
-
-def test_the_event_log_ends_where_the_topic_begins(topic: Settings) -> None:
-    """A record that the topic has dropped cannot come again under its offset; any other is still a duplicate."""
-    produce(topic, *(aged(0) for _ in range(9)))
-    topic_id = topics.describe(topic, topic_of(topic)).id
-    kept.stand(topic, "offset-log", topic_of(topic), topic_id, offset=10)
-    log(topic, "offset-log", topic_id, *range(10))
-    log(topic, "offset-log", topic_id, 0, partition=1)
-    log(topic, "offset-log", "an earlier topic", 5)
-    log(topic, "without positions", topic_id, 0)
-    assert expire(topic).deleted == {"event_log": 1}, "the topic that was deleted"
-    delete_records(topic, topic_of(topic), before=4)
-    assert expire(topic, dry_run=True).deleted == {"event_log": 4}
-    assert expire(topic).deleted == {"event_log": 4}
-    places = {("offset-log", topic_id, 0, offset) for offset in range(4, 10)}
-    assert logged(topic) == {*places, ("offset-log", topic_id, 1, 0), ("without positions", topic_id, 0, 0)}
-
-
-def test_the_event_log_of_one_topic_does_not_keep_or_drop_that_of_another(topic: Settings) -> None:
-    item, order = (topics.describe(topic, topic_of(topic, name)) for name in ("item", "order"))
-    produce(topic, *(aged(0) for _ in range(9)))
-    delete_records(topic, item.name, before=4)
-    kept.stand(topic, "offset-log", item.name, item.id, offset=10)
-    log(topic, "offset-log", item.id, *range(10))
-    log(topic, "offset-log", order.id, 5)  # without a position, the sink may read that topic again
-    kept.stand(topic, "offset-log", "gone", "an earlier topic", offset=10)
-    log(topic, "offset-log", "an earlier topic", 5)
-    assert expire(topic).deleted == {"event_log": 4}
-    left = {(topic_id, offset) for _, topic_id, _, offset in logged(topic)}
-    assert left == {*((item.id, offset) for offset in range(4, 10)), (order.id, 5), ("an earlier topic", 5)}
-
-
-def test_the_event_log_of_a_topic_that_was_created_anew_stays_until_its_sink_has_accepted_that(topic: Settings) -> None:
-    kept.stand(topic, "offset-log", topic_of(topic), "an earlier topic", offset=10)
-    log(topic, "offset-log", "an earlier topic", 5)
-    assert expire(topic).deleted == {}
-
-
 @pytest.fixture
 def captured(topic: Settings) -> Iterator[Settings]:
     """A captured table's slot and its empty topic, which a sink reads."""
