@@ -27,8 +27,7 @@ from outbox.stack import config, connect, envfile, jvm, kafka, ports, postgres
 from outbox.walkthrough import containers
 from pydantic import SecretStr
 
-from template.tests import dockerfile
-from template.tests import test_env_example as env_example
+from template.tests import dockerfile, test_env_example
 from template.tests.paths import ROOT
 
 COMPOSE_FILE = ROOT / "docker-compose.yml"
@@ -148,7 +147,7 @@ def test_docker_accepts_the_files() -> None:
 
 def test_docker_accepts_the_example_with_every_setting_in_it(tmp_path: Path) -> None:
     dotenv = tmp_path / "env"
-    dotenv.write_text(env_example.uncommented())
+    dotenv.write_text(test_env_example.uncommented())
     done = compose_config("--env-file", dotenv)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -371,7 +370,7 @@ def test_what_is_read_from_the_environment_only_reaches_them_too() -> None:
 
 
 def test_ports_and_limits_are_settings_with_the_default_of_the_example() -> None:
-    example = dict(line.split("=", 1) for line in env_example.uncommented().splitlines())
+    example = dict(line.split("=", 1) for line in test_env_example.uncommented().splitlines())
     text = "".join(file.read_text() for file in (COMPOSE_FILE, *PARTS.values()))
     used = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
     assert used == {name: example[name] for name in used}
@@ -383,7 +382,7 @@ def test_ports_and_limits_are_settings_with_the_default_of_the_example() -> None
 
 @every_service
 def test_settings_are_ours(name: str) -> None:
-    known = {line.partition("=")[0] for line in env_example.uncommented().splitlines()}
+    known = {line.partition("=")[0] for line in test_env_example.uncommented().splitlines()}
     of_worker = re.findall(r"\$\{env:(\w+)\}", (config.OURS / config.WORKER).read_text())
     assert set(re.findall(rf"\b{PREFIX}\w+", words(name))) <= known | set(of_worker if name == "connect" else ())
 

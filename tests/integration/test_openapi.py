@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 from flask import Flask
 from hypothesis import HealthCheck, assume, note, settings
-from outbox.base.settings import Settings, load
-from outbox.testing.seeds import chosen_seed
+from outbox import Settings, load_settings
+from outbox.testing import chosen_seed
 from pydantic import ValidationError
 from schemathesis import Case as AnyCase
 from schemathesis.config import SchemathesisConfig
@@ -27,7 +27,7 @@ bounded = settings(max_examples=40, deadline=None, suppress_health_check=list(He
 # What the application says of itself needs no database. The requests go to another that has one.
 promises = from_wsgi(
     "/openapi.json",
-    create_app(load(Path("nowhere"), environment=False, service_token="x")),
+    create_app(load_settings(Path("nowhere"), environment=False, service_token="x")),
     config=SchemathesisConfig(seed=SEED),
 )
 

@@ -29,7 +29,7 @@ from outbox.sink.batch import DeadRecord
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
-from outbox.sink.repair import replay as repair
+from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen, Selection
 from outbox.sink.writer import Counts
@@ -308,7 +308,7 @@ def open_letters(connection: extensions.connection) -> list[Chosen]:
 def replayed(settings: Settings) -> dict[str, Replayed]:
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         chosen = open_letters(connection)
-        return repair.replay(connection, spec.sinks(settings), chosen, applier_of=PostgresApplier)
+        return replay.replay(connection, spec.sinks(settings), chosen, applier_of=PostgresApplier)
 
 
 def test_a_dead_letter_is_replayed_and_does_not_undo_what_came_since(databases: Settings, database: Database) -> None:

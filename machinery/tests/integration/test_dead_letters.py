@@ -86,7 +86,6 @@ def everything(database: Database) -> list[object]:
         "sinks",
         "positions",
         "landed_events",
-        "event_log",
         "key_versions",
         "applied_versions",
         "base_versions",

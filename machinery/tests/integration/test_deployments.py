@@ -231,7 +231,7 @@ class TestFromBefore:
 class TestUnwanted:
     """The sink does not ask for the event any more."""
 
-    @pytest.fixture(params=["dedup", "merge", "offset-log", "offsets"])
+    @pytest.fixture(params=["dedup", "merge", "offsets"])
     def by(self, request: pytest.FixtureRequest) -> str:
         """The strategy of the sink."""
         return str(request.param)

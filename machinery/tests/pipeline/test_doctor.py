@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not said in
 )
 
 from outbox.audit.doctor import HOPS, Diagnosis, examine
-from outbox.base.database import connect as connect_database
+from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.events import catalog
@@ -206,20 +206,20 @@ def test_sinks_that_do_not_run_or_are_beyond_the_topic_are_found(topic: Settings
         producer.produce(topic_of(topic), b"{}", partition=0)
     producer.flush(30)
     of_topic = topics.describe(topic, topic_of(topic)).id
-    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
+    with closing(connect(topic, SinkRole.WRITER)) as connection:
         sink_on(connection).begin_at(topic_of(topic), of_topic, {0: 1})
         assert "sinks" not in problems(topic), "it has a driver"
     wait_for("the driver to be gone", lambda: "sinks" in problems(topic), timeout_s=10)
     assert problems(topic)["sinks"] == ["sink-not-running"]
     assert "2 offsets behind" in diagnosed(topic, "sink-not-running").message
-    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
+    with closing(connect(topic, SinkRole.WRITER)) as connection:
         sink_on(connection).begin_at(topic_of(topic), of_topic, {0: 9})
         assert problems(topic)["sinks"] == ["topic-recreated"]
 
 
 def test_sink_that_no_job_declares_is_no_problem(topic: Settings) -> None:
     described = topics.describe(topic, topic_of(topic))
-    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
+    with closing(connect(topic, SinkRole.WRITER)) as connection:
         sink_on(connection, replace(STRATEGIES["dedup"], name="gone")).begin_at(topic_of(topic), described.id, {0: 0})
     assert "sinks" not in problems(topic)
     assert diagnosed(topic, "sink-undeclared").message.startswith("sink gone ")
@@ -227,7 +227,7 @@ def test_sink_that_no_job_declares_is_no_problem(topic: Settings) -> None:
 
 def test_unfinished_rebuild_is_found(topic: Settings) -> None:
     described = topics.describe(topic, topic_of(topic))
-    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
+    with closing(connect(topic, SinkRole.WRITER)) as connection:
         sink_on(connection).begin_at(topic_of(topic), described.id, {0: 0})
         with rebuild.reserved(topic, "dedup") as owner:
             first = {described.name: topics.first_offsets(topic, described.name)}

@@ -19,7 +19,7 @@ import requests
 from confluent_kafka import Producer
 from psycopg2.extras import execute_values
 
-from outbox.base.database import connect as connect_database
+from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
@@ -107,7 +107,7 @@ def test_a_snapshot_that_is_taken_again_may_repeat_an_event_with_exactly_once_on
     rest = Rest(chain)
     rest.stop()
     waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'outbox'::regclass AND NOT granted"
-    with closing(connect_database(chain, SourceRole.OWNER)) as owner, owner.cursor() as cursor:
+    with closing(connect(chain, SourceRole.OWNER)) as owner, owner.cursor() as cursor:
         cursor.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
 
         def is_blocked() -> bool:
@@ -299,7 +299,7 @@ def test_a_slot_that_has_let_go_of_events_is_refused_and_forgetting_is_the_way_o
 
 def test_overlapping_transactions_are_no_recreated_slot(chain: Settings, postgres: Postgres) -> None:
     # The later event stands earlier in the log: the offset stored with it is below the commit that the slot has.
-    with closing(connect_database(chain, SourceRole.APP)) as connection, connection.cursor() as cursor:
+    with closing(connect(chain, SourceRole.APP)) as connection, connection.cursor() as cursor:
         execute_values(cursor, INSERT, [row()])
         insert(chain, row())
         relayed(chain, ids(chain))
@@ -317,7 +317,7 @@ def test_overlapping_transactions_are_no_recreated_slot(chain: Settings, postgre
 
 def test_a_slot_ahead_by_events_that_are_on_the_topic_is_no_loss(chain: Settings, postgres: Postgres) -> None:
     # As a worker without exactly-once leaves it when it is killed between confirming and storing.
-    with closing(connect_database(chain, SourceRole.APP)) as connection, connection.cursor() as cursor:
+    with closing(connect(chain, SourceRole.APP)) as connection, connection.cursor() as cursor:
         execute_values(cursor, INSERT, [row()])  # while it is open, the server retains the log from here on
         insert(chain, row())
         relayed(chain, ids(chain))

@@ -17,7 +17,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import apply as relay
-from outbox.stack.command import sink as sink_command
+from outbox.stack.command import sink
 from outbox.testing.seeds import chosen_seed, seeded
 from tests.stock import Client
 from tests.support.deliveries import SURVIVES_RE_SENDS
@@ -83,7 +83,7 @@ def test_re_sends_and_re_reads_make_those_drift_that_do_not_survive_them_and_by_
 
     move(60)
     relayed(chain)
-    sinks = sink_command(chain, *ALL)
+    sinks = sink(chain, *ALL)
     sinks.start_timeout_s = TIMEOUT_S
     try:
         sinks.start()

@@ -19,13 +19,13 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.audit.sinks import UNDECLARED
 from outbox.audit.source import AGAIN, read_errors
-from outbox.base.database import connect as connect_database
+from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.kafka.topics import Topic, TopicSpec
-from outbox.migrations import declared as declared_events
+from outbox.migrations import declared
 from outbox.migrations.migrate import Database, is_current, owner_engine
 from outbox.relay import apply as relay
 from outbox.relay import connectors, routing, slot
@@ -125,10 +125,10 @@ def _source(settings: Settings) -> Iterator[Diagnosis]:
 def _declared(settings: Settings) -> Diagnosis:
     """Whether the database takes every declared event."""
     with owner_engine(settings, "source").connect() as connection:
-        allowed = declared_events.allowed(connection)
+        allowed = declared.allowed(connection)
     if allowed is None:
         return _problem("events-unchecked", "the outbox takes events that are not declared", "`outbox migrate`")
-    wanted = declared_events.declared(catalog.of(settings))
+    wanted = declared.declared(catalog.of(settings))
     refused = ", ".join(sorted(map(str, wanted - allowed)))
     if refused:
         return _problem("events-undeclared", f"the outbox refuses {refused}, which are declared", "`outbox migrate`")
@@ -146,7 +146,7 @@ def _logins(settings: Settings, *roles: SourceRole | SinkRole) -> Iterator[Diagn
     refused = 0
     for role in roles:
         try:
-            connect_database(settings, role).close()
+            connect(settings, role).close()
         except Failure as failure:
             refused += 1
             yield _problem(failure.code, failure.message, failure.remedy or "see the message")
@@ -453,7 +453,7 @@ def _rows(settings: Settings, role: SourceRole | SinkRole, query: str, *paramete
 def _reading(settings: Settings, role: SourceRole | SinkRole) -> Iterator[extensions.cursor]:
     """A cursor as a role. Raises Failure if the database refuses a query of the block."""
     with (
-        closing(connect_database(settings, role)) as connection,
+        closing(connect(settings, role)) as connection,
         read_errors(connection, settings, role),
         connection.cursor() as cursor,
     ):

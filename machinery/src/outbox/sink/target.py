@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg2 import extensions
@@ -48,6 +49,11 @@ class Target(ABC):
     """Configurations of ivy.xml that Spark needs beside its Kafka source."""
     spark_config: Mapping[str, str] = {}
     """Settings that the Spark session needs."""
+
+    def within(self, folder: Path) -> Target:
+        """The target of a job in a folder, which relative paths begin at."""
+        del folder
+        return self
 
     @abstractmethod
     def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec) -> SinkWriter:

@@ -33,6 +33,9 @@ class LakehouseTarget(Target):
         self._schema = schema
         self._totals = totals
 
+    def within(self, folder: Path) -> LakehouseTarget:
+        return LakehouseTarget(folder / self._schema, folder / self._totals)
+
     def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec) -> SinkWriter:
         from outbox.sink.lakehouse.writer import LakehouseWriter
 

@@ -111,7 +111,7 @@ SELECT key, coalesce(copy.total, 0) - coalesce(live.total, 0)
  WHERE coalesce(copy.total, 0) <> coalesce(live.total, 0)
 """
 # How the built-in strategies recognise events.
-MEMORY = ("event_log", "key_versions", "landed_events", "processed_changes", "processed_events")
+MEMORY = ("key_versions", "landed_events", "processed_changes", "processed_events")
 REMEMBER = """
 INSERT INTO {table} (sink, {columns}) SELECT %(copy)s, {columns} FROM {table} WHERE sink = %(sink)s
 ON CONFLICT DO NOTHING

@@ -34,8 +34,7 @@ from outbox.sink import positions
 from outbox.sink.batch import Batch
 from outbox.sink.generations import Beginning, TopicOffsets
 from outbox.sink.metrics import Metrics
-from outbox.sink.spark import local_checkpoint
-from outbox.sink.spark import session as spark_session
+from outbox.sink.spark import local_checkpoint, session
 from outbox.sink.spark.checkpoint import Checkpoint, Offsets
 from outbox.sink.spark.part import Part
 from outbox.sink.spark.reader import Reader
@@ -279,7 +278,7 @@ class Stream:
         starting_offsets = json.dumps(
             {topic: {str(key): offset for key, offset in of_topic.items()} for topic, of_topic in beginning.items()}
         )
-        records = spark_session.records(self._spark, self._settings, self._spec.topics, starting_offsets)
+        records = session.records(self._spark, self._settings, self._spec.topics, starting_offsets)
         writer = records.writeStream.foreachBatch(self._handle).queryName(self._spec.name)
         writer = writer.option("checkpointLocation", self._checkpoint.uri)
         if until_caught_up:
