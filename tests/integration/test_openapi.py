@@ -58,7 +58,7 @@ def test_whatever_is_sent_the_answer_is_one_that_is_promised(case: Case, served:
 
 @promises.include(method="POST", path="/transfers").parametrize()
 @bounded
-def test_transfers_between_accounts_that_exist_are_answered_as_promised(case: Case, served: Served) -> None:
+def test_transfers_between_existing_accounts_are_answered(case: Case, served: Served) -> None:
     if isinstance(case.body, dict) and wrong(case.body) in ([], ["same_account"]):
         case.body.update(from_account=served.bank, to_account=served.user)
     check(case, served)

@@ -182,9 +182,7 @@ def test_expired_keys_are_forgotten_as_new_ones_come(client: Client, databases: 
     ]
 
 
-def test_of_requests_with_one_key_at_once_one_is_made_and_all_get_its_answer(
-    app: Flask, client: Client, databases: Settings
-) -> None:
+def test_of_requests_with_one_key_at_once_all_get_one_answer(app: Flask, client: Client, databases: Settings) -> None:
     user = client.open()
     bank = client.fund(user, 1000)
     clients = [Client(app, databases) for _ in range(CLIENTS)]
@@ -213,7 +211,7 @@ def test_of_different_requests_with_one_key_at_once_one_is_made(
 # Everybody at once --------------------------------------------------------------------------------------------------
 
 
-def test_eight_clients_between_two_accounts_in_both_directions_neither_deadlock_nor_lose_money(
+def test_transfers_in_both_directions_at_once_neither_deadlock_nor_lose(
     app: Flask, client: Client, databases: Settings
 ) -> None:
     one, other = client.open(), client.open()

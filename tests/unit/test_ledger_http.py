@@ -184,7 +184,7 @@ def test_a_database_that_is_away_is_503_with_a_time_to_retry(
     assert int(response.headers["Retry-After"]) > 0
 
 
-def test_the_process_is_healthy_and_counts_without_its_database_and_without_a_token(app: Flask) -> None:
+def test_liveness_and_metrics_need_no_database_and_no_token(app: Flask) -> None:
     http = app.test_client()
     assert http.get("/healthz").get_json() == {"status": "ok"}
     assert http.get("/openapi.json").status_code == 200
@@ -204,7 +204,7 @@ def test_a_client_that_makes_up_methods_makes_no_metrics(app: Flask) -> None:
     assert "BREW" not in told
 
 
-def test_openapi_names_every_status_with_its_form_and_where_the_token_is_asked(app: Flask) -> None:
+def test_openapi_names_every_status_and_where_the_token_is_asked(app: Flask) -> None:
     paths = app.test_client().get("/openapi.json").get_json()["paths"]
     found = {
         f"{method.upper()} {path}": set(operation["responses"])

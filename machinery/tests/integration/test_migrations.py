@@ -85,7 +85,7 @@ def test_a_database_out_of_reach_is_named(databases: Settings) -> None:
         migrate(nowhere)
 
 
-def test_a_schema_of_newer_code_is_refused_by_migrate_and_good_enough_to_serve(databases: Settings) -> None:
+def test_migrate_refuses_a_newer_schema_and_serve_accepts_it(databases: Settings) -> None:
     newer = "UPDATE outbox_version SET version_num = 'source_domain_9999' WHERE version_num LIKE 'source_domain_%'"
     query(databases, newer)
     with raises("migration-unknown", "source_domain_9999"):

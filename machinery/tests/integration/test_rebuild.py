@@ -263,9 +263,7 @@ class TestFromSource:
         thread.join()
         assert database.totals() == sums(mine)
 
-    def test_what_the_topic_has_dropped_is_skipped_and_a_driver_begins_anew(
-        self, databases: Settings, database: Database
-    ) -> None:
+    def test_what_the_topic_has_dropped_is_skipped(self, databases: Settings, database: Database) -> None:
         mine = history(6)
         with open_sink(databases) as sink:
             sink.apply(batch(mine[:2]))
@@ -335,9 +333,7 @@ MINE = (
 
 class TestFromTopic:
     @pytest.mark.parametrize("name", STRATEGIES)
-    def test_the_copy_takes_the_sinks_place_and_its_driver_begins_where_that_has_ended(
-        self, databases: Settings, name: str
-    ) -> None:
+    def test_the_copy_replaces_the_sink_and_its_driver_goes_on(self, databases: Settings, name: str) -> None:
         mine = history(6)
         database = Database(databases, name)
         with open_sink(databases, name) as live:
@@ -363,7 +359,7 @@ class TestFromTopic:
         assert database.totals() == sums(mine)
         assert database.query("SELECT name, applied, duplicates FROM sinks") == [(name, 6, 0)]
 
-    def test_without_a_view_of_totals_the_copy_takes_the_sinks_place_uncompared(
+    def test_without_totals_the_copy_replaces_the_sink_uncompared(
         self, databases: Settings, database: Database
     ) -> None:
         mine = history(3)
@@ -438,7 +434,7 @@ class TestFromTopic:
         }
         assert database.totals() == sums([first])
 
-    def test_a_copy_that_was_cut_off_goes_on_and_one_that_was_dropped_begins_with_a_checkpoint_of_its_own(
+    def test_a_copy_cut_off_goes_on_and_a_dropped_one_begins_anew(
         self, databases: Settings, database: Database
     ) -> None:
         mine = history(4)

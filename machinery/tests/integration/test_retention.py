@@ -50,12 +50,12 @@ def create_sink(settings: Settings, sink: str) -> None:
 
 
 class TestPartitions:
-    def test_a_recent_day_has_one_of_its_own_and_an_old_month_one_for_all_its_days(self, databases: Settings) -> None:
+    def test_a_recent_day_has_a_partition_and_so_has_an_old_month(self, databases: Settings) -> None:
         ensure(databases, ago(0), ago(1), date(2019, 2, 3), date(2019, 2, 27), date(2020, 2, 1))
         expected = ["processed_events_20190201_20190228", "processed_events_20200201_20200229"]
         assert kept_rows.names(databases) == [*expected, partition(1), partition(0)]
 
-    def test_an_old_month_that_has_days_of_its_own_gets_the_gaps_between_them(self, databases: Settings) -> None:
+    def test_an_old_month_with_days_of_its_own_gets_the_gaps_between(self, databases: Settings) -> None:
         for day in (date(2019, 2, 5), date(2019, 2, 6), date(2019, 2, 20)):
             kept_rows.query(databases, f"CREATE TABLE day_{day:%d} PARTITION OF processed_events FOR VALUES FROM ('{first(day)}') TO ('{first(day + timedelta(days=1))}')")  # fmt: skip # noqa: E501
         month = [date(2019, 2, 1) + timedelta(days=number) for number in range(28)]
@@ -105,7 +105,7 @@ class TestPartitions:
         assert errors == []
         assert remember(databases, *map(day_id, days)) == len(days)
 
-    def test_a_day_that_another_session_makes_is_waited_for_even_if_it_is_there(self, databases: Settings) -> None:
+    def test_a_day_that_another_session_makes_is_waited_for(self, databases: Settings) -> None:
         """At the end of a commit, others see a partition before their sessions insert into it."""
         ensure(databases, ago(5))
         with kept_rows.cursor_of(databases) as cursor:
@@ -221,7 +221,7 @@ class TestBesideASink:
             (lambda cursor: cursor.execute("SELECT FROM processed_events"), "another session uses the tables"),
         ],
     )
-    def test_a_transaction_that_does_not_end_is_named_and_is_no_obstacle_later(
+    def test_a_transaction_that_does_not_end_is_named(
         self,
         databases: Settings,
         monkeypatch: pytest.MonkeyPatch,
@@ -361,7 +361,7 @@ class TestLandedEvents:
         soon = databases.model_copy(update={"prune_landed_events_days": 1})
         assert expiry.expire(soon, kept_rows.horizon(databases)) == {"landed_events": 2}
 
-    def test_what_is_forgotten_is_below_the_horizon_and_the_rest_is_a_duplicate(self, databases: Settings) -> None:
+    def test_below_the_horizon_is_forgotten_above_is_a_duplicate(self, databases: Settings) -> None:
         events = [aged(number) for number in range(1, 200)]
         kept_rows.land(databases, *events)
         retention.drop(databases, ago(90))

@@ -102,7 +102,7 @@ class TestDedup:
         assert ("processed_events_19700101_19700131",) in partitions
 
 
-def test_sinks_that_write_the_same_ids_and_items_at_once_do_not_deadlock(databases: Settings) -> None:
+def test_sinks_that_write_the_same_ids_at_once_do_not_deadlock(databases: Settings) -> None:
     """No two sinks share a row. What they share is the partitions of days that none has used before: so two of each
     strategy, one of which goes through the days in the opposite order.
     """
@@ -252,7 +252,7 @@ class TestFence:
                 sink.apply(batch(events(1)))
         assert database.totals() == {}
 
-    def test_a_repair_and_a_later_driver_are_told_apart_also_behind_a_pooler(self, databases: Settings) -> None:
+    def test_a_repair_and_a_later_driver_differ_behind_a_pooler_too(self, databases: Settings) -> None:
         def repair(sink: PostgresWriter, *, others: int) -> None:
             with (
                 closing(connect(databases, SinkRole.WRITER)) as connection,

@@ -168,7 +168,7 @@ def staged(
     return replace(made, rows={}, staged=done, traced=done.traced)
 
 
-def test_rows_that_successful_tasks_have_staged_are_merged_and_no_others(lake: Settings) -> None:
+def test_only_rows_that_successful_tasks_have_staged_are_merged(lake: Settings) -> None:
     some, other = events(6), events(4)
     with driving(lake) as sink:
         copier(lake, sink)(1, read([*some[:3], *other]))  # its executor was lost before it could tell
@@ -188,7 +188,7 @@ def test_rows_that_successful_tasks_have_staged_are_merged_and_no_others(lake: S
     assert not Path(f"{folder(lake)}.staging").exists()
 
 
-def test_a_staged_batch_writes_and_closes_letters_and_leaves_out_what_they_resolve(lake: Settings) -> None:
+def test_a_staged_batch_writes_letters_and_closes_them(lake: Settings) -> None:
     well, given_up, others = *events(2), events(3)
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
@@ -205,7 +205,7 @@ def test_a_staged_batch_writes_and_closes_letters_and_leaves_out_what_they_resol
     assert statuses == [("discarded", 1), ("open", 1), ("replayed", 1)]
 
 
-def test_what_an_earlier_driver_has_staged_is_removed_and_its_late_task_fails(lake: Settings) -> None:
+def test_what_an_earlier_driver_has_staged_is_removed(lake: Settings) -> None:
     with driving(lake) as sink:
         late = copier(lake, sink)
         late(1, read(events(3)))
@@ -309,9 +309,7 @@ def test_the_table_has_each_event_once_however_events_come(run: Run, batches: li
     assert run.totals() == each_event_once(came)
 
 
-def test_spark_and_duckdb_read_the_totals_and_so_can_whoever_reads_delta(
-    lake: Settings, lakehouse_spark: SparkSession
-) -> None:
+def test_spark_and_duckdb_read_the_totals(lake: Settings, lakehouse_spark: SparkSession) -> None:
     some = events(9)
     with driving(lake) as sink:
         sink.apply(batch([*some, *some]))
@@ -338,7 +336,7 @@ def test_a_batch_is_looked_for_among_its_own_days_only(lake: Settings) -> None:
             sink.apply(batch(before, start=10))
 
 
-def test_traced_events_are_looked_for_among_their_own_days_and_ids_only(lake: Settings) -> None:
+def test_traced_events_are_looked_for_among_their_own_days_and_ids(lake: Settings) -> None:
     today, earlier, before = (events(3, at_ms=NOW_MS - ago_ms) for ago_ms in (0, 60_000, 3 * DAY_MS))
     with driving(lake) as sink, capture_logs() as lines:
         sink.apply(batch([*before, *earlier]))
@@ -350,9 +348,7 @@ def test_traced_events_are_looked_for_among_their_own_days_and_ids_only(lake: Se
     assert [line["outcome"] for line in lines] == ["duplicate"] * 3 + ["applied"]
 
 
-def test_letters_come_before_the_table_and_positions_after_and_repairs_and_writers_wait(
-    lake: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_letters_come_before_the_table_and_positions_after_it(lake: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     some, bad = events(2), events(1)[0]
     made = batch(some, dead=[unread(bad, 2)])
     counts: list[Counts] = []
@@ -385,7 +381,7 @@ def test_letters_come_before_the_table_and_positions_after_and_repairs_and_write
     assert ids(lake) == sorted(event.event_id for event in some)
 
 
-def test_a_letter_decides_about_its_event_and_one_that_comes_well_closes_its_own(lake: Settings) -> None:
+def test_a_letter_decides_about_its_event_or_the_event_closes_it(lake: Settings) -> None:
     well, given_up = events(2)
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
@@ -423,7 +419,7 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings) -> None:
     assert (stored[one.event_id]["quantity"], stored[one.event_id]["version"]) == (one.quantity, one.version)
 
 
-def test_no_transaction_is_open_while_a_replay_writes_the_table_and_the_sink_waits(
+def test_no_transaction_is_open_while_a_replay_writes_the_table(
     lake: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = events(2)
@@ -459,9 +455,7 @@ def test_no_transaction_is_open_while_a_replay_writes_the_table_and_the_sink_wai
     assert database(lake).statuses() == {one.event_id: "replayed", other.event_id: "open"}
 
 
-def test_a_restored_table_gets_replayed_events_when_they_are_read_again(
-    lake: Settings, lakehouse_spark: SparkSession
-) -> None:
+def test_a_restored_table_gets_replayed_events_again(lake: Settings, lakehouse_spark: SparkSession) -> None:
     first, replayed, given_up = events(3)
     with driving(lake) as sink:
         sink.apply(batch([first], dead=[unread(replayed, 1), unread(given_up, 2)]))

@@ -237,7 +237,7 @@ def test_the_default_topic_is_a_former_one_of_its_aggregate(
     assert prune.prune(unapplied, keep_hours=0, sinks=False).deleted == 2
 
 
-def test_a_slot_ahead_by_events_on_the_topic_that_is_about_to_change_is_no_loss(
+def test_a_slot_ahead_by_events_on_a_former_topic_is_no_loss(
     unapplied: Settings, project: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relay.apply(unapplied)

@@ -55,7 +55,7 @@ def test_a_killed_sink_continues_where_its_remote_checkpoint_says(remote: Settin
     assert database.totals() == sums(some)
 
 
-def test_a_file_system_that_does_not_answer_is_reported_and_loses_nothing(
+def test_a_silent_file_system_is_reported_and_loses_nothing(
     remote: Settings, name_node: NameNode, database: Database
 ) -> None:
     publisher = Publisher(remote)

@@ -372,9 +372,7 @@ def test_a_change_goes_when_neither_log_nor_topic_can_bring_it(captured: Setting
     assert len(reads) == 1, "the first record holds the only one"
 
 
-def test_a_change_that_the_log_may_bring_stays_though_its_slot_has_confirmed_it(
-    captured: Settings, postgres: Postgres
-) -> None:
+def test_a_confirmed_change_stays_while_the_log_may_bring_it(captured: Settings, postgres: Postgres) -> None:
     """A transaction that is open while others are confirmed has written before them."""
     name = connectors.load(captured, "changes").name
     with closing(connect(captured, SourceRole.OWNER)) as long, long.cursor() as cursor:

@@ -399,7 +399,7 @@ def test_a_failure_of_spark_is_reported_in_one_line(topic: Settings, publisher: 
         topics.create(topic, connectors.topic_specs(topic))  # the end of the test deletes it
 
 
-def test_metrics_of_a_running_sink_show_what_it_applied_and_that_nothing_is_left(
+def test_metrics_of_a_running_sink_show_what_it_has_applied(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     some = publisher.events(40)

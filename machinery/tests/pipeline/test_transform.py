@@ -101,7 +101,7 @@ def of_units(publisher: Publisher, count: int) -> list[Event]:
 
 @SIZES
 @pytest.mark.parametrize("transform", ["weighed", "shuffled"])
-def test_projections_see_what_it_returns_and_filtered_events_are_counted(
+def test_projections_see_what_it_returns_and_filtered_are_counted(
     sink: Sink, publisher: Publisher, count: int, transform: str
 ) -> None:
     sink.transform = transform

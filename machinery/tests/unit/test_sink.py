@@ -103,7 +103,7 @@ class TestJobs:
                 self.resolve(strategy=one)
 
     @pytest.mark.parametrize("by", ["upsert", "versions"])
-    def test_events_without_a_version_are_refused_by_strategies_that_need_one(self, tmp_path: Path, by: str) -> None:
+    def test_strategies_that_need_versions_refuse_events_without(self, tmp_path: Path, by: str) -> None:
         events = Events(tmp_path)
         events.aggregate("order", 'key = "id"\n', placed_v1=payload())
         found = decoders(events.load(), "order")
