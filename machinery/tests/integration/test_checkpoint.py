@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from outbox.sink.generations import TopicOffsets
 from outbox.sink.spark.checkpoint import Checkpoint
 from outbox.testing.fixtures.spark import leaves_sockets
 
@@ -53,34 +54,38 @@ def at(offset: int) -> dict[str, dict[int, int]]:
     return {TOPIC: {0: offset}}
 
 
+def problem(found: Checkpoint, positions: TopicOffsets) -> str | None:
+    return found.problem(found.start(), positions)
+
+
 def test_a_folder_without_files_is_new(spark: SparkSession, tmp_path: Path) -> None:
     found = checkpoint(spark, tmp_path / "missing")
     assert found.is_new()
-    assert (found.start(), found.problem(at(0))) == (None, None)
+    assert (found.start(), problem(found, at(0))) == (None, None)
 
 
 def test_before_the_first_batch_it_begins_where_the_query_was_told(spark: SparkSession, folder: Path) -> None:
     found = checkpoint(spark, folder)
     assert not found.is_new()
-    assert (found.start(), found.problem(at(5)), found.is_pending()) == (at(5), None, False)
+    assert (found.start(), problem(found, at(5)), found.is_pending()) == (at(5), None, False)
     (folder / "sources/0/0").unlink()
-    assert (found.start(), found.problem(at(5))) == (None, None), "killed before Spark had written it"
+    assert (found.start(), problem(found, at(5))) == (None, None), "killed before Spark had written it"
 
 
 def test_a_batch_that_was_not_committed_begins_where_the_last_one_ended(spark: SparkSession, folder: Path) -> None:
     plan(folder, 0)
     found = checkpoint(spark, folder)
-    assert (found.start(), found.end(0), found.problem(at(10)), found.is_pending()) == (at(5), at(10), None, True)
+    assert (found.start(), found.end(0), problem(found, at(10)), found.is_pending()) == (at(5), at(10), None, True)
     commit(folder, 0)
-    assert (found.start(), found.problem(at(10)), found.is_pending()) == (at(10), None, False)
+    assert (found.start(), problem(found, at(10)), found.is_pending()) == (at(10), None, False)
     plan(folder, 1)
-    assert (found.start(), found.end(1), found.problem(at(10)), found.is_pending()) == (at(10), at(20), None, True)
+    assert (found.start(), found.end(1), problem(found, at(10)), found.is_pending()) == (at(10), at(20), None, True)
 
 
 def test_one_that_is_behind_the_positions_is_continued(spark: SparkSession, folder: Path) -> None:
     plan(folder, 0)
     commit(folder, 0)
-    assert checkpoint(spark, folder).problem({TOPIC: {0: 99, 1: 3}}) is None
+    assert problem(checkpoint(spark, folder), {TOPIC: {0: 99, 1: 3}}) is None
 
 
 @pytest.mark.parametrize("positions", [{0: 9}, {}, {1: 99}])
@@ -89,14 +94,14 @@ def test_one_that_is_ahead_of_the_positions_is_not(
 ) -> None:
     plan(folder, 0)
     commit(folder, 0)
-    assert "ahead" in (checkpoint(spark, folder).problem({TOPIC: positions}) or "")
+    assert "ahead" in (problem(checkpoint(spark, folder), {TOPIC: positions}) or "")
 
 
 @pytest.mark.parametrize("topics", [{"other"}, {TOPIC, "other"}])
 def test_one_of_other_topics_is_not(spark: SparkSession, folder: Path, topics: set[str]) -> None:
     plan(folder, 0)
     commit(folder, 0)
-    assert "other topics: events" in (checkpoint(spark, folder).problem({topic: {0: 99} for topic in topics}) or "")
+    assert "other topics: events" in (problem(checkpoint(spark, folder), {topic: {0: 99} for topic in topics}) or "")
 
 
 @pytest.mark.parametrize("content", ["", "\0v1", "\0v1\n", '\0v1\n{"events":{"0":', "\0" * 20])
@@ -104,11 +109,11 @@ def test_the_beginning_is_needed_until_the_first_commit(spark: SparkSession, fol
     plan(folder, 0)
     (folder / "sources/0/0").write_text(content)
     found = checkpoint(spark, folder)
-    assert found.problem(at(99)) == "truncated or missing: sources/0/0"
+    assert problem(found, at(99)) == "truncated or missing: sources/0/0"
     assert found.start() is None
     commit(folder, 0)
     plan(folder, 1)
-    assert (found.start(), found.problem(at(99))) == (at(10), None)
+    assert (found.start(), problem(found, at(99))) == (at(10), None)
 
 
 @pytest.mark.parametrize("file", ["metadata", "offsets/1", "commits/1", "offsets/2"])
@@ -116,9 +121,9 @@ def test_one_with_a_truncated_file_is_not_continued(spark: SparkSession, folder:
     plan(folder, 0, 1, 2)
     commit(folder, 0, 1)
     found = checkpoint(spark, folder)
-    assert found.problem(at(20)) is None
+    assert problem(found, at(20)) is None
     truncate(folder, file)
-    assert found.problem(at(20)) == f"truncated or missing: {file}"
+    assert problem(found, at(20)) == f"truncated or missing: {file}"
     assert found.start() == (at(10) if file == "offsets/1" else at(20)), "the newest that is known"
 
 
@@ -127,20 +132,20 @@ def test_one_with_a_missing_file_is_not_continued(spark: SparkSession, folder: P
     plan(folder, 0, 1, 2)
     commit(folder, 0, 1)
     (folder / file).unlink()
-    assert checkpoint(spark, folder).problem(at(20)) == f"truncated or missing: {file}"
+    assert problem(checkpoint(spark, folder), at(20)) == f"truncated or missing: {file}"
 
 
 def test_an_offsets_file_without_its_last_line_is_truncated(spark: SparkSession, folder: Path) -> None:
     plan(folder, 0, 1)
     commit(folder, 0)
     (folder / "offsets/1").write_text(f"v1\n{BATCH_METADATA}")
-    assert checkpoint(spark, folder).problem(at(20)) == "truncated or missing: offsets/1"
+    assert problem(checkpoint(spark, folder), at(20)) == "truncated or missing: offsets/1"
 
 
 def test_one_that_has_lost_its_commits_or_its_plans_is_not_continued(spark: SparkSession, folder: Path) -> None:
     plan(folder, 0, 1, 2)
     commit(folder, 0)
     found = checkpoint(spark, folder)
-    assert found.problem(at(99)) == "truncated or missing: commits/1"
+    assert problem(found, at(99)) == "truncated or missing: commits/1"
     commit(folder, 1, 2, 3)
-    assert found.problem(at(99)) == "truncated or missing: offsets/3"
+    assert problem(found, at(99)) == "truncated or missing: offsets/3"

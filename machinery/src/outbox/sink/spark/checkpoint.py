@@ -88,11 +88,12 @@ class Checkpoint:
         files = [f"offsets/{batch}" for batch in sorted(committed, reverse=True)] or [BEGINNING]
         return next((self._offsets(file) for file in files if self._is_complete(file)), None)
 
-    def problem(self, positions: TopicOffsets) -> str | None:
-        """Why no query of a sink with these positions, of all its topics, can continue it; None if one can."""
+    def problem(self, start: Offsets | None, positions: TopicOffsets) -> str | None:
+        """Why no query of a sink with these positions, of all its topics, can continue it from its `start`; None if one
+        can.
+        """
         if broken := [file for file in self._needed() if not self._is_complete(file)]:
             return f"truncated or missing: {', '.join(broken)}"
-        start = self.start()
         if start is None:
             return None
         if start.keys() != positions.keys():

@@ -237,19 +237,14 @@ class Stream:
             topic: self._positions(topic, first[topic], is_new=topic not in (start or {}))
             for topic in self._spec.topics
         }
-        problem = self._checkpoint.problem(reached)
+        problem = self._checkpoint.problem(start, reached)
         if start is not None and problem is None:
             return start
-        begin = first if self._spec.strategy.start == "earliest" and problem is None else reached
         replayed = start or self._rewound.offsets
+        begin = first if self._spec.strategy.start == "earliest" and problem is None else reached
         offsets = {
-            topic: of_topic
-            | {
-                # What the topic has dropped meanwhile cannot be read again.
-                key: max(first[topic].get(key, 0), min(offset, reached[topic].get(key, offset)))
-                for key, offset in replayed.get(topic, {}).items()
-            }
-            for topic, of_topic in begin.items()
+            topic: begin[topic] | _to_replay(replayed.get(topic, {}), first[topic], reached[topic])
+            for topic in self._spec.topics
         }
         if problem is not None:
             self._begin_another(problem, offsets)
@@ -414,3 +409,11 @@ def _of_topics(start: Offsets, end: Offsets) -> list[Part]:
         Part(topic, {partition: start.get(topic, {}).get(partition, 0) for partition in of_topic}, of_topic)
         for topic, of_topic in sorted(end.items())
     ]
+
+
+def _to_replay(offsets: dict[int, int], first: dict[int, int], reached: dict[int, int]) -> dict[int, int]:
+    """Where the partitions of a topic are read again: not above the positions, and only what the topic still has."""
+    return {
+        partition: max(first.get(partition, 0), min(offset, reached.get(partition, offset)))
+        for partition, offset in offsets.items()
+    }
