@@ -61,6 +61,9 @@ class Model(Chain):
     def settings(self) -> Settings:
         return self._settings
 
+    def sink_urls(self) -> list[str]:
+        raise AssertionError
+
     def start(self, _: object = None) -> None:
         self.is_killed = False
 

@@ -48,6 +48,8 @@ class Project:
     """The package whose subpackages declare the sink jobs, each in a module ``job``."""
     workload: str = "demo.workload:Workload"
     """The class that plans what the clients of the walkthrough send; as ``module:class``."""
+    player: str = "outbox.walkthrough.player:Player"
+    """The class that plays the walkthrough; as ``module:class``. The default shows it on the terminal."""
     validate_events: bool = True
     """Whether `append` checks payloads against their schemas."""
     folders: dict[str, Path] = field(default_factory=dict)

@@ -1,8 +1,70 @@
 """The walkthrough, `outbox demo`: it sends traffic, breaks the chain on purpose, and compares every total.
 
-A project describes its clients by a `Workload` (docs/reference.md). Everything else is private.
+A project describes its clients by a `Workload`, and may have a `Player` that shows the story elsewhere than on the
+terminal (docs/reference.md). What is not exported here is private.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outbox.base.facade import exports
 from outbox.walkthrough.workload import Request, Workload
 
-__all__ = ["Request", "Workload"]
+if TYPE_CHECKING:
+    from outbox.base.database import connect
+    from outbox.base.settings import SinkRole, SourceRole
+    from outbox.kafka.clients import consumer_config
+    from outbox.relay.apply import status as connector_status
+    from outbox.sink.spec import sinks as sink_specs
+    from outbox.walkthrough.chain import Chain, Part
+    from outbox.walkthrough.checkpoint import Checkpoint
+    from outbox.walkthrough.faults import crash_sinks, rewind_sink, terminate_replication
+    from outbox.walkthrough.player import Player
+    from outbox.walkthrough.screen import Screen
+    from outbox.walkthrough.story import Phase, Step, Story
+else:  # when they are used: a workload needs none of them
+    __getattr__ = exports(
+        __name__,
+        {
+            "Chain": "outbox.walkthrough.chain:Chain",
+            "Checkpoint": "outbox.walkthrough.checkpoint:Checkpoint",
+            "Part": "outbox.walkthrough.chain:Part",
+            "Phase": "outbox.walkthrough.story:Phase",
+            "Player": "outbox.walkthrough.player:Player",
+            "Screen": "outbox.walkthrough.screen:Screen",
+            "SinkRole": "outbox.base.settings:SinkRole",
+            "SourceRole": "outbox.base.settings:SourceRole",
+            "Step": "outbox.walkthrough.story:Step",
+            "Story": "outbox.walkthrough.story:Story",
+            "connect": "outbox.base.database:connect",
+            "connector_status": "outbox.relay.apply:status",
+            "consumer_config": "outbox.kafka.clients:consumer_config",
+            "crash_sinks": "outbox.walkthrough.faults:crash_sinks",
+            "rewind_sink": "outbox.walkthrough.faults:rewind_sink",
+            "sink_specs": "outbox.sink.spec:sinks",
+            "terminate_replication": "outbox.walkthrough.faults:terminate_replication",
+        },
+    )
+
+__all__ = [
+    "Chain",
+    "Checkpoint",
+    "Part",
+    "Phase",
+    "Player",
+    "Request",
+    "Screen",
+    "SinkRole",
+    "SourceRole",
+    "Step",
+    "Story",
+    "Workload",
+    "connect",
+    "connector_status",
+    "consumer_config",
+    "crash_sinks",
+    "rewind_sink",
+    "sink_specs",
+    "terminate_replication",
+]

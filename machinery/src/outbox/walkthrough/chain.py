@@ -59,6 +59,7 @@ class Chain(ABC):
     """A chain with an outbox's source, a Connect worker, and the sinks that a workload names."""
 
     worker: Part
+    broker: Part | None  # None where its process is out of reach
     service: Watched
     sinks: Sinks
 
@@ -68,8 +69,16 @@ class Chain(ABC):
         """How to reach it, with the requested exactly-once mode."""
 
     @abstractmethod
+    def sink_urls(self) -> list[str]:
+        """Where the processes of the sinks serve their metrics and ``/healthz``; a restart may change it. Raises
+        Failure if one has ended.
+        """
+
+    @abstractmethod
     def start(self, report: Report) -> None:
-        """Return once every part is ready, with migrated databases and an applied connector."""
+        """Return once every part is ready, with migrated databases and an applied connector. Parts that run go on, so
+        that it also repairs a chain.
+        """
 
     @abstractmethod
     def switch(self, *, exactly_once: bool, report: Report) -> None:

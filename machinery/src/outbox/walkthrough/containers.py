@@ -141,6 +141,7 @@ class Containers(Chain):
 
     service: Service
     worker: Container
+    broker = None  # it has a PID namespace of its own
     sinks: Container
 
     def __init__(self, settings: Settings, sinks: Sequence[str], shared: Path, find: Find = psutil.process_iter):
@@ -164,12 +165,16 @@ class Containers(Chain):
         hosts = SINK_HOSTS[: len(sinks)]
         self.service = Service(f"http://{settings.service_host}:{settings.service_port}/readyz")
         self.worker = Container("connect", 1, _is_worker, [f"{settings.connect_url}/connectors"], find)
-        health = [f"http://{host}:{SINK_PORT}{metrics.HEALTH}" for host in hosts]
+        self._sink_urls = [f"http://{host}:{SINK_PORT}" for host in hosts]
+        health = [f"{url}{metrics.HEALTH}" for url in self._sink_urls]
         self.sinks = Container("sink", len(sinks), _runs_one_of(sinks), health, find)
 
     @property
     def settings(self) -> Settings:
         return self._settings
+
+    def sink_urls(self) -> list[str]:
+        return self._sink_urls
 
     def start(self, report: Report) -> None:
         for part in (self.worker, self.sinks):

@@ -10,21 +10,18 @@ It needs no hook in the sinks, and there is no race. Each transaction of a sink 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from psycopg2.extensions import connection as Connection  # noqa: N812
 
 from outbox.base.database import connect
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import fence
-from outbox.sink.spark import local_checkpoint
 from outbox.walkthrough.chain import Sinks
+from outbox.walkthrough.checkpoint import Checkpoint
 
 TIMEOUT_S = 120.0
 
@@ -53,7 +50,7 @@ class Window:
         self._names = names
         self._holder, self._watcher = connect(settings, SinkRole.AUDITOR), connect(settings, SinkRole.AUDITOR)
         self._watcher.autocommit = True
-        self._checkpoints = {name: self._checkpoint(settings, name) for name in names}
+        self._checkpoints = {name: Checkpoint(settings, name, self._generation(name)) for name in names}
 
     def close(self) -> None:
         """Release what is held. Sinks that wait go on."""
@@ -86,8 +83,7 @@ class Window:
     def wait_replayed(self, crashes: dict[str, Crash]) -> None:
         """Wait until the restarted sinks have processed the batch of the crash again."""
         for name, crash in crashes.items():
-            commits = self._checkpoints[name] / "commits"
-            self._wait(f"sink {name} to replay its batch", partial(_has, commits, crash.planned_batch))
+            self._wait(f"sink {name} to replay its batch", partial(self._has_committed, name, crash.planned_batch))
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -114,26 +110,22 @@ class Window:
         wait_for(what, condition, timeout_s=TIMEOUT_S, needs=self._sinks.require_running)
 
     def _evidence(self, name: str) -> Crash:
-        newest = self._planned(name)
+        checkpoint, newest = self._checkpoints[name], self._planned(name)
         return Crash(
             planned_batch=newest,
-            committed_batch=_last(self._checkpoints[name] / "commits"),
-            planned_end=_end(self._checkpoints[name] / "offsets" / str(newest)),
+            committed_batch=checkpoint.committed(),
+            planned_end=sum(end for ends in checkpoint.ends(newest).values() for end in ends.values()),
             position=self._position(name),
         )
 
-    def _checkpoint(self, settings: Settings, name: str) -> Path:
-        generation = self._one("SELECT generation FROM sinks WHERE name = %s", [name])
-        uri = local_checkpoint.uri(settings, name, generation)
-        folder = local_checkpoint.folder(uri)
-        if folder is None:
-            raise Failure(
-                f"the walkthrough cannot read the checkpoint {uri}", "use a folder", code="checkpoint-elsewhere"
-            )
-        return folder
-
     def _planned(self, name: str) -> int:
-        return _last(self._checkpoints[name] / "offsets")
+        return self._checkpoints[name].planned()
+
+    def _has_committed(self, name: str, batch: int) -> bool:
+        return self._checkpoints[name].committed() >= batch
+
+    def _generation(self, name: str) -> int:
+        return self._one("SELECT generation FROM sinks WHERE name = %s", [name])
 
     def _waiting(self) -> int:
         """How many sessions wait for an advisory lock in this database."""
@@ -159,19 +151,3 @@ def _number(connection: Connection, query: str, values: Sequence[str]) -> int:
         cursor.execute(query, values)
         row = cursor.fetchone()
         return int(row[0]) if row else 0
-
-
-def _last(log: Path) -> int:
-    """The last batch in a log of a Spark checkpoint; -1 if there is none."""
-    return max((int(entry.name) for entry in log.glob("[0-9]*")), default=-1)
-
-
-def _has(log: Path, batch: int) -> bool:
-    """Whether a log has reached a batch."""
-    return _last(log) >= batch
-
-
-def _end(planned: Path) -> int:
-    """The sum of the offsets where a planned batch ends. The last line of its file has them by topic and partition."""
-    by_topic = json.loads(planned.read_text().splitlines()[-1])
-    return sum(offset for partitions in by_topic.values() for offset in partitions.values())

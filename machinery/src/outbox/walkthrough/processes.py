@@ -40,17 +40,21 @@ class Processes(Chain):
     def settings(self) -> Settings:
         return self._stack.settings
 
+    def sink_urls(self) -> list[str]:
+        return [self.sinks.url()]
+
     def start(self, report: Report) -> None:
         self._stack.up(report=report)
         migrate(self.settings)
         report("databases migrated")
         relay.apply(self.settings)
         report(f"connector applied: {relay.status(self.settings).mode}")
-        self.worker = self._stack.part("connect")
+        self.worker, self.broker = self._stack.part("connect"), self._stack.part("kafka")
         self.service = command.service(self.settings)
         self.sinks = SinkProcess("-".join(["sink", *self._names]), self.settings, ["sink", *self._names])
-        self.service.spawn()
-        self.sinks.spawn()
+        for process in (self.service, self.sinks):
+            if not process.is_running():
+                process.spawn()
         self.service.wait_ready()
         report(f"service on http://{self.settings.service_host}:{self.settings.service_port}")
         self.sinks.wait_ready()

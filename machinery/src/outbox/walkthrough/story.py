@@ -62,15 +62,18 @@ class Step:
 
 
 class Story:
-    """Plays the phases on a chain and reports them. ``screen.failed`` is the first expectation not met."""
+    """Plays the phases on a chain and reports them. ``screen.failed`` is the first expectation not met.
+
+    A chain may have had one before: another story compares with what is there when it begins.
+    """
 
     def __init__(self, chain: Chain, workload: Workload, screen: Screen) -> None:
-        self._chain = chain
-        self._workload = workload
+        self.chain = chain
+        self.workload = workload
         self._screen = screen
         self._names = watched(spec.sinks(chain.settings), workload)
         self._topics = spec.sinks(chain.settings)[workload.right].topics
-        self._phases: list[Phase] = []
+        self.phases: list[Phase] = []  # those that were played, in their order
         self._stop_traffic: Callable[[], None] = lambda: None
 
     @property
@@ -97,23 +100,23 @@ class Story:
     def tear_down(self) -> None:
         """Stop the traffic, and leave the chain as it was."""
         self._stop_traffic()
-        self._chain.restore(self._screen.progress)
+        self.chain.restore(self._screen.progress)
 
     # Phases -------------------------------------------------------------------------------------------------------
 
     def _set_up(self) -> None:
-        self._chain.start(self._screen.progress)
-        ideas = {self._workload.right: f"A `{self._workload.right}` (remembers event ids)"}
-        ideas |= {str(self._workload.naive): f"B `{self._workload.naive}` (adds up whatever comes)"}
+        self.chain.start(self._screen.progress)
+        ideas = {self.workload.right: f"A `{self.workload.right}` (remembers event ids)"}
+        ideas |= {str(self.workload.naive): f"B `{self.workload.naive}` (adds up whatever comes)"}
         self._screen.progress(f"streaming: sink {', sink '.join(ideas[name] for name in self._names)}")
         self._first = self._last = check.check_settled(
-            self._chain.settings, SETTLE_TIMEOUT_S, needs=self._require_chain
+            self.chain.settings, SETTLE_TIMEOUT_S, needs=self._require_chain
         )
         if self._first.records:
             self._screen.progress(
                 f"the chain has {plural(self._first.records, 'event')}: what follows is compared with now"
             )
-        self._traffic = Traffic(self._chain.settings, self._workload, needs=self._chain.service.require_running)
+        self._traffic = Traffic(self.chain.settings, self.workload, needs=self.chain.service.require_running)
         self._stop_traffic = self._traffic.stop
 
     def _all_well(self) -> None:
@@ -163,7 +166,7 @@ class Story:
         report = self._settle()
         self._screen.expect(self._added(report) == 0, "no new duplicate on the topic", self._found(report))
         self._expect_nothing_lost(report)
-        right = self._workload.right
+        right = self.workload.right
         skipped = report.sink(right).duplicates - self._last.sink(right).duplicates
         self._screen.expect(
             skipped == self._replayed.events > 0,
@@ -187,7 +190,7 @@ class Story:
                 text_of(phase.drift_right),
                 *([] if phase.drift_naive is None else [text_of(phase.drift_naive), phase.drifting_keys]),
             ]
-            for phase in self._phases
+            for phase in self.phases
         ]
         header = ["phase", "new duplicates on topic", "skipped by A", "drift of A"]
         header += ["drift of B", "drifting keys"] if self._has_naive else []
@@ -201,14 +204,14 @@ class Story:
     # Faults -------------------------------------------------------------------------------------------------------
 
     def _switch(self, exactly_once: bool) -> None:
-        self._chain.switch(exactly_once=exactly_once, report=self._screen.progress)
-        mode = relay.status(self._chain.settings).mode
+        self.chain.switch(exactly_once=exactly_once, report=self._screen.progress)
+        mode = relay.status(self.chain.settings).mode
         wanted = "exactly-once" if exactly_once else "at-least-once"
         self._screen.expect(mode.startswith(wanted), "the effective mode, as reported by Connect", mode)
 
     def _kill_worker_midstream(self) -> None:
         """Under load, freeze the worker until events pile up behind it, kill it, and restart it."""
-        worker = self._chain.worker
+        worker = self.chain.worker
         published = self._published()
         finish = self._traffic.start(REQUESTS_FAULT)
 
@@ -241,7 +244,7 @@ class Story:
 
     def _crash_sinks(self) -> None:
         """Kill the sinks inside their window. A burst arrives while they wait, so one batch holds it."""
-        window = Window(self._chain.settings, self._chain.sinks, self._names)
+        window = Window(self.chain.settings, self.chain.sinks, self._names)
         try:
             crashes = window.kill_in_it(self._burst)
             for name, crash in crashes.items():
@@ -250,7 +253,7 @@ class Story:
                     f"sink {name} was killed in the window",
                     f"its database has batch {crash.planned_batch}, Spark recorded {crash.committed_batch} as its last",
                 )
-            self._chain.sinks.start()
+            self.chain.sinks.start()
             window.wait_replayed(crashes)
         finally:
             window.close()
@@ -270,33 +273,33 @@ class Story:
         return len(self._names) > 1
 
     def _settle(self) -> Report:
-        report = check.check_settled(self._chain.settings, SETTLE_TIMEOUT_S, needs=self._require_chain)
+        report = check.check_settled(self.chain.settings, SETTLE_TIMEOUT_S, needs=self._require_chain)
         self._screen.progress(f"nothing is in flight: {self._found(report)}")
         return report
 
     def _require_chain(self) -> None:
         """Raises Failure with its log if a process has ended that brings events to the sinks' tables."""
-        self._chain.worker.require_running()
-        self._chain.sinks.require_running()
+        self.chain.worker.require_running()
+        self.chain.sinks.require_running()
 
     def _relayed(self) -> Report:
         """Wait until the whole outbox is on the topic."""
         seen: list[Report] = []
 
         def relayed() -> bool:
-            seen[:] = [check.check(self._chain.settings)]
+            seen[:] = [check.check(self.chain.settings)]
             return seen[0].in_flight == 0
 
-        needs = self._chain.worker.require_running
+        needs = self.chain.worker.require_running
         wait_for("the outbox to be relayed", relayed, timeout_s=SETTLE_TIMEOUT_S, poll_s=0.2, needs=needs)
         return seen[0]
 
     def _published(self) -> int:
-        names = catalog.of(self._chain.settings).topics
-        return sum(sum(topics.last_stable_offsets(self._chain.settings, name).values()) for name in names)
+        names = catalog.of(self.chain.settings).topics
+        return sum(sum(topics.last_stable_offsets(self.chain.settings, name).values()) for name in names)
 
     def _unrelayed(self) -> int:
-        return check.check(self._chain.settings).in_flight
+        return check.check(self.chain.settings).in_flight
 
     def _outbox_events(self, report: Report) -> int:
         """How many events of the sinks' topics the outbox has."""
@@ -315,11 +318,11 @@ class Story:
 
     def _totals(self, report: Report) -> Mapping[str, Decimal]:
         """By key, the source's totals that the sinks are compared with."""
-        return report.sink(self._workload.right).comparisons[0].totals
+        return report.sink(self.workload.right).comparisons[0].totals
 
     def _repeated(self, report: Report) -> Mapping[str, Decimal]:
         """By key, what the duplicates on the topics add up to."""
-        now, first = (one.sink(self._workload.right).comparisons[0].repeated for one in (report, self._first))
+        now, first = (one.sink(self.workload.right).comparisons[0].repeated for one in (report, self._first))
         return _minus(now, first)
 
     def _drift(self, report: Report, sink: str) -> dict[str, Decimal]:
@@ -340,7 +343,7 @@ class Story:
         return sum_of_sizes(difference for drift in drifts for difference in drift.values())
 
     def _expect_right(self, report: Report) -> None:
-        drift = self._drift_total(report, self._workload.right)
+        drift = self._drift_total(report, self.workload.right)
         self._screen.expect(drift == 0, "sink A agrees with the source", f"drift {text_of(drift)}")
 
     def _expect_naive(self, report: Report, drift: Mapping[str, Decimal], what: str) -> None:
@@ -351,9 +354,9 @@ class Story:
             self._screen.expect(found == _plus(drift, {}), what, detail)
 
     def _remember(self, name: str, report: Report) -> None:
-        right = self._workload.right
+        right = self.workload.right
         naive = self._names[1] if self._has_naive else None
-        self._phases.append(
+        self.phases.append(
             Phase(
                 name=name,
                 topic_duplicates=self._added(report),

@@ -1,0 +1,77 @@
+"""Who may ask for what: this host alone, with the token, from the page itself.
+
+- The name in the request's header Host must be one of this host. A page elsewhere whose name is made to point here (DNS
+  rebinding) has another one.
+- The address that the demo prints has the token behind ``#``, which browsers do not send. The page exchanges it for a
+  cookie, which scripts cannot read and other sites cannot make a browser send.
+- What changes anything must be sent by the page itself: the header Origin says so.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from http import HTTPStatus
+
+from flask import Flask, Response, abort, request
+
+POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "worker-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+OPEN = {"index", "static", "session"}  # endpoints without the cookie: they hold nothing of the chain
+
+
+class Guard:
+    """The token of one run, and the checks of every request."""
+
+    def __init__(self, port: int) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
+        self._cookie = f"page-{port}"  # cookies do not know ports
+
+    def protect(self, app: Flask) -> None:
+        """Check each request of the application, and add the headers to each response."""
+        app.before_request(self._check)
+        app.after_request(_add_headers)
+
+    def admit(self, token: object) -> Response:
+        """Exchange the token for the cookie."""
+        if not isinstance(token, str) or not self._is_ours(token):
+            abort(HTTPStatus.FORBIDDEN)
+        response = Response(status=HTTPStatus.NO_CONTENT)
+        response.set_cookie(self._cookie, self.token, httponly=True, samesite="Strict")
+        return response
+
+    def _check(self) -> None:
+        if request.host not in self._hosts:
+            abort(HTTPStatus.MISDIRECTED_REQUEST)
+        if request.method not in ("GET", "HEAD") and request.headers.get("Origin") != f"http://{request.host}":
+            abort(HTTPStatus.FORBIDDEN)
+        if request.endpoint not in OPEN and not self._is_ours(request.cookies.get(self._cookie, "")):
+            abort(HTTPStatus.UNAUTHORIZED)
+
+    def _is_ours(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self.token.encode())
+
+
+def _add_headers(response: Response) -> Response:
+    response.headers.update(HEADERS)
+    return response

@@ -1,0 +1,46 @@
+"""The Spark checkpoint of a sink in a folder: which batches were planned, and which Spark has recorded as committed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.sink.spark import local_checkpoint
+
+Ends = dict[str, dict[int, int]]
+
+
+class Checkpoint:
+    """The checkpoint of one generation of a sink. It is only read."""
+
+    def __init__(self, settings: Settings, sink: str, generation: int) -> None:
+        """Raises Failure if it is not in a folder of this host."""
+        uri = local_checkpoint.uri(settings, sink, generation)
+        folder = local_checkpoint.folder(uri)
+        if folder is None:
+            raise Failure(
+                f"the walkthrough cannot read the checkpoint {uri}", "use a folder", code="checkpoint-elsewhere"
+            )
+        self._planned, self._committed = folder / "offsets", folder / "commits"
+
+    def planned(self) -> int:
+        """The last planned batch; -1 if there is none."""
+        return _last(self._planned)
+
+    def committed(self) -> int:
+        """The last batch that Spark has recorded as committed; -1 if there is none."""
+        return _last(self._committed)
+
+    def ends(self, batch: int) -> Ends:
+        """By topic and partition, the offset where a planned batch ends. The last line of its file has them."""
+        by_topic = json.loads((self._planned / str(batch)).read_text().splitlines()[-1])
+        return {
+            topic: {int(partition): offset for partition, offset in partitions.items()}
+            for topic, partitions in by_topic.items()
+        }
+
+
+def _last(log: Path) -> int:
+    return max((int(entry.name) for entry in log.glob("[0-9]*")), default=-1)

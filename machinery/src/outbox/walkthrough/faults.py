@@ -1,0 +1,59 @@
+"""Faults of single parts, for a player that lets people break the chain. Each does the real thing, with evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SourceRole
+from outbox.base.wait import wait_for
+from outbox.sink.repair import rewind
+from outbox.walkthrough.chain import Chain
+from outbox.walkthrough.crash import Crash, Window
+
+CONNECTION_TIMEOUT_S = 60.0
+# A role may terminate its own sessions.
+TERMINATE = """
+SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND pg_terminate_backend(active_pid)
+"""
+
+
+def terminate_replication(settings: Settings) -> int:
+    """Terminate Debezium's connection to Postgres, and return the server process that served it.
+
+    Raises WaitTimeoutError if there is no such connection.
+    """
+    with closing(connect(settings, SourceRole.CDC)) as connection, connection, connection.cursor() as cursor:
+
+        def terminated() -> int | None:
+            cursor.execute(TERMINATE, [settings.connector])
+            row = cursor.fetchone()
+            return None if row is None else int(row[0])
+
+        return wait_for("a replication connection", terminated, timeout_s=CONNECTION_TIMEOUT_S)
+
+
+def rewind_sink(chain: Chain, sink: str) -> int:
+    """Kill the sinks, let one of them read its topics from the beginning, and start them. Return how many records it
+    reads again, transaction markers included.
+    """
+    chain.sinks.kill()
+    moves = rewind.to_earliest(chain.settings, sink)
+    rewind.rewind(chain.settings, sink, moves)
+    chain.sinks.start()
+    return sum(move.position - move.begin for move in moves.values())
+
+
+def crash_sinks(chain: Chain, sinks: Sequence[str], burst: Callable[[], None]) -> dict[str, Crash]:
+    """Kill the sinks between the commit of their database and Spark's, restart them, and wait until they have processed
+    the batch again. ``burst`` brings the events of that batch. Return the evidence by sink.
+    """
+    window = Window(chain.settings, chain.sinks, sinks)
+    try:
+        crashes = window.kill_in_it(burst)
+        chain.sinks.start()
+        window.wait_replayed(crashes)
+    finally:
+        window.close()
+    return crashes
