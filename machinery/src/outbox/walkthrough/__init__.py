@@ -14,7 +14,7 @@ from outbox.walkthrough.workload import Request, Workload
 if TYPE_CHECKING:
     from outbox.base.database import connect
     from outbox.base.settings import SinkRole, SourceRole
-    from outbox.kafka.clients import consumer_config
+    from outbox.kafka.clients import client_config, consumer_config
     from outbox.relay.apply import status as connector_status
     from outbox.sink.spec import sinks as sink_specs
     from outbox.walkthrough.chain import Chain, Part
@@ -37,6 +37,7 @@ else:  # when they are used: a workload needs none of them
             "SourceRole": "outbox.base.settings:SourceRole",
             "Step": "outbox.walkthrough.story:Step",
             "Story": "outbox.walkthrough.story:Story",
+            "client_config": "outbox.kafka.clients:client_config",
             "connect": "outbox.base.database:connect",
             "connector_status": "outbox.relay.apply:status",
             "consumer_config": "outbox.kafka.clients:consumer_config",
@@ -60,6 +61,7 @@ __all__ = [
     "Step",
     "Story",
     "Workload",
+    "client_config",
     "connect",
     "connector_status",
     "consumer_config",

@@ -1,0 +1,130 @@
+"""The way of each event through the chain: when it was seen where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from demo.page.readings import OutboxRow, Record, Sink
+
+KEPT = 300
+IDS_KEPT = 50_000  # to recognise repeats on the topics
+
+
+@dataclass
+class Applied:
+    """What one sink did with an event."""
+
+    batch: int | None = None  # the Spark batch that has it
+    at_ms: int | None = None  # when its position was seen behind the event
+
+
+@dataclass
+class Journey:
+    """One event. Moments are this host's clock, in milliseconds; those that were *seen* are up to a reading late."""
+
+    id: str
+    row: OutboxRow | None = None
+    written_ms: int | None = None
+    lsn: int | None = None  # the end of the write-ahead log when the row was first seen: it was written before
+    records: list[Record] = field(default_factory=list)  # more than one: it was sent again
+    sinks: dict[str, Applied] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """For the page, without payload."""
+        row, first = self.row, self.records[0] if self.records else None
+        return {
+            "id": self.id,
+            "aggregate": row.aggregate if row else (first.topic.rpartition(".")[2] if first else ""),
+            "type": row.type if row else (first.headers.get("eventType", "") if first else ""),
+            "version": row.schema_version if row else (first.headers.get("schemaVersion", "") if first else ""),
+            "key": row.key if row else (first.key if first else ""),
+            "amount": row.amount if row else None,
+            "written_ms": self.written_ms,
+            "lsn": _lsn(self.lsn),
+            "records": [
+                {"topic": one.topic, "partition": one.partition, "offset": one.offset, "seen_ms": one.seen_ms}
+                for one in self.records
+            ],
+            "sinks": {name: {"batch": one.batch, "at_ms": one.at_ms} for name, one in self.sinks.items()},
+        }
+
+
+class Journeys:
+    """The newest events. Older ones are forgotten."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Journey] = {}
+        self._seen_ids: dict[str, None] = {}
+        self._changed: dict[str, Journey] = {}
+        self.repeats = 0  # records of events that were on the topics already
+        self.strangers = 0  # records without an id of the relay
+
+    def get(self, event_id: str) -> Journey | None:
+        """One of the newest events."""
+        return self._by_id.get(event_id)
+
+    def changed(self) -> list[Journey]:
+        """Those that have changed since the last call."""
+        changed, self._changed = list(self._changed.values()), {}
+        return changed
+
+    def add_rows(self, rows: Iterable[OutboxRow], lsn: int) -> None:
+        """Rows of the outbox. Those that are known stay as they are."""
+        for row in rows:
+            journey = self._of(row.id)
+            if journey.row is None:
+                journey.row, journey.written_ms, journey.lsn = row, row.occurred_ms, lsn
+                self._changed[row.id] = journey
+
+    def add_records(self, records: Iterable[Record]) -> None:
+        """New records of the topics, in their order."""
+        for record in records:
+            event_id = record.event_id or f"{record.topic}/{record.partition}/{record.offset}"
+            self.strangers += record.event_id is None
+            self.repeats += event_id in self._seen_ids
+            self._seen_ids[event_id] = None
+            journey = self._of(event_id)
+            journey.records.append(record)
+            self._changed[event_id] = journey
+        _bound(self._seen_ids, IDS_KEPT)
+
+    def add_sinks(self, sinks: Iterable[Sink], at_ms: int) -> None:
+        """How far each sink is. What it has applied before its position, it has applied by now."""
+        for sink in sinks:
+            for journey in self._by_id.values():
+                if journey.records:
+                    self._follow(journey, sink, at_ms)
+
+    def _follow(self, journey: Journey, sink: Sink, at_ms: int) -> None:
+        record = journey.records[0]
+        position = sink.positions.get(record.topic, {}).get(record.partition)
+        if position is None:
+            return  # it does not read that topic
+        applied = journey.sinks.setdefault(sink.name, Applied())
+        if applied.batch is None:
+            ends = ((one.number, one.ends.get(record.topic, {}).get(record.partition, 0)) for one in sink.batches)
+            applied.batch = next((number for number, end in ends if end > record.offset), None)
+            if applied.batch is not None:
+                self._changed[journey.id] = journey
+        if applied.at_ms is None and position > record.offset:
+            applied.at_ms = at_ms
+            self._changed[journey.id] = journey
+
+    def _of(self, event_id: str) -> Journey:
+        journey = self._by_id.get(event_id)
+        if journey is None:
+            journey = self._by_id[event_id] = Journey(event_id)
+            _bound(self._by_id, KEPT)
+        return journey
+
+
+def _bound(entries: dict[str, Any], most: int) -> None:
+    for name in list(entries)[: max(0, len(entries) - most)]:
+        del entries[name]
+
+
+def _lsn(position: int | None) -> str | None:
+    """A position in the write-ahead log as Postgres writes it."""
+    return None if position is None else f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"

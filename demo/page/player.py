@@ -1,0 +1,209 @@
+"""The walkthrough on the terminal and on the page: the same story, seen twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import time
+from collections.abc import Callable
+from typing import Any
+
+from outbox import Failure
+from outbox.walkthrough import Player, Story
+
+from demo.page.actions import ACTIONS, Action, Hands
+from demo.page.app import Desk, Server, create_app, is_uuid
+from demo.page.hub import Hub
+from demo.page.lesson import Lesson, PageScreen
+from demo.page.poller import Poller
+from demo.page.probe import Probe, not_started, now_ms, outbox_row
+from demo.page.readings import Readings
+from demo.page.security import Guard
+from demo.page.state import State
+
+HOST, PORT = "PAGE_HOST", "PAGE_PORT"  # variables of the environment
+WAIT_S = 0.2
+LOGS = {"samples": 600, "marks": 60, "lines": 200, "said": 30}
+TABLES = {"events": 120}
+
+
+class PagePlayer(Player, Desk):
+    """Plays the story on the terminal and on a page of this host, then does what the page asks for.
+
+    Everything that changes the chain happens on the thread that calls `play` and `wait`: one thing at a time.
+    """
+
+    def __init__(self) -> None:
+        self._hub = Hub(LOGS, TABLES)
+        self.screen = self._terminal = PageScreen(self._hub)
+        self._lesson = Lesson(self._hub, self._mark, self._played)
+        self._poller = Poller(self._read, self._hub)
+        self._asked: queue.Queue[Callable[[], None]] = queue.Queue(maxsize=1)
+        self._is_free = False
+        self._is_started = False  # whether the chain is
+        self._probe: Probe | None = None
+        self._server: Server | None = None
+
+    # The player -------------------------------------------------------------------------------------------------------
+
+    def play(self, story: Story) -> None:
+        """Serve the page, and play the story as the terminal's player does; the page may pause it."""
+        self._story = story
+        self._hands = Hands(story.chain, story.workload.right, story.workload.naive)
+        self._serve()
+        self._show_stage("the lesson is played")
+        self._lesson.play(story, self.screen, paused=False)
+
+    def wait(self) -> None:
+        """Do what the page asks for, until Ctrl-C."""
+        self._finish()
+        while True:
+            try:
+                asked = self._asked.get(timeout=WAIT_S)
+            except queue.Empty:
+                continue
+            try:
+                asked()
+            finally:
+                self._finish()
+
+    def close(self) -> None:
+        """Stop the page."""
+        self._poller.stop()
+        if self._server is not None:
+            self._hub.close()
+            self._server.stop()
+        if self._probe is not None:
+            self._probe.close()
+
+    # The desk: asked by the threads of the server ---------------------------------------------------------------------
+
+    def act(self, name: str) -> bool:
+        """Begin an action."""
+        action = ACTIONS[name]
+        return self._ask(action.label, lambda: self._do(action))
+
+    def lesson(self, verb: str) -> bool:
+        """Play, pause, resume or step the lesson."""
+        if verb == "play":
+            return self._ask("the lesson is played", self._play_again)
+        {"pause": self._lesson.pause, "resume": self._lesson.resume, "step": self._lesson.step}[verb]()
+        return True
+
+    def look_up(self, event_id: str) -> dict[str, Any] | None:
+        """The outbox row and the records of an event."""
+        journey = self._poller.state.journeys.get(event_id)
+        row = None
+        if self._is_started and is_uuid(event_id):
+            try:
+                row = outbox_row(self._story.chain.settings, event_id)
+            except Failure as failure:
+                row = json.dumps({"unavailable": failure.message})
+        if journey is None and row is None:
+            return None
+        records = [
+            {
+                "topic": one.topic,
+                "partition": one.partition,
+                "offset": one.offset,
+                "key": one.key,
+                "headers": dict(one.headers),
+                "value": one.value,
+            }
+            for one in (journey.records if journey else [])
+        ]
+        return {"row": json.loads(row) if row else None, "records": records}
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        host = os.environ.get(HOST, "127.0.0.1")
+        server = self._server = _listening(host, int(os.environ.get(PORT, "8090")))
+        guard = Guard(server.port)
+        server.start(create_app(self._hub, self, guard))
+        self._poller.start()
+        self._terminal.address(f"http://127.0.0.1:{server.port}/#{guard.token}")
+
+    def _ask(self, label: str, do: Callable[[], None]) -> bool:
+        if not self._is_free:
+            return False
+        try:
+            self._asked.put_nowait(do)
+        except queue.Full:
+            return False
+        self._is_free = False
+        self._show_stage(label)
+        return True
+
+    def _do(self, action: Action) -> None:
+        """Do an action, say what happened, and say when everything agrees again."""
+        began = time.monotonic()
+        if action.group != "traffic":
+            self._mark("fault", action.label)
+        try:
+            said = action.do(self._hands, self._report)
+        except (Failure, TimeoutError) as failure:
+            self._say("failed", action.label, str(failure).splitlines()[0])
+            return
+        if self._probe is not None:
+            self._probe.ask_mode_again()
+        self._say("done", action.label, said)
+        self._poller.when_settled(lambda state: self._settled(action.label, state, time.monotonic() - began))
+
+    def _settled(self, label: str, state: State, after_s: float) -> None:
+        drifts = [
+            f"{name} {'agrees with the ledger' if not one['drift'] else 'is off by ' + format(one['drift'], ',')}"
+            for name, one in state.summary.items()
+        ]
+        self._say(
+            "settled", label, f"Nothing is in flight any more, {after_s:.1f} s after it began: {'; '.join(drifts)}."
+        )
+
+    def _play_again(self) -> None:
+        """Another story on the same chain. Its failures are shown, and do not change this command's exit status."""
+        screen = PageScreen(self._hub)
+        story = Story(self._story.chain, self._story.workload, screen)
+        try:
+            self._lesson.play(story, screen, paused=True)
+        except (Failure, TimeoutError) as failure:
+            screen.say(f"The lesson ended: {failure}")
+
+    def _played(self, step: int) -> None:
+        self._is_started = self._is_started or step == 0
+
+    def _read(self) -> Readings:
+        if not self._is_started:
+            return not_started()
+        self._probe = self._probe or Probe(self._story.chain)
+        return self._probe.read()
+
+    def _finish(self) -> None:
+        self._is_free = True
+        self._show_stage(None)
+
+    def _report(self, text: str) -> None:
+        self.screen.progress(text)
+        self._show_stage(text)
+
+    def _mark(self, kind: str, text: str) -> None:
+        self._poller.state.cause = text
+        self._hub.publish(logs={"marks": [{"at_ms": now_ms(), "kind": kind, "text": text}]})
+
+    def _say(self, kind: str, label: str, text: str) -> None:
+        self._hub.publish(logs={"said": [{"at_ms": now_ms(), "kind": kind, "label": label, "text": text}]})
+
+    def _show_stage(self, busy: str | None) -> None:
+        actions = [
+            {"name": name, "label": one.label, "hint": one.hint, "group": one.group, "possible": one.needs(self._hands)}
+            for name, one in ACTIONS.items()
+        ]
+        self._hub.publish({"stage": {"busy": busy, "actions": actions}})
+
+
+def _listening(host: str, port: int) -> Server:
+    """A server on this port; on a free one if it is taken."""
+    try:
+        return Server(host, port)
+    except (OSError, SystemExit):  # werkzeug exits where a port is taken
+        return Server(host, 0)

@@ -1,0 +1,206 @@
+"""What the page shows of the chain, made of one reading after the other. Nothing here asks anybody anything."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from demo.page.drift import Drift
+from demo.page.journeys import Journeys
+from demo.page.readings import Connector, Down, Readings, Sink, Slot, Source, Topics, Total
+
+DRAWN = 24  # marks of a partition on the page
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Shown:
+    """What a reading changes: see `demo.page.hub`."""
+
+    parts: Json = field(default_factory=dict)
+    logs: dict[str, list[Json]] = field(default_factory=dict)
+    tables: dict[str, list[Json]] = field(default_factory=dict)
+
+
+class State:
+    """The chain as the page has it."""
+
+    def __init__(self) -> None:
+        self.journeys = Journeys()
+        self._drifts: dict[str, Drift] = defaultdict(Drift)
+        self._totals: Mapping[str, Total] = {}
+        self._ends: Mapping[str, Mapping[int, int]] = {}
+        self._partitions: dict[tuple[str, int], list[Json]] = {}
+        self._apart: set[frozenset[str]] = set()  # pairs of sinks that have parted
+        self.cause = "the beginning"  # what was done last
+        self.settled = False
+        self.summary: Json = {}
+
+    def apply(self, readings: Readings) -> Shown:
+        """Take a reading, and return what it changes on the page."""
+        shown = Shown()
+        self._apply_source(readings, shown)
+        self._apply_connector(readings, shown)
+        self._apply_topics(readings, shown)
+        self._apply_sinks(readings, shown)
+        shown.tables["events"] = [one.as_json() for one in self.journeys.changed()]
+        return shown
+
+    def _apply_source(self, readings: Readings, shown: Shown) -> None:
+        match readings.source:
+            case Down(reason):
+                shown.parts["source"] = {"down": reason}
+            case Source() as source:
+                self._totals = source.totals
+                self.journeys.add_rows(source.rows, source.end_lsn)
+                shown.parts["source"] = {
+                    "accounts": source.accounts,
+                    "transfers": source.transfers,
+                    "events": source.events,
+                    "newest": [row.id for row in source.rows[-DRAWN:]],
+                    "total": sum(abs(one.total) for one in source.totals.values()),
+                }
+        match readings.slot:
+            case Down(reason):
+                shown.parts["slot"] = {"down": reason}
+            case Slot() as slot:
+                shown.parts["slot"] = {
+                    "active": slot.is_active,
+                    "lag_bytes": slot.lag_bytes,
+                    "confirmed": f"{slot.confirmed_lsn >> 32:X}/{slot.confirmed_lsn & 0xFFFFFFFF:X}",
+                    "wal_status": slot.wal_status,
+                }
+
+    def _apply_connector(self, readings: Readings, shown: Shown) -> None:
+        match readings.connector:
+            case Down(reason):
+                shown.parts["connect"] = {"down": reason}
+            case Connector() as connector:
+                shown.parts["connect"] = {
+                    "state": connector.state,
+                    "task": connector.task,
+                    "mode": connector.mode,
+                    "boundary": connector.boundary,
+                    "error": connector.error,
+                }
+
+    def _apply_topics(self, readings: Readings, shown: Shown) -> None:
+        match readings.topics:
+            case Down(reason):
+                shown.parts["topics"] = {"down": reason}
+            case Topics() as topics:
+                self._ends = topics.ends
+                for record in topics.records:
+                    event_id = record.event_id or f"{record.topic}/{record.partition}/{record.offset}"
+                    known = self.journeys.get(event_id)
+                    lane = self._partitions.setdefault((record.topic, record.partition), [])
+                    lane.append({"id": event_id, "offset": record.offset, "again": bool(known and known.records)})
+                    del lane[:-DRAWN]
+                    self.journeys.add_records([record])
+                shown.parts["topics"] = {
+                    "repeats": self.journeys.repeats,
+                    "strangers": self.journeys.strangers,
+                    "topics": [
+                        {
+                            "name": name,
+                            "partitions": [
+                                {"number": number, "end": end, "newest": self._partitions.get((name, number), [])}
+                                for number, end in sorted(ends.items())
+                            ],
+                        }
+                        for name, ends in sorted(topics.ends.items())
+                    ],
+                }
+
+    def _apply_sinks(self, readings: Readings, shown: Shown) -> None:
+        if isinstance(readings.sinks, Down):
+            shown.parts["sinks"] = {"down": readings.sinks.reason}
+            self.settled = False
+            return
+        self.journeys.add_sinks(readings.sinks, readings.at_ms)
+        sinks = [self._sink(sink, readings) for sink in readings.sinks]
+        shown.parts["sinks"] = {"sinks": sinks}
+        compared = [one for one in sinks if one["drift"] is not None]
+        self.settled = (
+            bool(compared)
+            and not isinstance(readings.source, Down)
+            and not isinstance(readings.topics, Down)
+            and all(one["pending"] == 0 and one["state"] == "running" for one in compared)
+            and all(self._has_read_all(sink) for sink in readings.sinks if sink.totals is not None)
+        )
+        self.summary = {one["name"]: one for one in compared}
+        source = readings.source
+        shown.logs["samples"] = [
+            {
+                "at_ms": readings.at_ms,
+                "events": None if isinstance(source, Down) else source.events,
+                "sinks": {
+                    one["name"]: [one["total"], one["drift"], one["duplicates"], one["set_aside"], one["lag"]]
+                    for one in compared
+                },
+            }
+        ]
+        shown.logs["marks"] = self._partings(compared, readings.at_ms)
+
+    def _sink(self, sink: Sink, readings: Readings) -> Json:
+        health = readings.health
+        state = "down" if isinstance(health, Down) else health.get(sink.name, {}).get("state", "not running")
+        drift = self._drifts[sink.name]
+        if sink.totals is not None:
+            drift.compare(self._totals, sink.totals)
+        lags = [
+            max(0, end - sink.positions[topic].get(partition, 0))
+            for topic, ends in self._ends.items()
+            if topic in sink.positions
+            for partition, end in ends.items()
+        ]
+        begins = [0, *(sum(sum(of.values()) for of in batch.ends.values()) for batch in sink.batches)]
+        return {
+            "name": sink.name,
+            "strategy": sink.strategy,
+            "transform": sink.transform,
+            "state": state,
+            "applied": sink.applied,
+            "duplicates": sink.duplicates,
+            "set_aside": sink.set_aside,
+            "lag": sum(lags),
+            "total": None if sink.totals is None else sum(abs(one.total) for one in sink.totals.values()),
+            "drift": None if sink.totals is None else drift.total,
+            "drift_keys": drift.keys,
+            "pending": drift.pending,
+            "batches": [
+                {"number": batch.number, "records": end - begin if begin else None, "committed": batch.is_committed}
+                for batch, begin, end in zip(sink.batches, begins, begins[1:], strict=False)
+            ],
+        }
+
+    def _has_read_all(self, sink: Sink) -> bool:
+        """Whether Spark has recorded a batch up to the end of the topics. Positions do not fall when a sink is rewound,
+        so they do not say.
+        """
+        if not sink.batches or not sink.batches[-1].is_committed:
+            return False
+        ends = sink.batches[-1].ends
+        return all(
+            ends[topic].get(partition, 0) >= end
+            for topic, of_topic in self._ends.items()
+            if topic in ends
+            for partition, end in of_topic.items()
+        )
+
+    def _partings(self, compared: list[Json], at_ms: int) -> list[Json]:
+        """A mark for each pair of sinks whose drifts begin to differ."""
+        found = []
+        for index, left in enumerate(compared):
+            for right in compared[index + 1 :]:
+                pair = frozenset((left["name"], right["name"]))
+                if left["drift"] != right["drift"] and pair not in self._apart and not left["pending"]:
+                    self._apart.add(pair)
+                    text = f"{left['name']} and {right['name']} part: {self.cause}"
+                    found.append({"at_ms": at_ms, "kind": "part", "text": text})
+                elif left["drift"] == right["drift"]:
+                    self._apart.discard(pair)
+        return found
