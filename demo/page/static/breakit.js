@@ -1,0 +1,58 @@
+// The buttons that break the chain, and what has happened.
+
+import { byId, h } from "./dom.js";
+import { wallClock } from "./format.js";
+import { post } from "./post.js";
+
+const GROUPS = { traffic: "Send", relay: "Break the relay", sinks: "Break the sinks" };
+const KINDS = { done: "", settled: "Settled", failed: "Did not work" };
+
+export class BreakView {
+  constructor() {
+    this.buttons = new Map();
+    this.said = 0;
+  }
+
+  render(doc, changed) {
+    const stage = doc.parts.stage;
+    if (stage && changed.has("stage")) {
+      if (!this.buttons.size) this.make(stage.actions);
+      const mode = doc.parts.connect?.mode;
+      for (const action of stage.actions) {
+        const button = this.buttons.get(action.name);
+        // aria-disabled, so that the focus stays on a button while it works
+        const isOff = Boolean(stage.busy) || !action.possible;
+        button.setAttribute("aria-disabled", String(isOff));
+        button.classList.toggle("busy", stage.busy === action.label);
+      }
+      void mode;
+      byId("break").classList.toggle("working", Boolean(stage.busy));
+    }
+    if (changed.has("said")) this.tell(doc.logs.said ?? []);
+  }
+
+  make(actions) {
+    const group = (name) =>
+      h(
+        "div",
+        { class: "group", role: "group", "aria-labelledby": `group-${name}` },
+        h("h3", { id: `group-${name}` }, GROUPS[name]),
+        h("div", { class: "row" }, actions.filter((action) => action.group === name).map((action) => this.button(action))),
+      );
+    byId("buttons").replaceChildren(...Object.keys(GROUPS).map(group));
+  }
+
+  button(action) {
+    const press = () => button.getAttribute("aria-disabled") !== "true" && post("/api/act", { action: action.name });
+    const button = h("button", { class: "act", "data-action": action.name, onclick: press }, action.label, h("span", { class: "hint" }, action.hint));
+    this.buttons.set(action.name, button);
+    return button;
+  }
+
+  tell(said) {
+    byId("said").replaceChildren(
+      ...said.slice(-4).reverse().map((one) =>
+        h("p", { class: one.kind }, h("time", {}, wallClock(one.at_ms)), h("strong", {}, KINDS[one.kind] ? `${one.label} — ${KINDS[one.kind]}. ` : `${one.label}. `), one.text)),
+    );
+  }
+}

@@ -1,0 +1,143 @@
+// The chain from left to right. Each station shows what the part itself says.
+
+import { byId, h } from "./dom.js";
+import { bytes, count } from "./format.js";
+import { mark } from "./marks.js";
+
+const WAL_SCALE = 4 * 1024 * 1024; // a lag of this fills the bar
+
+const STATIONS = [
+  { id: "client", title: "Service", wants: ["source"], draw: drawService },
+  { id: "outbox", title: "Outbox", wants: ["source", "events"], draw: drawOutbox },
+  { id: "slot", title: "Replication slot", wants: ["slot"], draw: drawSlot },
+  { id: "connect", title: "Kafka Connect", wants: ["connect"], draw: drawConnect },
+  { id: "topics", title: "Kafka topics", wants: ["topics", "events"], draw: drawTopics },
+  { id: "spark", title: "Spark batches", wants: ["sinks"], draw: drawSpark },
+  { id: "tables", title: "Sinks", wants: ["sinks"], draw: drawSinks },
+];
+
+export class ChainView {
+  constructor(openEvent) {
+    this.openEvent = openEvent;
+    byId("stations").replaceChildren(
+      ...STATIONS.map((station) =>
+        h("li", { id: `station-${station.id}`, class: "station" }, h("h3", {}, station.title), h("div", { class: "body" })),
+      ),
+    );
+  }
+
+  render(doc, changed) {
+    const events = new Map((doc.tables.events ?? []).map((event) => [event.id, event]));
+    for (const station of STATIONS) {
+      if (!station.wants.some((name) => changed.has(name))) continue;
+      const element = byId(`station-${station.id}`);
+      const part = doc.parts[station.wants[0]];
+      const isDown = part?.down !== undefined;
+      element.classList.toggle("down", isDown);
+      element.querySelector(".body").replaceChildren(
+        ...(isDown ? [badge("down", "bad"), note(part.down)] : part ? station.draw(part, events, this) : [note("waiting")]),
+      );
+    }
+  }
+
+  dot(event, id, again) {
+    const dot = mark(event, again);
+    dot.dataset.event = id;
+    dot.addEventListener("click", () => this.openEvent(id));
+    return dot;
+  }
+}
+
+function drawService(source) {
+  return [figure(count(source.transfers), "transfers"), note(`${count(source.accounts)} accounts`), note("one transaction: rows and events")];
+}
+
+function drawOutbox(source, events, view) {
+  return [figure(count(source.events), "events"), lane(source.newest.map((id) => view.dot(events.get(id), id)))];
+}
+
+function drawSlot(slot) {
+  return [
+    figure(bytes(slot.lag_bytes), "behind the log"),
+    meter(slot.lag_bytes / WAL_SCALE, "Lag of the replication slot", bytes(slot.lag_bytes)),
+    badge(slot.active ? "read by Debezium" : "nobody reads it", slot.active ? "good" : "bad"),
+    note(`confirmed ${slot.confirmed}`),
+  ];
+}
+
+function drawConnect(connect) {
+  const runs = connect.state === "RUNNING" && connect.task === "RUNNING";
+  return [
+    figure(connect.mode === "exactly-once" ? "exactly-once" : connect.mode, "Debezium → Kafka", "words"),
+    badge(runs ? "task runs" : `task ${connect.task.toLowerCase()}`, runs ? "good" : "bad"),
+    note(connect.boundary ? `transaction boundary: ${connect.boundary}` : ""),
+    connect.error ? note(connect.error) : null,
+  ].filter(Boolean);
+}
+
+function drawTopics(topics, events, view) {
+  const blocks = topics.topics.map((topic) =>
+    h(
+      "div",
+      { class: "topic" },
+      h("p", { class: "name" }, topic.name),
+      topic.partitions.map((partition) =>
+        h(
+          "div",
+          { class: "partition" },
+          h("span", { class: "ordinal" }, partition.number),
+          lane(partition.newest.map((one) => view.dot(events.get(one.id), one.id, one.again))),
+        ),
+      ),
+    ),
+  );
+  return [...blocks, note(`${count(topics.repeats)} came again, ${count(topics.strangers)} not ours`)];
+}
+
+function drawSpark({ sinks }) {
+  return sinks.map((sink) =>
+    h(
+      "div",
+      { class: "batches" },
+      h("p", { class: "name" }, sink.name, sink.transform && h("span", { class: "tag" }, `transform: ${sink.transform}`)),
+      h(
+        "ol",
+        { class: "batch-list" },
+        sink.batches.map((batch) =>
+          h(
+            "li",
+            { class: batch.committed ? "batch" : "batch open" },
+            h("span", { class: "ordinal" }, batch.number),
+            h("span", {}, batch.records === null ? "·" : count(batch.records)),
+            h("span", { class: "tick" }, batch.committed ? "✓" : "…", h("span", { class: "hidden" }, batch.committed ? " recorded" : " not recorded")),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+function drawSinks({ sinks }) {
+  return sinks.map((sink) =>
+    h(
+      "div",
+      { class: "sink-line" },
+      h("p", { class: "name" }, sink.name),
+      badge(sink.state, sink.state === "running" ? "good" : "bad"),
+      note(sink.lag ? `${count(sink.lag)} behind` : "nothing waits"),
+    ),
+  );
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+const figure = (number, unit, kind = "") => h("p", { class: `figure ${kind}` }, number, h("span", { class: "unit" }, unit));
+const note = (text) => h("p", { class: "note" }, text);
+const badge = (text, kind) => h("p", { class: `badge ${kind}` }, text);
+const lane = (dots) => h("div", { class: "lane", "aria-hidden": "true" }, dots);
+
+function meter(share, label, text) {
+  const bar = h("div", { class: "bar" });
+  bar.style.inlineSize = `${Math.min(100, Math.max(1, share * 100))}%`;
+  return h("div", { class: "meter", role: "img", "aria-label": `${label}: ${text}` }, bar);
+}

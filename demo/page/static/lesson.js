@@ -1,0 +1,124 @@
+// The lesson: each step asks first, then does it, then explains the answer with what was measured.
+
+import { byId, h } from "./dom.js";
+import { post } from "./post.js";
+
+const VISIBLE_LINES = 60;
+
+export class LessonView {
+  constructor() {
+    this.answers = new Map(); // by step: what this reader has chosen
+    this.parts = {
+      controls: h("div", { class: "controls" }),
+      steps: h("ol", { class: "steps" }),
+      card: h("div", { class: "quiz", "aria-live": "polite" }),
+      lines: h("div", { class: "lines", tabindex: "0", role: "region", "aria-label": "What the terminal says" }),
+      table: h("div", { class: "verdict" }),
+    };
+    const { controls, steps, card, lines, table } = this.parts;
+    byId("lesson-body").replaceChildren(steps, card, controls, table, h("details", { open: true }, h("summary", {}, "What the terminal says"), lines));
+  }
+
+  render(doc, changed) {
+    const lesson = doc.parts.lesson;
+    if (!lesson) return;
+    if (changed.has("lesson") || changed.has("stage")) {
+      this.drawSteps(lesson);
+      this.drawCard(lesson);
+      this.drawControls(lesson, doc.parts.stage);
+      this.drawTable(lesson);
+    }
+    if (changed.has("lines")) this.drawLines(doc.logs.lines ?? []);
+  }
+
+  drawSteps(lesson) {
+    const state = (index) => (index < lesson.done ? "done" : index === lesson.step && lesson.phase !== "over" ? "now" : "next");
+    this.parts.steps.replaceChildren(
+      ...lesson.steps.map((title, index) =>
+        h("li", { class: state(index), "aria-current": state(index) === "now" ? "step" : null }, title.replace(/^\d\. /, ""))),
+    );
+  }
+
+  drawCard(lesson) {
+    const asked = lesson.question ? { ...lesson.question, step: lesson.step } : this.asked;
+    if (lesson.phase === "ready") this.answers.clear();
+    this.asked = asked;
+    const key = JSON.stringify([asked, lesson.answers, this.answers.get(asked?.step), lesson.failed]);
+    if (key === this.shownCard) return;
+    this.shownCard = key;
+    if (!asked) return this.parts.card.replaceChildren(h("p", { class: "note" }, lesson.phase === "failed" ? lesson.failed : "The chain is being started."));
+    const chosen = this.answers.get(asked.step);
+    const explained = lesson.answers[asked.step];
+    this.parts.card.replaceChildren(
+      h("p", { class: "kicker" }, `Question ${asked.step}`),
+      h("h3", {}, asked.text),
+      h("div", { class: "options", role: "group", "aria-label": "Your answer" }, asked.options.map((option, index) => this.option(lesson, asked, option, index, chosen, explained))),
+      explained
+        ? h("p", { class: "answer" }, h("strong", {}, chosen === undefined ? "Measured: " : chosen === asked.right ? "You were right. " : "Not quite. "), explained)
+        : h("p", { class: "note" }, chosen === undefined ? "What do you expect?" : "Noted. Now watch."),
+    );
+  }
+
+  option(lesson, asked, option, index, chosen, explained) {
+    const kind = explained && index === asked.right ? "right" : explained && index === chosen ? "wrong" : "";
+    return h(
+      "button",
+      {
+        class: `option ${kind}`,
+        "aria-pressed": String(chosen === index),
+        disabled: Boolean(explained),
+        onclick: () => {
+          this.answers.set(asked.step, index);
+          this.drawCard(lesson);
+          this.parts.card.querySelectorAll(".option")[index]?.focus();
+        },
+      },
+      option,
+      kind === "right" ? h("span", { class: "verdict-mark" }, " ✓ measured") : null,
+    );
+  }
+
+  drawControls(lesson, stage) {
+    const isPlaying = ["playing", "played", "asking", "ready"].includes(lesson.phase);
+    const waits = lesson.phase === "asking" && lesson.paused;
+    const buttons = isPlaying
+      ? [
+          waits ? control("step", "Do it", true) : null,
+          lesson.paused ? control("resume", "Play on") : control("pause", "Pause before the next step"),
+        ]
+      : [control("play", "Play the lesson step by step", true, Boolean(stage?.busy))];
+    const text = buttons.filter(Boolean).map((one) => one.textContent + one.disabled).join();
+    if (text === this.shownControls) return;
+    this.shownControls = text;
+    this.parts.controls.replaceChildren(...buttons.filter(Boolean));
+  }
+
+  drawTable(lesson) {
+    const phases = lesson.phases ?? [];
+    if (!phases.length) return this.parts.table.replaceChildren();
+    const head = ["", "new duplicates on the topic", "skipped by A", "drift of A", "drift of B"];
+    this.parts.table.replaceChildren(
+      h("table", {},
+        h("caption", {}, "Measured so far"),
+        h("thead", {}, h("tr", {}, head.map((text) => (text ? h("th", { scope: "col" }, text) : h("td", {}))))),
+        h("tbody", {}, phases.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), ...[one.topic_duplicates, one.skipped, one.drift_right, one.drift_naive].map((value) => h("td", { class: "number" }, value ?? "–"))))),
+      ),
+    );
+  }
+
+  drawLines(lines) {
+    const box = this.parts.lines;
+    const follows = box.scrollTop + box.clientHeight >= box.scrollHeight - 20;
+    box.replaceChildren(
+      ...lines.slice(-VISIBLE_LINES).map((line) =>
+        line.kind === "expect"
+          ? h("p", { class: line.held ? "expect held" : "expect broken" }, `${line.held ? "✔" : "✘"} ${line.text}: `, h("span", {}, line.found))
+          : h("p", { class: line.kind }, line.text)),
+    );
+    if (follows) box.scrollTop = box.scrollHeight;
+  }
+}
+
+function control(verb, label, isFirst = false, disabled = false) {
+  return h("button", { class: isFirst ? "primary" : "", disabled, onclick: () => post("/api/lesson", { verb }) }, label);
+}
