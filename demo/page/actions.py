@@ -217,7 +217,7 @@ ACTIONS: dict[str, Action] = {
     "transfer": Action("One transfer", "Two events, one transaction", "traffic", _transfer),
     "burst": Action(f"A burst of {BURST}", f"{2 * BURST} events at once", "traffic", _burst),
     "bad-record": Action("A bad event", "A foreign record breaks the contract", "traffic", _bad_record),
-    "old-version": Action("Two event versions", "An old and a new release write", "traffic", _old_version),
+    "old-version": Action("Two versions", "An old and a new release write", "traffic", _old_version),
     "kill-worker": Action("Kill the connector", "kill -9 while it relays", "relay", _kill_worker),
     "cut": Action("Cut replication", "Postgres ends Debezium's connection", "relay", _terminate_replication),
     "stop-kafka": Action("Stop Kafka", "kill -9 of the broker", "relay", _stop_broker, _has_broker),

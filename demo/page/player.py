@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from outbox import Failure
+from outbox import Failure, load_settings
 from outbox.walkthrough import Player, Story
 
 from demo.page.actions import ACTIONS, Action, Hands
@@ -19,10 +19,11 @@ from demo.page.lesson import Lesson, PageScreen
 from demo.page.poller import Poller
 from demo.page.probe import Probe, not_started, now_ms, outbox_row
 from demo.page.readings import Readings
-from demo.page.security import Guard
+from demo.page.security import Guard, kept_token
 from demo.page.state import State
 
 HOST, PORT = "PAGE_HOST", "PAGE_PORT"  # variables of the environment
+TOKEN_FILE = "page.token"  # in the home folder
 WAIT_S = 0.2
 LOGS = {"samples": 600, "marks": 60, "lines": 200, "said": 30}
 TABLES = {"events": 120}
@@ -120,7 +121,9 @@ class PagePlayer(Player, Desk):
     def _serve(self) -> None:
         host = os.environ.get(HOST, "127.0.0.1")
         server = self._server = _listening(host, int(os.environ.get(PORT, "8090")))
-        guard = Guard(server.port)
+        home = load_settings().home
+        home.mkdir(parents=True, exist_ok=True)
+        guard = Guard(server.port, kept_token(home / TOKEN_FILE))
         server.start(create_app(self._hub, self, guard))
         self._poller.start()
         self._terminal.address(f"http://127.0.0.1:{server.port}/#{guard.token}")

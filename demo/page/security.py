@@ -10,8 +10,11 @@
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
+from contextlib import suppress
 from http import HTTPStatus
+from pathlib import Path
 
 from flask import Flask, Response, abort, request
 
@@ -40,10 +43,10 @@ OPEN = {"index", "static", "session"}  # endpoints without the cookie: they hold
 
 
 class Guard:
-    """The token of one run, and the checks of every request."""
+    """The token, and the checks of every request."""
 
-    def __init__(self, port: int) -> None:
-        self.token = secrets.token_urlsafe(24)
+    def __init__(self, port: int, token: str) -> None:
+        self.token = token
         self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
         self._cookie = f"page-{port}"  # cookies do not know ports
 
@@ -70,6 +73,15 @@ class Guard:
 
     def _is_ours(self, token: str) -> bool:
         return hmac.compare_digest(token.encode(), self.token.encode())
+
+
+def kept_token(file: Path) -> str:
+    """The token in a file that its owner alone can read. It is made once, so that an open page lives on when the server
+    starts again.
+    """
+    with suppress(FileExistsError), os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
+        made.write(secrets.token_urlsafe(24))
+    return file.read_text()
 
 
 def _add_headers(response: Response) -> Response:

@@ -60,7 +60,9 @@ class State:
                     "accounts": source.accounts,
                     "transfers": source.transfers,
                     "events": source.events,
-                    "newest": [row.id for row in source.rows[-DRAWN:]],
+                    "newest": [
+                        {"id": row.id, "key": row.key, "version": row.schema_version} for row in source.rows[-DRAWN:]
+                    ],
                     "total": sum(abs(one.total) for one in source.totals.values()),
                 }
         match readings.slot:
@@ -97,7 +99,15 @@ class State:
                     event_id = record.event_id or f"{record.topic}/{record.partition}/{record.offset}"
                     known = self.journeys.get(event_id)
                     lane = self._partitions.setdefault((record.topic, record.partition), [])
-                    lane.append({"id": event_id, "offset": record.offset, "again": bool(known and known.records)})
+                    lane.append(
+                        {
+                            "id": event_id,
+                            "key": record.key,
+                            "version": record.headers.get("schemaVersion", ""),
+                            "offset": record.offset,
+                            "again": bool(known and known.records),
+                        }
+                    )
                     del lane[:-DRAWN]
                     self.journeys.add_records([record])
                 shown.parts["topics"] = {

@@ -4,14 +4,15 @@ import { byId, h } from "./dom.js";
 import { bytes, count } from "./format.js";
 import { mark } from "./marks.js";
 
+const BATCHES = 3;
 const WAL_SCALE = 4 * 1024 * 1024; // a lag of this fills the bar
 
 const STATIONS = [
-  { id: "client", title: "Service", wants: ["source"], draw: drawService },
-  { id: "outbox", title: "Outbox", wants: ["source", "events"], draw: drawOutbox },
+  { id: "client", title: "Ledger", wants: ["source"], draw: drawService },
+  { id: "outbox", title: "Outbox", wants: ["source"], draw: drawOutbox },
   { id: "slot", title: "Replication slot", wants: ["slot"], draw: drawSlot },
   { id: "connect", title: "Kafka Connect", wants: ["connect"], draw: drawConnect },
-  { id: "topics", title: "Kafka topics", wants: ["topics", "events"], draw: drawTopics },
+  { id: "topics", title: "Kafka topics", wants: ["topics"], draw: drawTopics },
   { id: "spark", title: "Spark batches", wants: ["sinks"], draw: drawSpark },
   { id: "tables", title: "Sinks", wants: ["sinks"], draw: drawSinks },
 ];
@@ -27,7 +28,6 @@ export class ChainView {
   }
 
   render(doc, changed) {
-    const events = new Map((doc.tables.events ?? []).map((event) => [event.id, event]));
     for (const station of STATIONS) {
       if (!station.wants.some((name) => changed.has(name))) continue;
       const element = byId(`station-${station.id}`);
@@ -35,15 +35,15 @@ export class ChainView {
       const isDown = part?.down !== undefined;
       element.classList.toggle("down", isDown);
       element.querySelector(".body").replaceChildren(
-        ...(isDown ? [badge("down", "bad"), note(part.down)] : part ? station.draw(part, events, this) : [note("waiting")]),
+        ...(isDown ? [badge("down", "bad"), note(part.down)] : part ? station.draw(part, this) : [note("waiting")]),
       );
     }
   }
 
-  dot(event, id, again) {
-    const dot = mark(event, again);
-    dot.dataset.event = id;
-    dot.addEventListener("click", () => this.openEvent(id));
+  dot(one) {
+    const dot = mark(one, one.again);
+    dot.dataset.event = one.id;
+    dot.addEventListener("click", () => this.openEvent(one.id));
     return dot;
   }
 }
@@ -52,8 +52,8 @@ function drawService(source) {
   return [figure(count(source.transfers), "transfers"), note(`${count(source.accounts)} accounts`), note("one transaction: rows and events")];
 }
 
-function drawOutbox(source, events, view) {
-  return [figure(count(source.events), "events"), lane(source.newest.map((id) => view.dot(events.get(id), id)))];
+function drawOutbox(source, view) {
+  return [figure(count(source.events), "events"), lane(source.newest.map((one) => view.dot(one)))];
 }
 
 function drawSlot(slot) {
@@ -75,7 +75,7 @@ function drawConnect(connect) {
   ].filter(Boolean);
 }
 
-function drawTopics(topics, events, view) {
+function drawTopics(topics, view) {
   const blocks = topics.topics.map((topic) =>
     h(
       "div",
@@ -86,7 +86,7 @@ function drawTopics(topics, events, view) {
           "div",
           { class: "partition" },
           h("span", { class: "ordinal" }, partition.number),
-          lane(partition.newest.map((one) => view.dot(events.get(one.id), one.id, one.again))),
+          lane(partition.newest.map((one) => view.dot(one))),
         ),
       ),
     ),
@@ -100,20 +100,20 @@ function drawSpark({ sinks }) {
       "div",
       { class: "batches" },
       h("p", { class: "name" }, sink.name, sink.transform && h("span", { class: "tag" }, `transform: ${sink.transform}`)),
-      h(
-        "ol",
-        { class: "batch-list" },
-        sink.batches.map((batch) =>
-          h(
-            "li",
-            { class: batch.committed ? "batch" : "batch open" },
-            h("span", { class: "ordinal" }, batch.number),
-            h("span", {}, batch.records === null ? "·" : count(batch.records)),
-            h("span", { class: "tick" }, batch.committed ? "✓" : "…", h("span", { class: "hidden" }, batch.committed ? " recorded" : " not recorded")),
-          ),
-        ),
-      ),
+      h("ol", { class: "batch-list" }, sink.batches.filter((batch) => batch.records !== null).slice(-BATCHES).map(drawBatch)),
     ),
+  );
+}
+
+function drawBatch(batch) {
+  const state = batch.committed ? "recorded" : "not recorded";
+  return h(
+    "li",
+    { class: batch.committed ? "batch" : "batch open" },
+    h("span", { class: "ordinal" }, `#${batch.number}`),
+    h("span", { class: "records" }, count(batch.records)),
+    h("span", { class: "tick", "aria-hidden": "true" }, batch.committed ? "✓" : "…"),
+    h("span", { class: "hidden" }, ` offsets, ${state} by Spark`),
   );
 }
 

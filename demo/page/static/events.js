@@ -33,8 +33,8 @@ export class EventsView {
       "button",
       { class: "event", onclick: () => this.open(event.id) },
       mark(event, event.records.length > 1),
-      `${event.aggregate}.${event.type}`,
-      h("span", { class: "version" }, ` v${event.version}`),
+      event.type ? `${event.aggregate}.${event.type}` : "not an event of ours",
+      event.type ? h("span", { class: "version" }, ` v${event.version}`) : null,
       h("span", { class: "hidden" }, `, event ${short(event.id)}`),
     );
     const [first, ...again] = event.records;
@@ -59,7 +59,7 @@ export class EventsView {
     this.hops = h("ol", { class: "hops" });
     this.content = h("div", { class: "content" }, h("p", { class: "note" }, "looking it up"));
     byId("event-body").replaceChildren(
-      h("h2", { id: "event-title" }, event ? mark(event) : null, event ? `${event.aggregate}.${event.type} version ${event.version}` : "A record"),
+      h("h2", { id: "event-title" }, event ? mark(event) : null, event?.type ? `${event.aggregate}.${event.type} version ${event.version}` : "A record"),
       h("p", { class: "code id" }, id),
       this.hops,
       this.content,

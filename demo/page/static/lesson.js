@@ -1,6 +1,7 @@
 // The lesson: each step asks first, then does it, then explains the answer with what was measured.
 
-import { byId, h } from "./dom.js";
+import { byId, h, setText } from "./dom.js";
+import { count } from "./format.js";
 import { post } from "./post.js";
 
 const VISIBLE_LINES = 60;
@@ -10,13 +11,14 @@ export class LessonView {
     this.answers = new Map(); // by step: what this reader has chosen
     this.parts = {
       controls: h("div", { class: "controls" }),
-      steps: h("ol", { class: "steps" }),
+      steps: h("ol", { class: "steps", "aria-label": "Steps of the lesson" }),
+      now: h("p", { class: "now-title" }),
       card: h("div", { class: "quiz", "aria-live": "polite" }),
       lines: h("div", { class: "lines", tabindex: "0", role: "region", "aria-label": "What the terminal says" }),
       table: h("div", { class: "verdict" }),
     };
-    const { controls, steps, card, lines, table } = this.parts;
-    byId("lesson-body").replaceChildren(steps, card, controls, table, h("details", { open: true }, h("summary", {}, "What the terminal says"), lines));
+    const { controls, steps, now, card, lines, table } = this.parts;
+    byId("lesson-body").replaceChildren(steps, now, card, controls, table, h("details", { open: true }, h("summary", {}, "What the terminal says"), lines));
   }
 
   render(doc, changed) {
@@ -33,10 +35,12 @@ export class LessonView {
 
   drawSteps(lesson) {
     const state = (index) => (index < lesson.done ? "done" : index === lesson.step && lesson.phase !== "over" ? "now" : "next");
+    const words = lesson.steps.map((title) => title.replace(/^\d\. /, ""));
     this.parts.steps.replaceChildren(
-      ...lesson.steps.map((title, index) =>
-        h("li", { class: state(index), "aria-current": state(index) === "now" ? "step" : null }, title.replace(/^\d\. /, ""))),
+      ...words.map((title, index) =>
+        h("li", { class: state(index), "aria-current": state(index) === "now" ? "step" : null, title }, h("span", { class: "hidden" }, title))),
     );
+    setText(this.parts.now, lesson.phase === "over" ? "The lesson is over" : words[lesson.step] ?? "");
   }
 
   drawCard(lesson) {
@@ -101,7 +105,7 @@ export class LessonView {
       h("table", {},
         h("caption", {}, "Measured so far"),
         h("thead", {}, h("tr", {}, head.map((text) => (text ? h("th", { scope: "col" }, text) : h("td", {}))))),
-        h("tbody", {}, phases.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), ...[one.topic_duplicates, one.skipped, one.drift_right, one.drift_naive].map((value) => h("td", { class: "number" }, value ?? "–"))))),
+        h("tbody", {}, phases.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), ...[one.topic_duplicates, one.skipped, one.drift_right, one.drift_naive].map((value) => h("td", { class: "number" }, count(value === null ? null : Number(value))))))),
       ),
     );
   }

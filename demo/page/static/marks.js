@@ -12,18 +12,16 @@ export function colourOf(key) {
 
 /** The mark of an event; `again` draws a ring. */
 export function mark(event, again = false) {
-  const key = event?.key ?? "";
-  const shape = event ? shapeOf(event.version) : s("circle", { cx: 7, cy: 7, r: 2.2 });
   return s(
     "svg",
-    { class: `mark ${event ? `k${colourOf(key)}` : "unknown"}`, viewBox: "0 0 14 14", "aria-hidden": "true" },
-    again && s("circle", { cx: 7, cy: 7, r: 6.2, class: "ring" }),
-    shape,
+    { class: `mark k${colourOf(event.key)}`, viewBox: "0 0 14 14", "aria-hidden": "true" },
+    again && s("circle", { cx: 7, cy: 7, r: 6.3, class: "ring" }),
+    shapeOf(event.version),
   );
 }
 
 function shapeOf(version) {
-  if (String(version) === "1") return s("circle", { cx: 7, cy: 7, r: 4 });
-  if (String(version) === "2") return s("rect", { x: 3.2, y: 3.2, width: 7.6, height: 7.6, rx: 1 });
+  if (String(version) === "1") return s("circle", { cx: 7, cy: 7, r: 4.4 });
+  if (String(version) === "2") return s("rect", { x: 3, y: 3, width: 8, height: 8, rx: 1 });
   return s("path", { d: "M7 2.4 12 11.4H2Z" });
 }

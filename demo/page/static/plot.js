@@ -56,6 +56,8 @@ export class Plot {
     const [low, high] = [ticks[0], ticks.at(-1)];
     const y = (value) => HEIGHT - PAD.bottom - ((value - low) / (high - low)) * (HEIGHT - PAD.top - PAD.bottom);
     const marks = (this.marks ?? []).filter((one) => one.at_ms >= begin && one.kind !== "lesson");
+    const flagAt = []; // side by side where moments are close
+    for (const one of marks) flagAt.push(Math.max(x(one.at_ms), (flagAt.at(-1) ?? 0) + 14));
     box.replaceChildren(
       s(
         "svg",
@@ -64,11 +66,11 @@ export class Plot {
           s("line", { x1: PAD.left, x2: width - PAD.right, y1: y(tick), y2: y(tick), class: "grid" }),
           s("text", { x: PAD.left - 8, y: y(tick) + 4, class: "axis end" }, count(tick)),
         ]).flat(),
-        [4, 3, 2, 1, 0].map((minutes) =>
+        (width < 560 ? [4, 2, 0] : [4, 3, 2, 1, 0]).map((minutes) =>
           s("text", { x: x(end - minutes * 60_000), y: HEIGHT - 6, class: minutes ? "axis middle" : "axis end" }, minutes ? `−${minutes} min` : "now")),
         marks.map((one, index) => [
           s("line", { x1: x(one.at_ms), x2: x(one.at_ms), y1: PAD.top - 6, y2: HEIGHT - PAD.bottom, class: `moment ${one.kind}` }),
-          s("text", { x: x(one.at_ms), y: PAD.top - 12, class: `flag ${one.kind}` }, index + 1),
+          s("text", { x: flagAt[index], y: PAD.top - 12, class: `flag ${one.kind}` }, index + 1),
         ]).flat(),
         lines.map((line, index) =>
           s("path", { d: line.points.map(([ms, value], at) => `${at ? "L" : "M"}${x(ms).toFixed(1)} ${y(value).toFixed(1)}`).join(""), class: `line s${index}` })),

@@ -1,0 +1,185 @@
+"""What the readings of the chain become on the page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from demo.page.drift import Drift
+from demo.page.journeys import KEPT, Journeys
+from demo.page.readings import Down, OutboxRow, Readings, Record, Sink, Total
+from demo.page.state import State
+from template.tests.page.made_up import NAIVE, RIGHT, MadeUp
+
+AT_MS = 1_790_000_000_000
+
+
+@pytest.fixture
+def model() -> MadeUp:
+    return MadeUp()
+
+
+def sink(shown: dict[str, object], name: str) -> dict[str, object]:
+    part = shown["sinks"]
+    assert isinstance(part, dict)
+    [found] = [one for one in part["sinks"] if one["name"] == name]
+    assert isinstance(found, dict)
+    return found
+
+
+def without(readings: Readings, part: str) -> Readings:
+    """The same readings, but a part is down."""
+    changes: dict[str, Any] = {part: Down("it does not answer")}
+    return replace(readings, **changes)
+
+
+# Drift ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_compared_where_both_have_the_same_events() -> None:
+    drift = Drift()
+    source = {"a": Total(10, 2), "b": Total(5, 1)}
+    drift.compare(source, {"a": Total(10, 2), "b": Total(12, 1)})
+    assert (drift.total, drift.keys, drift.pending) == (7, 1, 0)
+    drift.compare(source | {"b": Total(6, 2)}, {"a": Total(3, 1), "b": Total(12, 1)})
+    assert (drift.total, drift.keys, drift.pending) == (7, 1, 2)  # as it was known last
+    drift.compare(source, {"a": Total(10, 2), "b": Total(5, 1)})
+    assert (drift.total, drift.keys, drift.pending) == (0, 0, 0)
+
+
+def test_opposite_drifts_do_not_cancel() -> None:
+    drift = Drift()
+    drift.compare({"a": Total(0, 1), "b": Total(0, 1)}, {"a": Total(-4, 1), "b": Total(4, 1)})
+    assert drift.total == 8
+
+
+def test_a_key_without_events_is_compared_too() -> None:
+    drift = Drift()
+    drift.compare({"a": Total(0, 0)}, {})
+    assert (drift.total, drift.pending) == (0, 0)
+
+
+# Journeys ---------------------------------------------------------------------------------------------------------
+
+
+ROW = OutboxRow("e", "balance", "credited", 1, "a", 5, AT_MS)
+
+
+def record(offset: int, event_id: str | None = "e") -> Record:
+    return Record("t", 0, offset, event_id, "a", {}, "{}", AT_MS + offset)
+
+
+def reader(position: int, name: str = "s") -> Sink:
+    return Sink(name, "dedup", None, 0, 0, 0, 0, {"t": {0: position}}, {})
+
+
+def test_an_event_is_followed_through_every_hop() -> None:
+    journeys = Journeys()
+    journeys.add_rows([ROW], lsn=0x1_0000_00FF)
+    journeys.add_records([record(7)])
+    journeys.add_sinks([reader(7)], AT_MS + 50)
+    assert journeys.changed()[0].as_json()["sinks"]["s"]["at_ms"] is None
+    journeys.add_sinks([reader(8)], AT_MS + 90)
+    [changed] = journeys.changed()
+    shown = changed.as_json()
+    assert shown["lsn"] == "1/FF"
+    assert shown["records"][0]["offset"] == 7
+    assert shown["sinks"]["s"]["at_ms"] == AT_MS + 90
+    journeys.add_sinks([reader(9)], AT_MS + 99)
+    assert journeys.changed() == []
+
+
+def test_a_repeat_is_counted_and_belongs_to_its_event() -> None:
+    journeys = Journeys()
+    journeys.add_records([record(7), record(9), record(11, None)])
+    assert (journeys.repeats, journeys.strangers) == (1, 1)
+    found = journeys.get("e")
+    assert found is not None
+    assert [one.offset for one in found.records] == [7, 9]
+
+
+def test_old_events_are_forgotten() -> None:
+    journeys = Journeys()
+    journeys.add_records([record(number, str(number)) for number in range(KEPT + 5)])
+    assert journeys.get("4") is None
+    assert journeys.get("5") is not None
+
+
+# State ------------------------------------------------------------------------------------------------------------
+
+
+def test_both_sinks_agree_without_a_fault(model: MadeUp) -> None:
+    state = State()
+    model.transfer(AT_MS)
+    shown = state.apply(model.readings(AT_MS))
+    assert sink(shown.parts, RIGHT)["drift"] == sink(shown.parts, NAIVE)["drift"] == 0
+    assert state.settled
+    assert len(shown.tables["events"]) == 2
+
+
+def test_the_moment_at_which_sinks_part_is_marked_once_with_its_cause(model: MadeUp) -> None:
+    state = State()
+    model.transfer(AT_MS)
+    assert state.apply(model.readings(AT_MS)).logs["marks"] == []
+    state.cause = "Kill the connector"
+    model.repeat(1, AT_MS)
+    [mark] = state.apply(model.readings(AT_MS + 500)).logs["marks"]
+    assert "Kill the connector" in mark["text"]
+    assert {RIGHT, NAIVE} <= set(mark["text"].replace(":", " ").split())
+    assert state.apply(model.readings(AT_MS + 1_000)).logs["marks"] == []
+    assert state.summary[NAIVE]["drift"] > 0
+    assert state.summary[RIGHT]["drift"] == 0
+
+
+def test_a_record_that_came_again_is_drawn_with_a_ring(model: MadeUp) -> None:
+    state = State()
+    model.transfer(AT_MS)
+    state.apply(model.readings(AT_MS))
+    model.repeat(2, AT_MS)
+    shown = state.apply(model.readings(AT_MS))
+    drawn = [
+        one["again"]
+        for topic in shown.parts["topics"]["topics"]
+        for partition in topic["partitions"]
+        for one in partition["newest"]
+    ]
+    assert sorted(drawn) == [False, False, True, True]
+    assert shown.parts["topics"]["repeats"] == 2
+
+
+@pytest.mark.parametrize("part", ["source", "slot", "connector", "topics", "sinks", "health"])
+def test_a_part_that_is_down_is_shown_as_down_and_comes_back(model: MadeUp, part: str) -> None:
+    state = State()
+    model.transfer(AT_MS)
+    up = state.apply(model.readings(AT_MS)).parts
+    down = state.apply(without(model.readings(AT_MS), part)).parts
+    if part == "health":
+        assert sink(down, RIGHT)["state"] == "down"
+    else:
+        name = "connect" if part == "connector" else part
+        assert down[name] == {"down": "it does not answer"}
+        assert "down" not in up[name]
+    again = state.apply(model.readings(AT_MS)).parts
+    assert again.keys() == up.keys()
+    assert all("down" not in value for value in again.values())
+
+
+@pytest.mark.parametrize("part", ["source", "topics", "sinks", "health"])
+def test_nothing_is_settled_while_a_part_does_not_answer(model: MadeUp, part: str) -> None:
+    state = State()
+    state.apply(without(model.readings(AT_MS), part))
+    assert not state.settled
+
+
+def test_a_sink_that_reads_again_is_not_settled(model: MadeUp) -> None:
+    state = State()
+    readings = model.readings(AT_MS)
+    sinks = readings.sinks
+    assert not isinstance(sinks, Down)
+    behind = replace(sinks[0], batches=[replace(sinks[0].batches[-1], ends={"ledger.balance": {0: 3}})])
+    state.apply(replace(readings, sinks=[behind, *sinks[1:]]))
+    assert not state.settled
+    state.apply(readings)
+    assert state.settled
