@@ -23,7 +23,7 @@ from demo.page.security import Guard, kept_token
 from demo.page.state import State
 
 HOST, PORT = "PAGE_HOST", "PAGE_PORT"  # variables of the environment
-TOKEN_FILE = "page.token"  # in the home folder
+TOKEN_FILE = "page.token"  # noqa: S105 - in the home folder
 WAIT_S = 0.2
 LOGS = {"samples": 600, "marks": 60, "lines": 200, "said": 30}
 TABLES = {"events": 120}

@@ -20,7 +20,7 @@ export class EventsView {
     this.events = new Map((doc.tables.events ?? []).map((event) => [event.id, event]));
     const newest = [...this.events.values()].slice(-SHOWN).reverse();
     for (const id of [...this.rows.keys()]) if (!newest.some((event) => event.id === id)) this.rows.delete(id);
-    byId("rows").replaceChildren(...newest.map((event) => this.row(event)));
+    arrange(byId("rows"), newest.map((event) => this.row(event)));
     if (this.followed && this.events.has(this.followed)) this.drawHops(this.events.get(this.followed));
   }
 
@@ -102,6 +102,14 @@ export class EventsView {
     }
     this.hops.replaceChildren(...hops.map(([what, when, where]) => h("li", {}, h("strong", {}, what), h("span", { class: "when" }, when), h("span", { class: "where" }, where))));
   }
+}
+
+/** Let an element have these children. Those that stay are not moved: a moved element loses the focus. */
+function arrange(parent, children) {
+  for (const child of [...parent.children]) if (!children.includes(child)) child.remove();
+  children.forEach((child, index) => {
+    if (parent.children[index] !== child) parent.insertBefore(child, parent.children[index] ?? null);
+  });
 }
 
 function applied(event) {

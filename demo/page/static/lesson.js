@@ -15,7 +15,7 @@ export class LessonView {
       now: h("p", { class: "now-title" }),
       card: h("div", { class: "quiz", "aria-live": "polite" }),
       lines: h("div", { class: "lines", tabindex: "0", role: "region", "aria-label": "What the terminal says" }),
-      table: h("div", { class: "verdict" }),
+      table: h("div", { class: "verdict", tabindex: "0", role: "region", "aria-label": "Measured so far" }),
     };
     const { controls, steps, now, card, lines, table } = this.parts;
     byId("lesson-body").replaceChildren(steps, now, card, controls, table, h("details", { open: true }, h("summary", {}, "What the terminal says"), lines));

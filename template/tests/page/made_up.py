@@ -1,7 +1,7 @@
 """The page on a made-up chain, to look at layouts: `python -m template.tests.page.made_up [PORT]`. It tests nothing.
 
-With a second argument it goes on. The same seed makes the same pictures. Five minutes have passed: no fault, a worker killed without exactly-once, the same
-with it, and the sinks killed between their commits.
+With a second argument it goes on. The same seed makes the same pictures. Five minutes have passed: no fault, a worker
+killed without exactly-once, the same with it, and the sinks killed between their commits.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ import random
 import secrets
 import sys
 import threading
-import time
 import uuid
 from decimal import Decimal
 from typing import Any
+
+from outbox.walkthrough import Phase
 
 from demo.page.actions import ACTIONS, HOSTILE
 from demo.page.app import Desk, Server, create_app
 from demo.page.hub import Hub
 from demo.page.lesson import QUESTIONS
 from demo.page.player import LOGS, TABLES
+from demo.page.probe import now_ms
 from demo.page.readings import Batch, Connector, Down, OutboxRow, Readings, Record, Sink, Slot, Source, Topics, Total
 from demo.page.security import Guard
 from demo.page.state import State
-from outbox.walkthrough import Phase
 
 TITLES = (
     "The chain: service → Postgres → Debezium → Kafka → PySpark sinks",
@@ -78,8 +79,8 @@ class MadeUp:
         self.rows = [*self.rows, row][-200:]
         self.relay(row, at_ms + 18)
         if amount is not None:
-            for name in (RIGHT, NAIVE):
-                self._add(name, key, amount, self.source[key].version)
+            for sink in (RIGHT, NAIVE):
+                self._add(sink, key, amount, self.source[key].version)
 
     def relay(self, row: OutboxRow, at_ms: int) -> None:
         """Write its record."""
@@ -175,7 +176,7 @@ class MadeUpDesk(Desk):
         return {"row": row, "records": records}
 
 
-def told(hub: Hub, state: State, model: MadeUp, end_ms: int) -> None:
+def tell(hub: Hub, state: State, model: MadeUp, end_ms: int) -> None:
     """Publish five minutes that end now."""
     faults = {
         150: ("Exactly-once off", "the Connect worker is killed", 26),
@@ -219,56 +220,84 @@ def lesson(phase: str, step: int, *, paused: bool) -> dict[str, Any]:
     }
 
 
+class Stage:
+    """The page on a made-up chain, served on a port."""
+
+    def __init__(self, port: int = 0, token: str | None = None) -> None:
+        self.hub, self.state, self.model = Hub(LOGS, TABLES), State(), MadeUp()
+        self.desk = MadeUpDesk(self.state)
+        tell(self.hub, self.state, self.model, now_ms())
+        actions = [
+            {"name": name, "label": one.label, "hint": one.hint, "group": one.group, "possible": True}
+            for name, one in ACTIONS.items()
+        ]
+        self.hub.publish({"stage": {"busy": None, "actions": actions}}, {"lines": LINES, "said": said(self.state)})
+        self.hub.publish({"lesson": lesson("asking", 4, paused=True)})
+        self._token = token or secrets.token_urlsafe()
+        self._server = Server("127.0.0.1", port)
+        self._server.start(create_app(self.hub, self.desk, Guard(self._server.port, self._token)))
+
+    @property
+    def url(self) -> str:
+        """The address with the token."""
+        return f"http://127.0.0.1:{self._server.port}/#{self._token}"
+
+    def advance(self) -> None:
+        """A transfer, and a reading."""
+        at_ms = now_ms()
+        self.model.transfer(at_ms)
+        self.read(at_ms)
+
+    def read(self, at_ms: int | None = None) -> None:
+        """A reading."""
+        shown = self.state.apply(self.model.readings(at_ms or now_ms()))
+        self.hub.publish(shown.parts, shown.logs, shown.tables)
+
+    def restarted(self) -> Stage:
+        """Stop the server, and start another on its port, which takes the same token."""
+        self.close()
+        return Stage(self._server.port, self._token)
+
+    def close(self) -> None:
+        """Stop the server."""
+        self.hub.close()
+        self._server.stop()
+
+
+LINES = [
+    {"kind": "title", "text": TITLES[2]},
+    {"kind": "progress", "text": "connect: switching exactly-once off"},
+    {"kind": "expect", "text": "the effective mode, as reported by Connect", "found": "at-least-once", "held": True},
+    {"kind": "expect", "text": "nothing is lost", "found": "3187 in the outbox, 0 lost", "held": True},
+]
+
+
+def said(state: State) -> list[dict[str, Any]]:
+    """What the page says of the last fault."""
+    drift = format(state.summary[NAIVE]["drift"], ",")
+    label = ACTIONS["crash-sinks"].label
+    done = (
+        "The sinks were killed after their database had committed and before Spark noted it: batch 131 of balances."
+        " Spark repeated the batch. A sink that remembers event ids skips it; one that does not counts it twice."
+    )
+    settled = (
+        "Nothing is in flight any more, 21.4 s after it began: balances agrees with the ledger; balances-naive is off"
+        f" by {drift}."
+    )
+    at_ms = now_ms()
+    return [
+        {"at_ms": at_ms - 9_000, "kind": "done", "label": label, "text": done},
+        {"at_ms": at_ms, "kind": "settled", "label": label, "text": settled},
+    ]
+
+
 def main() -> None:
     """Serve it until Ctrl-C. The address is printed."""
-    hub, state, model = Hub(LOGS, TABLES), State(), MadeUp()
-    told(hub, state, model, time.time_ns() // 1_000_000)
-    actions = [
-        {"name": name, "label": one.label, "hint": one.hint, "group": one.group, "possible": True}
-        for name, one in ACTIONS.items()
-    ]
-    lines = [
-        {"kind": "title", "text": TITLES[2]},
-        {"kind": "progress", "text": "connect: switching exactly-once off"},
-        {
-            "kind": "expect",
-            "text": "the effective mode, as reported by Connect",
-            "found": "at-least-once",
-            "held": True,
-        },
-        {"kind": "expect", "text": "nothing is lost", "found": "3187 in the outbox, 0 lost", "held": True},
-    ]
-    at_ms = time.time_ns() // 1_000_000
-    drift = format(state.summary[NAIVE]["drift"], ",")
-    said = [
-        {
-            "at_ms": at_ms - 9_000,
-            "kind": "done",
-            "label": "Crash the sinks",
-            "text": "The sinks were killed after their database had committed and before Spark noted it: batch 131 of"
-            " balances. Spark repeated the batch. A sink that remembers event ids skips it; one that does not counts it"
-            " twice.",
-        },
-        {
-            "at_ms": at_ms,
-            "kind": "settled",
-            "label": "Crash the sinks",
-            "text": "Nothing is in flight any more, 21.4 s after it began: balances agrees with the ledger;"
-            f" balances-naive is off by {drift}.",
-        },
-    ]
-    hub.publish({"stage": {"busy": None, "actions": actions}}, {"lines": lines, "said": said})
-    hub.publish({"lesson": lesson("asking", 4, paused=True)})
-    server = Server("127.0.0.1", int(sys.argv[1]) if sys.argv[1:] else 8090)
-    guard = Guard(server.port, secrets.token_urlsafe())
-    server.start(create_app(hub, MadeUpDesk(state), guard))
-    print(f"http://127.0.0.1:{server.port}/#{guard.token}", flush=True)  # noqa: T201
+    stage = Stage(int(sys.argv[1]) if sys.argv[1:] else 8090)
+    print(stage.url, flush=True)  # noqa: T201
     while not threading.Event().wait(0.5):
         if sys.argv[2:]:
-            at_ms = time.time_ns() // 1_000_000
-            model.transfer(at_ms)
-            shown = state.apply(model.readings(at_ms))
-            hub.publish(shown.parts, shown.logs, shown.tables)
+            stage.advance()
 
 
 def _copy(ends: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
