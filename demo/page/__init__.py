@@ -1,6 +1,6 @@
 """The live page of the walkthrough: what the terminal tells, and the chain itself, in a browser of this host.
 
-Optional: to do without, delete this folder, template/tests/page and the line ``player`` of pyproject.toml.
+Optional: to do without, delete this folder and the line ``player`` of pyproject.toml.
 
 | module | its noun |
 |---|---|

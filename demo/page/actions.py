@@ -213,11 +213,21 @@ def _has_broker(hands: Hands) -> bool:
     return hands.chain.broker is not None
 
 
+def _may_write_events(hands: Hands) -> bool:
+    """Whether the walkthrough has the password of the service's role: not in containers."""
+    return bool(hands.chain.settings.source_db_app_password.get_secret_value())
+
+
+def _may_rewind(hands: Hands) -> bool:
+    """Whether it has the password of the sinks' role: not in containers, where Docker also starts at once what ends."""
+    return bool(hands.chain.settings.sink_db_writer_password.get_secret_value())
+
+
 ACTIONS: dict[str, Action] = {
     "transfer": Action("One transfer", "Two events, one transaction", "traffic", _transfer),
     "burst": Action(f"A burst of {BURST}", f"{2 * BURST} events at once", "traffic", _burst),
     "bad-record": Action("A bad event", "A foreign record breaks the contract", "traffic", _bad_record),
-    "old-version": Action("Two versions", "An old and a new release write", "traffic", _old_version),
+    "old-version": Action("Two versions", "An old and a new release write", "traffic", _old_version, _may_write_events),
     "kill-worker": Action("Kill the connector", "kill -9 while it relays", "relay", _kill_worker),
     "cut": Action("Cut replication", "Postgres ends Debezium's connection", "relay", _terminate_replication),
     "stop-kafka": Action("Stop Kafka", "kill -9 of the broker", "relay", _stop_broker, _has_broker),
@@ -225,12 +235,14 @@ ACTIONS: dict[str, Action] = {
     "exactly-once-off": Action("Exactly-once off", "Restarts the worker", "relay", _switch(exactly_once=False)),
     "exactly-once-on": Action("Exactly-once on", "Restarts the worker", "relay", _switch(exactly_once=True)),
     "crash-sinks": Action("Crash the sinks", "Between their commit and Spark's", "sinks", _crash_sinks),
-    "rewind-right": Action("Rewind sink A", "It reads every event again", "sinks", _rewind(lambda hands: hands.right)),
+    "rewind-right": Action(
+        "Rewind sink A", "It reads every event again", "sinks", _rewind(lambda hands: hands.right), _may_rewind
+    ),
     "rewind-naive": Action(
         "Rewind sink B",
         "It reads every event again",
         "sinks",
         _rewind(lambda hands: hands.naive),
-        lambda hands: hands.naive is not None,
+        lambda hands: hands.naive is not None and _may_rewind(hands),
     ),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import time
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from demo.page.readings import Readings
 from demo.page.security import Guard, kept_token
 from demo.page.state import State
 
-HOST, PORT = "PAGE_HOST", "PAGE_PORT"  # variables of the environment
 TOKEN_FILE = "page.token"  # noqa: S105 - in the home folder
 WAIT_S = 0.2
 LOGS = {"samples": 600, "marks": 60, "lines": 200, "said": 30}
@@ -119,11 +117,10 @@ class PagePlayer(Player, Desk):
     # ------------------------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        host = os.environ.get(HOST, "127.0.0.1")
-        server = self._server = _listening(host, int(os.environ.get(PORT, "8090")))
-        home = load_settings().home
-        home.mkdir(parents=True, exist_ok=True)
-        guard = Guard(server.port, kept_token(home / TOKEN_FILE))
+        settings = load_settings()
+        server = self._server = _listening(settings.demo_host, settings.demo_port)
+        settings.home.mkdir(parents=True, exist_ok=True)
+        guard = Guard(kept_token(settings.home / TOKEN_FILE), server.port)
         server.start(create_app(self._hub, self, guard))
         self._poller.start()
         self._terminal.address(f"http://127.0.0.1:{server.port}/#{guard.token}")

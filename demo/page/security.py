@@ -39,15 +39,15 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+HOSTS = {"127.0.0.1", "localhost", "[::1]"}  # with any port: a container publishes another one
 OPEN = {"index", "static", "session"}  # endpoints without the cookie: they hold nothing of the chain
 
 
 class Guard:
     """The token, and the checks of every request."""
 
-    def __init__(self, port: int, token: str) -> None:
+    def __init__(self, token: str, port: int) -> None:
         self.token = token
-        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
         self._cookie = f"page-{port}"  # cookies do not know ports
 
     def protect(self, app: Flask) -> None:
@@ -64,7 +64,7 @@ class Guard:
         return response
 
     def _check(self) -> None:
-        if request.host not in self._hosts:
+        if request.host.rpartition(":")[0] not in HOSTS:
             abort(HTTPStatus.MISDIRECTED_REQUEST)
         if request.method not in ("GET", "HEAD") and request.headers.get("Origin") != f"http://{request.host}":
             abort(HTTPStatus.FORBIDDEN)

@@ -356,6 +356,8 @@ def test_every_setting_reaches_the_containers_that_read_it(setting: str) -> None
         for stage in ("connect", "sink"):
             [build] = [of["build"] for of in SERVICES.values() if of.get("build", {}).get("target") == stage]
             assert build["args"] == {name: None}
+    elif setting.startswith("demo_"):
+        assert name in SERVICES["demo"]["environment"]
     elif name in SECRETS - {variable(foreign) for foreign in FOREIGN}:
         assert name in set().union(*shares().values())
     elif setting not in EMBEDDED | FOREIGN:
@@ -377,7 +379,7 @@ def test_ports_and_limits_are_settings_with_the_default_of_the_example() -> None
     assert "OUTBOX_SERVICE_PORT" in used
     for service in SERVICES.values():
         for port in service.get("ports", []):
-            assert re.fullmatch(r"127\.0\.0\.1:\$\{\w+:-\d+\}:\d+", port)
+            assert re.fullmatch(r"127\.0\.0\.1:(\$\{\w+:-\d+\}):(\d+|\1)", port)
 
 
 @every_service

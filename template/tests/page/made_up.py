@@ -235,7 +235,7 @@ class Stage:
         self.hub.publish({"lesson": lesson("asking", 4, paused=True)})
         self._token = token or secrets.token_urlsafe()
         self._server = Server("127.0.0.1", port)
-        self._server.start(create_app(self.hub, self.desk, Guard(self._server.port, self._token)))
+        self._server.start(create_app(self.hub, self.desk, Guard(self._token, self._server.port)))
 
     @property
     def url(self) -> str:

@@ -53,7 +53,7 @@ def app(desk: Recorder) -> Flask:
     hub = Hub({"lines": 3}, {"events": 3})
     hub.publish({"slot": {"lag_bytes": 1}})
     hub.close()  # a stream ends at once
-    return create_app(hub, desk, Guard(PORT, TOKEN))
+    return create_app(hub, desk, Guard(TOKEN, PORT))
 
 
 @pytest.fixture
@@ -98,7 +98,9 @@ def test_scripts_cannot_read_the_cookie_and_other_sites_cannot_send_it(client: F
     assert "SameSite=Strict" in cookie
 
 
-@pytest.mark.parametrize("host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", f"127.0.0.1:{PORT + 1}"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", f"127.0.0.1.evil.example:{PORT}"]
+)
 def test_another_host_name_is_refused(admitted: FlaskClient, host: str) -> None:
     for path in ("/", "/api/stream", "/static/main.js"):
         assert admitted.get(path, base_url=f"http://{host}").status_code == HTTPStatus.MISDIRECTED_REQUEST

@@ -30,7 +30,11 @@ Everything still runs, until Ctrl-C. In another terminal, in this folder:
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Exit after the verdict, with status 0 only if every expectation held.")
+@click.option(
+    "--once/--stay",
+    default=False,
+    help="Exit after the verdict, with status 0 only if every expectation held; or stay until Ctrl-C, the default.",
+)
 @click.option("--seed", type=int, help="Seed of the traffic. It is printed, so that a run can be repeated.")
 @click.option(
     "--containers",

@@ -109,9 +109,7 @@ class Story:
         ideas = {self.workload.right: f"A `{self.workload.right}` (remembers event ids)"}
         ideas |= {str(self.workload.naive): f"B `{self.workload.naive}` (adds up whatever comes)"}
         self._screen.progress(f"streaming: sink {', sink '.join(ideas[name] for name in self._names)}")
-        self._first = self._last = check.check_settled(
-            self.chain.settings, SETTLE_TIMEOUT_S, needs=self._require_chain
-        )
+        self._first = self._last = check.check_settled(self.chain.settings, SETTLE_TIMEOUT_S, needs=self._require_chain)
         if self._first.records:
             self._screen.progress(
                 f"the chain has {plural(self._first.records, 'event')}: what follows is compared with now"
