@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Any
 
 from outbox.walkthrough import Phase, Screen, Story
@@ -26,6 +27,10 @@ class Question:
     explain: Explain
 
 
+def _number(value: Decimal | None) -> str:
+    return "an unknown sum" if value is None else f"{value:,}"
+
+
 # By the place of a step in the story: 0 starts the chain, the last is the verdict.
 QUESTIONS: dict[int, Question] = {
     1: Question(
@@ -35,7 +40,7 @@ QUESTIONS: dict[int, Question] = {
         1,
         lambda phase: (
             f"Both. Without a fault nothing is repeated: {phase.topic_duplicates} duplicates on the topic, A drifts by"
-            f" {phase.drift_right}, B by {phase.drift_naive}. A test without faults finds no difference between them."
+            f" {_number(phase.drift_right)}, B by {_number(phase.drift_naive)}. A test without faults finds no difference between them."
         ),
     ),
     2: Question(
@@ -48,8 +53,8 @@ QUESTIONS: dict[int, Question] = {
         2,
         lambda phase: (
             f"It sent {phase.topic_duplicates} events again: records reach Kafka before the offset is stored. A skipped"
-            f" {phase.skipped} duplicates and drifts by {phase.drift_right}. B applied them a second time and is off by"
-            f" {phase.drift_naive} in {phase.drifting_keys} accounts."
+            f" {phase.skipped} duplicates and drifts by {_number(phase.drift_right)}. B applied them a second time and is off by"
+            f" {_number(phase.drift_naive)} in {phase.drifting_keys} accounts."
         ),
     ),
     3: Question(
@@ -58,7 +63,7 @@ QUESTIONS: dict[int, Question] = {
         0,
         lambda phase: (
             f"{phase.topic_duplicates}. Connect writes records and offset in one Kafka transaction, so they are there"
-            f" together or not at all. B still drifts by {phase.drift_naive}, which it had before: nothing repairs it."
+            f" together or not at all. B still drifts by {_number(phase.drift_naive)}, which it had before: nothing repairs it."
         ),
     ),
     4: Question(
@@ -67,8 +72,8 @@ QUESTIONS: dict[int, Question] = {
         ["Both: exactly-once is on", "A, which remembers ids in the same transaction", "Neither"],
         1,
         lambda phase: (
-            f"A skipped {phase.skipped} events and drifts by {phase.drift_right}. B applied the batch twice and is off"
-            f" by {phase.drift_naive}. The topic got {phase.topic_duplicates} new duplicates: Kafka's exactly-once ends"
+            f"A skipped {phase.skipped} events and drifts by {_number(phase.drift_right)}. B applied the batch twice and is off"
+            f" by {_number(phase.drift_naive)}. The topic got {phase.topic_duplicates} new duplicates: Kafka's exactly-once ends"
             " at Kafka, and the crash was behind it."
         ),
     ),
@@ -81,9 +86,9 @@ QUESTIONS: dict[int, Question] = {
         ],
         2,
         lambda phase: (
-            f"From both together. After every fault A drifts by {phase.drift_right}, because it writes event id and"
+            f"From both together. After every fault A drifts by {_number(phase.drift_right)}, because it writes event id and"
             " result in one transaction; B, on the same topic, by"
-            f" {phase.drift_naive}."
+            f" {_number(phase.drift_naive)}."
         ),
     ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from demo.page.app import Desk, Server, create_app, is_uuid
 from demo.page.hub import Hub
 from demo.page.lesson import Lesson, PageScreen
 from demo.page.poller import Poller
-from demo.page.probe import Probe, not_started, now_ms, outbox_row
+from demo.page.probe import Probe, not_readable, now_ms, outbox_row
 from demo.page.readings import Readings
 from demo.page.security import Guard, kept_token
 from demo.page.state import State
@@ -174,8 +175,11 @@ class PagePlayer(Player, Desk):
 
     def _read(self) -> Readings:
         if not self._is_started:
-            return not_started()
-        self._probe = self._probe or Probe(self._story.chain)
+            return not_readable("it is being started")
+        try:
+            self._probe = self._probe or Probe(self._story.chain)
+        except Failure as failure:
+            return not_readable(failure.message)
         return self._probe.read()
 
     def _finish(self) -> None:
@@ -203,7 +207,10 @@ class PagePlayer(Player, Desk):
 
 def _listening(host: str, port: int) -> Server:
     """A server on this port; on a free one if it is taken."""
-    try:
-        return Server(host, port)
-    except (OSError, SystemExit):  # werkzeug exits where a port is taken
-        return Server(host, 0)
+    with socket.socket() as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        try:
+            attempt.bind((host, port))
+        except OSError:
+            port = 0
+    return Server(host, port)

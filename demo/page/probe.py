@@ -51,8 +51,9 @@ KAFKA_TIMEOUT_S = 2.0
 MODE_EVERY_S = 10.0  # Connect validates a configuration for it
 
 COUNTS = """
-SELECT (SELECT count(*) FROM source_totals), (SELECT coalesce(sum(transfers), 0) / 2 FROM source_accounts),
+SELECT count(*), coalesce(sum(version), 0) / 2, -- a transfer has an event for each of its two accounts
        (SELECT count(*) FROM outbox)
+  FROM source_totals
 """
 NEWEST = """
 SELECT id::text, aggregatetype, type, schema_version, aggregateid, (payload ->> 'amount')::numeric,
@@ -325,7 +326,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def not_started() -> Readings:
-    """The readings of a chain that is being started."""
-    down = Down("it is being started")
+def not_readable(reason: str) -> Readings:
+    """The readings of a chain of which nothing can be read."""
+    down = Down(reason)
     return Readings(now_ms(), down, down, down, down, down, down)
