@@ -14,21 +14,19 @@ from demo.page.hub import Hub
 
 WAIT_S = 0.2  # how often a wait looks whether Ctrl-C came
 
-Explain = Callable[[Phase], str]
-
 
 @dataclass(frozen=True)
 class Question:
-    """A question of the quiz. The answer is explained by what the step has measured."""
+    """A question of the quiz. The answer names fields of the phase that was measured: ``{drift_naive}``."""
 
     text: str
     options: Sequence[str]
     right: int  # the index of the right option
-    explain: Explain
+    answer: str
 
-
-def _number(value: Decimal | None) -> str:
-    return "an unknown sum" if value is None else f"{value:,}"
+    def explain(self, phase: Phase) -> str:
+        """The answer, with what was measured."""
+        return self.answer.format_map({name: _text(value) for name, value in asdict(phase).items()})
 
 
 # By the place of a step in the story: 0 starts the chain, the last is the verdict.
@@ -38,10 +36,8 @@ QUESTIONS: dict[int, Question] = {
         " comes. Which one agrees with the ledger?",
         ["Only A", "Both", "Neither: Kafka always delivers some events twice"],
         1,
-        lambda phase: (
-            f"Both. Without a fault nothing is repeated: {phase.topic_duplicates} duplicates on the topic, A drifts by"
-            f" {_number(phase.drift_right)}, B by {_number(phase.drift_naive)}. A test without faults finds no difference between them."
-        ),
+        "Both. Without a fault nothing is repeated: {topic_duplicates} duplicates on the topic, A drifts by {drift_right},"
+        " B by {drift_naive}. A test without faults finds no difference between them.",
     ),
     2: Question(
         "Exactly-once is off. The Connect worker is killed while it relays, and starts again. What does Debezium do?",
@@ -51,31 +47,24 @@ QUESTIONS: dict[int, Question] = {
             "It sends some events again, because their offsets were not stored",
         ],
         2,
-        lambda phase: (
-            f"It sent {phase.topic_duplicates} events again: records reach Kafka before the offset is stored. A skipped"
-            f" {phase.skipped} duplicates and drifts by {_number(phase.drift_right)}. B applied them a second time and is off by"
-            f" {_number(phase.drift_naive)} in {phase.drifting_keys} accounts."
-        ),
+        "It sent {topic_duplicates} events again: records reach Kafka before the offset is stored. A skipped {skipped}"
+        " duplicates and drifts by {drift_right}. B applied them a second time and is off by {drift_naive} in"
+        " {drifting_keys} accounts.",
     ),
     3: Question(
         "Exactly-once is on, and the worker is killed in the same way. How many duplicates reach the topic?",
         ["None", "As many as before", "Fewer, but some"],
         0,
-        lambda phase: (
-            f"{phase.topic_duplicates}. Connect writes records and offset in one Kafka transaction, so they are there"
-            f" together or not at all. B still drifts by {_number(phase.drift_naive)}, which it had before: nothing repairs it."
-        ),
+        "{topic_duplicates} were measured. Connect writes records and offset in one Kafka transaction, so they are there"
+        " together or not at all. B still drifts by {drift_naive}, which it had before: nothing repairs it.",
     ),
     4: Question(
         "Exactly-once stays on. Now the sinks are killed after their database has committed and before Spark has noted"
         " it. Which sink survives the replay of that batch?",
         ["Both: exactly-once is on", "A, which remembers ids in the same transaction", "Neither"],
         1,
-        lambda phase: (
-            f"A skipped {phase.skipped} events and drifts by {_number(phase.drift_right)}. B applied the batch twice and is off"
-            f" by {_number(phase.drift_naive)}. The topic got {phase.topic_duplicates} new duplicates: Kafka's exactly-once ends"
-            " at Kafka, and the crash was behind it."
-        ),
+        "A skipped {skipped} events and drifts by {drift_right}. B applied the batch twice and is off by {drift_naive}. The"
+        " topic got {topic_duplicates} new duplicates: Kafka's exactly-once ends at Kafka, and the crash was behind it.",
     ),
     5: Question(
         "So where does exactly-once processing come from?",
@@ -85,13 +74,14 @@ QUESTIONS: dict[int, Question] = {
             "From at-least-once transport and a sink that is idempotent",
         ],
         2,
-        lambda phase: (
-            f"From both together. After every fault A drifts by {_number(phase.drift_right)}, because it writes event id and"
-            " result in one transaction; B, on the same topic, by"
-            f" {_number(phase.drift_naive)}."
-        ),
+        "From both together. After every fault A drifts by {drift_right}, because it writes event id and result in one"
+        " transaction. B, on the same topic, drifts by {drift_naive}.",
     ),
 }
+
+
+def _text(value: str | int | Decimal | None) -> str:
+    return "an unknown sum" if value is None else value if isinstance(value, str) else f"{value:,}"
 
 
 class PageScreen(Screen):
