@@ -36,8 +36,8 @@ QUESTIONS: dict[int, Question] = {
         " comes. Which one agrees with the ledger?",
         ["Only A", "Both", "Neither: Kafka always delivers some events twice"],
         1,
-        "Both. Without a fault nothing is repeated: {topic_duplicates} duplicates on the topic, A drifts by {drift_right},"
-        " B by {drift_naive}. A test without faults finds no difference between them.",
+        "Both. Without a fault nothing is repeated: {topic_duplicates} duplicates on the topic, A drifts by"
+        " {drift_right}, B by {drift_naive}. A test without faults finds no difference between them.",
     ),
     2: Question(
         "Exactly-once is off. The Connect worker is killed while it relays, and starts again. What does Debezium do?",
@@ -55,16 +55,17 @@ QUESTIONS: dict[int, Question] = {
         "Exactly-once is on, and the worker is killed in the same way. How many duplicates reach the topic?",
         ["None", "As many as before", "Fewer, but some"],
         0,
-        "{topic_duplicates} were measured. Connect writes records and offset in one Kafka transaction, so they are there"
-        " together or not at all. B still drifts by {drift_naive}, which it had before: nothing repairs it.",
+        "{topic_duplicates} were measured. Connect writes records and offset in one Kafka transaction, so they are"
+        " there together or not at all. B still drifts by {drift_naive}, which it had before: nothing repairs it.",
     ),
     4: Question(
         "Exactly-once stays on. Now the sinks are killed after their database has committed and before Spark has noted"
         " it. Which sink survives the replay of that batch?",
         ["Both: exactly-once is on", "A, which remembers ids in the same transaction", "Neither"],
         1,
-        "A skipped {skipped} events and drifts by {drift_right}. B applied the batch twice and is off by {drift_naive}. The"
-        " topic got {topic_duplicates} new duplicates: Kafka's exactly-once ends at Kafka, and the crash was behind it.",
+        "A skipped {skipped} events and drifts by {drift_right}. B applied the batch twice and is off by {drift_naive}."
+        " The topic got {topic_duplicates} new duplicates: Kafka's exactly-once ends at Kafka, and the crash was behind"
+        " it.",
     ),
     5: Question(
         "So where does exactly-once processing come from?",
