@@ -19,6 +19,7 @@ MODULES = (
     "outbox.spark",
     "outbox.testing",
     "outbox.testing.contract",
+    "outbox.walkthrough",
     "outbox.web",
 )
 PAGE = (ROOT / "docs" / "reference.md").read_text()
