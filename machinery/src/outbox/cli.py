@@ -48,6 +48,9 @@ COMMANDS = {
         "Check", "outbox.commands.events:events", "the declared events; check examples, upcasters and edits"
     ),
     "doctor": Entry("Check", "outbox.commands.doctor:doctor", "examine every hop, and say how to fix what is wrong"),
+    "monitor": Entry(
+        "Check", "outbox.commands.monitor:monitor", "serve metrics of the slot, the connector, dead letters and drift"
+    ),
     "rewind": Entry("Repair", "outbox.commands.rewind:rewind", "reset a sink's offsets and replay"),
     "rebuild": Entry(
         "Repair", "outbox.commands.rebuild:rebuild", "recompute a sink's result from the topic or the source"

@@ -188,6 +188,9 @@ class Settings(BaseSettings):
     sink_metrics_host: str = "127.0.0.1"
     sink_metrics_port: int = Field(0, ge=0, le=65535, description="port of the sinks' metrics and health; 0: none")
 
+    monitor_host: str = Field("127.0.0.1", description="where `outbox monitor` serves its metrics")
+    monitor_port: int = Field(9401, ge=0, le=65535, description="0: a free one")
+
     demo_host: str = Field("127.0.0.1", description="where the walkthrough's player serves a page, if it has one")
     demo_port: int = Field(8090, ge=0, le=65535, description="another free port is used if it is taken or 0")
 

@@ -1,0 +1,158 @@
+"""Prometheus metrics of what no process of the chain can say of itself: slot, connector, dead letters, drift, losses.
+
+| metric | what it is |
+|---|---|
+| `outbox_monitor_up` | by `part` (source, sink, connect): 1 if it answered this scrape; else its metrics are absent |
+| `outbox_slot_active` | by `slot`: 1 while a client reads it |
+| `outbox_slot_lag_bytes` | by `slot`: write-ahead log that the server retains for it |
+| `outbox_slot_lost` | by `slot`: 1 once it is invalidated, or does not exist |
+| `outbox_connector_running` | by `connector`: 1 while it and its task run; 0 if one has failed or was stopped |
+| `outbox_dead_letters` | by `sink`: records set aside that nobody has replayed or discarded |
+| `outbox_check_timestamp_seconds` | Unix time of the last check; absent before the first |
+| `outbox_check_failed` | 1 if the last check could not be made; the metrics of the check before stay |
+| `outbox_check_lost_events` | by `topic`: events of the outbox that the topic has skipped |
+| `outbox_check_drift` | by `sink` and `comparison`: the sum of the absolute drifts |
+
+Slot, connector and dead letters are queried at each scrape. The check is that of `outbox check --incremental`; it runs
+beside the scrapes, again and again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg2
+import requests
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from outbox.audit import check
+from outbox.audit.report import Report
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Role, Settings, SinkRole, SourceRole
+from outbox.relay import apply as relay
+from outbox.relay import connectors
+
+SLOTS = """
+SELECT slot_name, active, coalesce(pg_current_wal_lsn() - restart_lsn, 0)::float, wal_status IS NOT DISTINCT FROM 'lost'
+  FROM pg_replication_slots WHERE slot_name = ANY (%s)
+"""
+DEAD_LETTERS = """
+SELECT name, (SELECT count(*) FROM dead_letters WHERE dead_letters.sink = sinks.name AND status = 'open') FROM sinks
+"""
+
+Ask = Callable[[], list[Metric]]
+Compare = Callable[[], Report]
+
+
+class Monitor(Collector):
+    """Collects the metrics. Any thread may scrape."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._checked: list[Metric] = []
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of now, with those of the last check."""
+        up = GaugeMetricFamily("outbox_monitor_up", "Whether the part answered for this scrape", labels=["part"])
+        parts: dict[str, Ask] = {"source": self._slots, "sink": self._dead_letters, "connect": self._connectors}
+        for part, ask in parts.items():
+            try:
+                found = ask()
+            except (Failure, psycopg2.Error, requests.RequestException):
+                found = []
+            up.add_metric([part], bool(found))
+            yield from found
+        yield up
+        yield from self._checked
+
+    def check(self, compare: Compare) -> Failure | None:
+        """Check, and keep what was found for the next scrapes. Returns the failure if the check could not be made."""
+        failed = GaugeMetricFamily("outbox_check_failed", "Whether the last check could not be made")
+        try:
+            report = compare()
+        except Failure as failure:
+            failed.add_metric([], 1)
+            self._checked = [failed, *(one for one in self._checked if one.name != failed.name)]
+            return failure
+        failed.add_metric([], 0)
+        self._checked = [failed, *_of_report(report)]
+        return None
+
+    def _slots(self) -> list[Metric]:
+        wanted = [connectors.load(self._settings).name]
+        active = _gauge("outbox_slot_active", "Whether a client reads the slot", "slot")
+        lag = _gauge("outbox_slot_lag_bytes", "Write-ahead log that is retained for the slot", "slot")
+        lost = _gauge("outbox_slot_lost", "Whether the slot is invalidated or does not exist", "slot")
+        found = {name: values for name, *values in self._query(SourceRole.AUDITOR, SLOTS, [wanted])}
+        for name in wanted:
+            is_active, lag_bytes, is_lost = found.get(name, (False, 0.0, True))
+            active.add_metric([name], is_active)
+            lag.add_metric([name], lag_bytes)
+            lost.add_metric([name], is_lost)
+        return [active, lag, lost]
+
+    def _connectors(self) -> list[Metric]:
+        running = _gauge("outbox_connector_running", "Whether the connector and its task run", "connector")
+        connector = connectors.load(self._settings)
+        running.add_metric([connector.name], relay.status(self._settings, connector).is_running)
+        return [running]
+
+    def _dead_letters(self) -> list[Metric]:
+        letters = _gauge("outbox_dead_letters", "Records set aside and not resolved", "sink")
+        for sink, count in self._query(SinkRole.AUDITOR, DEAD_LETTERS):
+            letters.add_metric([sink], count)
+        return [letters]
+
+    def _query(self, role: Role, statement: str, values: list[object] | None = None) -> list[tuple[Any, ...]]:
+        with closing(connect(self._settings, role)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute(statement, values)
+            return cursor.fetchall()
+
+
+def serve(settings: Settings, every_s: float, report: Callable[[str], None], ended: threading.Event) -> None:
+    """Serve the metrics, and check every so many seconds, until ``ended``. Raises Failure if the port is taken."""
+    monitor, registry = Monitor(settings), CollectorRegistry()
+    registry.register(monitor)
+    host, port = settings.monitor_host, settings.monitor_port
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise Failure(
+            f"the metrics cannot be served at {host}:{port}: {error.strerror}",
+            "choose another OUTBOX_MONITOR_PORT",
+            code="port-taken",
+        ) from None
+    report(f"metrics on http://{host}:{server.server_port}/metrics")
+    try:
+        while not ended.is_set():
+            failure = monitor.check(lambda: check.check(settings, incremental=True))
+            if failure is not None:
+                report(f"no check: {failure.message}")
+            ended.wait(every_s)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _of_report(report: Report) -> Iterator[Metric]:
+    yield GaugeMetricFamily("outbox_check_timestamp_seconds", "When the last check was made", time.time())
+    lost = _gauge("outbox_check_lost_events", "Events of the outbox that the topic has skipped", "topic")
+    for topic in report.topics:
+        lost.add_metric([topic.name], len(topic.lost))
+    drift = _gauge("outbox_check_drift", "Sum of the absolute drifts", "sink", "comparison")
+    for sink in report.sinks:
+        for comparison in sink.comparisons:
+            drift.add_metric([sink.name, comparison.name], float(comparison.drift_total))
+    yield from (lost, drift)
+
+
+def _gauge(name: str, documentation: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, documentation, labels=labels)

@@ -1,0 +1,27 @@
+"""outbox monitor: metrics for alerts on the slot, the connector, dead letters, losses and drift."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import click
+
+from outbox.audit import monitor as monitoring
+from outbox.base.settings import load
+
+
+@click.command()
+@click.option(
+    "--check-every", "every_s", type=click.FloatRange(min=1), default=300.0, help="Seconds between two checks; 300."
+)
+def monitor(every_s: float) -> None:
+    """Serve Prometheus metrics of what no other process exports: slot, connector, dead letters, losses, drift.
+
+    It reads as the auditor, changes nothing, and runs until it is stopped. The module outbox/audit/monitor.py describes
+    each metric. OUTBOX_MONITOR_HOST and OUTBOX_MONITOR_PORT say where it listens.
+    """
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    monitoring.serve(load(), every_s, click.echo, ended)

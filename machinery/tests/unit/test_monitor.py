@@ -1,0 +1,90 @@
+"""`outbox monitor`: its metrics are described, and a part that does not answer is told apart from one that is well."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from outbox.audit import monitor as monitoring
+from outbox.audit.monitor import Monitor
+from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, load
+from outbox.stack import ports
+from outbox.testing.failures import raises
+
+REPORT = Report(
+    topics=[TopicReport("t", lost=["a", "b"])],
+    sinks=[SinkReport("s", comparisons=[ComparisonReport("c", drift={"k": Decimal(-3), "l": Decimal(4)})])],
+)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Of servers of which none answers."""
+    [port] = ports.choose(0)
+    return load(tmp_path, environment=False).model_copy(
+        update={"source_db_port": port, "sink_db_port": port, "connect_url": f"http://127.0.0.1:{port}"}
+    )
+
+
+def samples(monitor: Monitor) -> dict[tuple[str, ...], float]:
+    """By name and values of labels, in the order of their names."""
+    registry = CollectorRegistry()
+    registry.register(monitor)
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for sample in family.samples
+    }
+
+
+def test_a_part_that_does_not_answer_has_no_metrics_and_is_down(settings: Settings) -> None:
+    assert samples(Monitor(settings)) == {("outbox_monitor_up", part): 0.0 for part in ("source", "sink", "connect")}
+
+
+def test_what_a_check_has_found_stays_until_the_next(settings: Settings) -> None:
+    monitor = Monitor(settings)
+    assert monitor.check(lambda: REPORT) is None
+    found = samples(monitor)
+    assert found["outbox_check_drift", "c", "s"] == 7
+    assert found["outbox_check_lost_events", "t"] == 2
+    assert found["outbox_check_failed",] == 0
+    assert found["outbox_check_timestamp_seconds",] > 0
+
+
+def test_a_check_that_fails_leaves_the_findings_of_the_last(settings: Settings) -> None:
+    monitor = Monitor(settings)
+    monitor.check(lambda: REPORT)
+
+    def fails() -> Report:
+        raise Failure("Kafka is unavailable", code="kafka-unavailable")
+
+    failure = monitor.check(fails)
+    assert failure is not None
+    assert failure.code == "kafka-unavailable"
+    found = samples(monitor)
+    assert found["outbox_check_failed",] == 1
+    assert found["outbox_check_drift", "c", "s"] == 7
+
+
+def test_every_metric_is_described() -> None:
+    source = Path(monitoring.__file__).read_text()
+    described = set(re.findall(r"^\| `(\w+)`", str(monitoring.__doc__), re.MULTILINE))
+    assert described == set(re.findall(r'"(outbox_\w+)"', source))
+
+
+def test_a_port_that_is_taken_is_reported(settings: Settings) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        there = settings.model_copy(update={"monitor_port": taken.getsockname()[1]})
+        with raises("port-taken"):
+            monitoring.serve(there, 1, lambda _: None, threading.Event())
