@@ -40,7 +40,7 @@ RUN useradd --uid 1000 --create-home outbox \
     && cd /var/lib && mkdir secrets \
     && install --directory --owner=outbox --group=outbox --mode=700 /run/secrets outbox outbox/checkpoints outbox/spark-master \
         secrets/all secrets/postgres secrets/roles secrets/connect secrets/migrate secrets/apply secrets/serve \
-        secrets/sink secrets/demo secrets/outbox \
+        secrets/sink secrets/demo secrets/outbox secrets/monitor \
     && ln --symbolic /run/secrets/stack.env outbox/stack.env
 WORKDIR /opt/outbox
 

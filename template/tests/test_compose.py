@@ -294,6 +294,7 @@ NEEDED = {
     "sink": {"SINK_DB_WRITER_PASSWORD"},
     "demo": AUDITORS | {"SERVICE_TOKEN", "SOURCE_DB_CDC_PASSWORD"},
     "outbox": ROLES,
+    "monitor": AUDITORS,
 }
 
 # Not of a stack that is all in containers: where a server, a file or a folder of somebody else's is, and its logins.
@@ -356,8 +357,8 @@ def test_every_setting_reaches_the_containers_that_read_it(setting: str) -> None
         for stage in ("connect", "sink"):
             [build] = [of["build"] for of in SERVICES.values() if of.get("build", {}).get("target") == stage]
             assert build["args"] == {name: None}
-    elif setting.startswith("demo_"):
-        assert name in SERVICES["demo"]["environment"]
+    elif setting.startswith(("demo_", "monitor_")):
+        assert name in SERVICES[setting.partition("_")[0]]["environment"]
     elif name in SECRETS - {variable(foreign) for foreign in FOREIGN}:
         assert name in set().union(*shares().values())
     elif setting not in EMBEDDED | FOREIGN:

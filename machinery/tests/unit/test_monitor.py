@@ -47,11 +47,13 @@ def samples(monitor: Monitor) -> dict[tuple[str, ...], float]:
 
 
 def test_a_part_that_does_not_answer_has_no_metrics_and_is_down(settings: Settings) -> None:
-    assert samples(Monitor(settings)) == {("outbox_monitor_up", part): 0.0 for part in ("source", "sink", "connect")}
+    assert samples(monitoring.of(settings)) == {
+        ("outbox_monitor_up", part): 0.0 for part in ("source", "sink", "connect")
+    }
 
 
 def test_what_a_check_has_found_stays_until_the_next(settings: Settings) -> None:
-    monitor = Monitor(settings)
+    monitor = monitoring.of(settings)
     assert monitor.check(lambda: REPORT) is None
     found = samples(monitor)
     assert found["outbox_check_drift", "c", "s"] == 7
@@ -61,7 +63,7 @@ def test_what_a_check_has_found_stays_until_the_next(settings: Settings) -> None
 
 
 def test_a_check_that_fails_leaves_the_findings_of_the_last(settings: Settings) -> None:
-    monitor = Monitor(settings)
+    monitor = monitoring.of(settings)
     monitor.check(lambda: REPORT)
 
     def fails() -> Report:

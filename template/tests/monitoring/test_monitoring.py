@@ -14,12 +14,15 @@ from typing import Any
 
 import pytest
 import yaml
+from outbox.audit import monitor as monitoring
+from outbox.audit.monitor import Monitor
+from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
 from outbox.base.settings import load
 from outbox.sink import metrics as sink_metrics
 from outbox.sink.lag import Lag
 from outbox.sink.metrics import Metrics, State
 from outbox.sink.writer import Counts
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
@@ -103,12 +106,27 @@ def exposed_by_the_service() -> str:
     return app.test_client().get("/metrics").text
 
 
+def exposed_by_the_monitor() -> str:
+    monitor = Monitor(
+        {
+            "source": lambda: monitoring.slot_metrics("a", is_active=True, lag_bytes=1.0, is_lost=False),
+            "sink": lambda: monitoring.dead_letter_metrics({"a": 1}),
+            "connect": lambda: monitoring.connector_metrics("a", is_running=True),
+        }
+    )
+    compared = SinkReport("a", comparisons=[ComparisonReport("b")])
+    assert monitor.check(lambda: Report(topics=[TopicReport("t")], sinks=[compared])) is None
+    registry = CollectorRegistry()
+    registry.register(monitor)
+    return generate_latest(registry).decode()
+
+
 @cache
 def exposed() -> dict[str, set[str]]:
     """By name of each sample, as Prometheus stores it, its labels."""
     return {
         sample.name: set(sample.labels) | OWN_LABELS
-        for text in (exposed_by_the_sinks(), exposed_by_the_service())
+        for text in (exposed_by_the_sinks(), exposed_by_the_service(), exposed_by_the_monitor())
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
@@ -151,11 +169,11 @@ def test_every_label_that_a_text_is_filled_with_exists() -> None:
         assert set(used) <= known, text
 
 
-def test_every_metric_of_the_sinks_is_described_and_is_looked_at() -> None:
+def test_every_metric_of_ours_is_described_and_is_looked_at() -> None:
     families = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in exposed() if name.startswith("outbox_")}
     families -= {name.removesuffix("_total") for name in families if name.endswith("_total")}  # of its _created
-    assert sink_metrics.__doc__ is not None
-    assert set(re.findall(r"^\| `(\w+)`", sink_metrics.__doc__, re.MULTILINE)) == families
+    described = f"{sink_metrics.__doc__}{monitoring.__doc__}"
+    assert set(re.findall(r"^\| `(\w+)`", described, re.MULTILINE)) == families
     asked = set().union(*(names(query) for _, query in queries()))
     assert all(any(name.startswith(family) for name in asked) for family in families)
 
@@ -195,6 +213,7 @@ def test_what_is_scraped_is_where_compose_runs_it() -> None:
         for job in SCRAPED["scrape_configs"]
     }
     assert targets == {
+        "monitor": {("monitor", str(SERVICES["monitor"]["environment"]["OUTBOX_MONITOR_PORT"]))},
         "service": {("serve", str(SERVICES["serve"]["environment"]["OUTBOX_SERVICE_PORT"]))},
         "sinks": {
             (name, str(service["environment"]["OUTBOX_SINK_METRICS_PORT"]))

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -54,15 +54,15 @@ Compare = Callable[[], Report]
 class Monitor(Collector):
     """Collects the metrics. Any thread may scrape."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, parts: Mapping[str, Ask]) -> None:
+        """``parts``: by part of the chain, what asks it for its metrics."""
+        self._parts = parts
         self._checked: list[Metric] = []
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of now, with those of the last check."""
         up = GaugeMetricFamily("outbox_monitor_up", "Whether the part answered for this scrape", labels=["part"])
-        parts: dict[str, Ask] = {"source": self._slots, "sink": self._dead_letters, "connect": self._connectors}
-        for part, ask in parts.items():
+        for part, ask in self._parts.items():
             try:
                 found = ask()
             except (Failure, psycopg2.Error, requests.RequestException):
@@ -85,40 +85,54 @@ class Monitor(Collector):
         self._checked = [failed, *_of_report(report)]
         return None
 
-    def _slots(self) -> list[Metric]:
-        wanted = [connectors.load(self._settings).name]
-        active = _gauge("outbox_slot_active", "Whether a client reads the slot", "slot")
-        lag = _gauge("outbox_slot_lag_bytes", "Write-ahead log that is retained for the slot", "slot")
-        lost = _gauge("outbox_slot_lost", "Whether the slot is invalidated or does not exist", "slot")
-        found = {name: values for name, *values in self._query(SourceRole.AUDITOR, SLOTS, [wanted])}
-        for name in wanted:
-            is_active, lag_bytes, is_lost = found.get(name, (False, 0.0, True))
-            active.add_metric([name], is_active)
-            lag.add_metric([name], lag_bytes)
-            lost.add_metric([name], is_lost)
-        return [active, lag, lost]
 
-    def _connectors(self) -> list[Metric]:
-        running = _gauge("outbox_connector_running", "Whether the connector and its task run", "connector")
-        connector = connectors.load(self._settings)
-        running.add_metric([connector.name], relay.status(self._settings, connector).is_running)
-        return [running]
+def of(settings: Settings) -> Monitor:
+    """A monitor of the outbox's slot and connector, and of all sinks."""
+    connector = connectors.load(settings)
 
-    def _dead_letters(self) -> list[Metric]:
-        letters = _gauge("outbox_dead_letters", "Records set aside and not resolved", "sink")
-        for sink, count in self._query(SinkRole.AUDITOR, DEAD_LETTERS):
-            letters.add_metric([sink], count)
-        return [letters]
+    def slots() -> list[Metric]:
+        rows = {name: values for name, *values in _query(settings, SourceRole.AUDITOR, SLOTS, [[connector.name]])}
+        is_active, lag_bytes, is_lost = rows.get(connector.name, (False, 0.0, True))
+        return slot_metrics(connector.name, is_active=is_active, lag_bytes=lag_bytes, is_lost=is_lost)
 
-    def _query(self, role: Role, statement: str, values: list[object] | None = None) -> list[tuple[Any, ...]]:
-        with closing(connect(self._settings, role)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute(statement, values)
-            return cursor.fetchall()
+    return Monitor(
+        {
+            "source": slots,
+            "sink": lambda: dead_letter_metrics(dict(_query(settings, SinkRole.AUDITOR, DEAD_LETTERS))),
+            "connect": lambda: connector_metrics(connector.name, relay.status(settings, connector).is_running),
+        }
+    )
+
+
+def slot_metrics(slot: str, *, is_active: bool, lag_bytes: float, is_lost: bool) -> list[Metric]:
+    """Those of a slot."""
+    active = _gauge("outbox_slot_active", "Whether a client reads the slot", "slot")
+    lag = _gauge("outbox_slot_lag_bytes", "Write-ahead log that is retained for the slot", "slot")
+    lost = _gauge("outbox_slot_lost", "Whether the slot is invalidated or does not exist", "slot")
+    active.add_metric([slot], is_active)
+    lag.add_metric([slot], lag_bytes)
+    lost.add_metric([slot], is_lost)
+    return [active, lag, lost]
+
+
+def connector_metrics(connector: str, is_running: bool) -> list[Metric]:
+    """Those of a connector."""
+    running = _gauge("outbox_connector_running", "Whether the connector and its task run", "connector")
+    running.add_metric([connector], is_running)
+    return [running]
+
+
+def dead_letter_metrics(counts: Mapping[str, int]) -> list[Metric]:
+    """Those of the sinks."""
+    letters = _gauge("outbox_dead_letters", "Records set aside and not resolved", "sink")
+    for sink, count in counts.items():
+        letters.add_metric([sink], count)
+    return [letters]
 
 
 def serve(settings: Settings, every_s: float, report: Callable[[str], None], ended: threading.Event) -> None:
     """Serve the metrics, and check every so many seconds, until ``ended``. Raises Failure if the port is taken."""
-    monitor, registry = Monitor(settings), CollectorRegistry()
+    monitor, registry = of(settings), CollectorRegistry()
     registry.register(monitor)
     host, port = settings.monitor_host, settings.monitor_port
     try:
@@ -152,6 +166,12 @@ def _of_report(report: Report) -> Iterator[Metric]:
         for comparison in sink.comparisons:
             drift.add_metric([sink.name, comparison.name], float(comparison.drift_total))
     yield from (lost, drift)
+
+
+def _query(settings: Settings, role: Role, statement: str, values: list[object] | None = None) -> list[Any]:
+    with closing(connect(settings, role)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(statement, values)
+        return cursor.fetchall()
 
 
 def _gauge(name: str, documentation: str, *labels: str) -> GaugeMetricFamily:

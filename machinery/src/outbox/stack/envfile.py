@@ -35,6 +35,7 @@ SHARES: Mapping[str, Sequence[str]] = {
     "sink": ["sink_db_writer_password"],
     "demo": ["service_token", "source_db_cdc_password", *AUDITORS],
     "outbox": ROLES,
+    "monitor": AUDITORS,
 }
 
 
