@@ -21,6 +21,9 @@ from template.tests.page.made_up import PHASES, TITLES
 class Told:
     """A story whose steps note that they were played."""
 
+    chain: Any
+    workload: Any
+
     def __init__(self, fails_at: int | None = None) -> None:
         self.played: list[int] = []
         self.phases: list[object] = []

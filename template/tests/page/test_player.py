@@ -1,0 +1,162 @@
+"""The player without a chain: one thing at a time, failures said, and every part shown as down."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, load
+from outbox.base.wait import wait_for
+from outbox.stack import ports
+from outbox.walkthrough import Chain, Story
+from pydantic import SecretStr
+
+from demo.page import actions, player
+from demo.page.actions import ACTIONS, Action
+from demo.page.player import PagePlayer
+from demo.page.probe import Probe
+from demo.page.readings import Down
+from template.tests.page.test_lesson import Told
+
+SECRET = "a-password"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Of servers of which none answers."""
+    [port, page] = ports.choose(0, 0)
+    return load(tmp_path, environment=False).model_copy(
+        update={
+            "source_db_port": port,
+            "sink_db_port": port,
+            "source_db_auditor_password": SecretStr(SECRET),
+            "sink_db_auditor_password": SecretStr(SECRET),
+            "kafka_bootstrap": f"127.0.0.1:{port}",
+            "connect_url": f"http://127.0.0.1:{port}",
+            "service_port": port,
+            "demo_port": page,
+        }
+    )
+
+
+class Nowhere:
+    """A chain of which nothing runs."""
+
+    broker = None
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def sink_urls(self) -> list[str]:
+        return [self.settings.connect_url]
+
+
+@pytest.fixture
+def story(settings: Settings) -> Told:
+    told = Told()
+    told.chain = cast(Chain, Nowhere(settings))
+    told.workload = SimpleNamespace(right="balances", naive=None)
+    return told
+
+
+@pytest.fixture
+def played(settings: Settings, story: Told, monkeypatch: pytest.MonkeyPatch) -> Iterator[PagePlayer]:
+    """A player that has played the story and waits."""
+    monkeypatch.setattr(player, "load_settings", lambda: settings)
+    made = PagePlayer()
+    made.play(cast(Story, story))
+    ended = threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(Failure, match="over"):
+            made.wait()
+        ended.set()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    yield made
+    wait_for("the player to be free", lambda: made._ask("the end", _end), timeout_s=10)
+    assert ended.wait(10)
+    made.close()
+
+
+def _end() -> None:
+    raise Failure("over")
+
+
+def said(made: PagePlayer) -> list[dict[str, Any]]:
+    return list(made._hub._logs["said"])
+
+
+def _has_said(made: PagePlayer, count: int) -> bool:
+    return len(said(made)) == count
+
+
+def test_the_story_is_played_and_the_address_is_on_the_terminal(
+    capsys: pytest.CaptureFixture[str], played: PagePlayer, story: Told
+) -> None:
+    assert story.played == list(range(6))
+    assert f"http://127.0.0.1:{played._server and played._server.port}/#" in capsys.readouterr().out
+
+
+def test_one_thing_is_done_at_a_time(played: PagePlayer, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> str:
+        begun.set()
+        assert go_on.wait(10)
+        return "Done."
+
+    monkeypatch.setitem(ACTIONS, "burst", Action("Slow", "", "traffic", slow))
+    wait_for("the first action to be taken", lambda: played.act("burst"), timeout_s=10)
+    assert begun.wait(10)
+    assert played._hub.part("stage")["busy"] == "Slow"
+    assert not played.act("transfer")
+    assert not played.lesson("play")
+    go_on.set()
+    wait_for("the action", lambda: [one["text"] for one in said(played)] == ["Done."], timeout_s=10)
+
+
+def test_an_action_that_fails_says_so_and_the_next_one_works(played: PagePlayer) -> None:
+    for number in (1, 2):
+        wait_for("the action to be taken", lambda: played.act("transfer"), timeout_s=10)  # no service answers
+        wait_for("the failure", partial(_has_said, played, number), timeout_s=10)
+    assert {one["kind"] for one in said(played)} == {"failed"}
+
+
+def test_an_unknown_action_or_verb_is_none(played: PagePlayer) -> None:
+    with pytest.raises(KeyError):
+        played.act("nothing")
+    with pytest.raises(KeyError):
+        played.lesson("nothing")
+
+
+def test_what_this_chain_cannot_do_is_not_offered(played: PagePlayer) -> None:
+    possible = {one["name"]: one["possible"] for one in played._hub.part("stage")["actions"]}
+    assert possible.keys() == ACTIONS.keys()
+    assert not possible["stop-kafka"]  # its process is out of reach
+    assert not possible["rewind-naive"]
+    assert possible["transfer"]
+
+
+def test_every_part_is_down_with_a_reason_and_without_a_secret(story: Told) -> None:
+    probe = Probe(story.chain)
+    readings = probe.read()
+    probe.close()
+    parts = (readings.source, readings.slot, readings.connector, readings.topics, readings.sinks, readings.health)
+    for part in parts:
+        assert isinstance(part, Down)
+        assert part.reason
+        assert SECRET not in part.reason
+
+
+def test_every_fault_says_what_happened_and_why() -> None:
+    assert {one.group for one in ACTIONS.values()} == {"traffic", "relay", "sinks"}
+    assert all(one.label and one.hint for one in ACTIONS.values())
+    assert "<script>" in actions.HOSTILE
