@@ -173,9 +173,9 @@ class PagePlayer(Player, Desk):
     def _played(self, step: int) -> None:
         self._is_started = self._is_started or step == 0
 
-    def _read(self) -> Readings:
+    def _read(self) -> Readings | None:
         if not self._is_started:
-            return not_readable("it is being started")
+            return None
         try:
             self._probe = self._probe or Probe(self._story.chain)
         except Failure as failure:

@@ -17,7 +17,8 @@ IDLE_S = 1.0  # how long it waits for somebody to look, before it looks whether 
 class Poller:
     """One thread, however many look."""
 
-    def __init__(self, read: Callable[[], Readings], hub: Hub) -> None:
+    def __init__(self, read: Callable[[], Readings | None], hub: Hub) -> None:
+        """``read`` returns None while there is nothing to read yet."""
         self._read, self._hub = read, hub
         self.state = State()
         self._ended = threading.Event()
@@ -41,7 +42,10 @@ class Poller:
 
     def read_once(self) -> None:
         """Read, and publish."""
-        shown = self.state.apply(self._read())
+        readings = self._read()
+        if readings is None:
+            return
+        shown = self.state.apply(readings)
         self._hub.publish(shown.parts, shown.logs, shown.tables)
         if self._settled_after is not None:
             self._readings_settled = self._readings_settled + 1 if self.state.settled else 0

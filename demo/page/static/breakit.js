@@ -15,17 +15,16 @@ export class BreakView {
 
   render(doc, changed) {
     const stage = doc.parts.stage;
-    if (stage && changed.has("stage")) {
+    if (stage && (changed.has("stage") || changed.has("connect"))) {
       if (!this.buttons.size) this.make(stage.actions);
-      const mode = doc.parts.connect?.mode;
+      const isSo = { "exactly-once": "exactly-once-on", "at-least-once": "exactly-once-off" }[doc.parts.connect?.mode];
       for (const action of stage.actions) {
         const button = this.buttons.get(action.name);
         // aria-disabled, so that the focus stays on a button while it works
-        const isOff = Boolean(stage.busy) || !action.possible;
+        const isOff = Boolean(stage.busy) || !action.possible || action.name === isSo;
         button.setAttribute("aria-disabled", String(isOff));
         button.classList.toggle("busy", stage.busy === action.label);
       }
-      void mode;
       byId("break").classList.toggle("working", Boolean(stage.busy));
     }
     if (changed.has("said")) this.tell(doc.logs.said ?? []);

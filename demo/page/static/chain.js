@@ -53,7 +53,7 @@ function drawService(source) {
 }
 
 function drawOutbox(source, view) {
-  return [figure(count(source.events), "events"), lane(source.newest.map((one) => view.dot(one)))];
+  return [figure(count(source.events), "events"), lane(source.newest.toReversed().map((one) => view.dot(one)))];
 }
 
 function drawSlot(slot) {
@@ -86,7 +86,7 @@ function drawTopics(topics, view) {
           "div",
           { class: "partition" },
           h("span", { class: "ordinal" }, partition.number),
-          lane(partition.newest.map((one) => view.dot(one))),
+          lane(partition.newest.toReversed().map((one) => view.dot(one))),
         ),
       ),
     ),

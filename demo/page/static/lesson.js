@@ -46,7 +46,7 @@ export class LessonView {
   drawCard(lesson) {
     const asked = lesson.question ? { ...lesson.question, step: lesson.step } : this.asked;
     if (lesson.phase === "ready") this.answers.clear();
-    this.asked = asked;
+    this.asked = lesson.phase === "ready" ? undefined : asked;
     const key = JSON.stringify([asked, lesson.answers, this.answers.get(asked?.step), lesson.failed]);
     if (key === this.shownCard) return;
     this.shownCard = key;
