@@ -22,6 +22,11 @@ def executable() -> str | None:
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
+def arguments() -> list[str]:
+    """Chromium refuses to run as root with its sandbox. It opens our own page only."""
+    return ["--no-sandbox"] if os.geteuid() == 0 else []
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """A headless browser. Without one the test is skipped, in CI it fails."""
@@ -31,10 +36,8 @@ def chromium() -> Iterator[Browser]:
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
-    # As root Chromium has no sandbox of its own. It opens our own page only.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=arguments)
+        browser = playwright.chromium.launch(executable_path=found, args=arguments())
         yield browser
         browser.close()
 
