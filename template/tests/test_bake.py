@@ -110,6 +110,11 @@ def test_the_sinks_that_run_exist(project: Path) -> None:
     assert set(names) <= set(bake.python(project, "-c", LOAD).split())
 
 
+def test_the_walkthrough_has_a_player_of_its_own_where_there_is_one(project: Path) -> None:
+    names = tomllib.loads((project / "pyproject.toml").read_text())["tool"]["outbox"]
+    assert ("player" in names) is (project / "demo" / "page").exists()
+
+
 def test_the_images_have_their_files(project: Path) -> None:
     compose = yaml.safe_load((project / "docker-compose.yml").read_text())
     stages = dockerfile.stages(project / "Dockerfile")
