@@ -1,0 +1,46 @@
+"""The player of the walkthrough: the terminal's by default, or one that the project names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from outbox.base import project
+from outbox.testing.failures import raises
+from outbox.walkthrough import player
+from outbox.walkthrough.player import Player
+
+
+def named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the project name a player."""
+    ours = replace(project.current(), player=name)
+    monkeypatch.setattr(project, "current", lambda: ours)
+
+
+def test_by_default_the_terminal_plays() -> None:
+    assert type(player.load()) is Player
+
+
+def test_the_default_plays_the_whole_story() -> None:
+    played: list[str] = []
+    Player().play(SimpleNamespace(play=lambda: played.append("all")))  # type: ignore[arg-type]
+    assert played == ["all"]
+
+
+def test_a_project_may_name_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "theatre.py").write_text("from outbox.walkthrough import Player\nclass Actor(Player): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    named(monkeypatch, "theatre:Actor")
+    loaded = player.load()
+    assert type(loaded).__name__ == "Actor"
+    assert loaded.screen.failed is None
+
+
+@pytest.mark.parametrize("name", ["nowhere:Player", "outbox:Nothing", "outbox", ""])
+def test_one_that_is_not_there_is_a_failure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    named(monkeypatch, name)
+    with raises("player-missing", "[tool.outbox]"):
+        player.load()
