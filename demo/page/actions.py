@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TypeVar
 
 from outbox import Failure
@@ -20,7 +21,7 @@ T = TypeVar("T")
 Report = Callable[[str], None]
 
 BURST = 100  # transfers
-LOAD = 150  # transfers that come in while a fault happens
+LOAD = 60  # transfers before a fault, and as many while it happens
 # What a browser would run if the page wrote it as HTML.
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>'
 OPEN_ACCOUNT = (
@@ -34,7 +35,11 @@ class Hands:
     def __init__(self, chain: Chain, right: str, naive: str | None) -> None:
         self.chain = chain
         self.right, self.naive = right, naive
-        self.client = Client(chain.settings)
+
+    @cached_property
+    def client(self) -> Client:
+        """A client of the service, whose address is known once the chain has started."""
+        return Client(self.chain.settings)
 
     @property
     def sinks(self) -> list[str]:
@@ -42,8 +47,8 @@ class Hands:
         return [name for name in (self.right, self.naive) if name is not None]
 
     def under_load(self, fault: Callable[[], T]) -> T:
-        """Do something while transfers come in, and return what it returned once all of them have an answer."""
-        self.client.transfer()
+        """Do something amid transfers, and return what it returned once all of them have an answer."""
+        self.client.transfers(LOAD)
         failed: list[Failure] = []
 
         def send() -> None:

@@ -17,12 +17,12 @@ class Applied:
     """What one sink did with an event."""
 
     batch: int | None = None  # the Spark batch that has it
-    at_ms: int | None = None  # when its position was seen behind the event
+    at_ms: int | None = None  # when Spark recorded that batch; or when the position was seen behind the event
 
 
 @dataclass
 class Journey:
-    """One event. Moments are this host's clock, in milliseconds; those that were *seen* are up to a reading late."""
+    """One event. Moments are in Unix milliseconds."""
 
     id: str
     row: OutboxRow | None = None
@@ -44,7 +44,7 @@ class Journey:
             "written_ms": self.written_ms,
             "lsn": _lsn(self.lsn),
             "records": [
-                {"topic": one.topic, "partition": one.partition, "offset": one.offset, "seen_ms": one.seen_ms}
+                {"topic": one.topic, "partition": one.partition, "offset": one.offset, "at_ms": one.at_ms}
                 for one in self.records
             ],
             "sinks": {name: {"batch": one.batch, "at_ms": one.at_ms} for name, one in self.sinks.items()},
@@ -109,7 +109,8 @@ class Journeys:
             if applied.batch is not None:
                 self._changed[journey.id] = journey
         if applied.at_ms is None and position > record.offset:
-            applied.at_ms = at_ms
+            recorded = (one.committed_ms for one in sink.batches if one.number == applied.batch)
+            applied.at_ms = next(recorded, None) or at_ms
             self._changed[journey.id] = journey
 
     def _of(self, event_id: str) -> Journey:

@@ -44,7 +44,7 @@ Row = tuple[Any, ...]
 ROWS = 200  # of the outbox, the newest
 RECORDS_MAX = 2_000  # of the topics at once
 TAIL = 500  # records of each partition, when the page begins to look
-BATCHES = 6
+BATCHES = 12  # the newest of a sink
 VALUE_MAX = 4_000  # characters of a record that are kept
 REQUEST_TIMEOUT_S = 2.0
 KAFKA_TIMEOUT_S = 2.0
@@ -121,6 +121,7 @@ class Probe:
         self._session = requests.Session()
         self._mode: tuple[float, str, str | None] = (float("-inf"), "unknown", None)
         self._sink_urls: list[str] = []
+        self._ends: dict[tuple[str, int, int], Offsets] = {}  # of batches, by sink, generation and number
 
     def close(self) -> None:
         """Close every connection."""
@@ -138,6 +139,8 @@ class Probe:
         sinks = _or_down(self._read_sinks)
         topics = _or_down(self._topics.read)
         connector = _or_down(self._read_connector)
+        if isinstance(connector, Down):
+            self.ask_mode_again()  # it may come back in another mode
         health = _or_down(self._read_health)
         slot = _or_down(self._read_slot)
         source = _or_down(self._read_source)
@@ -164,7 +167,6 @@ class Probe:
         url = f"{settings.connect_url}/connectors/{settings.connector}/status"
         answer = self._session.get(url, timeout=REQUEST_TIMEOUT_S)
         if not answer.ok:
-            self.ask_mode_again()
             raise Failure(f"Connect answered {answer.status_code}", code="connect-refused")
         found = answer.json()
         tasks = [task["state"] for task in found["tasks"]]
@@ -210,8 +212,20 @@ class Probe:
         spec = self._specs.get(name)
         strategy = spec.strategy.name if spec else ""
         transform = spec.job.transform.partition(":")[2] if spec and spec.job.transform else None
-        batches = _batches(Checkpoint(self._settings, name, generation))
+        batches = self._batches(Checkpoint(self._settings, name, generation), name, generation)
         return Sink(name, strategy, transform, generation, *counts, positions, totals, batches)
+
+    def _batches(self, checkpoint: Checkpoint, sink: str, generation: int) -> list[Batch]:
+        """The newest batches of a checkpoint. A planned batch does not change: its file is read once."""
+        planned = checkpoint.planned()
+        found, kept = [], {}
+        for number in range(max(0, planned - BATCHES + 1), planned + 1):
+            with suppress(OSError, ValueError, IndexError):  # it is written or deleted at this moment
+                ends = self._ends.get((sink, generation, number)) or checkpoint.ends(number)
+                kept[sink, generation, number] = ends
+                found.append(Batch(number, ends, checkpoint.committed_at_ms(number)))
+        self._ends = {place: ends for place, ends in self._ends.items() if place[0] != sink} | kept
+        return found
 
 
 class Tail:
@@ -275,15 +289,6 @@ def outbox_row(settings: Settings, event_id: str) -> str | None:
     return str(found[0][0]) if found else None
 
 
-def _batches(checkpoint: Checkpoint) -> list[Batch]:
-    planned, committed = checkpoint.planned(), checkpoint.committed()
-    found = []
-    for number in range(max(0, planned - BATCHES + 1), planned + 1):
-        with suppress(OSError, ValueError, IndexError):  # it is written or deleted at this moment
-            found.append(Batch(number, checkpoint.ends(number), number <= committed))
-    return found
-
-
 def _outbox_row(row: Row) -> OutboxRow:
     event_id, aggregate, type_, version, key, amount, occurred_ms = row
     return OutboxRow(event_id, aggregate, type_, version, key, None if amount is None else int(amount), occurred_ms)
@@ -299,7 +304,7 @@ def _record(message: Message) -> Record:
         key=_text(message.key()),
         headers=headers,
         value=_text(message.value())[:VALUE_MAX],
-        seen_ms=now_ms(),
+        at_ms=message.timestamp()[1],
     )
 
 

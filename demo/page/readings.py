@@ -81,7 +81,7 @@ class Record:
     key: str
     headers: Mapping[str, str]
     value: str
-    seen_ms: int
+    at_ms: int  # its timestamp: when Debezium read the row
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Batch:
 
     number: int
     ends: Offsets
-    is_committed: bool  # whether Spark has recorded it as committed
+    committed_ms: int | None  # when Spark recorded it as committed; None if it has not
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,11 @@ class State:
             "drift_keys": drift.keys,
             "pending": drift.pending,
             "batches": [
-                {"number": batch.number, "records": end - begin if begin else None, "committed": batch.is_committed}
+                {
+                    "number": batch.number,
+                    "records": end - begin if begin else None,
+                    "committed": batch.committed_ms is not None,
+                }
                 for batch, begin, end in zip(sink.batches, begins, begins[1:], strict=False)
             ],
         }
@@ -191,7 +195,7 @@ class State:
         """Whether Spark has recorded a batch up to the end of the topics. Positions do not fall when a sink is rewound,
         so they do not say.
         """
-        if not sink.batches or not sink.batches[-1].is_committed:
+        if not sink.batches or sink.batches[-1].committed_ms is None:
             return False
         ends = sink.batches[-1].ends
         return all(

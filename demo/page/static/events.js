@@ -88,14 +88,14 @@ export class EventsView {
   }
 
   drawHops(event) {
-    const begin = event.written_ms ?? event.records[0]?.seen_ms;
+    const begin = event.written_ms ?? event.records[0]?.at_ms;
     const hops = [];
     if (event.written_ms !== null) {
       hops.push(["Written to the outbox, with the change", clock(event.written_ms), `in the write-ahead log before ${event.lsn}`]);
     }
     event.records.forEach((record, index) => {
       const text = index ? "Came again on the topic" : event.written_ms === null ? "Written to the topic, not by the relay" : "Relayed to the topic";
-      hops.push([text, index || event.written_ms === null ? clock(record.seen_ms) : later(begin, record.seen_ms), `${record.topic}, partition ${record.partition}, offset ${record.offset}`]);
+      hops.push([text, index || event.written_ms === null ? clock(record.at_ms) : later(begin, record.at_ms), `${record.topic}, partition ${record.partition}, offset ${record.offset}`]);
     });
     for (const [name, sink] of Object.entries(event.sinks)) {
       hops.push([`Sink ${name}`, sink.at_ms === null ? "not yet" : later(begin, sink.at_ms), sink.batch === null ? "" : `Spark batch ${sink.batch}`]);
@@ -117,7 +117,7 @@ function applied(event) {
   const done = names.filter(([, sink]) => sink.at_ms !== null);
   if (!names.length) return "no sink compared here reads it";
   if (done.length < names.length) return `${done.length} of ${names.length}`;
-  return later(event.written_ms ?? event.records[0].seen_ms, Math.max(...done.map(([, sink]) => sink.at_ms)));
+  return later(event.written_ms ?? event.records[0].at_ms, Math.max(...done.map(([, sink]) => sink.at_ms)));
 }
 
 const code = (text) => h("pre", { tabindex: "0" }, text);

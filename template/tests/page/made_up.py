@@ -112,7 +112,7 @@ class MadeUp:
 
     def readings(self, at_ms: int) -> Readings:
         """As a probe would read it."""
-        self.batches = [*self.batches, Batch(len(self.batches) + 1, _copy(self.ends), True)]
+        self.batches = [*self.batches, Batch(len(self.batches) + 1, _copy(self.ends), at_ms + 124)]
         records, self.fresh = self.fresh, []
         down = Down("it does not answer")
         sinks = [

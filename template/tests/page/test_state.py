@@ -9,7 +9,7 @@ import pytest
 
 from demo.page.drift import Drift
 from demo.page.journeys import KEPT, Journeys
-from demo.page.readings import Down, OutboxRow, Readings, Record, Sink, Total
+from demo.page.readings import Batch, Down, OutboxRow, Readings, Record, Sink, Total
 from demo.page.state import State
 from template.tests.page.made_up import NAIVE, RIGHT, MadeUp
 
@@ -89,6 +89,15 @@ def test_an_event_is_followed_through_every_hop() -> None:
     assert shown["sinks"]["s"]["at_ms"] == AT_MS + 90
     journeys.add_sinks([reader(9)], AT_MS + 99)
     assert journeys.changed() == []
+
+
+def test_an_event_is_applied_when_spark_recorded_its_batch() -> None:
+    journeys = Journeys()
+    journeys.add_records([record(7)])
+    batches = [Batch(3, {"t": {0: 7}}, AT_MS + 20), Batch(4, {"t": {0: 9}}, AT_MS + 40)]
+    journeys.add_sinks([replace(reader(9), batches=batches)], AT_MS + 500)
+    [changed] = journeys.changed()
+    assert changed.as_json()["sinks"]["s"] == {"batch": 4, "at_ms": AT_MS + 40}
 
 
 def test_a_repeat_is_counted_and_belongs_to_its_event() -> None:

@@ -59,7 +59,7 @@ class Chain(ABC):
     """A chain with an outbox's source, a Connect worker, and the sinks that a workload names."""
 
     worker: Part
-    broker: Part | None  # None where its process is out of reach
+    broker: Part | None = None  # None before the start, and where its process is out of reach
     service: Watched
     sinks: Sinks
 

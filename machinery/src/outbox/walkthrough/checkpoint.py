@@ -33,6 +33,13 @@ class Checkpoint:
         """The last batch that Spark has recorded as committed; -1 if there is none."""
         return _last(self._committed)
 
+    def committed_at_ms(self, batch: int) -> int | None:
+        """When Spark recorded a batch as committed, in Unix milliseconds; None if it has not, or not any more."""
+        try:
+            return (self._committed / str(batch)).stat().st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            return None
+
     def ends(self, batch: int) -> Ends:
         """By topic and partition, the offset where a planned batch ends. The last line of its file has them."""
         by_topic = json.loads((self._planned / str(batch)).read_text().splitlines()[-1])

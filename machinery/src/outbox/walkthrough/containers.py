@@ -141,7 +141,6 @@ class Containers(Chain):
 
     service: Service
     worker: Container
-    broker = None  # it has a PID namespace of its own
     sinks: Container
 
     def __init__(self, settings: Settings, sinks: Sequence[str], shared: Path, find: Find = psutil.process_iter):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from outbox.base.database import connect
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.sink.repair import rewind
@@ -13,6 +14,7 @@ from outbox.walkthrough.chain import Chain
 from outbox.walkthrough.crash import Crash, Window
 
 CONNECTION_TIMEOUT_S = 60.0
+FENCE_TIMEOUT_S = 60.0
 # A role may terminate its own sessions.
 TERMINATE = """
 SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND pg_terminate_backend(active_pid)
@@ -38,10 +40,22 @@ def rewind_sink(chain: Chain, sink: str) -> int:
     """Kill the sinks, let one of them read its topics from the beginning, and start them. Return how many records it
     reads again, transaction markers included.
     """
+
+    def is_rewound() -> bool:
+        try:
+            rewind.rewind(chain.settings, sink, moves)
+        except Failure as failure:
+            if failure.code != "sink-has-driver":
+                raise
+            return False  # the database has not yet noticed that the driver is gone
+        return True
+
     chain.sinks.kill()
-    moves = rewind.to_earliest(chain.settings, sink)
-    rewind.rewind(chain.settings, sink, moves)
-    chain.sinks.start()
+    try:
+        moves = rewind.to_earliest(chain.settings, sink)
+        wait_for(f"sink {sink} to be without a driver", is_rewound, timeout_s=FENCE_TIMEOUT_S, poll_s=0.5)
+    finally:
+        chain.sinks.start()
     return sum(move.position - move.begin for move in moves.values())
 
 
