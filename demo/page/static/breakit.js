@@ -1,6 +1,6 @@
 // The buttons that break the chain, and what has happened.
 
-import { byId, h } from "./dom.js";
+import { arrange, byId, h } from "./dom.js";
 import { wallClock } from "./format.js";
 import { post } from "./post.js";
 
@@ -10,7 +10,7 @@ const KINDS = { done: "", settled: "Settled", failed: "Did not work" };
 export class BreakView {
   constructor() {
     this.buttons = new Map();
-    this.said = 0;
+    this.sentences = new Map(); // by moment and kind
   }
 
   render(doc, changed) {
@@ -49,9 +49,13 @@ export class BreakView {
   }
 
   tell(said) {
-    byId("said").replaceChildren(
-      ...said.slice(-4).reverse().map((one) =>
-        h("p", { class: one.kind }, h("time", {}, wallClock(one.at_ms)), h("strong", {}, KINDS[one.kind] ? `${one.label} — ${KINDS[one.kind]}. ` : `${one.label}. `), one.text)),
-    );
+    const shown = said.slice(-4).reverse().map((one) => [`${one.at_ms} ${one.kind}`, one]);
+    this.sentences = new Map(shown.map(([key, one]) => [key, this.sentences.get(key) ?? sentence(one)]));
+    arrange(byId("said"), [...this.sentences.values()]); // a reader hears what is new, once
   }
+}
+
+function sentence(one) {
+  const title = KINDS[one.kind] ? `${one.label} — ${KINDS[one.kind]}. ` : `${one.label}. `;
+  return h("p", { class: one.kind }, h("time", {}, wallClock(one.at_ms)), h("strong", {}, title), one.text);
 }

@@ -32,3 +32,11 @@ export const byId = (id) => document.getElementById(id);
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
+
+/** Let an element have these children. Those that stay are not moved: a moved element loses the focus. */
+export function arrange(parent, children) {
+  for (const child of [...parent.children]) if (!children.includes(child)) child.remove();
+  children.forEach((child, index) => {
+    if (parent.children[index] !== child) parent.insertBefore(child, parent.children[index] ?? null);
+  });
+}

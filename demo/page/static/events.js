@@ -1,6 +1,6 @@
 // The newest events, and the way of one of them through every hop.
 
-import { byId, h } from "./dom.js";
+import { arrange, byId, h } from "./dom.js";
 import { clock, later, money, short } from "./format.js";
 import { mark } from "./marks.js";
 
@@ -102,14 +102,6 @@ export class EventsView {
     }
     this.hops.replaceChildren(...hops.map(([what, when, where]) => h("li", {}, h("strong", {}, what), h("span", { class: "when" }, when), h("span", { class: "where" }, where))));
   }
-}
-
-/** Let an element have these children. Those that stay are not moved: a moved element loses the focus. */
-function arrange(parent, children) {
-  for (const child of [...parent.children]) if (!children.includes(child)) child.remove();
-  children.forEach((child, index) => {
-    if (parent.children[index] !== child) parent.insertBefore(child, parent.children[index] ?? null);
-  });
 }
 
 function applied(event) {

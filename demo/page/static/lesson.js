@@ -94,7 +94,9 @@ export class LessonView {
     const text = buttons.filter(Boolean).map((one) => one.textContent + one.disabled).join();
     if (text === this.shownControls) return;
     this.shownControls = text;
+    const hadFocus = this.parts.controls.contains(document.activeElement);
     this.parts.controls.replaceChildren(...buttons.filter(Boolean));
+    if (hadFocus) this.parts.controls.querySelector("button")?.focus();
   }
 
   drawTable(lesson) {

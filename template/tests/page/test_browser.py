@@ -134,6 +134,20 @@ def test_it_works_by_keyboard_alone(page: Page, stage: Stage) -> None:
     assert stage.desk.asked == []
 
 
+def test_the_focus_stays_in_the_lesson_when_its_buttons_change(page: Page, stage: Stage) -> None:
+    page.get_by_role("button", name="Do it").focus()
+    stage.hub.publish({"lesson": lesson("playing", 4, paused=True)})
+    expect(page.get_by_role("button", name="Play on")).to_be_focused()
+
+
+def test_what_happened_is_announced_once(page: Page, stage: Stage) -> None:
+    first = page.locator("#said p").first
+    first.evaluate("one => { one.dataset.known = 'yes'; }")
+    stage.hub.publish(logs={"said": [{"at_ms": 1, "kind": "done", "label": "A", "text": "It is done."}]})
+    expect(page.locator("#said p").first).to_contain_text("It is done.")
+    expect(page.locator("#said p").nth(1)).to_have_attribute("data-known", "yes")
+
+
 def test_a_new_event_takes_the_focus_from_nobody(page: Page, stage: Stage) -> None:
     button = page.locator("#rows button").first
     button.focus()

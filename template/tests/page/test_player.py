@@ -15,6 +15,7 @@ from outbox.base.settings import Settings, load
 from outbox.base.wait import wait_for
 from outbox.stack import ports
 from outbox.walkthrough import Chain, Story
+from outbox.walkthrough.processes import Processes
 from pydantic import SecretStr
 
 from demo.page import actions, player
@@ -143,6 +144,10 @@ def test_what_this_chain_cannot_do_is_not_offered(played: PagePlayer) -> None:
     assert not possible["stop-kafka"]  # its process is out of reach
     assert not possible["rewind-naive"]
     assert possible["transfer"]
+
+
+def test_a_chain_that_has_not_started_offers_no_broker(settings: Settings) -> None:
+    assert Processes(settings, ["balances"]).broker is None
 
 
 def test_every_part_is_down_with_a_reason_and_without_a_secret(story: Told) -> None:
