@@ -1,0 +1,39 @@
+"""What an operator may run at any time, beside everything."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from outbox.soak.fault import Fault, NotFired
+from outbox.soak.testbed import Testbed
+
+
+class Operator(Fault):
+    """A command that ends well, or says by its exit status that it found something."""
+
+    lasts_s = (0.0, 0.0)
+
+    def __init__(self, name: str, parts: Sequence[str], *words: str, statuses: Sequence[int] = (0,)) -> None:
+        self.name = name
+        self.parts = tuple(parts)
+        self._words, self._statuses = words, statuses
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        del chance
+        done = testbed.run(*self._words)
+        said = (done.stdout + done.stderr).strip().splitlines()[-1:]
+        if done.returncode not in self._statuses:
+            raise NotFired(f"outbox {' '.join(self._words)} ended with {done.returncode}: {' '.join(said)}")
+        return f"outbox {' '.join(self._words)}: {' '.join(said)}"
+
+
+# What each needs must run meanwhile: no fault breaks it.
+ALL = ("postgres", "kafka", "connect", "connect-kafka", "debezium-postgres")
+SERVERS = ("postgres", "kafka")
+FAULTS: Sequence[Callable[[], Fault]] = (
+    lambda: Operator("prune", ALL, "prune", "--keep-hours", "0"),
+    lambda: Operator("check-incremental", SERVERS, "check", "--incremental", statuses=(0, 1)),
+    lambda: Operator("connect-apply", ALL, "connect", "apply"),
+    lambda: Operator("replay-letters", SERVERS, "dead-letters", "replay", "--all", statuses=(0, 1)),
+)

@@ -1,0 +1,158 @@
+"""The relay: its replication connection, its connector, and two workers that believe they have the task."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+
+import requests
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SourceRole
+from outbox.base.wait import wait_for
+from outbox.relay import apply as relay
+from outbox.soak.fault import Fault, NotFired
+from outbox.soak.testbed import Testbed
+from outbox.stack import ports
+from outbox.stack.connect import Connect
+
+TERMINATE = """
+SELECT pid FROM pg_stat_replication WHERE usename = %s AND pg_terminate_backend(pid)
+"""
+RUNNING_TIMEOUT_S = 90.0
+
+
+class ReplicationTerminated(Fault):
+    """`pg_terminate_backend` on Debezium's connection, several times."""
+
+    name = "replication-terminated"
+    parts = ("connect", "postgres")
+    lasts_s = (0.0, 0.0)
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        pids = [self._terminate(testbed) for _ in range(chance.randint(1, 3))]
+        return f"backends {', '.join(map(str, pids))} were terminated"
+
+    def heal(self, testbed: Testbed) -> None:
+        wait_running(testbed)
+
+    @staticmethod
+    def _terminate(testbed: Testbed) -> int:
+        role = testbed.settings.role_name(SourceRole.CDC)
+
+        def terminated() -> list[tuple[int]]:
+            return testbed.superuser(TERMINATE, [role])
+
+        try:
+            [(pid,), *_] = wait_for("a replication connection", terminated, timeout_s=60)
+        except TimeoutError as error:
+            raise NotFired(str(error)) from error
+        return int(pid)
+
+
+class ConnectorRestarted(Fault):
+    """The connector and its task are restarted by Connect's REST interface."""
+
+    name = "connector-restarted"
+    parts = ("connect",)
+    lasts_s = (0.0, 0.0)
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        del chance
+        settings = testbed.settings
+        url = f"{settings.connect_url}/connectors/{settings.connector}/restart?includeTasks=true&onlyFailed=false"
+        answer = requests.post(url, timeout=30)
+        if not answer.ok:
+            raise NotFired(f"Connect answered {answer.status_code}")
+        return f"Connect answered {answer.status_code}"
+
+    def heal(self, testbed: Testbed) -> None:
+        wait_running(testbed)
+
+
+class ConnectorReconfigured(Fault):
+    """The connector gets another configuration under load, and then its own again."""
+
+    name = "connector-reconfigured"
+    parts = ("connect",)
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        settings = testbed.settings
+        url = f"{settings.connect_url}/connectors/{settings.connector}/config"
+        config = requests.get(url, timeout=30).json()
+        config["max.batch.size"] = str(chance.choice([64, 256, 1024]))
+        answer = requests.put(url, json=config, timeout=30)
+        if not answer.ok:
+            raise NotFired(f"Connect answered {answer.status_code}")
+        return f"max.batch.size is {config['max.batch.size']}"
+
+    def heal(self, testbed: Testbed) -> None:
+        testbed.apply()
+
+
+class Zombie(Fault):
+    """The worker is frozen until another one has its task, and then it returns."""
+
+    name = "connect-zombie"
+    parts = ("connect",)
+    lasts_s = (2.0, 5.0)
+
+    def __init__(self) -> None:
+        self._second: Connect | None = None
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        del chance
+        testbed.worker.pause()
+        url = f"http://{ports.LOOPBACK}:{ports.choose(0)[0]}"
+        settings = testbed.stack.through("connect-kafka", "debezium-postgres").model_copy(update={"connect_url": url})
+        self._second = SecondWorker(settings)
+        self._second.start()
+
+        def has_task() -> str | None:
+            with suppress(Failure, requests.RequestException):
+                status = requests.get(f"{url}/connectors/{settings.connector}/status", timeout=5).json()
+                tasks = [task for task in status.get("tasks", []) if task["state"] == "RUNNING"]
+                if tasks and tasks[0]["worker_id"].endswith(url.removeprefix("http://")):
+                    return str(tasks[0]["worker_id"])
+            return None
+
+        try:
+            taken = wait_for("the second worker to have the task", has_task, timeout_s=90)
+        except TimeoutError as error:
+            raise NotFired(str(error)) from error
+        return f"worker {taken} took the task"
+
+    def heal(self, testbed: Testbed) -> None:
+        testbed.worker.resume()
+        testbed.worker.start()
+        if self._second is not None:
+            self._second.stop()
+        wait_running(testbed)
+
+
+class SecondWorker(Connect):
+    """Another worker of the same group."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.name = "connect-2"
+        self.folder, self.log_file = settings.home / self.name, settings.home / "logs" / f"{self.name}.log"
+        self._mark = f"{settings.home}:{self.name}"
+
+
+def wait_running(testbed: Testbed) -> None:
+    """Wait until the connector's task runs; apply the connector if the task has failed."""
+
+    def running() -> bool:
+        with suppress(Failure):  # an unavailable worker, or a task that has failed again
+            state = relay.status(testbed.settings)
+            if state.error:
+                testbed.apply()
+            return state.is_running
+        return False
+
+    wait_for("the connector's task to run", running, timeout_s=RUNNING_TIMEOUT_S, poll_s=0.5)
+
+
+FAULTS: list[Callable[[], Fault]] = [ReplicationTerminated, ConnectorRestarted, ConnectorReconfigured, Zombie]
