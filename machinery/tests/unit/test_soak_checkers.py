@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ class Domain:
 
     sinks = (("totals",),)
     changes = ""
-    invariants: dict[str, str] = {}
+    invariants: Mapping[str, str] = MappingProxyType({})
 
     def cause_of_answer(self, body: Any) -> str:
         return f"order {body['id']}"

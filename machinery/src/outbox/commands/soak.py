@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import random
 import re
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -16,7 +18,7 @@ from outbox.base import settings as configuration
 from outbox.base.errors import Failure
 from outbox.soak import domain as domains
 from outbox.soak import run
-from outbox.soak.faults import every
+from outbox.soak.faults import Make, every
 from outbox.soak.folder import Folder, Plan
 from outbox.soak.verdict import Verdict
 
@@ -38,7 +40,7 @@ class Duration(click.ParamType[float]):
 @click.command()
 @click.option("--seed", type=int, help="Seed of requests and faults. It is printed, so that a run can be repeated.")
 @click.option("--duration", type=Duration(), default="5m", show_default=True, help="How long faults are injected.")
-@click.option("--faults", default="", help="Only those whose names begin with one of these, separated by commas.")
+@click.option("--faults", default="*", help="Only these, separated by commas: names, or patterns such as sinks-*.")
 @click.option("--rate", type=click.FloatRange(min=0.1), default=30.0, show_default=True, help="Requests per second.")
 @click.option(
     "--pause", type=click.FloatRange(min=0), default=5.0, show_default=True, help="Seconds between faults, on average."
@@ -70,11 +72,7 @@ def soak(
     if judged is not None:
         folder = Folder(judged)
         _tell(run.judge(domains.load(folder.plan.seed), folder), folder)
-    chosen = {
-        name: make for name, make in known.items() if name.startswith(tuple(filter(None, faults.split(","))) or "")
-    }
-    if not chosen:
-        raise Failure(f"no fault begins with {faults}", "`outbox soak --list` shows all", code="fault-unknown")
+    chosen = _chosen(known, faults)
     seed = random.randrange(10**6) if seed is None else seed  # noqa: S311
     path = project.current().home / "soak" / f"{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path.mkdir(parents=True)
@@ -92,6 +90,17 @@ def soak(
     click.echo(f"seed {seed}; files in {path}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
     _tell(run.soak(settings, domains.load(seed), plan, chosen, folder, click.echo), folder)
+
+
+def _chosen(known: Mapping[str, Make], patterns: str) -> dict[str, Make]:
+    """The faults that a pattern fits. Raises Failure for a pattern that fits none."""
+    chosen: dict[str, Make] = {}
+    for pattern in patterns.split(","):
+        fitting = fnmatch.filter(known, pattern.strip())
+        if not fitting:
+            raise Failure(f"no fault is called {pattern}", "`outbox soak --list` shows all", code="fault-unknown")
+        chosen |= {name: known[name] for name in fitting}
+    return chosen
 
 
 def _tell(verdict: Verdict, folder: Folder) -> None:

@@ -17,12 +17,13 @@ AT_ONCE = 3
 Report = Callable[[str], None]
 
 
-def schedule(chance: random.Random, faults: Mapping[str, Make], duration_s: float, pause_s: float) -> list[Planned]:
+def schedule(seed: int, faults: Mapping[str, Make], duration_s: float, pause_s: float) -> list[Planned]:
     """Every fault in a random order, and again in another one, until the time is over.
 
     ``pause_s`` is the mean time from the end of a fault to the beginning of the next. Every third fault begins while
     the one before it lasts.
     """
+    chance = random.Random(seed)  # noqa: S311
     planned: list[Planned] = []
     at_s = chance.uniform(0.5, 1.0) * pause_s
     for number, name in enumerate(_in_turns(chance, sorted(faults))):

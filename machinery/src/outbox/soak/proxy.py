@@ -61,7 +61,7 @@ class Proxy:
 
     def close(self) -> None:
         """End it."""
-        self._call(self._cut())
+        self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -85,6 +85,13 @@ class Proxy:
         for writer in list(self._ends):
             writer.transport.abort()
         return count
+
+    async def _end(self) -> None:
+        await self._cut()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     async def _accept(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -45,7 +44,7 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
         clients = Clients(testbed.stack.through("client-service"), domain, recorder, plan.rate, plan.seed)
         clients.set_up()
         breaker = Nemesis(testbed, faults, plan.seed, say)
-        planned = nemesis.schedule(random.Random(plan.seed), faults, plan.duration_s, plan.pause_s)  # noqa: S311
+        planned = nemesis.schedule(plan.seed, faults, plan.duration_s, plan.pause_s)
         say(f"{len(planned)} faults in {plan.duration_s:.0f} s")
         with keeping(testbed, say):
             clients.start()
