@@ -39,17 +39,12 @@ JOB = '''"""One sink of one type, one of eight."""
 
 from pathlib import Path
 
-from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.spec import SinkJob
+from outbox.sinks import SinkJob
 
-HERE = Path(__file__).parent
-
-
-def jobs(settings):
-    return [
-        SinkJob(name="one", events=["single"], projections=HERE / "one", target=PostgresTarget()),
-        SinkJob(name="eight", events=["left", "right"], projections=HERE / "eight", target=PostgresTarget()),
-    ]
+jobs = [
+    SinkJob(name="one", events=["single"], projections=Path("one")),
+    SinkJob(name="eight", events=["left", "right"], projections=Path("eight")),
+]
 '''
 PROJECTION = """
 INSERT INTO totals AS stored (sink, key, total, version, events)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import uuid
 from typing import Any, NamedTuple
 
-from outbox.base.settings import Settings
-from outbox.testing.client import ServiceClient
-from outbox.testing.queries import query
+from outbox import Settings
+from outbox.testing import ServiceClient, query
 from werkzeug.test import TestResponse
 
 

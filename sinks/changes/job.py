@@ -8,22 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from outbox import Settings
-from outbox.sinks import PostgresTarget, SinkJob, load_connector
+from outbox.sinks import SinkJob, load_connector
 
 from sinks.changes.records import ChangeDecoder
 
-HERE = Path(__file__).parent
-
 
 def jobs(settings: Settings) -> list[SinkJob]:
-    """The sink `changes`."""
-    return [
-        SinkJob(
-            name="changes",
-            decoders={load_connector(settings, "changes").topic: ChangeDecoder()},
-            strategy=HERE / "strategies" / "changes.sql",
-            projections=HERE / "projections",
-            target=PostgresTarget(),
-            carries="states",
-        )
-    ]
+    """The sink `changes`, of the topic that its connector names."""
+    decoders = {load_connector(settings, "changes").topic: ChangeDecoder()}
+    return [SinkJob(decoders=decoders, strategy=Path("strategies/changes.sql"), carries="states")]

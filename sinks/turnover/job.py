@@ -4,25 +4,7 @@ Optional: to do without, delete this folder, the tests named after it and migrat
 next migration come after sink_domain_0002.
 """
 
-from __future__ import annotations
+from outbox.sinks import SinkJob
 
-from pathlib import Path
-
-from outbox import Settings
-from outbox.sinks import PostgresTarget, SinkJob
-
-HERE = Path(__file__).parent
-
-
-def jobs(settings: Settings) -> list[SinkJob]:
-    """The sink `turnover`. Of the two events of a transfer it takes the credit, so that each amount counts once."""
-    del settings
-    return [
-        SinkJob(
-            name="turnover",
-            events=["balance.credited"],
-            transform="sinks.turnover.transform:in_euros",
-            projections=HERE / "projections",
-            target=PostgresTarget(),
-        )
-    ]
+# Of the two events of a transfer it takes the credit, so that each amount counts once.
+job = SinkJob(events=["balance.credited"], transform="sinks.turnover.transform:in_euros")

@@ -100,7 +100,7 @@ def test_every_module_loads_and_every_sink_is_found(project: Path) -> None:
     if (project / "sinks" / "depots").exists():
         assert set(sinks) == {"depots"}
     else:
-        strategies = ("merge", "offset-log", "offsets", "upsert", "versions")
+        strategies = ("merge", "offsets", "upsert", "versions")
         assert set(sinks) == {"accounts", "balances", *(f"balances-{name}" for name in strategies), *there}
 
 

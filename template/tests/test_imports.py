@@ -12,7 +12,7 @@ from template.tests.paths import ROOT
 
 PACKAGES = ("service", "sinks", "migrations", "tests")
 SAMPLES = (
-    *("service", "sinks", "migrations", "demo"),
+    *("service", "sinks", "migrations", "demo", "tests"),
     *(f"template/minimal/{folder}" for folder in PACKAGES),
     *(f"examples/shop/{folder}" for folder in PACKAGES),
     *(f"examples/existing/{folder}" for folder in ("loans", "sinks", "migrations", "tests")),

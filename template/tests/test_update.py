@@ -119,7 +119,7 @@ def pinned(project: Path) -> str:
     return str(sources["outbox-machinery"]["rev"])
 
 
-def test_an_update_moves_the_installed_machinery_and_keeps_the_owners_work(template: Template, tmp_path: Path) -> None:
+def test_an_update_moves_the_machinery_and_keeps_the_owners_work(template: Template, tmp_path: Path) -> None:
     project = replaced(template, tmp_path / "shop", "package")
     before, first = files(project), pinned(project)
     assert first == bake.git(template.folder, "rev-parse", "HEAD").strip()

@@ -84,17 +84,9 @@ def parcels_arrived_v1(payload: dict[str, Any]) -> dict[str, Any]:
     return {**payload, "carrier": "unknown"}
 """
 JOB = """
-from pathlib import Path
+from outbox.sinks import SinkJob
 
-from outbox.base.settings import Settings
-from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.spec import SinkJob
-
-HERE = Path(__file__).parent
-
-
-def jobs(settings: Settings) -> list[SinkJob]:
-    return [SinkJob(name="dedup", events=["depot"], projections=HERE / "projections", target=PostgresTarget())]
+job = SinkJob(name="dedup", events=["depot"])
 """
 COMPARISON = """
 -- adds: count

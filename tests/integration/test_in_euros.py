@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from outbox import load_settings
 from outbox.spark import check_transform, example_events
-from outbox.testing.fixtures.spark import leaves_sockets
 
 from sinks.turnover import transform
 from sinks.turnover.transform import in_euros
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-pytestmark = leaves_sockets
 
 SETTINGS = load_settings(environment=False)
 EVENT = "balance.credited"

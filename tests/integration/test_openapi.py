@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 from flask import Flask
 from hypothesis import HealthCheck, assume, note, settings
-from outbox.base.settings import Settings, load
-from outbox.testing.seeds import chosen_seed
+from outbox import Settings, load_settings
+from outbox.testing import chosen_seed
 from pydantic import ValidationError
 from schemathesis import Case as AnyCase
 from schemathesis.config import SchemathesisConfig
@@ -27,7 +27,7 @@ bounded = settings(max_examples=40, deadline=None, suppress_health_check=list(He
 # What the application says of itself needs no database. The requests go to another that has one.
 promises = from_wsgi(
     "/openapi.json",
-    create_app(load(Path("nowhere"), environment=False, service_token="x")),
+    create_app(load_settings(Path("nowhere"), environment=False, service_token="x")),
     config=SchemathesisConfig(seed=SEED),
 )
 
@@ -58,7 +58,7 @@ def test_whatever_is_sent_the_answer_is_one_that_is_promised(case: Case, served:
 
 @promises.include(method="POST", path="/transfers").parametrize()
 @bounded
-def test_transfers_between_accounts_that_exist_are_answered_as_promised(case: Case, served: Served) -> None:
+def test_transfers_between_existing_accounts_are_answered(case: Case, served: Served) -> None:
     if isinstance(case.body, dict) and wrong(case.body) in ([], ["same_account"]):
         case.body.update(from_account=served.bank, to_account=served.user)
     check(case, served)

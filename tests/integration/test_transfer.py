@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 
+import pytest
 from flask import Flask
-from outbox.base.settings import Settings
-from outbox.http.idempotency import Key
-from outbox.http.service import Change
-from outbox.testing.queries import query
-from outbox.testing.seeds import chosen_seed, seeded
-from outbox.testing.threads import all_at_once
+from outbox import Settings
+from outbox.testing import all_at_once, chosen_seed, query, seeded
 from sqlalchemy import Engine, event
 
 from service.ledger import BALANCE_MAX_MINOR
-from service.schemas import NewTransfer
-from service.transfer import transfer
 from tests.ledger import Client, audit, refused, written
 
 CLIENTS = 8
@@ -186,9 +182,7 @@ def test_expired_keys_are_forgotten_as_new_ones_come(client: Client, databases: 
     ]
 
 
-def test_of_requests_with_one_key_at_once_one_is_made_and_all_get_its_answer(
-    app: Flask, client: Client, databases: Settings
-) -> None:
+def test_of_requests_with_one_key_at_once_all_get_one_answer(app: Flask, client: Client, databases: Settings) -> None:
     user = client.open()
     bank = client.fund(user, 1000)
     clients = [Client(app, databases) for _ in range(CLIENTS)]
@@ -217,7 +211,7 @@ def test_of_different_requests_with_one_key_at_once_one_is_made(
 # Everybody at once --------------------------------------------------------------------------------------------------
 
 
-def test_eight_clients_between_two_accounts_in_both_directions_neither_deadlock_nor_lose_money(
+def test_transfers_in_both_directions_at_once_neither_deadlock_nor_lose(
     app: Flask, client: Client, databases: Settings
 ) -> None:
     one, other = client.open(), client.open()
@@ -286,19 +280,24 @@ def test_the_audit_of_these_tests_finds_what_is_wrong(client: Client, databases:
 # The cost -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_transfer_takes_five_statements(client: Client, databases: Settings, engine: Engine) -> None:
+@pytest.fixture
+def statements() -> Iterator[list[str]]:
+    """The statements that the service has run."""
+    found: list[str] = []
+
+    def remember(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        found.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", remember)
+    yield found
+    event.remove(Engine, "before_cursor_execute", remember)
+
+
+def test_a_transfer_takes_five_statements(client: Client, statements: list[str]) -> None:
     """Lock, claim, balances, transfer, events: each is a round trip while both accounts are locked."""
     user = client.open()
     bank = client.fund(user, 100)
-    statements: list[str] = []
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def remember(_c: object, _cur: object, statement: str, *_: object) -> None:
-        statements.append(statement)
-
-    wanted = NewTransfer.model_validate({"from_account": user, "to_account": bank, "amount": 1})
     for expected in (5, 3):  # a repetition: lock, claim, look up the answer
-        with engine.begin() as connection:
-            transfer(Change(connection, Key.of("POST /transfers", "k", wanted, ttl_hours=1)), wanted)
-        assert len(statements) == expected, statements
         statements.clear()
+        assert client.transfer(user, bank, 1, key="k").status_code == 201
+        assert len(statements) == expected, statements

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flask import Flask
-from outbox.base.errors import Failure
-from outbox.base.settings import Settings, load
-from outbox.http.body import MAX_BYTES
-from outbox.stack import ports
+from outbox import Failure, Settings, load_settings
 from pydantic import SecretStr
 from werkzeug.test import TestResponse
 
@@ -22,14 +21,17 @@ AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 KEYED = {**AUTHORIZED, "Idempotency-Key": "k"}
 SOME_ID = "0b9b4b1e-6f0e-4f0c-8d3c-1f2e3d4c5b6a"
 BODY: dict[str, Any] = {"from_account": SOME_ID, "to_account": "1" + SOME_ID[1:], "amount": 1}
+BODY_MAX_BYTES = 16 * 1024
 READS = ["/accounts/{account_id}", "/transfers/{transfer_id}"]
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """Settings of a service whose database is away: nobody listens on that port."""
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """Settings of a service whose database is unavailable: its port is taken, and nobody listens on it."""
     home: Path = tmp_path_factory.mktemp("home")
-    return load(home, service_token=SecretStr(TOKEN), source_db_port=ports.choose(0)[0])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield load_settings(home, service_token=SecretStr(TOKEN), source_db_port=taken.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ def test_another_media_type_is_415(app: Flask, media_type: str | None) -> None:
 
 
 def test_a_body_too_large_is_413(app: Flask) -> None:
-    padded = json.dumps(BODY) + " " * MAX_BYTES
+    padded = json.dumps(BODY) + " " * BODY_MAX_BYTES
     problem(app.test_client().post("/transfers", data=padded, headers=KEYED, content_type="application/json"), 413)
 
 
@@ -182,7 +184,7 @@ def test_a_database_that_is_away_is_503_with_a_time_to_retry(
     assert int(response.headers["Retry-After"]) > 0
 
 
-def test_the_process_is_healthy_and_counts_without_its_database_and_without_a_token(app: Flask) -> None:
+def test_liveness_and_metrics_need_no_database_and_no_token(app: Flask) -> None:
     http = app.test_client()
     assert http.get("/healthz").get_json() == {"status": "ok"}
     assert http.get("/openapi.json").status_code == 200
@@ -202,7 +204,7 @@ def test_a_client_that_makes_up_methods_makes_no_metrics(app: Flask) -> None:
     assert "BREW" not in told
 
 
-def test_openapi_names_every_status_with_its_form_and_where_the_token_is_asked(app: Flask) -> None:
+def test_openapi_names_every_status_and_where_the_token_is_asked(app: Flask) -> None:
     paths = app.test_client().get("/openapi.json").get_json()["paths"]
     found = {
         f"{method.upper()} {path}": set(operation["responses"])

@@ -28,7 +28,7 @@ def account(balance_minor: int, kind: Kind = "user", currency: str = "EUR", vers
     return Account(uuid.uuid4(), kind, currency, balance_minor, version)
 
 
-def test_a_transfer_moves_the_amount_and_counts_a_version_on_both_sides() -> None:
+def test_a_transfer_moves_the_amount_and_counts_both_versions() -> None:
     source, target = account(100, version=3), account(5, version=9)
     after_source, after_target = transfer(source, target, 60)
     assert (after_source.balance_minor, after_source.version) == (40, 4)

@@ -33,7 +33,7 @@ def test_the_header_of_a_strategy_says_what_it_survives(name: str) -> None:
 def test_ways_that_a_strategy_does_not_promise_are_left_out() -> None:
     left_out = {name: len(ways.WAYS) - len(ways.of(STRATEGIES[name])) for name in PROMISES}
     assert left_out == {
-        "dedup": 0, "merge": 0, "versions": 0, "upsert": 1, "offset-log": 2, "offsets": 2, "naive": 4,
+        "dedup": 0, "merge": 0, "versions": 0, "upsert": 1, "offsets": 2, "naive": 4,
     }  # fmt: skip
     assert {file.stem for file in BUILT_IN.glob("*.sql")} <= {*left_out}
 

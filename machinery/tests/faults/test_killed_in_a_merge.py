@@ -121,7 +121,7 @@ def assert_each_once(settings: Settings, some: Sequence[Event]) -> None:
     assert not Path(f"{table.location(settings, NAME).removeprefix('file://')}.staging").exists()
 
 
-def test_a_worker_killed_within_a_merge_loses_nothing_and_repeats_nothing(
+def test_a_worker_killed_within_a_merge_loses_and_repeats_nothing(
     clustered: Settings, cluster: Stack, publisher: Publisher
 ) -> None:
     some, database = publisher.events(2 * MANY), Database(clustered, NAME)
@@ -135,7 +135,7 @@ def test_a_worker_killed_within_a_merge_loses_nothing_and_repeats_nothing(
     assert_each_once(clustered, some)
 
 
-def test_a_driver_killed_within_a_merge_loses_nothing_and_repeats_nothing(
+def test_a_driver_killed_within_a_merge_loses_and_repeats_nothing(
     clustered: Settings, cluster: Stack, publisher: Publisher
 ) -> None:
     some, database = publisher.events(2 * MANY), Database(clustered, NAME)

@@ -106,7 +106,7 @@ def cut_last_marker(partition: Path) -> bool:
     return bool(attributes & CONTROL_BATCH)
 
 
-def test_with_exactly_once_a_worker_killed_three_times_repeats_and_loses_nothing(home_stack: Stack) -> None:
+def test_with_exactly_once_a_killed_worker_repeats_and_loses_nothing(home_stack: Stack) -> None:
     settings = switched(home_stack, True)
     before = duplicates(relayed(settings, []))
     with load(settings) as (_, log):
@@ -140,9 +140,7 @@ def test_a_terminated_replication_connection_repeats_and_loses_nothing(home_stac
 
 
 @pytest.mark.parametrize("name", ["postgres", "kafka"])
-def test_with_exactly_once_a_killed_server_makes_the_relay_repeat_and_lose_nothing(
-    home_stack: Stack, name: str
-) -> None:
+def test_with_exactly_once_a_killed_server_repeats_and_loses_nothing(home_stack: Stack, name: str) -> None:
     settings = switched(home_stack, True)
     before = duplicates(relayed(settings, []))
     with load(settings) as (writer, log):
@@ -163,7 +161,7 @@ def test_with_exactly_once_a_killed_server_makes_the_relay_repeat_and_lose_nothi
     assert duplicates(records) == before or done == "released"
 
 
-def test_a_transaction_that_a_killed_broker_leaves_hanging_is_released_and_its_events_come_again(
+def test_a_transaction_left_hanging_by_a_killed_broker_is_released(
     home_stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The marker of the last commit is cut off the log of the offsets, as if the broker had never written it."""
@@ -186,7 +184,7 @@ def test_a_transaction_that_a_killed_broker_leaves_hanging_is_released_and_its_e
     assert relay.apply(settings) == "unchanged"
 
 
-def test_without_exactly_once_a_killed_worker_repeats_and_loses_nothing(home_stack: Stack) -> None:
+def test_without_exactly_once_a_killed_worker_repeats_but_loses_nothing(home_stack: Stack) -> None:
     settings = switched(home_stack, False)
     before = duplicates(relayed(settings, []))
     with load(settings) as (_, log):

@@ -66,7 +66,7 @@ def items(settings: Settings) -> list[tuple[Any, ...]]:
 
 
 @every_way
-def test_change_and_events_are_there_once_the_caller_commits_and_not_before(databases: Settings, way: Way) -> None:
+def test_change_and_events_appear_when_the_caller_commits(databases: Settings, way: Way) -> None:
     item_id = uuid.uuid4()
     with way(databases) as transaction:
         transaction.change(item_id)

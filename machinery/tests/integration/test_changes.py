@@ -29,7 +29,7 @@ from outbox.sink.batch import DeadRecord
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
-from outbox.sink.repair import replay as repair
+from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen, Selection
 from outbox.sink.writer import Counts
@@ -195,7 +195,7 @@ def totals_after(settings: Settings, name: str, batches: Sequence[Sequence[Chang
     return Database(settings, name).totals()
 
 
-def test_without_the_guard_on_the_version_an_older_state_that_comes_late_wins(databases: Settings) -> None:
+def test_without_the_guard_on_versions_a_late_older_state_wins(databases: Settings) -> None:
     items = Items()
     one = items.add()
     items.move(one)
@@ -207,7 +207,7 @@ def test_without_the_guard_on_the_version_an_older_state_that_comes_late_wins(da
     assert totals_after(databases, "unguarded", batches, projection=unguarded) == {one: 5}
 
 
-def test_a_guard_on_the_lsn_would_let_go_of_what_was_written_while_a_snapshot_was_taken(databases: Settings) -> None:
+def test_a_guard_on_the_lsn_would_lose_what_a_snapshot_overlaps(databases: Settings) -> None:
     """The version is not the obvious choice: why not the LSN, which every change has?"""
     items = Items()
     one = items.add()
@@ -221,7 +221,7 @@ def test_a_guard_on_the_lsn_would_let_go_of_what_was_written_while_a_snapshot_wa
     assert totals_after(databases, "by_lsn", batches, projection=by_lsn) == {one: 0}
 
 
-def test_without_dedup_a_deletion_that_is_sent_again_empties_an_item_that_was_made_again(
+def test_without_dedup_a_deletion_sent_again_empties_the_new_item(
     databases: Settings,
 ) -> None:
     """The guard alone does not do: a deletion has no version."""
@@ -308,7 +308,7 @@ def open_letters(connection: extensions.connection) -> list[Chosen]:
 def replayed(settings: Settings) -> dict[str, Replayed]:
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         chosen = open_letters(connection)
-        return repair.replay(connection, spec.sinks(settings), chosen, applier_of=PostgresApplier)
+        return replay.replay(connection, spec.sinks(settings), chosen, applier_of=PostgresApplier)
 
 
 def test_a_dead_letter_is_replayed_and_does_not_undo_what_came_since(databases: Settings, database: Database) -> None:
@@ -345,7 +345,7 @@ def checked(settings: Settings) -> SinkReport:
         return compare_states(declared, read, state)
 
 
-def test_check_compares_states_and_tells_what_is_behind_from_what_is_wrong(databases: Settings) -> None:
+def test_check_tells_a_state_that_is_behind_from_a_wrong_one(databases: Settings) -> None:
     query(
         databases,
         "INSERT INTO items (id, unit, stock, version) VALUES"

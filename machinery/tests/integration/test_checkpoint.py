@@ -1,4 +1,4 @@
-"""A checkpoint whose files a crash of the host has truncated: what is deleted, and what is reported instead."""
+"""Which checkpoints a query can continue, and where the next batch begins as far as the files say."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outbox.sink.spark import local_checkpoint
 from outbox.sink.spark.checkpoint import Checkpoint
-from outbox.testing.failures import raises
 from outbox.testing.fixtures.spark import leaves_sockets
 
 if TYPE_CHECKING:
@@ -48,82 +46,101 @@ def truncate(folder: Path, *files: str) -> None:
 
 
 def checkpoint(spark: SparkSession, folder: Path) -> Checkpoint:
-    return Checkpoint(spark, folder.as_uri(), "dedup")
+    return Checkpoint(spark, folder.as_uri())
 
 
-def test_complete_files_are_kept(spark: SparkSession, folder: Path) -> None:
-    plan(folder, 0, 1)
+def at(offset: int) -> dict[str, dict[int, int]]:
+    return {TOPIC: {0: offset}}
+
+
+def test_a_folder_without_files_is_new(spark: SparkSession, tmp_path: Path) -> None:
+    found = checkpoint(spark, tmp_path / "missing")
+    assert found.is_new()
+    assert (found.start(), found.problem(at(0))) == (None, None)
+
+
+def test_before_the_first_batch_it_begins_where_the_query_was_told(spark: SparkSession, folder: Path) -> None:
+    found = checkpoint(spark, folder)
+    assert not found.is_new()
+    assert (found.start(), found.problem(at(5)), found.is_pending()) == (at(5), None, False)
+    (folder / "sources/0/0").unlink()
+    assert (found.start(), found.problem(at(5))) == (None, None), "killed before Spark had written it"
+
+
+def test_a_batch_that_was_not_committed_begins_where_the_last_one_ended(spark: SparkSession, folder: Path) -> None:
+    plan(folder, 0)
+    found = checkpoint(spark, folder)
+    assert (found.start(), found.end(0), found.problem(at(10)), found.is_pending()) == (at(5), at(10), None, True)
     commit(folder, 0)
-    found = checkpoint(spark, folder)
-    assert found.repair() == []
-    first, second = {TOPIC: {0: 5}}, {TOPIC: {0: 10}}
-    assert (found.start(0), found.end(0), found.start(1), found.applied()) == (first, second, second, second)
-    assert found.topics() == {TOPIC}
+    assert (found.start(), found.problem(at(10)), found.is_pending()) == (at(10), None, False)
+    plan(folder, 1)
+    assert (found.start(), found.end(1), found.problem(at(10)), found.is_pending()) == (at(10), at(20), None, True)
 
 
-def test_an_offsets_file_without_its_last_line_is_deleted(spark: SparkSession, folder: Path) -> None:
-    plan(folder, 0, 1, 2)
-    commit(folder, 0, 1)
-    (folder / "offsets/2").write_text(f"v1\n{BATCH_METADATA}")
-    found = checkpoint(spark, folder)
-    assert found.repair() == ["offsets/2"]
-    assert found.applied() == {TOPIC: {0: 20}}
-    assert found.repair() == []
+def test_one_that_is_behind_the_positions_is_continued(spark: SparkSession, folder: Path) -> None:
+    plan(folder, 0)
+    commit(folder, 0)
+    assert checkpoint(spark, folder).problem({TOPIC: {0: 99, 1: 3}}) is None
 
 
-def test_a_commit_without_its_planned_batch_is_deleted(spark: SparkSession, folder: Path) -> None:
-    plan(folder, 0, 1)
-    commit(folder, 0, 1)
-    truncate(folder, "offsets/1")
-    assert local_checkpoint.committed(folder) == {TOPIC: {0: 10}}
-    found = checkpoint(spark, folder)
-    assert found.repair() == ["offsets/1", "commits/1"]
-    assert found.applied() == {TOPIC: {0: 10}}
+@pytest.mark.parametrize("positions", [{0: 9}, {}, {1: 99}])
+def test_one_that_is_ahead_of_the_positions_is_not(
+    spark: SparkSession, folder: Path, positions: dict[int, int]
+) -> None:
+    plan(folder, 0)
+    commit(folder, 0)
+    assert "ahead" in (checkpoint(spark, folder).problem({TOPIC: positions}) or "")
+
+
+@pytest.mark.parametrize("topics", [{"other"}, {TOPIC, "other"}])
+def test_one_of_other_topics_is_not(spark: SparkSession, folder: Path, topics: set[str]) -> None:
+    plan(folder, 0)
+    commit(folder, 0)
+    assert "other topics: events" in (checkpoint(spark, folder).problem({topic: {0: 99} for topic in topics}) or "")
 
 
 @pytest.mark.parametrize("content", ["", "\0v1", "\0v1\n", '\0v1\n{"events":{"0":', "\0" * 20])
-def test_before_the_first_commit_a_broken_beginning_is_deleted_with_its_batch(
-    spark: SparkSession, folder: Path, content: str
-) -> None:
+def test_the_beginning_is_needed_until_the_first_commit(spark: SparkSession, folder: Path, content: str) -> None:
     plan(folder, 0)
     (folder / "sources/0/0").write_text(content)
     found = checkpoint(spark, folder)
-    assert found.repair() == ["sources/0/0", "offsets/0"]
-    assert not found.exists(), "the query did not start afresh"
-
-
-def test_before_the_first_commit_all_files_may_be_truncated(spark: SparkSession, folder: Path) -> None:
-    plan(folder, 0)
+    assert found.problem(at(99)) == "truncated or missing: sources/0/0"
+    assert found.start() is None
     commit(folder, 0)
-    files = ["commits/0", "metadata", "offsets/0", "sources/0/0"]
-    truncate(folder, *files)
-    found = checkpoint(spark, folder)
-    assert sorted(found.repair()) == files
-    assert not found.exists()
+    plan(folder, 1)
+    assert (found.start(), found.problem(at(99))) == (at(10), None)
 
 
-def test_after_the_first_commit_the_beginning_is_not_needed(spark: SparkSession, folder: Path) -> None:
-    plan(folder, 0, 1)
-    commit(folder, 0)
-    truncate(folder, "sources/0/0")
-    found = checkpoint(spark, folder)
-    assert found.repair() == []
-    assert found.start(1) == {TOPIC: {0: 10}}
-
-
-@pytest.mark.parametrize("file", ["metadata", "offsets/1"])
-def test_another_file_that_is_truncated_is_reported_with_a_remedy(spark: SparkSession, folder: Path, file: str) -> None:
+@pytest.mark.parametrize("file", ["metadata", "offsets/1", "commits/1", "offsets/2"])
+def test_one_with_a_truncated_file_is_not_continued(spark: SparkSession, folder: Path, file: str) -> None:
     plan(folder, 0, 1, 2)
     commit(folder, 0, 1)
+    found = checkpoint(spark, folder)
+    assert found.problem(at(20)) is None
     truncate(folder, file)
-    with raises("checkpoint-broken", folder.as_uri(), f": {file} ", "`outbox rewind dedup --to-positions`"):
-        checkpoint(spark, folder).repair()
-    assert (folder / file).exists()
+    assert found.problem(at(20)) == f"truncated or missing: {file}"
+    assert found.start() == (at(10) if file == "offsets/1" else at(20)), "the newest that is known"
 
 
-def test_a_missing_offsets_file_is_reported(spark: SparkSession, folder: Path) -> None:
-    plan(folder, 1, 2)
-    commit(folder, 1)
-    (folder / "offsets/1").unlink()
-    with raises("checkpoint-broken", ": offsets/1 "):
-        checkpoint(spark, folder).repair()
+@pytest.mark.parametrize("file", ["metadata", "offsets/1", "commits/1"])
+def test_one_with_a_missing_file_is_not_continued(spark: SparkSession, folder: Path, file: str) -> None:
+    plan(folder, 0, 1, 2)
+    commit(folder, 0, 1)
+    (folder / file).unlink()
+    assert checkpoint(spark, folder).problem(at(20)) == f"truncated or missing: {file}"
+
+
+def test_an_offsets_file_without_its_last_line_is_truncated(spark: SparkSession, folder: Path) -> None:
+    plan(folder, 0, 1)
+    commit(folder, 0)
+    (folder / "offsets/1").write_text(f"v1\n{BATCH_METADATA}")
+    assert checkpoint(spark, folder).problem(at(20)) == "truncated or missing: offsets/1"
+
+
+def test_one_that_has_lost_its_commits_or_its_plans_is_not_continued(spark: SparkSession, folder: Path) -> None:
+    plan(folder, 0, 1, 2)
+    commit(folder, 0)
+    found = checkpoint(spark, folder)
+    assert found.problem(at(99)) == "truncated or missing: commits/1"
+    commit(folder, 1, 2, 3)
+    assert found.problem(at(99)) == "truncated or missing: offsets/3"

@@ -52,9 +52,7 @@ def test_a_recorded_archive_is_used_until_it_is_switched_off(jar: Path, monkeypa
     assert SHARED not in run(jar)
 
 
-def test_an_archive_of_another_jar_is_not_used_and_the_next_recording_replaces_it(
-    jar: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_of_another_jar_is_not_used_but_replaced(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(jar, monkeypatch)
     assert archive.install("program", [jar])
     before = archive.path("program", [jar])

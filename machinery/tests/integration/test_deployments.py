@@ -231,7 +231,7 @@ class TestFromBefore:
 class TestUnwanted:
     """The sink does not ask for the event any more."""
 
-    @pytest.fixture(params=["dedup", "merge", "offset-log", "offsets"])
+    @pytest.fixture(params=["dedup", "merge", "offsets"])
     def by(self, request: pytest.FixtureRequest) -> str:
         """The strategy of the sink."""
         return str(request.param)
@@ -272,7 +272,7 @@ class TestUnwanted:
         assert seen.apply_again(TOPIC, event) == Counts(rows=1, duplicates=1)
         assert len(seen.events("id")) == 1
 
-    def test_a_letter_that_is_skipped_again_is_open_when_its_record_is_bad_again(self, seen: Seen) -> None:
+    def test_a_skipped_letter_is_open_when_its_record_is_bad_again(self, seen: Seen) -> None:
         event = placed()._replace(value=b"{")
         seen.apply(TOPIC, event)
         seen.execute("UPDATE dead_letters SET status = 'skipped'")

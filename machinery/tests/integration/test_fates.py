@@ -106,7 +106,6 @@ class Model:
     applied: list[int] = field(default_factory=list)
     letters: dict[int, Letter] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)  # events that a strategy knows by their ids
-    places: set[int] = field(default_factory=set)  # offsets of events that it knows by those
     position: int = 0
 
     def send(self, start: int, spoilt: Sequence[tuple[int, int]], valid: Sequence[tuple[int, int]]) -> None:
@@ -140,10 +139,6 @@ class Model:
                 return True
             case "upsert":
                 return EVENTS[one].version > highest[EVENTS[one].key] and self._first(one)
-            case "offset-log":
-                is_new = offset is None or offset not in self.places
-                self.places |= {offset} if offset is not None else set()
-                return is_new
             case "offsets":
                 return offset is None or offset >= self.position
             case _:

@@ -79,7 +79,7 @@ def status(database: Database, event: Event) -> str:
 
 
 class TestBesideASink:
-    def test_while_the_horizon_rises_each_event_is_applied_once_or_set_aside(
+    def test_a_rising_horizon_applies_each_event_once_or_sets_it_aside(
         self, databases: Settings, database: Database
     ) -> None:
         """Three sinks read events of twenty days, each event thrice, while retention forgets day after day."""
@@ -119,7 +119,7 @@ class TestBesideASink:
 
 
 class TestOlderEvents:
-    def test_an_event_is_set_aside_moves_no_total_and_is_remembered_nowhere(
+    def test_a_set_aside_event_moves_no_total_and_is_not_remembered(
         self, databases: Settings, database: Database
     ) -> None:
         new, late = aged(5, 5), aged(6, number=2)
@@ -135,9 +135,7 @@ class TestOlderEvents:
         assert database.query("SELECT applied, duplicates FROM sinks") == [(1, 3)]
 
     @pytest.mark.parametrize("name", FORGETTING)
-    def test_one_that_was_applied_before_it_was_forgotten_is_not_applied_again(
-        self, databases: Settings, name: str
-    ) -> None:
+    def test_one_applied_before_it_was_forgotten_is_not_applied_again(self, databases: Settings, name: str) -> None:
         database = Database(databases, name)
         old = aged(6)
         apply(databases, old, name=name)
@@ -163,9 +161,7 @@ class TestOlderEvents:
         assert apply(databases, late, name=name) == Counts(1, 1)
         assert Database(databases, name).totals() == sums([late])
 
-    def test_what_the_projection_refuses_besides_is_refused_for_its_own_reason(
-        self, databases: Settings, database: Database
-    ) -> None:
+    def test_what_the_projection_refuses_has_its_own_reason(self, databases: Settings, database: Database) -> None:
         first, late = aged(0, 5), aged(6, number=2)
         other = replace(aged(0), unit="LTR", version=2)
         retention.drop(databases, ago(5))

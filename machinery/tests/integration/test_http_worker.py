@@ -276,7 +276,7 @@ def test_a_client_that_expects_100_continue_gets_it_once(served: Service) -> Non
     assert b"100 Continue" not in answer
 
 
-def test_a_stopping_service_waits_for_a_request_that_has_begun_to_arrive(served: Service) -> None:
+def test_a_stopping_service_waits_for_a_request_that_arrives(served: Service) -> None:
     with connected(served, 1) as [client], ThreadPoolExecutor(1) as pool:
         client.sendall(WHOLE[:60])
         wait_for("the service to have accepted it", served.is_ready, timeout_s=10)

@@ -112,7 +112,7 @@ def test_expired_keys_are_deleted_as_new_ones_are_claimed(client: Client, databa
     ]
 
 
-def test_of_requests_with_one_key_at_once_one_is_made_and_all_get_its_answer(app: Flask, databases: Settings) -> None:
+def test_of_requests_with_one_key_at_once_all_get_one_answer(app: Flask, databases: Settings) -> None:
     clients = [Client(app, databases) for _ in range(CLIENTS)]
     for attempt in range(5):
         answers = all_at_once(CLIENTS, lambda number: clients[number].move(ITEM, 10, key=f"k{attempt}"))  # noqa: B023
@@ -132,9 +132,7 @@ def test_of_different_requests_with_one_key_at_once_one_is_made(app: Flask, data
     assert audit(databases) == {}
 
 
-def test_a_request_waits_for_another_with_its_key_and_takes_the_key_if_that_one_is_rolled_back(
-    databases: Settings, engine: Engine
-) -> None:
+def test_a_request_takes_over_the_key_of_one_that_is_rolled_back(databases: Settings, engine: Engine) -> None:
     key = Key("POST /movements", "k", b"hash", ttl_hours=1)
 
     def ask() -> Answer:

@@ -18,7 +18,7 @@ TOPIC = "shop.order"
 LONG = Random(24).randbytes(4000).hex()  # noqa: S311 - Postgres cannot compress it into what an index takes
 
 
-@pytest.mark.parametrize("by", ["dedup", "upsert", "merge", "versions", "offset-log"])
+@pytest.mark.parametrize("by", ["dedup", "upsert", "merge", "versions", "offsets"])
 def test_an_event_with_a_key_that_no_index_takes_is_set_aside(databases: Settings, tmp_path: Path, by: str) -> None:
     create_tables(databases)
     known = Events(tmp_path / "events").aggregate("order", placed_v1=payload()).load()

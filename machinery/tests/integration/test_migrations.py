@@ -85,7 +85,7 @@ def test_a_database_out_of_reach_is_named(databases: Settings) -> None:
         migrate(nowhere)
 
 
-def test_a_schema_of_newer_code_is_refused_by_migrate_and_good_enough_to_serve(databases: Settings) -> None:
+def test_migrate_refuses_a_newer_schema_and_serve_accepts_it(databases: Settings) -> None:
     newer = "UPDATE outbox_version SET version_num = 'source_domain_9999' WHERE version_num LIKE 'source_domain_%'"
     query(databases, newer)
     with raises("migration-unknown", "source_domain_9999"):
@@ -102,6 +102,15 @@ def test_a_schema_that_lacks_a_migration_is_not_current(shared_databases: Settin
         assert not migrations.is_current(connection, database)
         connection.execute(text(f"INSERT INTO outbox_version VALUES ('{database}_machinery_0001')"))
         assert not migrations.is_current(connection, database)
+
+
+def test_the_table_of_a_former_strategy_goes_with_its_rows(empty: Settings) -> None:
+    migrate(empty)
+    before = "UPDATE outbox_version SET version_num = 'sink_machinery_0005' WHERE version_num = 'sink_machinery_0006'"
+    query(empty, before, SinkRole.OWNER)
+    query(empty, "CREATE TABLE event_log (sink text); INSERT INTO event_log VALUES ('a')", SinkRole.OWNER)
+    assert migrate(empty).applied["sink"] == ["sink_machinery_0006"]
+    assert query(empty, "SELECT to_regclass('event_log')", SinkRole.OWNER) == [(None,)]
 
 
 def test_the_outbox_and_its_publication_are_never_dropped(databases: Settings) -> None:

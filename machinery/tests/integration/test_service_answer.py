@@ -125,7 +125,7 @@ def received(version: int, traceparent: str | None = None) -> Event:
     return Event("item", ITEM, "received", payload, traceparent=traceparent)
 
 
-def test_an_event_keeps_its_own_trace_and_others_get_that_of_the_request(service: Service, databases: Settings) -> None:
+def test_an_event_keeps_its_trace_or_gets_that_of_the_request(service: Service, databases: Settings) -> None:
     own, of_request = (f"00-{digit * 32}-{digit * 16}-01" for digit in "ab")
 
     def write(change: Change, wanted: Wanted) -> None:

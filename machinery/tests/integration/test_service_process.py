@@ -169,7 +169,7 @@ def assert_sound(settings: Settings, work: Work) -> None:
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["restarted", "killed"])
-def test_a_database_that_goes_under_load_gives_503_and_the_service_recovers_by_itself(
+def test_a_database_that_ends_under_load_gives_503_until_it_is_back(
     private: Stack, served: Command, crash: bool
 ) -> None:
     settings, postgres, pid = private.settings, private.part("postgres"), served.pid()
@@ -188,7 +188,7 @@ def test_a_database_that_goes_under_load_gives_503_and_the_service_recovers_by_i
     assert_sound(settings, work)
 
 
-def test_an_idle_service_does_not_notice_that_its_database_was_restarted(private: Stack, served: Command) -> None:
+def test_an_idle_service_outlives_a_restart_of_its_database(private: Stack, served: Command) -> None:
     settings, postgres = private.settings, private.part("postgres")
     ready = f"http://{settings.service_host}:{settings.service_port}/readyz"
 
@@ -203,9 +203,7 @@ def test_an_idle_service_does_not_notice_that_its_database_was_restarted(private
     assert ask() == {200}
 
 
-def test_a_database_that_freezes_gives_503_in_bounded_time_and_the_service_recovers(
-    private: Stack, served: Command
-) -> None:
+def test_a_frozen_database_gives_503_in_bounded_time(private: Stack, served: Command) -> None:
     settings, postgres = private.settings, private.part("postgres")
     with working(settings) as work:
         work.wait_for_more(201)
@@ -270,7 +268,7 @@ def test_its_log_is_json_from_the_first_line_to_the_last(private: Stack) -> None
     assert told[-1].startswith("Shutting down")
 
 
-def test_the_counts_of_a_killed_service_are_removed_by_the_next_and_those_of_a_living_one_are_not(
+def test_counts_of_killed_services_are_removed_by_the_next(
     private: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -291,7 +289,7 @@ def test_the_counts_of_a_killed_service_are_removed_by_the_next_and_those_of_a_l
     assert living not in tmp_path.iterdir()
 
 
-def test_each_line_of_a_request_in_a_trace_carries_its_id_and_no_other_line(private: Stack, served: Command) -> None:
+def test_each_line_of_a_traced_request_carries_its_id(private: Stack, served: Command) -> None:
     settings, (traced, unsampled) = private.settings, (uuid.uuid4().hex, uuid.uuid4().hex)
     ready = f"http://{settings.service_host}:{settings.service_port}/readyz"
 

@@ -17,6 +17,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import dead_letters, fence, generations
 from outbox.sink.batch import Batch
+from outbox.sink.generations import Beginning
 from outbox.sink.postgres import writer
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.strategy import Strategy
@@ -101,7 +102,7 @@ class TestDedup:
         assert ("processed_events_19700101_19700131",) in partitions
 
 
-def test_sinks_that_write_the_same_ids_and_items_at_once_do_not_deadlock(databases: Settings) -> None:
+def test_sinks_that_write_the_same_ids_at_once_do_not_deadlock(databases: Settings) -> None:
     """No two sinks share a row. What they share is the partitions of days that none has used before: so two of each
     strategy, one of which goes through the days in the opposite order.
     """
@@ -251,7 +252,7 @@ class TestFence:
                 sink.apply(batch(events(1)))
         assert database.totals() == {}
 
-    def test_a_repair_and_a_later_driver_are_told_apart_also_behind_a_pooler(self, databases: Settings) -> None:
+    def test_a_repair_and_a_later_driver_differ_behind_a_pooler_too(self, databases: Settings) -> None:
         def repair(sink: PostgresWriter, *, others: int) -> None:
             with (
                 closing(connect(databases, SinkRole.WRITER)) as connection,
@@ -270,10 +271,23 @@ class TestFence:
             with raises("sink-superseded"):
                 sink.apply(batch(events(1)))
         with open_sink(databases) as sink:
-            sink.begin_generation({TOPIC: {0: 0}})  # our own
+            sink.begin_generation()  # our own
             repair(sink, others=1)
             with raises("sink-fenced"):
                 sink.apply(batch(events(1)))
+
+    def test_a_generation_of_its_own_begins_where_the_last_one_was_set_to(self, databases: Settings) -> None:
+        with open_sink(databases) as sink:
+            assert sink.begin_generation() == Beginning(1, {})
+        with (
+            closing(connect(databases, SinkRole.WRITER)) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
+            generations.start_next(cursor, "dedup", {TOPIC: {0: 4}})
+        with open_sink(databases) as sink:
+            assert sink.begin_generation() == Beginning(3, {TOPIC: {0: 4}})
+            assert sink.apply(batch(events(1))).applied == 1, "it is still the driver"
 
     @staticmethod
     def _lives(database: Database, pid: int) -> bool:

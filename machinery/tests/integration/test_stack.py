@@ -158,7 +158,7 @@ def test_up_starts_every_part_and_again_changes_nothing(up: Stack) -> None:
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_killed_part_is_seen_by_status_and_started_again_by_up_and_nothing_is_lost(up: Stack, name: str) -> None:
+def test_status_shows_a_killed_part_and_up_starts_it_again(up: Stack, name: str) -> None:
     remember(up.settings, f"before_{name}_died")
     before, known = pids(up), remembered(up.settings)
     up.part(name).kill()
@@ -187,7 +187,7 @@ def test_killing_every_part_at_once_loses_nothing(up: Stack) -> None:
     assert "before_all_died" in known[0]
 
 
-def test_down_leaves_no_process_and_the_next_up_finds_data_ports_and_passwords(up: Stack) -> None:
+def test_the_next_up_finds_data_ports_and_passwords(up: Stack) -> None:
     remember(up.settings, "before_down")
     known, chosen = remembered(up.settings), up.settings.stack_env_file.read_bytes()
     up.down()
@@ -222,9 +222,7 @@ def test_a_paused_part_is_ended_by_down(small: Stack) -> None:
 
 
 @pytest.mark.parametrize("seen", ["postgres", "kafka", "connect"])
-def test_killing_the_command_while_it_starts_a_part_leaves_nothing_that_down_does_not_end(
-    seen: str, interrupted: Path
-) -> None:
+def test_down_ends_what_a_killed_start_has_left(seen: str, interrupted: Path) -> None:
     # The same home three times over: each start goes one part further, and begins on what the last one left.
     home = interrupted
     part = Process(seen, home)
@@ -283,7 +281,7 @@ def test_a_port_that_somebody_took_meanwhile_is_named(small: Stack) -> None:
 # What is broken says so -------------------------------------------------------------------------------------------
 
 
-def test_a_broken_data_folder_fails_with_the_reason_from_the_log_and_is_not_touched(small: Stack) -> None:
+def test_a_broken_data_folder_is_reported_and_not_touched(small: Stack) -> None:
     postgres = Postgres(small.settings)
     small.down()
     version = postgres.data / "PG_VERSION"
@@ -307,7 +305,7 @@ def test_a_broker_that_cannot_start_fails_with_the_reason_from_the_log(own: Stac
         meta.write_text(whole)
 
 
-def test_a_backend_that_outlived_its_postmaster_does_not_stop_the_next_start(small: Stack) -> None:
+def test_a_backend_that_outlived_postgres_does_not_stop_the_next(small: Stack) -> None:
     postgres = Postgres(small.settings)
     # A backend that computes does not notice that its postmaster died, and holds on to the shared memory.
     busy = threading.Thread(target=lambda: postgres.psql("DO $$ BEGIN LOOP END LOOP; END $$", check=False))
@@ -336,7 +334,7 @@ def test_stack_env_is_for_its_owner_only_and_each_password_is_another(small: Sta
     assert min(map(len, generated)) >= 24
 
 
-def test_no_password_is_in_a_log_or_on_a_command_line_or_in_what_a_command_prints(up: Stack) -> None:
+def test_no_password_is_in_a_log_or_command_line_or_output(up: Stack) -> None:
     secrets = passwords(up.settings)
     shown = {
         **{str(file): file.read_text() for file in (up.home / "logs").iterdir()},
@@ -350,7 +348,7 @@ def test_no_password_is_in_a_log_or_on_a_command_line_or_in_what_a_command_print
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts Postgres as another user")
-def test_postgres_started_by_root_finds_programs_in_a_closed_folder_and_may_do_nothing_more(tmp_path: Path) -> None:
+def test_postgres_started_by_root_may_only_find_its_programs(tmp_path: Path) -> None:
     program = Path(shutil.copy(sys.executable, tmp_path / "closed")).resolve()
     tmp_path.chmod(0o700)
     source = f"import os; print(os.access({str(program)!r}, os.X_OK), os.getuid(), open('/proc/self/status').read())"

@@ -106,9 +106,7 @@ def test_a_task_that_hangs_holds_up_neither_the_next_batch_nor_the_end(databases
     assert database.staging_tables() == []
 
 
-def test_a_task_of_an_earlier_driver_neither_holds_up_the_next_one_nor_writes_for_it(
-    databases: Settings, database: Database
-) -> None:
+def test_a_task_of_an_earlier_driver_neither_blocks_nor_writes(databases: Settings, database: Database) -> None:
     some = events(6)
     with open_sink(databases) as sink:
         late = copier(databases, sink)
@@ -135,9 +133,7 @@ def test_sessions_that_are_no_tasks_of_the_sink_live_on(databases: Settings, dat
             cursor.execute("SELECT")
 
 
-def test_a_session_that_reads_the_tables_as_pg_dump_does_holds_up_nothing(
-    databases: Settings, database: Database
-) -> None:
+def test_a_session_that_reads_as_pg_dump_does_holds_up_nothing(databases: Settings, database: Database) -> None:
     some = events(9)
     with closing(connect(databases, SinkRole.WRITER)) as dumping, dumping.cursor() as cursor:
         with open_sink(databases) as sink:

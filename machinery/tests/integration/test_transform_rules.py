@@ -74,7 +74,7 @@ def test_the_rows_are_returned_as_the_sink_would_have_them(items: DataFrame) -> 
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda one: one.__name__)
-def test_one_that_breaks_a_rule_is_named_with_rule_event_column_and_values(items: DataFrame, wrong: Function) -> None:
+def test_one_that_breaks_a_rule_is_named_with_event_and_column(items: DataFrame, wrong: Function) -> None:
     rule, column = WRONG[wrong]
     with pytest.raises(AssertionError) as caught:
         rules.check(wrong, items)

@@ -13,9 +13,10 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.batch import Batch, Returned
 from outbox.sink.postgres.target import PostgresTarget
+from outbox.sink.postgres.transform_staging import TransformStaging
 from outbox.sink.spec import SinkSpec
 from outbox.sink.values import ARROW_TYPES
-from outbox.sink.writer import SinkWriter, TransformStaging
+from outbox.sink.writer import SinkWriter
 from tests.support.made_events import DECODER, JOB, MAIN, Event, as_read, batch, nth_key, rows, sums, uuid7
 from tests.support.sink_driver import Database
 
@@ -41,9 +42,7 @@ def staged(settings: Settings, sink: SinkWriter, some: Sequence[Event], job: int
     return replace(whole, rows=rows([]), staged=staging.passed(dsn, job, 1), returned=Returned(None, [attempt], count))
 
 
-def test_a_batch_is_applied_by_hashes_whatever_statistics_say_of_earlier_attempts(
-    databases: Settings, database: Database
-) -> None:
+def test_a_batch_is_applied_by_hashes_whatever_statistics_say(databases: Settings, database: Database) -> None:
     spec = SinkSpec("dedup", replace(JOB, transform="any:thing", target=PostgresTarget()), MAIN.strategy, MAIN.decoders)
     returned = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
     returned |= {column.name: ARROW_TYPES[column.type] for column in DECODER.types[events(1)[0].name]}

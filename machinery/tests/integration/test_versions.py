@@ -191,7 +191,7 @@ def test_no_version_is_too_high_or_too_low(feed: Feed, database: Database, order
     assert feed(event(2), event(3)) == Counts(2, 2), "the sink goes on"
 
 
-def test_a_record_that_was_unreadable_leaves_a_gap_that_its_replay_fills(
+def test_an_unreadable_record_leaves_a_gap_that_its_replay_fills(
     databases: Settings, feed: Feed, database: Database
 ) -> None:
     first, late, last = event(1, 5), event(2, 6), event(3, 7)
@@ -204,7 +204,7 @@ def test_a_record_that_was_unreadable_leaves_a_gap_that_its_replay_fills(
     assert database.totals() == sums([first, late, last])
 
 
-def test_a_refused_event_is_known_and_its_letter_says_that_it_is_not_applied(
+def test_a_refused_event_is_known_to_its_letter_as_not_applied(
     databases: Settings, feed: Feed, database: Database
 ) -> None:
     first, refused, last = event(1, 5), other_unit(event(2, 6)), event(3, 7)
@@ -244,7 +244,7 @@ def test_if_the_first_is_refused_both_are_set_aside(feed: Feed, database: Databa
     assert database.totals() == sums([unit])
 
 
-def test_in_a_later_batch_the_second_event_with_a_version_is_a_duplicate(feed: Feed, database: Database) -> None:
+def test_the_second_event_with_a_version_is_a_duplicate_later(feed: Feed, database: Database) -> None:
     """Nobody knows the id of the first by then. `outbox check` finds both in the source."""
     first, second = event(1, 5), event(1, 6)
     assert feed(first) == Counts(1, 1)

@@ -56,7 +56,7 @@ def test_a_batch_that_dies_between_two_parts_is_applied_once(
     assert database.staging_tables() == []
 
 
-def test_a_planned_batch_is_applied_in_smaller_parts_once_the_maximum_is_lower(
+def test_a_planned_batch_is_split_once_the_maximum_is_lower(
     topic: Settings, some: list[Event], database: Database
 ) -> None:
     run_faulty(faulty_sink.death_between_parts, topic, "naive", "dedup")
@@ -85,7 +85,7 @@ def test_a_part_that_cannot_be_read_leaves_the_part_before_it_applied(
 
 
 @pytest.mark.usefixtures("some")
-def test_a_part_that_is_refused_ends_the_sink_while_the_next_one_is_read(topic: Settings) -> None:
+def test_a_refused_part_ends_the_sink_while_the_next_is_read(topic: Settings) -> None:
     ended = run_faulty(faulty_sink.failure_beside_endless_read, topic, "dedup")
     assert ended.splitlines()[-1] == f"outbox: {faulty_sink.REFUSED}"
 

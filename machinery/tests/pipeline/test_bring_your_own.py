@@ -171,7 +171,7 @@ def test_checkpoints_that_cannot_be_are_one_line(relaying: Secured) -> None:
     assert line.endswith(" — correct OUTBOX_SINK_CHECKPOINTS")
 
 
-def test_the_connector_takes_its_password_from_the_provider_that_one_has(relaying: Secured) -> None:
+def test_the_connector_takes_its_password_from_a_provider(relaying: Secured) -> None:
     reference = "${secrets:payments/source-cdc:password}"
     done = run(relaying, "connect", "render", OUTBOX_CONNECT_SOURCE_DB_PASSWORD_REFERENCE=reference)
     assert json.loads(done.stdout)["database.password"] == reference

@@ -548,9 +548,7 @@ def test_an_incremental_check_reads_everything_when_in_doubt(
 
 
 @pytest.mark.parametrize("is_valid", [True, False])
-def test_an_incremental_check_finds_an_event_that_was_set_aside_when_it_was_read_again(
-    topic: Settings, history: History, is_valid: bool
-) -> None:
+def test_an_incremental_check_finds_what_was_set_aside_later(topic: Settings, history: History, is_valid: bool) -> None:
     events = history.item(5, 6)
     history.publish(*events)
     history.sink(**{events[0].item: 11})
@@ -591,9 +589,7 @@ def test_wait_ends_at_its_deadline(topic: Settings, history: History) -> None:
         check.check_settled(topic, timeout_s=0.5)
 
 
-def test_wait_that_ends_in_vain_reports_which_topic_and_which_sink_are_how_far_behind(
-    topic: Settings, history: History
-) -> None:
+def test_a_wait_in_vain_reports_how_far_each_topic_and_sink_is(topic: Settings, history: History) -> None:
     first, second, _ = history.item(5, 6, 7)
     history.publish(first)
     history.publish(second)

@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not said in
 )
 
 from outbox.audit.doctor import HOPS, Diagnosis, examine
-from outbox.base.database import connect as connect_database
+from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.events import catalog
@@ -32,7 +32,7 @@ from outbox.migrations.declared import guard
 from outbox.migrations.migrate import owner_engine
 from outbox.relay import apply as relay
 from outbox.relay import connectors
-from outbox.sink.repair import rebuild, rewind
+from outbox.sink.repair import rebuild
 from outbox.stack.postgres import Postgres
 from outbox.testing.command import outbox
 from tests.support import suite
@@ -206,20 +206,20 @@ def test_sinks_that_do_not_run_or_are_beyond_the_topic_are_found(topic: Settings
         producer.produce(topic_of(topic), b"{}", partition=0)
     producer.flush(30)
     of_topic = topics.describe(topic, topic_of(topic)).id
-    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
+    with closing(connect(topic, SinkRole.WRITER)) as connection:
         sink_on(connection).begin_at(topic_of(topic), of_topic, {0: 1})
         assert "sinks" not in problems(topic), "it has a driver"
     wait_for("the driver to be gone", lambda: "sinks" in problems(topic), timeout_s=10)
     assert problems(topic)["sinks"] == ["sink-not-running"]
     assert "2 offsets behind" in diagnosed(topic, "sink-not-running").message
-    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
+    with closing(connect(topic, SinkRole.WRITER)) as connection:
         sink_on(connection).begin_at(topic_of(topic), of_topic, {0: 9})
         assert problems(topic)["sinks"] == ["topic-recreated"]
 
 
 def test_sink_that_no_job_declares_is_no_problem(topic: Settings) -> None:
     described = topics.describe(topic, topic_of(topic))
-    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
+    with closing(connect(topic, SinkRole.WRITER)) as connection:
         sink_on(connection, replace(STRATEGIES["dedup"], name="gone")).begin_at(topic_of(topic), described.id, {0: 0})
     assert "sinks" not in problems(topic)
     assert diagnosed(topic, "sink-undeclared").message.startswith("sink gone ")
@@ -227,7 +227,7 @@ def test_sink_that_no_job_declares_is_no_problem(topic: Settings) -> None:
 
 def test_unfinished_rebuild_is_found(topic: Settings) -> None:
     described = topics.describe(topic, topic_of(topic))
-    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
+    with closing(connect(topic, SinkRole.WRITER)) as connection:
         sink_on(connection).begin_at(topic_of(topic), described.id, {0: 0})
         with rebuild.reserved(topic, "dedup") as owner:
             first = {described.name: topics.first_offsets(topic, described.name)}
@@ -252,36 +252,6 @@ def test_unlimited_topic_and_too_old_outbox_are_found(topic: Settings, postgres:
     both = ["outbox-older-than-horizon", "topic-unlimited"]
     wait_for("the topic to be unlimited", lambda: problems(topic)["retention"] == both, timeout_s=10)
     assert topic_of(topic, "order") in diagnosed(topic, "topic-unlimited").message
-
-
-def test_local_checkpoint_is_compared_with_the_positions(topic: Settings, tmp_path: Path) -> None:
-    topic = topic.model_copy(update={"sink_checkpoints": f"file://{tmp_path}/check points"})
-    with closing(connect_database(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at(topic_of(topic), topics.describe(topic, topic_of(topic)).id, {0: 2, 1: 0})
-
-    def commit(batch: int, offset: int, ending: str = '{"nextBatchWatermarkMs":0}') -> None:
-        planned = json.dumps({topic_of(topic): {"1": 0, "0": offset}})
-        for log, text in (("offsets", f'v1\n{{"batchWatermarkMs":0}}\n{planned}'), ("commits", f"v1\n{ending}")):
-            file = tmp_path / "check points" / "dedup" / log / str(batch)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-
-    def found(settings: Settings = topic) -> list[tuple[str, bool]]:
-        return [(one.code, one.is_ok) for one in examine(settings) if one.code.startswith("checkpoint")]
-
-    elsewhere = topic.model_copy(update={"sink_checkpoints": "s3a://bucket/checkpoints"})
-    assert found(elsewhere) == [("checkpoint-elsewhere", True)]
-    assert found() == [("checkpoint-missing", True)]
-    for batch, offset in ((8, 0), (9, 1), (10, 2)):
-        commit(batch, offset)
-        assert found() == [("checkpoint", True)]
-    commit(11, 3, ending="")
-    assert found() == [("checkpoint", True)], "cut off: the sink removes it"
-    commit(11, 3)
-    assert found() == [("checkpoint-ahead", False)]
-    assert diagnosed(topic, "checkpoint-ahead").remedy == "`outbox rewind dedup --to-positions`"
-    rewind.rewind(topic, "dedup", rewind.to_positions(topic, "dedup"))
-    assert found() == [("checkpoint-missing", True)]
 
 
 def test_a_sink_is_looked_at_on_each_of_its_topics(topic: Settings, postgres: Postgres) -> None:

@@ -215,7 +215,7 @@ def test_closing_it_ends_a_read_that_waits(topic: Settings) -> None:
 
 @pytest.mark.usefixtures("short_silence")
 @pytest.mark.parametrize("reader", ["follower", "range"])
-def test_a_range_may_end_with_an_aborted_record_whose_marker_is_not_to_be_read_yet(
+def test_a_range_may_end_with_an_aborted_record(
     topic: Settings, transactions: Producer, follower: Follower, reader: str
 ) -> None:
     """Another producer's transaction is open: what lies behind its first record is not to be read."""

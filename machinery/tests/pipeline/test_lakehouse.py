@@ -35,7 +35,7 @@ from outbox.events.schema import Column, Rejection
 from outbox.sink import fence, spec
 from outbox.sink.batch import Batch
 from outbox.sink.lakehouse import table as lakehouse_table
-from outbox.sink.lakehouse import writer as lakehouse
+from outbox.sink.lakehouse import writer
 from outbox.sink.lakehouse.target import LakehouseTarget
 from outbox.sink.lakehouse.writer import LakehouseWriter
 from outbox.sink.records import DecodedEvent, Record, RecordDecoder, Records, Skipped
@@ -43,6 +43,7 @@ from outbox.sink.repair import replay as repair
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen
 from outbox.sink.spec import SinkJob, SinkSpec
+from outbox.sink.target import TargetState
 from outbox.sink.writer import Copier, Counts, SinkWriter
 from outbox.testing.command import outbox
 from outbox.testing.failures import raises
@@ -102,7 +103,7 @@ def driving(settings: Settings, declared: SinkSpec = DECLARED) -> Iterator[SinkW
         yield sink
 
 
-def table(settings: Settings) -> lakehouse_table.DeltaState:
+def table(settings: Settings) -> TargetState:
     """What `outbox check` reads from the table."""
     return lakehouse_table.read(settings, NAME, TOTALS)
 
@@ -141,7 +142,7 @@ def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) 
     assert ids(lake) == sorted(event.event_id for event in [*new, *old])
     assert {key: int(total) for key, total in table(lake).totals.items()} == sums([*new, *old])
     assert {path.name for path in folder(lake).glob("event_day=*")} == {
-        f"event_day={lakehouse._day(event.event_id)}" for event in (new[0], old[0])
+        f"event_day={writer._day(event.event_id)}" for event in (new[0], old[0])
     }
     # All that the last commit says, although it has nothing new: how far the table is.
     assert table(lake).positions == {TOPIC: {0: 17}} == {TOPIC: database(lake).positions()}
@@ -167,7 +168,7 @@ def staged(
     return replace(made, rows={}, staged=done, traced=done.traced)
 
 
-def test_rows_that_successful_tasks_have_staged_are_merged_and_no_others(lake: Settings) -> None:
+def test_only_rows_that_successful_tasks_have_staged_are_merged(lake: Settings) -> None:
     some, other = events(6), events(4)
     with driving(lake) as sink:
         copier(lake, sink)(1, read([*some[:3], *other]))  # its executor was lost before it could tell
@@ -187,7 +188,7 @@ def test_rows_that_successful_tasks_have_staged_are_merged_and_no_others(lake: S
     assert not Path(f"{folder(lake)}.staging").exists()
 
 
-def test_a_staged_batch_writes_and_closes_letters_and_leaves_out_what_they_resolve(lake: Settings) -> None:
+def test_a_staged_batch_writes_letters_and_closes_them(lake: Settings) -> None:
     well, given_up, others = *events(2), events(3)
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
@@ -204,7 +205,7 @@ def test_a_staged_batch_writes_and_closes_letters_and_leaves_out_what_they_resol
     assert statuses == [("discarded", 1), ("open", 1), ("replayed", 1)]
 
 
-def test_what_an_earlier_driver_has_staged_is_removed_and_its_late_task_fails(lake: Settings) -> None:
+def test_what_an_earlier_driver_has_staged_is_removed(lake: Settings) -> None:
     with driving(lake) as sink:
         late = copier(lake, sink)
         late(1, read(events(3)))
@@ -308,9 +309,7 @@ def test_the_table_has_each_event_once_however_events_come(run: Run, batches: li
     assert run.totals() == each_event_once(came)
 
 
-def test_spark_and_duckdb_read_the_totals_and_so_can_whoever_reads_delta(
-    lake: Settings, lakehouse_spark: SparkSession
-) -> None:
+def test_spark_and_duckdb_read_the_totals(lake: Settings, lakehouse_spark: SparkSession) -> None:
     some = events(9)
     with driving(lake) as sink:
         sink.apply(batch([*some, *some]))
@@ -330,14 +329,14 @@ def test_a_batch_is_looked_for_among_its_own_days_only(lake: Settings) -> None:
     today, before = events(3), events(3, at_ms=NOW_MS - 3 * DAY_MS)
     with driving(lake) as sink:
         sink.apply(batch([*before, *today]))
-        for file in folder(lake).glob(f"event_day={lakehouse._day(before[0].event_id)}/*.parquet"):
+        for file in folder(lake).glob(f"event_day={writer._day(before[0].event_id)}/*.parquet"):
             file.unlink()
         assert sink.apply(batch([*today, *events(1)], start=6)) == Counts(rows=4, applied=1, duplicates=3)
         with raises("table-failed"):
             sink.apply(batch(before, start=10))
 
 
-def test_traced_events_are_looked_for_among_their_own_days_and_ids_only(lake: Settings) -> None:
+def test_traced_events_are_looked_for_among_their_own_days_and_ids(lake: Settings) -> None:
     today, earlier, before = (events(3, at_ms=NOW_MS - ago_ms) for ago_ms in (0, 60_000, 3 * DAY_MS))
     with driving(lake) as sink, capture_logs() as lines:
         sink.apply(batch([*before, *earlier]))
@@ -349,9 +348,7 @@ def test_traced_events_are_looked_for_among_their_own_days_and_ids_only(lake: Se
     assert [line["outcome"] for line in lines] == ["duplicate"] * 3 + ["applied"]
 
 
-def test_letters_come_before_the_table_and_positions_after_and_repairs_and_writers_wait(
-    lake: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_letters_come_before_the_table_and_positions_after_it(lake: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     some, bad = events(2), events(1)[0]
     made = batch(some, dead=[unread(bad, 2)])
     counts: list[Counts] = []
@@ -377,14 +374,14 @@ def test_letters_come_before_the_table_and_positions_after_and_repairs_and_write
 
         with Path(f"{folder(lake)}.lock").open("w") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX)
-            monkeypatch.setattr(lakehouse, "LOCK_TIMEOUT_S", 0.2)
+            monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.2)
             with raises("table-locked"):
                 sink.apply(batch(events(1), start=3))
     assert database(lake).positions() == {0: 3}
     assert ids(lake) == sorted(event.event_id for event in some)
 
 
-def test_a_letter_decides_about_its_event_and_one_that_comes_well_closes_its_own(lake: Settings) -> None:
+def test_a_letter_decides_about_its_event_or_the_event_closes_it(lake: Settings) -> None:
     well, given_up = events(2)
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
@@ -411,8 +408,8 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings) -> None:
         # As after a crash between the MERGE and the letter's commit.
         with closing(connect(lake, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
             cursor.execute("UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
-        assert before.lacks([one.event_id]), "the version that was read then"
-        assert not table(lake).lacks([one.event_id, other.event_id])
+        assert before.lacking([one.event_id]), "the version that was read then"
+        assert not table(lake).lacking([one.event_id, other.event_id])
         assert not states(lake)[0].letters, "its letter is open, and the table has it"
         for dry_run in (True, False):
             assert replay(lake, one, dry_run=dry_run) == {NAME: Replayed(duplicates=1)}
@@ -422,12 +419,12 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings) -> None:
     assert (stored[one.event_id]["quantity"], stored[one.event_id]["version"]) == (one.quantity, one.version)
 
 
-def test_no_transaction_is_open_while_a_replay_writes_the_table_and_the_sink_waits(
+def test_no_transaction_is_open_while_a_replay_writes_the_table(
     lake: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = events(2)
     idle: list[object] = []
-    merge, missing = lakehouse.Table.merge, lakehouse.Table.missing
+    merge, missing = writer.Table.merge, writer.Table.missing
 
     def look() -> None:
         with closing(connect(lake, SinkRole.WRITER)) as beside, beside.cursor() as cursor:
@@ -439,18 +436,18 @@ def test_no_transaction_is_open_while_a_replay_writes_the_table_and_the_sink_wai
             with pytest.raises(psycopg2.errors.LockNotAvailable):
                 fence.lock(cursor, NAME)
 
-    def looked_at(self: lakehouse.Table, rows: pa.Table, metadata: Mapping[str, Any] | None = None) -> int:
+    def looked_at(self: writer.Table, rows: pa.Table, metadata: Mapping[str, Any] | None = None) -> int:
         look()
         return merge(self, rows, metadata)
 
-    def looked_for(self: lakehouse.Table, event_ids: Collection[str]) -> set[str]:
+    def looked_for(self: writer.Table, event_ids: Collection[str]) -> set[str]:
         look()
         return missing(self, event_ids)
 
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(one, 0), unread(other, 1)]))
-        monkeypatch.setattr(lakehouse.Table, "merge", looked_at)
-        monkeypatch.setattr(lakehouse.Table, "missing", looked_for)
+        monkeypatch.setattr(writer.Table, "merge", looked_at)
+        monkeypatch.setattr(writer.Table, "missing", looked_for)
         assert replay(lake, one, dry_run=True) == replay(lake, one) == {NAME: Replayed(applied=1)}
         assert idle == [0, 0]
         monkeypatch.undo()
@@ -458,9 +455,7 @@ def test_no_transaction_is_open_while_a_replay_writes_the_table_and_the_sink_wai
     assert database(lake).statuses() == {one.event_id: "replayed", other.event_id: "open"}
 
 
-def test_a_restored_table_gets_replayed_events_when_they_are_read_again(
-    lake: Settings, lakehouse_spark: SparkSession
-) -> None:
+def test_a_restored_table_gets_replayed_events_again(lake: Settings, lakehouse_spark: SparkSession) -> None:
     first, replayed, given_up = events(3)
     with driving(lake) as sink:
         sink.apply(batch([first], dead=[unread(replayed, 1), unread(given_up, 2)]))
@@ -576,10 +571,10 @@ def test_many_letters_are_looked_up_a_part_at_a_time(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(lakehouse_table, "IDS_PER_QUERY", 3)
     monkeypatch.setattr(lakehouse_table, "_known", counting)
-    state = lakehouse_table.DeltaState(delta=DeltaTable(tmp_path))
-    assert state.lacks([*stored, *absent]) == {*absent}
+    delta = DeltaTable(tmp_path)
+    assert lakehouse_table.lacking(delta, [*stored, *absent]) == {*absent}
     assert looked_up == [3, 3, 1]
-    assert not state.lacks([])
+    assert not lakehouse_table.lacking(delta, [])
 
 
 def test_killed_between_the_tables_commit_and_its_positions(topic: Settings) -> None:

@@ -213,9 +213,7 @@ def test_the_events_of_two_topics_pass_it(sink: Sink, publisher: Publisher, tmp_
 
 
 @pytest.mark.parametrize("count", [FEW, 2 * MANY], ids=["few", "many"])  # a half of these is staged again
-def test_an_event_for_which_it_fails_is_set_aside_and_replayed_once_it_is_corrected(
-    weights: Sink, publisher: Publisher, count: int
-) -> None:
+def test_an_event_for_which_it_fails_is_set_aside_and_replayed(weights: Sink, publisher: Publisher, count: int) -> None:
     events, bad = with_failing(publisher, count)
     publisher.send(events)
     weights.transform = "failing_in_kilograms"
@@ -307,7 +305,7 @@ def test_a_letter_whose_event_is_left_out_by_now_is_closed_by_a_replay(
     assert len(sink.rows()) == FEW - 1
 
 
-def test_a_restored_table_gets_all_events_again_but_those_that_are_left_out(
+def test_a_restored_table_gets_all_events_that_are_not_left_out(
     sink: Sink, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = FEW
@@ -344,7 +342,7 @@ def test_a_restored_table_gets_all_events_again_but_those_that_are_left_out(
     assert sink.check(monkeypatch).sink(NAME).parked == 0
 
 
-def test_where_tasks_cannot_write_files_the_driver_transforms_large_batches(
+def test_the_driver_transforms_where_tasks_cannot_write_files(
     sink: Sink, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lakehouse, "is_reachable", lambda _: False)

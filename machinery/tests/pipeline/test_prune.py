@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 from psycopg2.extras import execute_values
 
 from outbox.audit.check import check
-from outbox.base.database import connect as connect_database
+from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
@@ -33,8 +33,7 @@ from outbox.relay import arrivals, connectors, slot
 from outbox.relay.rest import Rest
 from outbox.stack.postgres import Postgres
 from outbox.testing.command import environment, outbox
-from tests.support import kept_rows as kept
-from tests.support import suite
+from tests.support import kept_rows, suite
 from tests.support.outbox_rows import INSERT, Row, ids, insert, row, unfinished_transaction, writing
 from tests.support.topic_reader import out_of_order, read, relayed, topic_of
 
@@ -49,7 +48,7 @@ def variables(settings: Settings) -> dict[str, str]:
 
 def insert_at_once(settings: Settings, *rows: Row) -> None:
     """The rows in one transaction."""
-    with closing(connect_database(settings, SourceRole.APP)) as connection, connection.cursor() as cursor:
+    with closing(connect(settings, SourceRole.APP)) as connection, connection.cursor() as cursor:
         execute_values(cursor, INSERT, rows)
         connection.commit()
 
@@ -154,7 +153,7 @@ def test_no_snapshot_is_open_while_it_waits_and_reads(shared_chain: Settings) ->
 
     def report(line: str) -> None:
         pruner = shared_chain.role_name(SourceRole.PRUNER)
-        found = kept.query(shared_chain, snapshots, pruner, shared_chain.source_db_name, role=SourceRole.PRUNER)
+        found = kept_rows.query(shared_chain, snapshots, pruner, shared_chain.source_db_name, role=SourceRole.PRUNER)
         seen.append((line.partition(" ")[0], found))
 
     assert prune(shared_chain, keep_hours=0, report=report).deleted == 2
@@ -165,7 +164,7 @@ def test_what_is_committed_after_the_snapshot_is_not_touched(
     shared_chain: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = pruning._mark
-    with closing(connect_database(shared_chain, SourceRole.APP)) as late, late.cursor() as cursor:
+    with closing(connect(shared_chain, SourceRole.APP)) as late, late.cursor() as cursor:
         execute_values(cursor, INSERT, [row()])
         insert(shared_chain, row())
 
@@ -186,7 +185,7 @@ def test_killed_between_its_transactions_it_is_run_again(shared_chain: Settings)
     insert_at_once(shared_chain, *(row() for _ in range(4500)))
     relayed(shared_chain)
     command = [sys.executable, "-m", "outbox", "prune", "--keep-hours", "0"]
-    with closing(connect_database(shared_chain, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
+    with closing(connect(shared_chain, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT FROM outbox WHERE id = %s FOR UPDATE", [ids(shared_chain)[2500]])  # in the third
         with subprocess.Popen(command, env=environment(shared_chain.home, **variables(shared_chain))) as process:
             try:
@@ -225,7 +224,7 @@ def test_memory_is_that_of_one_look_up(shared_chain: Settings, monkeypatch: pyte
 
 
 def _pruning(settings: Settings) -> bool:
-    with closing(connect_database(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
+    with closing(connect(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(
             "SELECT FROM pg_stat_activity WHERE usename = %s AND datname = %s",
             [settings.role_name(SourceRole.PRUNER), settings.source_db_name],
@@ -256,7 +255,7 @@ def test_on_a_schedule_it_lets_go_of_the_log_of_a_busy_neighbour(shared_chain: S
         return _slot(shared_chain).lag_bytes
 
     lag_after_prune()
-    with closing(connect_database(shared_chain, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
+    with closing(connect(shared_chain, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TABLE neighbour AS SELECT repeat('x', 1000) FROM generate_series(1, 20000)")
         connection.commit()
     postgres.psql("SELECT pg_log_standby_snapshot()")
@@ -302,20 +301,20 @@ def test_without_a_route_for_markers_none_is_sent(
 def test_the_command_forgets_days_that_nothing_can_bring_again(shared_chain: Settings) -> None:
     insert(shared_chain, row())
     relayed(shared_chain)
-    kept.remember(shared_chain, kept.aged(9))
-    kept.land(shared_chain, kept.aged(120), kept.aged(1))
+    kept_rows.remember(shared_chain, kept_rows.aged(9))
+    kept_rows.land(shared_chain, kept_rows.aged(120), kept_rows.aged(1))
     told = outbox("prune", "--dry-run", "--json", home=shared_chain.home, **variables(shared_chain))
     assert told.returncode == 0, told.stderr
     would = json.loads(told.stdout)["retention"]
     assert (len(would["dropped"]), would["deleted"], len(would["evidence"])) == (1, {"landed_events": 1}, 7)
-    assert len(kept.names(shared_chain)) == 1
+    assert len(kept_rows.names(shared_chain)) == 1
     told = outbox("prune", home=shared_chain.home, **variables(shared_chain))
     assert told.returncode == 0, told.stderr
     assert "outbox       no event is old enough; markers sent" in told.stdout
     assert f"dropped {would['dropped'][0]}" in told.stdout
     assert "deleted 1 rows of landed_events" in told.stdout
     assert f"ids from {would['horizon']} on are kept" in told.stdout
-    assert kept.names(shared_chain) == []
+    assert kept_rows.names(shared_chain) == []
     told = outbox("prune", "--json", home=shared_chain.home, **variables(shared_chain))
     assert json.loads(told.stdout)["retention"] == {
         "horizon": would["horizon"],
@@ -332,7 +331,7 @@ def test_what_is_not_on_the_topic_is_never_deleted(
     with unfinished_transaction(chain):
         insert(chain, row(item, 1), row(item, 2))
         made_old = "UPDATE outbox SET occurred_at = occurred_at - make_interval(hours => %s) WHERE id = %s"
-        with closing(connect_database(chain, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
+        with closing(connect(chain, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
             cursor.execute(made_old, [chain.topic_retention_hours + 1, ids(chain)[0]])
             connection.commit()
         records = relayed(chain)

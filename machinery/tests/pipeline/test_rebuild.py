@@ -150,7 +150,7 @@ def drop_first_four(topic: Settings) -> None:
         future.result(10)
 
 
-def test_a_topic_that_has_dropped_events_is_refused_and_the_source_is_the_way_out(topic: Settings) -> None:
+def test_a_topic_that_has_dropped_events_is_refused_for_a_rebuild(topic: Settings) -> None:
     applied_until(topic, 1)
     drop_first_four(topic)
 
@@ -166,9 +166,7 @@ def test_a_topic_that_has_dropped_events_is_refused_and_the_source_is_the_way_ou
     assert Database(topic).positions()[0] == 4
 
 
-def test_rows_of_events_that_the_topic_has_dropped_stay_if_the_projection_says_so(
-    topic: Settings, tmp_path: Path
-) -> None:
+def test_rows_of_dropped_events_stay_if_the_projection_says_so(topic: Settings, tmp_path: Path) -> None:
     domain = suite.copied_to(tmp_path / "project")
     applied_until(topic, 4)
     drop_first_four(topic)

@@ -88,7 +88,7 @@ def test_a_record_of_the_snapshot_is_like_one_of_the_stream(topic: Settings) -> 
     assert {**json.loads(first.value), "movement_id": ""} == {**json.loads(second.value), "movement_id": ""}
 
 
-def test_a_row_without_a_traceparent_becomes_a_record_that_keeps_the_contract(shared_chain: Settings) -> None:
+def test_a_row_without_a_traceparent_becomes_a_valid_record(shared_chain: Settings) -> None:
     [record] = send(shared_chain, row())
     assert record.headers.get("traceparent") is None
 
@@ -153,7 +153,7 @@ def test_the_events_of_a_key_keep_their_order_on_one_partition(shared_chain: Set
     assert {record.partition for record in records} == set(range(partitions))
 
 
-def test_the_last_stable_offset_stops_before_an_open_transaction_and_passes_an_aborted_one(topic: Settings) -> None:
+def test_the_last_stable_offset_stops_before_an_open_transaction(topic: Settings) -> None:
     def end() -> int:
         return topics.last_stable_offsets(topic, name)[0]
 

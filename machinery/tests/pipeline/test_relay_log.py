@@ -30,9 +30,7 @@ def since_now(stack: Stack) -> Callable[[], list[str]]:
     return lines
 
 
-def test_an_idle_connector_before_its_first_event_and_health_checks_log_next_to_nothing(
-    chain: Settings, stack: Stack
-) -> None:
+def test_an_idle_connector_and_health_checks_log_next_to_nothing(chain: Settings, stack: Stack) -> None:
     rest = Rest(chain)
 
     def is_polling() -> bool:

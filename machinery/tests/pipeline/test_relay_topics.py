@@ -22,7 +22,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.kafka.topics import TopicSpec
-from outbox.maintenance import prune as pruning
+from outbox.maintenance import prune
 from outbox.maintenance.prune import PruneResult
 from outbox.relay import apply as relay
 from outbox.relay import connectors
@@ -31,8 +31,8 @@ from outbox.relay.rest import Rest
 from outbox.stack.postgres import Postgres
 from outbox.stack.stack import Stack
 from outbox.testing.failures import raises
-from outbox.testing.fixtures.chain import topic_of as topics_of
-from tests.support import kept_rows as kept
+from outbox.testing.fixtures.chain import topic_of
+from tests.support import kept_rows
 from tests.support.declared_events import declare, work_for
 from tests.support.outbox_rows import INSERT, Row, ids, insert, unfinished_transaction
 from tests.support.topic_reader import Log, duplicates, out_of_order, read, relayed
@@ -43,7 +43,7 @@ STILL_S = 5.0
 @pytest.fixture
 def project(databases: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project's folder of events: two aggregates on one topic, and one with a topic of its own."""
-    kept.query(databases, "ALTER TABLE outbox DROP CONSTRAINT IF EXISTS event_is_declared", role=SourceRole.OWNER)
+    kept_rows.query(databases, "ALTER TABLE outbox DROP CONSTRAINT IF EXISTS event_is_declared", role=SourceRole.OWNER)
     events = work_for(tmp_path / "project", monkeypatch)
     suffix = databases.source_db_name.rpartition("_")[2]
     declare(events, "item", "received", partitions=2)
@@ -56,7 +56,7 @@ def project(databases: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def unapplied(project: Path, databases: Settings, stack: Stack) -> Iterator[Settings]:
     """The project's topics; its connector is not made yet, and removed in the end."""
     del project
-    with topics_of(databases, stack) as settings:
+    with topic_of(databases, stack) as settings:
         yield settings
         relay.remove(settings, drop_slot=True)
 
@@ -118,7 +118,7 @@ def test_no_event_is_on_a_topic_that_is_not_declared(unapplied: Settings) -> Non
     relay.apply(unapplied)
     insert(unapplied, event("item", "a"), event("Return", "a", 2), event("Order", "b"))
     relayed(unapplied)
-    pruning.mark(unapplied)
+    prune.mark(unapplied)
     markers = connectors.markers_topic(unapplied)
     wait_for("the markers", lambda: topics.last_stable_offsets(unapplied, markers)[0] > 1, timeout_s=30)
     assert len(read(unapplied)) == 3
@@ -211,15 +211,15 @@ def test_an_aggregate_that_moved_is_looked_up_on_its_former_topic(
     former = next(name for name in connectors.load(unapplied).topics if name.startswith("Sales-"))
     redeclare(project, monkeypatch, "Order", "placed", topic=f"{former}-2", partitions=3)
     with raises("routes-differ", "outbox connect apply"):
-        pruning.prune(unapplied, keep_hours=0)
+        prune.prune(unapplied, keep_hours=0)
     assert relay.apply(unapplied) == "updated"
     insert(unapplied, event("Order", "a", 4))
     relayed(unapplied, ids(unapplied)[-1:])
 
-    result = pruning.prune(unapplied, keep_hours=0, sinks=False)
+    result = prune.prune(unapplied, keep_hours=0, sinks=False)
     assert (result.found, result.deleted, result.lost.count) == (2, 2, 3), "nothing says that there was a former topic"
-    kept.stand(unapplied, "dedup", former, topics.describe(unapplied, former).id)
-    assert pruning.prune(unapplied, keep_hours=0).deleted == 3
+    kept_rows.stand(unapplied, "dedup", former, topics.describe(unapplied, former).id)
+    assert prune.prune(unapplied, keep_hours=0).deleted == 3
     assert ids(unapplied) == []
 
 
@@ -234,10 +234,10 @@ def test_the_default_topic_is_a_former_one_of_its_aggregate(
     relay.apply(unapplied)
     insert(unapplied, event("bill", "a", 2))
     relayed(unapplied, ids(unapplied)[-1:])
-    assert pruning.prune(unapplied, keep_hours=0, sinks=False).deleted == 2
+    assert prune.prune(unapplied, keep_hours=0, sinks=False).deleted == 2
 
 
-def test_a_slot_ahead_by_events_on_the_topic_that_is_about_to_change_is_no_loss(
+def test_a_slot_ahead_by_events_on_a_former_topic_is_no_loss(
     unapplied: Settings, project: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relay.apply(unapplied)
@@ -267,10 +267,10 @@ def test_what_each_topic_may_have_dropped_decides_for_its_own_events(unapplied: 
     expected = {False: {item.topic, sales, "deleted"}, True: {sales}}
     for trust_marker, staying in expected.items():
         result = PruneResult()
-        assert pruning._classify(unapplied, missing, [], result, trust_marker=trust_marker) == staying
+        assert prune._classify(unapplied, missing, [], result, trust_marker=trust_marker) == staying
         assert (result.lost.first, result.too_old.count) == (sales, 0 if trust_marker else 2)
     result = PruneResult()
-    pruning._classify(unapplied, missing, [item.topic], result, trust_marker=False)
+    prune._classify(unapplied, missing, [item.topic], result, trust_marker=False)
     assert result.lost.count == 0, "any aggregate may have been moved from a former topic"
 
 

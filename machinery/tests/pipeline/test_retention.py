@@ -22,7 +22,7 @@ from outbox.maintenance import evidence, retention
 from outbox.maintenance.retention import RetentionResult
 from outbox.relay import connectors
 from outbox.stack.postgres import Postgres
-from tests.support import kept_rows as kept
+from tests.support import kept_rows
 from tests.support.kept_rows import aged, ago, partition, remember
 from tests.support.outbox_rows import insert, row
 from tests.support.topic_reader import relayed, topic_of
@@ -126,7 +126,7 @@ def in_a_transaction(settings: Settings, event_id: str) -> Iterator[None]:
 
 @contextmanager
 def in_a_dead_letter(settings: Settings, event_id: str) -> Iterator[None]:
-    kept.set_aside(settings, event_id, event_id, sink="naive")
+    kept_rows.set_aside(settings, event_id, event_id, sink="naive")
     yield
 
 
@@ -214,7 +214,7 @@ def test_ids_that_are_never_applied_hold_nothing_back(settled: Settings) -> None
 def test_a_resolved_dead_letter_holds_nothing(settled: Settings) -> None:
     with in_a_dead_letter(settled, aged(6)):
         assert places(expire(settled, dry_run=True)) == ["open dead letters"]
-    kept.query(settled, "UPDATE dead_letters SET status = 'discarded'", role=SinkRole.WRITER)
+    kept_rows.query(settled, "UPDATE dead_letters SET status = 'discarded'", role=SinkRole.WRITER)
     assert names(expire(settled)) == [partition(9), partition(6)]
 
 
@@ -226,7 +226,7 @@ def test_a_former_topic_that_sinks_have_read_holds_its_day(settled: Settings) ->
     producer.produce(name, b"{}", headers=[("id", aged(6))])
     assert producer.flush(30) == 0
     assert names(expire(settled, dry_run=True)) == [partition(9), partition(6)], "no sink has read it"
-    kept.stand(settled, "naive", name, topics.describe(settled, name).id)
+    kept_rows.stand(settled, "naive", name, topics.describe(settled, name).id)
     result = expire(settled)
     assert (names(result), places(result)) == ([partition(9)], [f"topic {name}"])
     admin = AdminClient(client_config(settled))
@@ -277,7 +277,7 @@ def test_a_place_that_cannot_be_read_fails_before_anything_is_dropped(
     elsewhere = settled.model_copy(update={setting: value})
     with pytest.raises(Failure, match=message):
         retention.expire(elsewhere, nudge=lambda: relay(settled))
-    assert len(kept.names(settled)) == 3
+    assert len(kept_rows.names(settled)) == 3
 
 
 def test_with_a_real_relay_a_commit_nudges_the_slot(chain: Settings) -> None:
@@ -325,60 +325,13 @@ def delete_records(settings: Settings, topic: str, before: int, partition: int =
         future.result(10)
 
 
-def logged(settings: Settings) -> set[tuple[object, ...]]:
-    return set(kept.query(settings, 'SELECT sink, topic_id, partition, "offset" FROM event_log'))
-
-
-def log(settings: Settings, sink: str, topic_id: str, *offsets: int, partition: int = 0) -> None:
-    for offset in offsets:
-        statement = "INSERT INTO event_log VALUES (%s, %s, %s, %s, '{}')"
-        kept.query(settings, statement, sink, topic_id, partition, offset, role=SinkRole.WRITER)
-
-
-def test_the_event_log_ends_where_the_topic_begins(topic: Settings) -> None:
-    """A record that the topic has dropped cannot come again under its offset; any other is still a duplicate."""
-    produce(topic, *(aged(0) for _ in range(9)))
-    topic_id = topics.describe(topic, topic_of(topic)).id
-    kept.stand(topic, "offset-log", topic_of(topic), topic_id, offset=10)
-    log(topic, "offset-log", topic_id, *range(10))
-    log(topic, "offset-log", topic_id, 0, partition=1)
-    log(topic, "offset-log", "an earlier topic", 5)
-    log(topic, "without positions", topic_id, 0)
-    assert expire(topic).deleted == {"event_log": 1}, "the topic that was deleted"
-    delete_records(topic, topic_of(topic), before=4)
-    assert expire(topic, dry_run=True).deleted == {"event_log": 4}
-    assert expire(topic).deleted == {"event_log": 4}
-    places = {("offset-log", topic_id, 0, offset) for offset in range(4, 10)}
-    assert logged(topic) == {*places, ("offset-log", topic_id, 1, 0), ("without positions", topic_id, 0, 0)}
-
-
-def test_the_event_log_of_one_topic_does_not_keep_or_drop_that_of_another(topic: Settings) -> None:
-    item, order = (topics.describe(topic, topic_of(topic, name)) for name in ("item", "order"))
-    produce(topic, *(aged(0) for _ in range(9)))
-    delete_records(topic, item.name, before=4)
-    kept.stand(topic, "offset-log", item.name, item.id, offset=10)
-    log(topic, "offset-log", item.id, *range(10))
-    log(topic, "offset-log", order.id, 5)  # without a position, the sink may read that topic again
-    kept.stand(topic, "offset-log", "gone", "an earlier topic", offset=10)
-    log(topic, "offset-log", "an earlier topic", 5)
-    assert expire(topic).deleted == {"event_log": 4}
-    left = {(topic_id, offset) for _, topic_id, _, offset in logged(topic)}
-    assert left == {*((item.id, offset) for offset in range(4, 10)), (order.id, 5), ("an earlier topic", 5)}
-
-
-def test_the_event_log_of_a_topic_that_was_created_anew_stays_until_its_sink_has_accepted_that(topic: Settings) -> None:
-    kept.stand(topic, "offset-log", topic_of(topic), "an earlier topic", offset=10)
-    log(topic, "offset-log", "an earlier topic", 5)
-    assert expire(topic).deleted == {}
-
-
 @pytest.fixture
 def captured(topic: Settings) -> Iterator[Settings]:
     """A captured table's slot and its empty topic, which a sink reads."""
     connector = connectors.load(topic, "changes")
     specs = connectors.topic_specs(topic, connector)
     topics.create(topic, specs)
-    kept.stand(topic, "changes", connector.topic, topics.describe(topic, connector.topic).id)
+    kept_rows.stand(topic, "changes", connector.topic, topics.describe(topic, connector.topic).id)
     with slot_of(topic, connector.name):
         yield topic
     admin = AdminClient(client_config(topic))
@@ -399,11 +352,11 @@ def change(settings: Settings, *lsns: int) -> None:
 def apply_changes(settings: Settings, *lsns: int) -> None:
     for lsn in lsns:
         statement = "INSERT INTO processed_changes VALUES ('changes', 'items', 'a', %s, 'u')"
-        kept.query(settings, statement, lsn, role=SinkRole.WRITER)
+        kept_rows.query(settings, statement, lsn, role=SinkRole.WRITER)
 
 
 def applied_changes(settings: Settings) -> list[int]:
-    return [int(str(lsn)) for (lsn,) in kept.query(settings, "SELECT lsn FROM processed_changes ORDER BY lsn")]
+    return [int(str(lsn)) for (lsn,) in kept_rows.query(settings, "SELECT lsn FROM processed_changes ORDER BY lsn")]
 
 
 def test_a_change_goes_when_neither_log_nor_topic_can_bring_it(captured: Settings, reads: list[Message]) -> None:
@@ -419,9 +372,7 @@ def test_a_change_goes_when_neither_log_nor_topic_can_bring_it(captured: Setting
     assert len(reads) == 1, "the first record holds the only one"
 
 
-def test_a_change_that_the_log_may_bring_stays_though_its_slot_has_confirmed_it(
-    captured: Settings, postgres: Postgres
-) -> None:
+def test_a_confirmed_change_stays_while_the_log_may_bring_it(captured: Settings, postgres: Postgres) -> None:
     """A transaction that is open while others are confirmed has written before them."""
     name = connectors.load(captured, "changes").name
     with closing(connect(captured, SourceRole.OWNER)) as long, long.cursor() as cursor:
@@ -431,11 +382,13 @@ def test_a_change_that_the_log_may_bring_stays_though_its_slot_has_confirmed_it(
         for _ in range(3):
             insert(captured, row())
             postgres.psql("SELECT pg_log_standby_snapshot()")
-        kept.query(captured, "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", name, role=SourceRole.CDC)
+        kept_rows.query(
+            captured, "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", name, role=SourceRole.CDC
+        )
         positions = (
             "SELECT restart_lsn - '0/0', confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s"
         )
-        ((restart, confirmed),) = kept.query(captured, positions, name, role=SourceRole.CDC)
+        ((restart, confirmed),) = kept_rows.query(captured, positions, name, role=SourceRole.CDC)
         assert int(str(restart)) <= int(written) < int(str(confirmed))
         apply_changes(captured, int(written), 100)
         assert expire(captured).deleted == {"processed_changes": 1}
@@ -452,10 +405,10 @@ def test_without_its_slot_or_behind_an_open_transaction_no_change_goes(captured:
     other.flush(30)
     assert expire(captured).deleted == {}
     other.abort_transaction(30)
-    kept.query(captured, "SELECT pg_drop_replication_slot(%s)", connector.name, role=SourceRole.CDC)
+    kept_rows.query(captured, "SELECT pg_drop_replication_slot(%s)", connector.name, role=SourceRole.CDC)
     assert expire(captured).deleted == {}
     create = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')"
-    kept.query(captured, create, connector.name, role=SourceRole.CDC)
+    kept_rows.query(captured, create, connector.name, role=SourceRole.CDC)
     assert expire(captured).deleted == {"processed_changes": 1}
 
 

@@ -49,7 +49,7 @@ def test_each_rewind_is_a_generation_with_a_beginning_of_its_own(applied: Settin
     assert positions == {0: 4, 1: 0}, "what is applied stays applied"
 
 
-def test_a_moment_is_looked_up_by_arrival_and_never_beyond_the_position(applied: Settings) -> None:
+def test_a_moment_is_by_arrival_and_never_beyond_the_position(applied: Settings) -> None:
     now, place = datetime.now(UTC), TopicPartition(topic_of(applied), 0)
     assert rewind.to_datetime(applied, "dedup", now - timedelta(hours=1))[place] == Move(position=4, begin=0)
     assert rewind.to_datetime(applied, "dedup", now + timedelta(hours=1))[place] == Move(position=4, begin=4)

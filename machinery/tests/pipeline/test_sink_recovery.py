@@ -89,9 +89,7 @@ def test_a_lock_that_is_not_free_in_time_fails_a_sink_until_it_is(
     assert database.totals() == naive.totals() == sums(some)
 
 
-def test_a_sink_whose_failure_lasts_ends_the_process_and_its_neighbours(
-    topic: Settings, publisher: Publisher, database: Database
-) -> None:
+def test_a_sink_whose_failure_lasts_ends_the_process(topic: Settings, publisher: Publisher, database: Database) -> None:
     some = publisher.events(20)
     publisher.send(some[:10])
     assert catch_up(topic).returncode == 0
@@ -131,7 +129,7 @@ def test_a_sink_that_has_lost_its_connection_goes_on_with_another_one(
     assert naive.totals() == sums(some)
 
 
-def test_a_sink_that_has_lost_its_fence_to_another_driver_leaves_it_to_that_one(
+def test_a_sink_that_has_lost_its_fence_leaves_it_to_the_new_driver(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     publisher.send(publisher.events(10))
@@ -165,7 +163,7 @@ def test_a_database_that_hangs_fails_a_sink_until_it_answers(
     assert naive.totals() == sums(some)
 
 
-def test_a_topic_that_is_made_again_and_filled_past_the_position_stops_a_running_sink(
+def test_a_topic_made_again_and_filled_stops_a_running_sink(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     some, name = publisher.events(20), topic_of(topic)
@@ -181,7 +179,7 @@ def test_a_topic_that_is_made_again_and_filled_past_the_position_stops_a_running
         assert f"outbox: sink dedup: topic {name} was deleted and made again" in sink.tail(1)
 
 
-def test_a_topic_that_is_missing_is_waited_for_and_another_one_stops_the_sink(
+def test_a_missing_topic_is_waited_for_and_a_new_one_stops_the_sink(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     name = topic_of(topic)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import signal
 from collections import Counter
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -15,8 +16,8 @@ import requests
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
+from psycopg2 import extensions
 
-from outbox.audit.doctor import examine
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
@@ -28,6 +29,7 @@ from outbox.sink.lag import LagLookup
 from outbox.sink.repair import rewind
 from outbox.sink.spark.reader import DRIVER_MAX_RECORDS
 from outbox.stack import ports
+from outbox.testing.fixtures.databases import clone
 from tests.support.made_events import STRATEGIES, nth_key, sums, uuid7
 from tests.support.sink_driver import Database
 from tests.support.sink_process import (
@@ -47,9 +49,14 @@ from tests.support.sink_process import (
 from tests.support.topic_reader import topic_of
 
 
-def execute(settings: Settings, role: SinkRole, sql: str) -> None:
-    with closing(connect(settings, role)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(sql)
+def drop_records(settings: Settings) -> dict[int, int]:
+    """Let the topic drop all its records; return the first offset that it has then, by partition."""
+    ends = topics.last_stable_offsets(settings, topic_of(settings))
+    places = [TopicPartition(topic_of(settings), *item) for item in ends.items()]
+    admin = AdminClient(client_config(settings))
+    for future in admin.delete_records(places).values():
+        future.result(10)
+    return ends
 
 
 def test_everything_committed_is_applied_and_nothing_else(
@@ -232,12 +239,16 @@ def test_a_lost_checkpoint_and_one_cut_off_lose_nothing(
     publisher.send(some[30:60])
     cut = catch_up(topic)
     assert cut.returncode == 0, cut.stderr
-    assert len(logged(cut, "truncated log file removed")) == 2
+    [begun] = logged(cut, "another checkpoint begins")
+    assert "truncated or missing: " in str(begun["because"])
+    assert begun["unusable"] == f"{topic.checkpoints}/dedup"
+    assert checkpoint(topic, "dedup.1").exists()
+    assert sum(int(str(line["rows"])) for line in logged(cut, "applied")) == 30, "what was applied is not read again"
     assert database.totals() == sums(some[:60])
 
     # The checkpoints are gone: each begins at its positions, naive at the beginning.
     for name in STRATEGIES:
-        shutil.rmtree(checkpoint(topic, name))
+        shutil.rmtree(checkpoint(topic, "dedup.1" if name == "dedup" else name))
     publisher.send(some[60:])
     lost = catch_up(topic, *STRATEGIES)
     assert lost.returncode == 0, lost.stderr
@@ -264,83 +275,112 @@ def test_a_checkpoint_truncated_in_its_first_batch_loses_nothing(
     publisher.send(some[20:40])
     done = catch_up(topic)
     assert done.returncode == 0, done.stderr
-    assert len(logged(done, "truncated log file removed")) == 3
+    assert len(logged(done, "another checkpoint begins")) == 1
     assert database.totals() == sums(some[:40])
 
     # Later nobody needs to know where the first batch began.
-    (checkpoint(topic) / "sources/0/0").write_text("")
-    publisher.send(some[40:])
+    publisher.send(some[40:50])
+    assert catch_up(topic).returncode == 0
+    (checkpoint(topic, "dedup.1") / "sources/0/0").write_text("")
+    publisher.send(some[50:])
     later = catch_up(topic)
     assert later.returncode == 0, later.stderr
-    assert sum(int(str(line["applied"])) for line in logged(later, "applied")) == 20
+    assert logged(later, "another checkpoint begins") == []
+    assert sum(int(str(line["applied"])) for line in logged(later, "applied")) == 10
     assert database.totals() == sums(some)
 
 
-def test_a_checkpoint_that_cannot_be_repaired_is_reported_with_the_way_out(
-    topic: Settings, publisher: Publisher
+def test_a_truncated_checkpoint_repeats_nothing(topic: Settings, publisher: Publisher) -> None:
+    some = publisher.events(40)
+    naive = Database(topic, "naive")
+    publisher.send(some[:20])
+    assert catch_up(topic, "naive").returncode == 0
+    (checkpoint(topic, "naive") / "metadata").write_text("{")
+    publisher.send(some[20:])
+    done = catch_up(topic, "naive")
+    assert done.returncode == 0, done.stderr
+    assert [line["because"] for line in logged(done, "another checkpoint begins")] == ["truncated or missing: metadata"]
+    assert naive.totals() == sums(some)
+
+
+def test_a_replay_goes_on_when_its_checkpoint_is_truncated(
+    topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     some = publisher.events(60)
-    naive = Database(topic, "naive")
-    for number in (0, 20):
-        publisher.send(some[number : number + 20])
-        assert catch_up(topic, "naive").returncode == 0
-
-    # An offsets file without its last line is forgotten, and the batch before it is complete.
-    newest = max((checkpoint(topic, "naive") / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
-    newest.write_text(newest.read_text().rpartition("\n")[0])
-    again = catch_up(topic, "naive")
+    publisher.send(some)
+    assert catch_up(topic).returncode == 0
+    rewind.rewind(topic, "dedup", rewind.to_earliest(topic, "dedup"))
+    # The host lost power at the beginning of the replay.
+    replay = checkpoint(topic, "dedup.1")
+    replay.mkdir()
+    (replay / "metadata").write_text("{")
+    again = catch_up(topic)
     assert again.returncode == 0, again.stderr
-    applied_twice = [*some[:40], *some[20:40]]
-    assert naive.totals() == sums(applied_twice), "its last batch is repeated"
+    assert len(logged(again, "another checkpoint begins")) == 1
+    assert sum(int(str(line["duplicates"])) for line in logged(again, "applied")) == 60
+    assert database.totals() == sums(some)
 
-    (checkpoint(topic, "naive") / "metadata").write_text("{")
-    publisher.send(some[40:])
-    failure = reported_failure(catch_up(topic, "naive"))
-    assert "truncated or missing: metadata" in failure
-    assert "`outbox rewind naive --to-positions`" in failure
-    rewind.rewind(topic, "naive", rewind.to_positions(topic, "naive"))
-    assert catch_up(topic, "naive").returncode == 0
-    assert naive.totals() == sums([*applied_twice, *some[40:]]), "the way out repeats nothing"
+
+def test_a_database_that_was_restored_from_a_backup_catches_up_by_itself(
+    topic: Settings, publisher: Publisher, superuser: extensions.cursor
+) -> None:
+    some = publisher.events(60)
+    publisher.send(some[:20])
+    assert catch_up(topic).returncode == 0
+    with clone(topic, superuser) as backup:
+        publisher.send(some[20:40])
+        assert catch_up(topic).returncode == 0
+        rewind.rewind(topic, "dedup", rewind.to_earliest(topic, "dedup"))
+        assert catch_up(topic).returncode == 0
+
+        restored = topic.model_copy(update={"sink_db_name": backup.sink_db_name})
+        publisher.send(some[40:])
+        done = catch_up(restored)
+        assert done.returncode == 0, done.stderr
+        [begun] = logged(done, "another checkpoint begins")
+        assert "ahead of the positions" in str(begun["because"])
+        [started] = logged(done, "started")
+        assert started["checkpoint"] == f"{topic.checkpoints}/dedup.2", "the backup does not know of dedup.1"
+        assert sum(int(str(line["rows"])) for line in logged(done, "applied")) == 40
+        assert Database(restored).totals() == sums(some)
+
+
+def test_an_empty_database_is_not_a_new_sink_if_a_checkpoint_has_read_the_topic(
+    topic: Settings, publisher: Publisher, fresh_databases: Callable[[], AbstractContextManager[Settings]]
+) -> None:
+    some = publisher.events(40)
+    publisher.send(some[:20])
+    assert catch_up(topic).returncode == 0
+    publisher.send(some[20:])
+    with fresh_databases() as empty:
+        assert catch_up(topic.model_copy(update={"sink_db_name": empty.sink_db_name})).returncode == 0
+        assert Database(empty).totals() == sums(some), "the topic has everything"
+    drop_records(topic)
+    with fresh_databases() as empty:
+        done = catch_up(topic.model_copy(update={"sink_db_name": empty.sink_db_name}))
+        assert [line["code"] for line in logged(done, "sink failed")] == ["events-lost"]
+        assert "were never applied" in reported_failure(done)
 
 
 def test_events_that_are_gone_stop_it_with_their_range(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
-    some = publisher.events(40)
-    publisher.send(some[:20])
+    publisher.send(publisher.events(20))
     assert catch_up(topic).returncode == 0
     positions = database.positions()
-    assert ("checkpoint", True) in {(one.code, one.is_ok) for one in examine(topic)}
 
-    # The database is restored from a backup that is older than the checkpoint.
-    execute(topic, SinkRole.OWNER, "UPDATE positions SET next_offset = 0")
-    publisher.send(some[20:])
+    # The topic has dropped what was not read yet.
+    publisher.send(publisher.events(40))
+    ends = drop_records(topic)
     failure = reported_failure(catch_up(topic))
     assert "were never applied" in failure
     assert any(
-        f"offsets 0 to {offset - 1} of topic {topic_of(topic)}, partition {partition}," in failure
+        f"offsets {offset} to {ends[partition] - 1} of topic {topic_of(topic)}, partition {partition}," in failure
         for partition, offset in positions.items()
     )
-    way_out = "`outbox rewind dedup --to-positions`"
-    assert way_out in failure
-    assert {one.remedy for one in examine(topic) if one.code.startswith("checkpoint") and not one.is_ok} == {way_out}
-
-    # The way out.
-    rewind.rewind(topic, "dedup", rewind.to_positions(topic, "dedup"))
-    assert catch_up(topic).returncode == 0
-    assert database.totals() == sums(some)
-
-    # The topic has dropped what was not read yet, and the checkpoint is gone.
-    shutil.rmtree(checkpoint(topic, "dedup.1"))
-    publisher.send(publisher.events(40))
-    ends = topics.last_stable_offsets(topic, topic_of(topic))
-    admin = AdminClient(client_config(topic))
-    for future in admin.delete_records([TopicPartition(topic_of(topic), *item) for item in ends.items()]).values():
-        future.result(10)
-    failure = reported_failure(catch_up(topic))
-    assert "were never applied" in failure
 
     # The topic is deleted and made again.
+    admin = AdminClient(client_config(topic))
     admin.delete_topics([topic_of(topic)])[topic_of(topic)].result(10)
     wait_for("the topic to be gone", lambda: topic_of(topic) not in admin.list_topics(timeout=5).topics, timeout_s=30)
     topics.create(topic, connectors.topic_specs(topic))
@@ -359,7 +399,7 @@ def test_a_failure_of_spark_is_reported_in_one_line(topic: Settings, publisher: 
         topics.create(topic, connectors.topic_specs(topic))  # the end of the test deletes it
 
 
-def test_metrics_of_a_running_sink_show_what_it_applied_and_that_nothing_is_left(
+def test_metrics_of_a_running_sink_show_what_it_has_applied(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     some = publisher.events(40)

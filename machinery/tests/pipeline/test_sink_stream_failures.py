@@ -59,9 +59,7 @@ def test_sinks_that_cannot_start_do_not_stop_their_neighbours(
     assert database.totals() == sums(some)
 
 
-def test_a_process_whose_queries_do_not_run_is_not_ready_and_its_end_is_noticed(
-    topic: Settings, publisher: Publisher
-) -> None:
+def test_a_process_without_running_queries_is_not_ready(topic: Settings, publisher: Publisher) -> None:
     publisher.send(publisher.events(20))
     assert catch_up(topic).returncode == 0
     shutil.rmtree(checkpoint(topic))
@@ -71,7 +69,7 @@ def test_a_process_whose_queries_do_not_run_is_not_ready_and_its_end_is_noticed(
         process.start()
 
 
-def test_a_sink_that_cannot_start_releases_its_fence_while_its_neighbours_run(
+def test_a_sink_that_cannot_start_releases_its_fence(
     topic: Settings, publisher: Publisher, database: Database, unusable_checkpoint: str
 ) -> None:
     publisher.send(publisher.events(20))
@@ -92,9 +90,7 @@ def test_fail_fast_starts_no_further_sink_after_one_that_cannot_start(
     assert [line["sink"] for line in logged(done, "stopped")] == ["upsert"]
 
 
-def test_a_sink_that_does_not_stop_in_time_fails_and_the_others_are_stopped(
-    topic: Settings, publisher: Publisher, database: Database
-) -> None:
+def test_a_sink_that_does_not_stop_in_time_fails(topic: Settings, publisher: Publisher, database: Database) -> None:
     publisher.send(publisher.events(20))
     with running_faulty(faulty_sink.commit_unseen.__name__, topic, "naive", "dedup") as sinks:
         wait_applied(sinks, database, 20)
@@ -115,7 +111,7 @@ def test_an_apply_that_fails_during_a_stop_is_a_failure(topic: Settings, publish
     assert Database(topic).applied() == 0
 
 
-def test_a_stop_between_read_and_apply_leaves_the_batch_to_the_next_start(
+def test_a_stop_before_apply_leaves_the_batch_to_the_next_start(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     some = publisher.events(20)

@@ -17,7 +17,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import apply as relay
-from outbox.stack.command import sink as sink_command
+from outbox.stack.command import sink
 from outbox.testing.seeds import chosen_seed, seeded
 from tests.stock import Client
 from tests.support.deliveries import SURVIVES_RE_SENDS
@@ -71,9 +71,7 @@ def in_batch(settings: Settings, name: str, batch: int, records: Iterable[Record
     return [one for one in records if first.get(one.partition, 0) <= one.offset < last.get(one.partition, 0)]
 
 
-def test_re_sends_and_re_reads_make_those_drift_that_do_not_survive_them_and_by_just_that(
-    chain: Settings, client: Client
-) -> None:
+def test_each_strategy_drifts_by_just_what_it_does_not_survive(chain: Settings, client: Client) -> None:
     random = seeded(chosen_seed(), 0)
     items = [nth_key(number) for number in range(4)]
 
@@ -83,7 +81,7 @@ def test_re_sends_and_re_reads_make_those_drift_that_do_not_survive_them_and_by_
 
     move(60)
     relayed(chain)
-    sinks = sink_command(chain, *ALL)
+    sinks = sink(chain, *ALL)
     sinks.start_timeout_s = TIMEOUT_S
     try:
         sinks.start()
@@ -117,7 +115,7 @@ def test_re_sends_and_re_reads_make_those_drift_that_do_not_survive_them_and_by_
         assert report.sink(name).drift == {key: quantity for key, quantity in due.items() if quantity}, name
 
 
-def test_partitions_added_while_sinks_run_are_read_from_their_beginning_once(topic: Settings) -> None:
+def test_partitions_added_while_sinks_run_are_read_whole(topic: Settings) -> None:
     before = Publisher(topic)
     some = before.events(60, keys=40)
     before.send(some)

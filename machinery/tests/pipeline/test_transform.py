@@ -101,7 +101,7 @@ def of_units(publisher: Publisher, count: int) -> list[Event]:
 
 @SIZES
 @pytest.mark.parametrize("transform", ["weighed", "shuffled"])
-def test_projections_see_what_it_returns_and_filtered_events_are_counted(
+def test_projections_see_what_it_returns_and_filtered_are_counted(
     sink: Sink, publisher: Publisher, count: int, transform: str
 ) -> None:
     sink.transform = transform
@@ -120,7 +120,7 @@ def test_projections_see_what_it_returns_and_filtered_events_are_counted(
 
 
 @SIZES
-@pytest.mark.parametrize("by", ["dedup", "versions", "upsert", "offset-log", "merge"])
+@pytest.mark.parametrize("by", ["dedup", "versions", "upsert", "offsets", "merge"])
 def test_what_is_delivered_again_is_recognised_filtered_or_not(
     sink: Sink, publisher: Publisher, count: int, by: str
 ) -> None:

@@ -86,7 +86,6 @@ PROMISES = {
     "merge": Promise(each_event_once, re_reads=True, re_sends=True),
     "upsert": Promise(newest_state, re_reads=True, re_sends=True),
     "versions": Promise(each_event_once, re_reads=True, re_sends=True),
-    "offset-log": Promise(each_offset_once, re_reads=True, re_sends=False),
     "offsets": Promise(each_offset_once, re_reads=True, re_sends=False),
     "naive": Promise(all_that_comes, re_reads=False, re_sends=False),
 }

@@ -6,8 +6,7 @@ from flask import Flask, Response
 from flask_openapi3.blueprint import APIBlueprint
 from pydantic import BaseModel
 
-from outbox.base import settings as configuration
-from outbox.base.settings import Settings
+from outbox.base.settings import Settings, load
 from outbox.http.app import make_app
 from outbox.http.auth import SECURITY
 from outbox.http.database import make_engine
@@ -26,7 +25,7 @@ class Text(BaseModel):
 
 def create_app(settings: Settings | None = None) -> Flask:
     """The service. Raises Failure if the settings have no token."""
-    settings = settings or configuration.load()
+    settings = settings or load()
     engine = make_engine(settings)
     api = APIBlueprint("echo", __name__, abp_security=SECURITY)
 

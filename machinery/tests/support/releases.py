@@ -55,15 +55,9 @@ LABELLED = schema(label={"type": "string", "maxLength": 20})
 OLD_SCALE = "floor"  # of what was weighed before events said so
 UPCAST = f'def weighed_v1(payload):\n    return {{**payload, "scale": "{OLD_SCALE}"}}\n'
 JOB = """
-from pathlib import Path
+from outbox.sinks import SinkJob
 
-from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.spec import SinkJob
-
-
-def jobs(settings):
-    folder = Path(__file__).with_name("projections")
-    return [SinkJob(name={name!r}, events={events!r}, projections=folder, target=PostgresTarget())]
+job = SinkJob(name={name!r}, events={events!r})
 """
 PROJECTION = """
 -- ordered

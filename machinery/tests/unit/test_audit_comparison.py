@@ -226,7 +226,7 @@ def test_malformed_foreign_record_counts_nowhere(chain: Chain, change: object) -
     assert (report.missing_versions, report.in_flight, only_sink(report).drift) == (0, 0, {})
 
 
-def test_malformed_event_of_the_outbox_is_neither_lost_nor_a_gap_nor_drift(chain: Chain) -> None:
+def test_a_malformed_event_is_neither_lost_nor_a_gap_nor_drift(chain: Chain) -> None:
     events = chain.written("a", "5", "6", "7")
     chain.publish(events[0])
     chain.publish(events[1], change=10**30)
@@ -351,7 +351,7 @@ def test_pruned_event_that_the_sink_has_not_read_is_in_flight(chain: Chain) -> N
     assert (codes(report), report.pruned, only_sink(report).in_flight, only_sink(report).drift) == ([], 2, 2, {})
 
 
-def test_transaction_committed_late_does_not_make_a_pruned_event_foreign(chain: Chain) -> None:
+def test_a_late_commit_makes_no_pruned_event_foreign(chain: Chain) -> None:
     """Its row is older and stays, but it stands behind the pruned event: it was committed after prune looked."""
     (late,) = chain.written("a", "5", at_ms=NOW_MS - MINUTE_MS)
     (pruned,) = chain.written("b", "6")
@@ -372,7 +372,7 @@ def test_old_event_that_was_relayed_late_is_pruned(chain: Chain) -> None:
     assert (codes(report), report.pruned) == ([], 1)
 
 
-def test_lost_event_that_was_sent_again_does_not_make_pruned_events_foreign(chain: Chain) -> None:
+def test_a_lost_event_sent_again_makes_no_pruned_event_foreign(chain: Chain) -> None:
     events = chain.written("a", "5", "6", "7", at_ms=NOW_MS - MINUTE_MS)
     later = [chain.event("a", 4, "8")]
     chain.publish(events[0], events[2], *later, events[1])
@@ -431,7 +431,7 @@ def test_without_a_comparison_only_events_are_compared(chain_of: Callable[..., C
     assert "not compared" in describe(report)
 
 
-def test_without_versions_of_the_source_no_event_is_foreign_by_its_version(chain: Chain) -> None:
+def test_without_source_versions_no_event_is_foreign_by_version(chain: Chain) -> None:
     chain.versions = None
     chain.prune(*chain.written("a", "5"))
     chain.publish(chain.event("a", 1_000, "9"))
@@ -520,7 +520,7 @@ def test_numbers_of_the_outbox_are_those_of_the_newest_version(
     assert numbers.of({"change": "7"}, payload) == expected
 
 
-def test_nobody_knows_what_an_upcast_event_adds_to_a_sink_of_the_old_version(chain_of: Callable[..., Chain]) -> None:
+def test_an_upcast_event_makes_a_sink_of_the_old_version_uncertain(chain_of: Callable[..., Chain]) -> None:
     chain = chain_of(names=("order.placed.v1",))
     chain.publish(*chain.written("a", "36", event="order/placed.v1"))
     chain.applied({}, positions={"chain.order": {}})
@@ -733,7 +733,7 @@ def test_without_adds_totals_are_compared_when_nothing_is_in_flight(chain_of: Ca
     assert only_sink(chain.compare()).drift == {"a": -6}
 
 
-def test_without_adds_an_event_that_is_set_aside_makes_its_key_uncertain(chain_of: Callable[..., Chain]) -> None:
+def test_without_adds_a_set_aside_event_makes_its_key_uncertain(chain_of: Callable[..., Chain]) -> None:
     chain = chain_of(comparisons=(Comparison(Path("state.sql"), (), ""),))
     events, others = chain.written("a", "5", "6"), chain.written("b", "1")
     chain.publish(*events, *others)

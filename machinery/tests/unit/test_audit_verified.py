@@ -133,7 +133,7 @@ def test_a_point_is_where_the_slowest_sink_is(chain: Chain) -> None:
     assert of_stock(point(chain)).versions == {"a": (1, 2)}
 
 
-def test_an_event_that_was_in_flight_is_read_again_however_old_it_becomes(chain: Chain) -> None:
+def test_an_event_in_flight_is_read_again_however_old(chain: Chain) -> None:
     events = chain.written("a", "5", "-2", at_ms=NOW_MS - 3 * LATE_MS)
     chain.publish(events[0])
     chain.applied({"a": "5"})
@@ -323,7 +323,7 @@ def test_a_letter_of_what_came_since_is_no_doubt(chain: Chain) -> None:
     assert codes(chain.compare_since(since)) == codes(chain.compare()) == ["sink-parked"]
 
 
-def test_a_rewind_is_no_doubt_and_the_totals_show_what_its_replay_changes(chain: Chain) -> None:
+def test_a_rewind_is_no_doubt_and_totals_show_its_changes(chain: Chain) -> None:
     """A rewind leaves the positions as they are (`outbox.sink.repair.rewind`)."""
     since = sane(chain)
     assert codes(chain.compare_since(since)) == []

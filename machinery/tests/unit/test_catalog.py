@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outbox.base import project
-from outbox.base.settings import load as settings
+from outbox.base.settings import load
 from outbox.events import catalog
 from outbox.testing.failures import raises
 from tests.support.declared import NUMBER, TOML, Events, payload
@@ -233,7 +233,7 @@ class TestHostileDeclarations:
         ours = project.Project(root=events.folder.parent, folders={"events": events.folder})
         monkeypatch.setattr(project, "current", lambda: ours)
         with raises("event-declaration-unusable"):
-            catalog.of(settings(environment=False))
+            catalog.of(load(environment=False))
 
 
 class TestTopics:
@@ -318,6 +318,6 @@ class TestWanted:
 
 @pytest.mark.parametrize("name", ["item", "order"])
 def test_fixture_domain_is_declared(name: str) -> None:
-    found = catalog.of(settings(environment=False))
+    found = catalog.of(load(environment=False))
     assert name in found.aggregates
     assert found.wanted([name])

@@ -89,7 +89,7 @@ def test_a_failure_is_status_1_and_one_line(
         (["connect", "status"], "OUTBOX_CONNECT_URL", "http://127.0.0.1:1"),
     ],
 )
-def test_up_is_the_remedy_where_the_embedded_stack_would_answer_and_nowhere_else(
+def test_up_is_the_remedy_only_for_the_embedded_stack(
     arguments: list[str], variable: str, value: str, tmp_path: Path
 ) -> None:
     elsewhere = outbox(*arguments, home=tmp_path, **{variable: value})

@@ -102,7 +102,7 @@ def test_default_topics_need_no_router(settings: Settings, events: Path) -> None
     assert config["transforms.outbox.route.topic.regex"] == r"(?!mine\.markers$)(?<routedByValue>.*)"
 
 
-def test_a_topic_of_its_own_gets_a_router_for_exactly_the_default_topic(settings: Settings, events: Path) -> None:
+def test_a_topic_of_its_own_gets_a_router(settings: Settings, events: Path) -> None:
     declare(events, "item")
     declare(events, "order", topic="Sales")
     declare(events, "return", "returned", topic="shop.item")
@@ -133,7 +133,7 @@ def test_routers_of_ones_own_stay(settings: Settings, events: Path) -> None:
     assert routing.transforms({**added, "tasks.max": "1"}) == added
 
 
-def test_partitions_are_declared_in_the_files_of_all_aggregates_of_a_topic(settings: Settings, events: Path) -> None:
+def test_all_aggregates_of_a_topic_declare_its_partitions(settings: Settings, events: Path) -> None:
     declare(events, "item", partitions=3)
     declare(events, "return", "returned", topic="shop.item", partitions=3)
     item, offsets = connectors.topic_specs(settings)[:2]
@@ -177,9 +177,7 @@ def test_a_line_without_a_value_is_left_out(tmp_path: Path) -> None:
     ("setting", "line"),
     [("host", "database.hostname"), ("sslrootcert", "database.sslrootcert")],
 )
-def test_connect_uses_our_address_of_the_database_unless_it_has_its_own(
-    tmp_path: Path, setting: str, line: str
-) -> None:
+def test_connect_uses_our_address_of_the_database_or_its_own(tmp_path: Path, setting: str, line: str) -> None:
     ours = tmp_path / "ours"
     ours.touch()
     given = {f"source_db_{setting}": str(ours)}

@@ -24,12 +24,13 @@ LABEL = {"label": {"type": "string"}}
 UPCAST = "def placed_v1(payload):\n    return {**payload, 'label': ''}\n"
 TOML = '[tool.outbox]\ntopic-prefix = "shop"\nsinks-package = "no_sinks"\n'
 JOBS = """
-class Job:
-    def __init__(self, name, *events):
-        self.name, self.events = name, events
+from outbox.sinks import SinkJob
 
-def jobs(settings):
-    return [Job("totals", "order"), Job("first", "order.placed.v1", "order.paid"), Job("lost", "order.lost")]
+jobs = [
+    SinkJob(name="totals", events=["order"]),
+    SinkJob(name="first", events=["order.placed.v1", "order.paid"]),
+    SinkJob(name="lost", events=["order.lost"]),
+]
 """
 
 

@@ -72,7 +72,7 @@ def kill_with_watchdog(run: subprocess.Popen[str], process: Script) -> None:
     assert process.is_running(), "nobody has stopped it"
 
 
-def test_a_killed_run_takes_its_processes_and_data_with_it_and_leaves_its_logs(start: Start) -> None:
+def test_a_killed_run_leaves_its_logs_but_no_process_and_no_data(start: Start) -> None:
     run, process = start()
     os.kill(run.pid, signal.SIGKILL)
     wait_for("the process to end", lambda: not process.processes(), timeout_s=30)
@@ -80,9 +80,7 @@ def test_a_killed_run_takes_its_processes_and_data_with_it_and_leaves_its_logs(s
     assert process.log_file.exists()
 
 
-def test_the_next_run_stops_and_deletes_what_a_run_and_its_watchdog_left_when_both_were_killed(
-    start: Start, root: Path
-) -> None:
+def test_the_next_run_deletes_what_killed_runs_have_left(start: Start, root: Path) -> None:
     run, process = start()
     kill_with_watchdog(run, process)
     Homes(root).close(keep_logs=False)
@@ -104,9 +102,7 @@ def test_a_run_does_not_touch_what_another_run_uses(start: Start, root: Path) ->
     assert process.folder.exists()
 
 
-def test_a_run_that_is_about_to_lock_its_folder_is_not_taken_for_a_dead_one(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_about_to_lock_its_folder_is_alive(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = fcntl.flock
 
     def sweep_first(file: IO[str], options: int) -> None:

@@ -112,7 +112,7 @@ def test_a_service_without_a_token_refuses_to_start(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "service.app", ":create_app", "service.app:", "service.app:create_app()"])
-def test_a_service_that_is_not_named_by_module_and_function_is_a_failure(name: str) -> None:
+def test_a_service_must_be_named_by_module_and_function(name: str) -> None:
     with pytest.raises(Failure) as failed:
         serve._app(name)
     assert failed.value.code == "service-name-invalid"

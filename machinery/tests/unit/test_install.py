@@ -53,7 +53,7 @@ def test_what_is_said_to_uv_itself_wins(pip_conf: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", install.SETS)
-def test_locks_pin_every_package_and_name_neither_an_index_nor_the_project(name: str) -> None:
+def test_locks_pin_every_package_and_name_no_index(name: str) -> None:
     text = (install.LOCKS / f"{name}.txt").read_text()
     assert "://" not in text
     assert "\n--" not in text

@@ -15,7 +15,7 @@ MODULE = ET.parse(jars.IVY_FILE)  # noqa: S314 - our own file
 CONFIGURATIONS = [conf.attrib["name"] for conf in MODULE.iter("conf")]
 
 
-def test_every_configuration_is_in_one_set_and_each_optional_one_by_itself() -> None:
+def test_every_jar_configuration_is_in_one_set() -> None:
     assert sorted(name for together in jars.SETS for name in together) == sorted(CONFIGURATIONS)
     assert {("lakehouse",), ("s3",)} < {*jars.SETS}
 

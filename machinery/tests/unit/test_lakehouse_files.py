@@ -16,7 +16,7 @@ from outbox.sink.lakehouse.files import Folder, is_reachable
         ("hdfs://names:8020/lake", False),
     ],
 )
-def test_tasks_stage_on_shared_disks_and_in_s3_and_elsewhere_the_driver_reads(uri: str, found: bool) -> None:
+def test_tasks_stage_on_shared_disks_and_in_s3_only(uri: str, found: bool) -> None:
     assert is_reachable(uri) is found
 
 

@@ -58,7 +58,7 @@ LIBRARIES: dict[str, set[str]] = {
 }
 
 # Violations that are known, one line each. An entry that is not needed fails.
-EXCEPTIONS: set[str] = set()
+EXCEPTIONS: set[str] = {"outbox/sink/spec.py imports outbox.sink.postgres"}  # the target of a job that names none
 
 FILES = [file.relative_to(SOURCES) for file in sorted(SOURCES.rglob("*.py"))]
 

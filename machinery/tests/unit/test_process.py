@@ -102,7 +102,7 @@ def test_starting_what_runs_changes_nothing(script: Make) -> None:
     assert process.pid() == pid
 
 
-def test_a_wait_that_needs_a_process_ends_with_it_and_shows_the_end_of_its_log(script: Make) -> None:
+def test_a_wait_that_needs_a_process_ends_with_it(script: Make) -> None:
     process = script("print('no room left')")
     process.spawn()
     with raises("process-ended", "no room left"):
@@ -117,7 +117,7 @@ def test_it_is_found_again_by_a_controller_that_did_not_start_it(script: Make) -
     assert other.processes() == []
 
 
-def test_one_that_replaces_its_program_over_and_over_is_seen_running_all_the_time(script: Make) -> None:
+def test_one_that_keeps_replacing_its_program_is_seen_running(script: Make) -> None:
     again = 'touch ready; exec sh -c "$AGAIN"'
     process = script(f"import os; os.environ['AGAIN'] = {again!r}; os.execvp('sh', ['sh', '-c', os.environ['AGAIN']])")
     process.start()
@@ -125,7 +125,7 @@ def test_one_that_replaces_its_program_over_and_over_is_seen_running_all_the_tim
 
 
 @pytest.mark.skipif(not psutil.LINUX, reason="erases its environment as Linux lets it")
-def test_one_that_has_erased_its_environment_as_those_of_postgres_have_is_looked_at_once(tmp_path: Path) -> None:
+def test_one_that_has_erased_its_environment_is_looked_at_once(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", f"{ERASE}\n{SERVE}"], cwd=tmp_path) as erased:
         wait_for("the environment to be erased", (tmp_path / "ready").exists, timeout_s=10)
 
@@ -193,7 +193,7 @@ def test_kill_takes_the_children_too(script: Make) -> None:
     assert process.processes() == []
 
 
-def test_children_that_outlive_their_parent_do_not_count_as_running_and_are_ended_by_stop(script: Make) -> None:
+def test_stop_ends_children_that_outlive_their_parent(script: Make) -> None:
     process = script(PARENT)
     process.start()
     _orphan(process)
@@ -204,7 +204,7 @@ def test_children_that_outlive_their_parent_do_not_count_as_running_and_are_ende
     assert time.monotonic() - started_at < 5  # nothing is left that could end in order, so nobody waits for that
 
 
-def test_children_that_outlive_their_parent_are_ended_by_the_next_start(script: Make) -> None:
+def test_the_next_start_ends_children_that_outlive_their_parent(script: Make) -> None:
     process = script(PARENT)
     process.start()
     _orphan(process)
@@ -215,7 +215,7 @@ def test_children_that_outlive_their_parent_are_ended_by_the_next_start(script: 
     assert process.is_running()
 
 
-def test_a_paused_process_is_running_and_does_nothing_until_it_is_resumed(script: Make) -> None:
+def test_a_paused_process_does_nothing_until_it_is_resumed(script: Make) -> None:
     process = script("import time, pathlib\nwhile True: pathlib.Path('ready').touch(); time.sleep(0.01)")
     process.start()
     process.pause()
@@ -239,7 +239,7 @@ def test_a_paused_process_can_be_ended(script: Make, end: str) -> None:
     assert time.monotonic() - started_at < 5
 
 
-def test_a_process_that_dies_while_it_starts_fails_with_the_end_of_its_log(script: Make) -> None:
+def test_a_process_that_dies_at_its_start_shows_the_end_of_its_log(script: Make) -> None:
     process = script("print('the reason', flush=True); raise SystemExit(3)")
     with raises("process-ended", "script.log:\nthe reason"):
         process.start()
@@ -275,7 +275,7 @@ def test_a_process_without_a_log_says_so(script: Make) -> None:
     assert script().tail() == "(no log)"
 
 
-def test_it_leads_a_session_of_its_own_so_that_a_terminal_does_not_end_it(script: Make) -> None:
+def test_it_leads_a_session_that_no_terminal_ends(script: Make) -> None:
     process = script()
     process.start()
     assert os.getsid(main(process).pid) == main(process).pid != os.getsid(0)

@@ -178,7 +178,7 @@ def both_ways(records: Records, decoder: RecordDecoder = DECODER) -> Decoded:
 class TestRecords:
     """Records as they are read, many at once."""
 
-    def test_each_record_is_an_event_or_dead_with_its_place_and_its_headers(self) -> None:
+    def test_each_record_is_an_event_or_dead_with_place_and_headers(self) -> None:
         bad = record(b"bad", {"a": None, "id": ID})
         decoded = DECODER.decode(as_read(record(), bad, record(headers={}), record(changed(quantity=7))))
         assert decoded.rows[NAME]["offset"].to_pylist() == [0, 3]

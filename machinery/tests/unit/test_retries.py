@@ -36,7 +36,6 @@ def test_what_may_pass_is_tried_again(code: str) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "checkpoint-broken",
         "checkpoint-unusable",
         "database-refused",
         "events-lost",

@@ -37,9 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_environment_wins_over_dotenv_over_stack_env_over_the_default(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_wins_over_dotenv_over_stack_env(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def port() -> int:
         return load(project / "home").source_db_port
 
@@ -54,9 +52,7 @@ def test_the_environment_wins_over_dotenv_over_stack_env_over_the_default(
     assert load(project / "home", source_db_port=4444).source_db_port == 4444
 
 
-def test_the_home_is_the_given_one_or_that_of_the_environment_or_of_dotenv(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_home_is_given_or_from_the_environment_or_dotenv(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / ".env").write_text(f"OUTBOX_HOME={project}/dotenv\n")
     assert load().home == project / "dotenv"
     monkeypatch.setenv("OUTBOX_HOME", str(project / "environment"))

@@ -15,7 +15,7 @@ from outbox.sink import dead_letters, positions, spec, strategy
 from outbox.sink.records import Record
 from outbox.sink.spark import supervisor
 from outbox.testing.failures import raises
-from tests.support import made_events as made
+from tests.support import made_events
 from tests.support.declared import Events, payload
 from tests.support.declared_sinks import decoders
 
@@ -76,7 +76,7 @@ class TestJobs:
     """What a job may say."""
 
     def resolve(self, **changes: Any) -> spec.SinkSpec:
-        return spec.resolve(settings.load(environment=False), replace(made.JOB, **changes))
+        return spec.resolve(settings.load(environment=False), replace(made_events.JOB, **changes))
 
     def test_an_event_stands_for_its_topic(self) -> None:
         assert self.resolve(events=["order.placed", "item"]).topics == ["stock.item", "stock.order"]
@@ -87,7 +87,7 @@ class TestJobs:
             self.resolve(name=name)
 
     def test_a_job_takes_events_or_has_decoders(self) -> None:
-        wrong: list[dict[str, Any]] = [{"events": []}, {"decoders": made.MAIN.decoders}]
+        wrong: list[dict[str, Any]] = [{"events": []}, {"decoders": made_events.MAIN.decoders}]
         for changes in wrong:
             with raises("sink-unusable", "it takes no events"):
                 self.resolve(**changes)
@@ -98,12 +98,12 @@ class TestJobs:
             self.resolve(events=["item", name])
 
     def test_an_unknown_strategy_is_refused(self, tmp_path: Path) -> None:
-        for one in ("best", tmp_path / "mine.sql"):
+        for one in ("best", "offset-log", tmp_path / "mine.sql"):
             with raises("strategy-unknown"):
                 self.resolve(strategy=one)
 
     @pytest.mark.parametrize("by", ["upsert", "versions"])
-    def test_events_without_a_version_are_refused_by_strategies_that_need_one(self, tmp_path: Path, by: str) -> None:
+    def test_strategies_that_need_versions_refuse_events_without(self, tmp_path: Path, by: str) -> None:
         events = Events(tmp_path)
         events.aggregate("order", 'key = "id"\n', placed_v1=payload())
         found = decoders(events.load(), "order")
@@ -111,20 +111,20 @@ class TestJobs:
             self.resolve(events=[], decoders=found, strategy=by)
 
     def test_two_jobs_of_one_name_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(spec, "jobs", lambda _: [made.JOB, replace(made.JOB, events=["order"])])
-        with raises("sink-ambiguous", made.JOB.name):
+        monkeypatch.setattr(spec, "jobs", lambda _: [made_events.JOB, replace(made_events.JOB, events=["order"])])
+        with raises("sink-ambiguous", made_events.JOB.name):
             spec.sinks(settings.load(environment=False))
 
     def test_a_sink_by_another_strategy_has_a_name_of_its_own(self) -> None:
-        assert made.JOB.by("merge").name == f"{made.JOB.name}-merge"
+        assert made_events.JOB.by("merge").name == f"{made_events.JOB.name}-merge"
 
 
 class TestStrategyFiles:
     def test_ours_say_what_they_survive_and_cost(self) -> None:
-        assert {"dedup", "naive"} <= set(made.STRATEGIES)
-        assert made.STRATEGIES["naive"].start == "earliest"
-        assert made.STRATEGIES["dedup"].start == "positions"
-        assert "INSERT INTO processed_events" in made.STRATEGIES["dedup"].select
+        assert {"dedup", "naive"} <= set(made_events.STRATEGIES)
+        assert made_events.STRATEGIES["naive"].start == "earliest"
+        assert made_events.STRATEGIES["dedup"].start == "positions"
+        assert "INSERT INTO processed_events" in made_events.STRATEGIES["dedup"].select
 
     def test_the_help_tells_each_with_its_survives_costs_and_choose(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "200")
@@ -143,10 +143,10 @@ class TestStrategyFiles:
         assert strategy.load(tmp_path)["mine"].idea == "an idea"
 
     def test_one_that_knows_no_event_says_so(self) -> None:
-        assert [one.name for one in made.STRATEGIES.values() if one.knows == "positions"] == ["offsets"]
+        assert [one.name for one in made_events.STRATEGIES.values() if one.knows == "positions"] == ["offsets"]
 
     def test_one_that_takes_states_says_so(self) -> None:
-        assert [one.name for one in made.STRATEGIES.values() if one.takes == "states"] == ["upsert"]
+        assert [one.name for one in made_events.STRATEGIES.values() if one.takes == "states"] == ["upsert"]
 
 
 class TestIdentity:

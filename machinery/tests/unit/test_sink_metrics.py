@@ -151,7 +151,7 @@ class TestServed:
         with sink_metrics.served(settings, Metrics(), ["t"]):
             pass
 
-    def test_health_is_red_until_every_sink_runs_and_names_the_one_that_does_not(self, settings: Settings) -> None:
+    def test_health_is_red_until_every_sink_runs(self, settings: Settings) -> None:
         url = f"http://{settings.sink_metrics_host}:{settings.sink_metrics_port}/healthz"
         metrics = Metrics()
         for sink in ("a", "b"):

@@ -21,7 +21,7 @@ def test_a_condition_is_asked_once_even_without_time() -> None:
     assert wait_for("the truth", lambda: True, timeout_s=0) is True
 
 
-def test_it_ends_at_the_deadline_and_names_what_it_waited_for_and_the_last_answer() -> None:
+def test_it_ends_at_the_deadline_and_says_what_it_waited_for() -> None:
     started_at = time.monotonic()
     with pytest.raises(WaitTimeoutError) as caught:
         wait_for("the cows to come home", lambda: [], timeout_s=0.2, poll_s=0.01)
@@ -48,7 +48,7 @@ def test_an_exception_of_the_condition_ends_the_wait_at_once() -> None:
     assert asked == 1
 
 
-def test_a_need_that_is_gone_ends_the_wait_at_once_unless_the_condition_is_true() -> None:
+def test_a_need_that_is_gone_ends_the_wait_at_once() -> None:
     def gone() -> None:
         raise Failure("it has ended", code="process-ended")
 

@@ -164,7 +164,7 @@ def test_a_frozen_part_can_be_ended_gently(chain: Containers, tmp_path: Path) ->
     assert (tmp_path / "ended-gently").exists()
 
 
-def test_what_has_ended_unasked_is_a_failure_also_if_docker_has_started_it_again(chain: Containers) -> None:
+def test_what_ended_unasked_failed_even_if_docker_restarted_it(chain: Containers) -> None:
     [worker] = chain.worker._mains()
     worker.kill()
     wait_for("another one", lambda: chain.worker.pid() not in (None, worker.pid), timeout_s=30)

@@ -218,7 +218,7 @@ def tell(model: Model, monkeypatch: pytest.MonkeyPatch, workload: Workload | Non
 
 
 @pytest.mark.parametrize("history", [0, 50])
-def test_a_right_chain_keeps_every_expectation_whatever_was_there_before(
+def test_a_right_chain_keeps_every_expectation_with_data_before(
     history: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = tell(Model(settings, history), monkeypatch)

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from outbox.base import project
+from outbox.testing import check_events
 from outbox.testing.failures import raises
 from outbox.writing.event import Event
 from outbox.writing.payload import NOT_ENCODABLE, encode
@@ -312,3 +313,11 @@ print(rows([Event("order", "{ID}", "cancelled",
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "cancelled\n", done.stderr
+
+
+def test_a_project_tests_its_events_without_a_database(declare: Declare) -> None:
+    declare()
+    good = Event("order", ID, "placed", {"order_id": ID, "cents": 1})
+    check_events(good)
+    with raises("event-invalid"):
+        check_events(good, Event("order", ID, "placed", {"order_id": ID, "cents": -1}))

@@ -5,20 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from outbox.base.settings import Settings, load
-from outbox.relay import connectors
+from outbox import Settings, load_settings
+from outbox.sinks import load_connector
 
+KINDS = sorted(file.stem for file in (Path(__file__).parents[3] / "connect").glob("*.json"))
 # What two connectors of one database must not share.
 OWN = ("slot.name", "topic.prefix", "publication.name", "offsets.storage.topic", "table.include.list")
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return load(tmp_path, environment=False, connector="mine", topic_prefix="mine.of")
+    return load_settings(tmp_path, environment=False, connector="mine", topic_prefix="mine.of")
 
 
 def test_no_two_share_what_must_be_their_own(settings: Settings) -> None:
-    configs = [connectors.load(settings, kind).config for kind in connectors.kinds()]
+    configs = [load_connector(settings, kind).config for kind in KINDS]
+    assert len(configs) == 2
     for name in OWN:
         assert len({config[name] for config in configs}) == len(configs), name
 
@@ -28,6 +30,6 @@ def test_they_differ_in_nothing_that_makes_the_relay_lose_or_repeat(settings: Se
     form = ("transforms", "key.", "value.", "header.", "decimal.", "time.", "binary.")
     left = [
         {name: value for name, value in one.config.items() if name not in OWN and not name.startswith(form)}
-        for one in (connectors.load(settings, kind) for kind in connectors.kinds())
+        for one in (load_connector(settings, kind) for kind in KINDS)
     ]
     assert left[0] == left[1]

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from outbox.events.schema import Rejection
-from outbox.sink.records import DecodedEvent, Record, Skipped
+from outbox.sinks import DecodedEvent, Record, Rejection, Skipped
 
 from sinks.changes.records import CHANGE, ChangeDecoder
 

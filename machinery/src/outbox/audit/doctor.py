@@ -19,13 +19,13 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.audit.sinks import UNDECLARED
 from outbox.audit.source import AGAIN, read_errors
-from outbox.base.database import connect as connect_database
+from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.kafka.topics import Topic, TopicSpec
-from outbox.migrations import declared as declared_events
+from outbox.migrations import declared
 from outbox.migrations.migrate import Database, is_current, owner_engine
 from outbox.relay import apply as relay
 from outbox.relay import connectors, routing, slot
@@ -34,7 +34,6 @@ from outbox.relay.rest import Rest
 from outbox.sink import fence, skipped, spec
 from outbox.sink.partitions import day_of
 from outbox.sink.repair import rebuild
-from outbox.sink.spark import local_checkpoint
 from outbox.sink.spec import SinkSpec
 
 CLOCK_LIMIT_S = 5.0
@@ -126,10 +125,10 @@ def _source(settings: Settings) -> Iterator[Diagnosis]:
 def _declared(settings: Settings) -> Diagnosis:
     """Whether the database takes every declared event."""
     with owner_engine(settings, "source").connect() as connection:
-        allowed = declared_events.allowed(connection)
+        allowed = declared.allowed(connection)
     if allowed is None:
         return _problem("events-unchecked", "the outbox takes events that are not declared", "`outbox migrate`")
-    wanted = declared_events.declared(catalog.of(settings))
+    wanted = declared.declared(catalog.of(settings))
     refused = ", ".join(sorted(map(str, wanted - allowed)))
     if refused:
         return _problem("events-undeclared", f"the outbox refuses {refused}, which are declared", "`outbox migrate`")
@@ -147,7 +146,7 @@ def _logins(settings: Settings, *roles: SourceRole | SinkRole) -> Iterator[Diagn
     refused = 0
     for role in roles:
         try:
-            connect_database(settings, role).close()
+            connect(settings, role).close()
         except Failure as failure:
             refused += 1
             yield _problem(failure.code, failure.message, failure.remedy or "see the message")
@@ -310,35 +309,20 @@ def _routes(settings: Settings, connector: Connector) -> Diagnosis:
 
 
 def _sinks(settings: Settings) -> Iterator[Diagnosis]:
-    sinks = dict(_rows(settings, SinkRole.AUDITOR, "SELECT name, generation FROM sinks ORDER BY name"))
+    sinks = [name for (name,) in _rows(settings, SinkRole.AUDITOR, "SELECT name FROM sinks ORDER BY name")]
     if not sinks:
         yield _ok("no-sinks", "no sink has ever run")
     specs = spec.sinks(settings)
     of_sink = {name: specs.get(name.removesuffix(rebuild.SUFFIX)) for name in sinks}
     read = {name: found for name, found in of_sink.items() if found is not None}
-    for name in sinks.keys() - read.keys():
+    for name in {*sinks} - read.keys():
         yield _ok("sink-undeclared", f"sink {name} is not looked at: {UNDECLARED}")
     # Of the declared topics too, so that Kafka is looked at whatever sinks there are.
     names = {topic for found in read.values() for topic in found.topics} | catalog.of(settings).topics.keys()
     existing = topics.existing(settings, names)
     watermarks = {name: topics.watermarks(settings, name) for name in existing}
     for name, found in read.items():
-        # Before the positions are read: a running sink moves them before its checkpoint.
-        checkpoint = local_checkpoint.uri(settings, name, sinks[name])
-        folder = local_checkpoint.folder(checkpoint)
-        committed = None if folder is None else local_checkpoint.committed(folder)
-        stored = _positions(settings, name, found)
-        yield from _sink(
-            settings, found, name, stored, {topic: (existing[topic], watermarks[topic]) for topic in existing}
-        )
-        if folder is None:
-            yield _ok("checkpoint-elsewhere", f"sink {name} keeps its checkpoint at {checkpoint}: not looked at")
-        elif committed is None:
-            yield _ok(
-                "checkpoint-missing", f"sink {name} has no checkpoint in {folder}: it starts as its strategy does"
-            )
-        else:
-            yield from _checkpoint(name, stored, committed)
+        yield from _sink(settings, found, name, {topic: (existing[topic], watermarks[topic]) for topic in existing})
 
 
 def _positions(settings: Settings, name: str, found: SinkSpec) -> dict[str, Stored]:
@@ -354,9 +338,9 @@ def _sink(
     settings: Settings,
     found: SinkSpec,
     name: str,
-    stored: Mapping[str, Stored],
     existing: Mapping[str, tuple[Topic, Marks]],
 ) -> Iterator[Diagnosis]:
+    stored = _positions(settings, name, found)
     lag = 0
     for topic, positions in stored.items():
         if topic not in existing:
@@ -424,25 +408,6 @@ def _driver(settings: Settings, name: str, lag: int) -> Diagnosis:
     return _problem("sink-not-running", message, f"`outbox sink {name}`")
 
 
-def _checkpoint(
-    name: str, stored: Mapping[str, Stored], committed: Mapping[str, Mapping[int, int]]
-) -> Iterator[Diagnosis]:
-    is_ahead = False
-    for topic, positions in stored.items():
-        for partition, offset in sorted(committed.get(topic, {}).items()):
-            position, _ = positions.get(partition, (0, ""))
-            if offset > position:
-                is_ahead = True
-                yield _problem(
-                    "checkpoint-ahead",
-                    f"the checkpoint of sink {name} is at offset {offset} of {topic}, partition {partition}, its "
-                    f"database at {position}: the database is older",
-                    f"`outbox rewind {name} --to-positions`",
-                )
-    if not is_ahead:
-        yield _ok("checkpoint", f"the checkpoint of sink {name} is not ahead of its database")
-
-
 def _retention(settings: Settings) -> Iterator[Diagnosis]:
     """Days that could be dropped are not looked for: that takes reading the topic."""
     ((horizon,),) = _rows(settings, SinkRole.AUDITOR, "SELECT horizon FROM dedup_horizon")
@@ -488,7 +453,7 @@ def _rows(settings: Settings, role: SourceRole | SinkRole, query: str, *paramete
 def _reading(settings: Settings, role: SourceRole | SinkRole) -> Iterator[extensions.cursor]:
     """A cursor as a role. Raises Failure if the database refuses a query of the block."""
     with (
-        closing(connect_database(settings, role)) as connection,
+        closing(connect(settings, role)) as connection,
         read_errors(connection, settings, role),
         connection.cursor() as cursor,
     ):

@@ -18,7 +18,7 @@ from outbox.audit.source import snapshot
 from outbox.audit.totals import Totals, read_totals, tables_read
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.spec import SinkSpec
-from outbox.sink.state import TargetState
+from outbox.sink.target import TargetState
 
 NO_COMPARISON = "no file in {} says what to compare"
 UNDECLARED = "no job declares it; to remove it, delete its rows (docs/runbook.md)"
@@ -147,7 +147,7 @@ def _of_target(state: SinkState, target: TargetState) -> SinkState:
     if target.unread:
         return replace(state, not_compared=target.unread)
     not_discarded = {str(uuid.UUID(bytes=event_id)) for event_id, letter in state.letters.items() if letter.is_open}
-    lacking = {uuid.UUID(event_id).bytes for event_id in target.lacks(not_discarded)}
+    lacking = {uuid.UUID(event_id).bytes for event_id in target.lacking(not_discarded)}
     # The target finds events by id: any record of an event will do, not only the one that its letter names.
     mine = {
         event_id: letter._replace(place=None)

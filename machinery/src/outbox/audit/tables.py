@@ -13,7 +13,6 @@ MACHINERY = frozenset(
         "base_versions",
         "checkpoint_generations",
         "dead_letters",
-        "event_log",
         "key_versions",
         "landed_events",
         "positions",

@@ -12,8 +12,8 @@ import msgspec
 from outbox.audit import check as checker
 from outbox.audit.quantity import text_of
 from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport, plural
-from outbox.base import settings as configuration
 from outbox.base.errors import Failure
+from outbox.base.settings import load
 
 WORST_SHOWN = 5
 REASONS_SHOWN = 5
@@ -60,7 +60,7 @@ def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
       settled            whether nothing is in flight
       findings           code, message, count, first, worst, topic, sink, comparison; null or "" if there is none
     """
-    settings = configuration.load()
+    settings = load()
     gc.freeze()  # what is imported stays: to look for garbage in it again and again is a third of the work
     progress = Progress()
     if wait_s is None:

@@ -6,8 +6,8 @@ import json
 
 import click
 
-from outbox.base import settings as configuration
 from outbox.base.errors import Failure
+from outbox.base.settings import load
 from outbox.relay import apply as relay
 from outbox.relay import connectors
 
@@ -28,7 +28,7 @@ def connect() -> None:
 @kind_argument
 def apply(kind: str) -> None:
     """Create the topics that are missing, and create or update the connector. Existing topics are not changed."""
-    settings = configuration.load()
+    settings = load()
     connector = connectors.load(settings, kind)
     done = relay.apply(settings, connector)
     click.echo(f"connector {connector.name}: {done}, {relay.status(settings, connector).mode}")
@@ -39,7 +39,7 @@ def apply(kind: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
 def status(kind: str, as_json: bool) -> None:
     """Show the states of connector and task, and the effective exactly-once mode. Status 1 if it does not run."""
-    settings = configuration.load()
+    settings = load()
     connector = connectors.load(settings, kind)
     found = relay.status(settings, connector)
     if as_json:
@@ -62,7 +62,7 @@ def status(kind: str, as_json: bool) -> None:
 @kind_argument
 def render(kind: str) -> None:
     """Print the connector's configuration as JSON, for Terraform, Strimzi or curl. The password stays a reference."""
-    click.echo(json.dumps(connectors.load(configuration.load(), kind).config, indent=2))
+    click.echo(json.dumps(connectors.load(load(), kind).config, indent=2))
 
 
 @connect.command()
@@ -71,7 +71,7 @@ def render(kind: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def remove(kind: str, drop_slot: bool, yes: bool) -> None:
     """Remove the connector. Without --drop-slot its slot stays and retains the write-ahead log until `apply`."""
-    settings = configuration.load()
+    settings = load()
     connector = connectors.load(settings, kind)
     if not yes:
         extent = " with its slot and offsets" if drop_slot else ""

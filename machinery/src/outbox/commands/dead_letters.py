@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 import click
 from psycopg2 import extensions
 
-from outbox.base import settings as configuration
 from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, SinkRole
+from outbox.base.settings import Settings, SinkRole, load
 from outbox.commands.moment import Moment
 from outbox.sink import spec
 from outbox.sink.applier import Applier
@@ -72,7 +71,7 @@ def dead_letters() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a script: one object per line.")
 def list_(limit: int | None, as_json: bool, **chosen: Any) -> None:
     """List them, the oldest first."""
-    settings = configuration.load()
+    settings = load()
     selection = _selection(chosen)
     with _reading(settings) as connection:
         letters = selection.headlines(connection, limit if as_json else limit or SHOWN)
@@ -93,7 +92,7 @@ def list_(limit: int | None, as_json: bool, **chosen: Any) -> None:
 @as_json_option
 def show(identity: str, sink: str | None, as_json: bool) -> None:
     """Show one in full, whatever its status."""
-    settings = configuration.load()
+    settings = load()
     selection = _selection({"identities": [identity], "sink": sink, "status": "all"})
     with _reading(settings) as connection:
         letters = selection.in_full(connection)
@@ -128,7 +127,7 @@ def replay(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bo
     If the projection is ordered, events that are parked behind them are replayed too. Works beside a running sink. It
     is safe to repeat: a dead letter that was replayed is no longer open.
     """
-    settings = configuration.load()
+    settings = load()
     with _to_repair(settings, chosen, is_all, with_parked=True) as (connection, letters):
         done = repair.replay(
             connection,
@@ -169,7 +168,7 @@ def discard(is_all: bool, because: str, dry_run: bool, as_json: bool, **chosen: 
     """Give them up: their events are never applied, even if they are repeated. `outbox check` reports them no more."""
     if not because.strip():
         raise click.UsageError("--because needs a reason: the next reader will want it")
-    with _to_repair(configuration.load(), chosen, is_all) as (connection, letters):
+    with _to_repair(load(), chosen, is_all) as (connection, letters):
         done = repair.discard(connection, letters, because=because, dry_run=dry_run)
     if as_json:
         sinks = {sink: {"discarded": count} for sink, count in done.items()}

@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 
 from outbox.base import project
-from outbox.base import settings as configuration
 from outbox.base.errors import Failure
+from outbox.base.settings import load
 from outbox.sink import spec
 from outbox.walkthrough import workload
 from outbox.walkthrough.chain import Chain
@@ -89,11 +89,11 @@ def _processes(planned: Workload, report: Callable[[str], None]) -> Chain:
     from outbox.stack.stack import Stack
     from outbox.walkthrough.processes import Processes
 
-    settings = configuration.load(_home(), environment=False)
+    settings = load(_home(), environment=False)
     if _home().exists():
         report("deleting the data of the last walkthrough")
         Stack(settings).reset()
-        settings = configuration.load(_home(), environment=False)
+        settings = load(_home(), environment=False)
     return Processes(settings, watched(spec.sinks(settings), planned))
 
 
@@ -101,5 +101,5 @@ def _containers(planned: Workload, shared: Path) -> Chain:
     """The containers beside this one."""
     from outbox.walkthrough.containers import Containers
 
-    settings = configuration.load()
+    settings = load()
     return Containers(settings, watched(spec.sinks(settings), planned), shared)

@@ -9,7 +9,7 @@ import time
 import click
 
 from outbox.base import project
-from outbox.base import settings as configuration
+from outbox.base.settings import load
 from outbox.stack.development import Development
 from outbox.stack.stack import Stack
 
@@ -27,7 +27,7 @@ def dev(sinks: tuple[str, ...]) -> None:
     both and the schema. A part that fails says why, and starts again when you have changed one of its files. Ctrl-C
     stops everything; data stays.
     """
-    stack = Stack(configuration.load())
+    stack = Stack(load())
     colors: dict[str, str] = {}
     free = itertools.cycle(COLORS)
 

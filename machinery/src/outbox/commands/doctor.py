@@ -6,10 +6,10 @@ import json
 
 import click
 
-from outbox.audit import doctor as physician
+from outbox.audit.doctor import examine
 from outbox.audit.report import plural
-from outbox.base import settings as configuration
 from outbox.base.errors import Failure
+from outbox.base.settings import load
 
 
 @click.command()
@@ -24,7 +24,7 @@ def doctor(as_json: bool) -> None:
       hop, code, message, remedy (null if all is well), is_ok
     """
     diagnoses = []
-    for diagnosis in physician.examine(configuration.load()):
+    for diagnosis in examine(load()):
         diagnoses.append(diagnosis)
         if not as_json:
             mark = click.style("ok ", fg="green") if diagnosis.is_ok else click.style("FIX", fg="red")

@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 from outbox.base import project
-from outbox.base import settings as configuration
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings
+from outbox.base.settings import Settings, load
 from outbox.events import catalog, compatibility, examples, revision
 from outbox.events.catalog import Aggregate, Catalog
 from outbox.events.schema import EventSchema
@@ -41,7 +40,7 @@ def events(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    settings = configuration.load()
+    settings = load()
     known = catalog.of(settings)
     consumers = _consumers(settings, known)
     rows = [_row(aggregate, versions, consumers) for aggregate, versions in _events(known)]
@@ -61,7 +60,7 @@ def check(published: str | None, as_json: bool) -> None:
       rule, file (in the folder of events), property (empty if it is not one), message
     """
     # The topics' names of the project, wherever this runs: the revision knows no environment.
-    settings = configuration.load(environment=False, topic_prefix=project.current().topic_prefix)
+    settings = load(environment=False, topic_prefix=project.current().topic_prefix)
     known = catalog.of(settings)
     found = examples.check(known)
     if published is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from outbox.base import settings as configuration
+from outbox.base.settings import load
 from outbox.migrations import migrate as migrations
 
 
@@ -27,7 +27,7 @@ def migrate(only: str | None, only_declared: bool) -> None:
 
     A second run changes nothing.
     """
-    settings = configuration.load()
+    settings = load()
     run = migrations.migrate_outbox if only else migrations.migrate
     done = run(settings, only_declared=only_declared)
     for database, applied in done.applied.items():

@@ -6,9 +6,8 @@ import json
 
 import click
 
-from outbox.base import settings as configuration
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings
+from outbox.base.settings import Settings, load
 from outbox.maintenance import prune as pruning
 from outbox.maintenance import retention
 from outbox.maintenance.prune import PruneResult
@@ -41,7 +40,7 @@ def prune(
     It works beside writers, relay and sinks, and reports why the rest stays. Run it on a schedule: this also keeps the
     slot of an idle outbox moving. A dry run deletes nothing, but may send markers too.
     """
-    settings = configuration.load()
+    settings = load()
     hours = settings.prune_keep_hours if keep_hours is None else keep_hours
     show = (lambda _: None) if as_json else click.echo
     result = None

@@ -10,8 +10,7 @@ from typing import Literal
 import click
 
 from outbox.base import log
-from outbox.base import settings as configuration
-from outbox.base.settings import Settings
+from outbox.base.settings import Settings, load
 from outbox.kafka import records, topics
 from outbox.kafka.topics import Topic
 from outbox.sink import spec
@@ -58,7 +57,7 @@ def rebuild(
     From the source: its totals become the sink's, at once. From the topic: a copy of the sink reads all of it and
     then replaces the sink. A running driver stops when that happens; start it again.
     """
-    settings = configuration.load()
+    settings = load()
     if source == "source" and (restart or drop_copy or skip_dropped):
         raise click.UsageError("--restart, --drop-copy and --skip-dropped are for --from topic")
     declared = spec.chosen(settings, sink)

@@ -7,17 +7,15 @@ from datetime import datetime
 
 import click
 
-from outbox.base import settings as configuration
 from outbox.base.errors import Failure
+from outbox.base.settings import load
 from outbox.commands.moment import Moment
 from outbox.sink.repair import rewind as rewinding
 
 
 @click.command()
 @click.argument("sink", metavar="NAME")
-@click.option(
-    "--to-positions", is_flag=True, help="To the positions in its database, if its checkpoint is ahead of them."
-)
+@click.option("--to-positions", is_flag=True, help="To the positions in its database, which replays nothing.")
 @click.option("--to-earliest", is_flag=True, help="To the first event that the topic still has.")
 @click.option(
     "--to-datetime",
@@ -50,7 +48,7 @@ def rewind(
 
     The strategy decides the result: `dedup` skips the events that it knows, `offsets` skips all that it has read.
     """
-    settings = configuration.load()
+    settings = load()
     if sum([to_positions, to_earliest, to_datetime is not None, bool(to_offsets)]) != 1:
         raise click.UsageError("choose one of --to-positions, --to-earliest, --to-datetime, --to-offset")
     if to_datetime is not None:

@@ -8,13 +8,13 @@ import time
 
 import click
 
-from outbox.base import settings as configuration
 from outbox.base.errors import Failure
+from outbox.base.settings import load
 from outbox.stack.stack import PARTS, Stack
 
 
 def _stack() -> Stack:
-    return Stack(configuration.load())
+    return Stack(load())
 
 
 @click.command()
@@ -32,7 +32,7 @@ def up(parts: tuple[str, ...], workers: int | None) -> None:
     stack = _stack()
     started_at = time.monotonic()
     stack.up(only=parts, workers=workers, report=click.echo)
-    master = configuration.load().spark_master
+    master = load().spark_master
     if workers and master != stack.settings.spark_master:
         click.echo(f"the sinks do not run on this cluster: your settings say OUTBOX_SPARK_MASTER={master}")
     click.echo(f"the stack is up after {time.monotonic() - started_at:.1f} s; `outbox down` stops it")

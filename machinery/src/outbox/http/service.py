@@ -30,9 +30,8 @@ from flask_openapi3.blueprint import APIBlueprint
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Engine
 
-from outbox.base import settings as configuration
 from outbox.base import trace
-from outbox.base.settings import Settings
+from outbox.base.settings import Settings, load
 from outbox.http import idempotency, problems
 from outbox.http.app import make_app
 from outbox.http.database import make_engine
@@ -104,7 +103,7 @@ class Service:
 
         Nothing connects to the database before the first request that needs it.
         """
-        self.settings = settings or configuration.load()
+        self.settings = settings or load()
         self.engine: Engine = make_engine(self.settings)
         self.metrics = Metrics()
         self._title, self._refusals = title, dict(refusals or {})

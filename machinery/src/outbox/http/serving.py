@@ -8,12 +8,12 @@ import shutil
 from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 
 from outbox.base import log
-from outbox.base import settings as configuration
+from outbox.base.settings import load
 from outbox.http.database import bound_waits
 from outbox.http.metrics import FOLDER_VARIABLE
 from outbox.http.worker import CONNECTIONS, Worker
 
-_settings = configuration.load()
+_settings = load()
 log.configure(_settings)
 
 bind = f"{_settings.service_host}:{_settings.service_port}"

@@ -11,8 +11,6 @@ Each table has a rule that says when a row is useless:
   refuses in any case. An id that claims a future time is kept until that time has passed. Open dead letters stay. So do
   discarded ones that hold a valid event, because `outbox check` subtracts them from what is due; and those of captured
   tables, whose horizon is unknown. There are as many of both as were resolved by hand.
-- event_log (strategy `offset-log`): the topic has dropped the offset, or it was deleted. What the topic has dropped can
-  come only as a new record with a new offset.
 - processed_changes (captured tables): the position in the write-ahead log is before the slot's restart position, so the
   log cannot bring the change, and before the position of every change on the topic. A new snapshot brings the rows with
   its own, later position. The slot's confirmed position would not do: a transaction that is confirmed later may have
@@ -48,13 +46,9 @@ DEAD_LETTERS = f"""
     topic = ANY (%(topics)s) AND {RESOLVED} AND last_seen_at < now() - make_interval(days => %(days)s)
     AND (uuid_extract_version(event_id) IS DISTINCT FROM 7 OR event_id < %(horizon)s::uuid)
 """
-DROPPED_OFFSETS = 'topic_id = %(topic_id)s AND partition = %(partition)s AND "offset" < %(first)s'
-DELETED_TOPICS = "topic_id <> ALL (%(topic_ids)s)"
 CHANGES = "lsn < %(lsn)s"
 
 SINKS = "SELECT name FROM sinks ORDER BY name"
-LOGGING = "SELECT name FROM sinks WHERE EXISTS (SELECT FROM event_log WHERE sink = name) ORDER BY name"
-TOPICS = "SELECT DISTINCT topic, topic_id FROM positions WHERE sink = %s"
 CAPTURING = """
 SELECT sink, lsn
   FROM (SELECT DISTINCT sink FROM positions WHERE topic = %s) AS reader
@@ -117,28 +111,8 @@ def _rules(settings: Settings, connection: extensions.connection, horizon: UUID)
         yield Rule("landed_events", ["event_id"], sink, LANDED_EVENTS, days)
         days = {"horizon": str(horizon), "days": settings.prune_dead_letters_days, "topics": ours}
         yield Rule("dead_letters", ["identity"], sink, DEAD_LETTERS, days)
-    for (sink,) in _rows(connection, LOGGING):
-        yield from _logged(settings, connection, sink)
     for connector in connectors.others(settings):
         yield from _captured(settings, connection, connector)
-
-
-def _logged(settings: Settings, connection: extensions.connection, sink: str) -> Iterator[Rule]:
-    key = ["topic_id", "partition", '"offset"']
-    read = _rows(connection, TOPICS, [sink])
-    if not read:
-        return  # it may still have to read its topics again
-    names = {*event_topics.all_names(settings), *(connector.topic for connector in connectors.others(settings))}
-    current = topics.existing(settings, {*names, *(topic for topic, _ in read)})
-    for topic, topic_id in read:
-        if topic not in current or current[topic].id != topic_id:
-            continue  # its rows stay until the sink has accepted that the topic was deleted, or created anew
-        for partition, first in topics.first_offsets(settings, topic).items():
-            place: dict[str, object] = {"topic_id": topic_id, "partition": partition, "first": first}
-            yield Rule("event_log", key, sink, DROPPED_OFFSETS, place)
-    # An existing topic without a position is no deleted one: the sink may have to read it again.
-    ids = {topic_id for _, topic_id in read} | {topic.id for topic in current.values()}
-    yield Rule("event_log", key, sink, DELETED_TOPICS, {"topic_ids": sorted(ids)})
 
 
 def _captured(settings: Settings, connection: extensions.connection, connector: Connector) -> Iterator[Rule]:

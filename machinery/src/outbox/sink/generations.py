@@ -1,4 +1,8 @@
-"""The generations of a sink's checkpoint: each rewind starts the next one, at offsets that are kept in the database."""
+"""The generations of a sink's checkpoint, which begin at offsets that are kept in the database.
+
+A rewind starts the next one, and says where it begins. So does a sink that cannot continue its checkpoint; what was
+said stays in force.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,7 @@ class Beginning(NamedTuple):
 def start_next(cursor: extensions.cursor, sink: str, offsets: TopicOffsets) -> int:
     """Let the sink's next checkpoint begin there, in the caller's transaction with the lock held; return its number.
 
-    ``offsets`` has every topic of the sink. A running driver keeps the checkpoint that it has, so it has to be stopped
-    or superseded.
+    A running driver keeps the checkpoint that it has, so it has to be stopped or superseded.
     """
     cursor.execute("UPDATE sinks SET generation = generation + 1 WHERE name = %s RETURNING generation", (sink,))
     (generation,) = cursor.fetchone() or (0,)

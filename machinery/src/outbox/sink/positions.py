@@ -68,10 +68,9 @@ def require_no_gap(sink: str, topic: str, stored: Offsets, start: Offsets) -> No
         if offset > position:
             raise Failure(
                 f"sink {sink}: offsets {position} to {offset - 1} of topic {topic}, partition {partition}, were never "
-                "applied, and the reader is beyond them: the database is older than the checkpoint, or the topic has "
-                "dropped them",
-                f"if the topic still has them, `outbox rewind {sink} --to-positions`; if not, "
-                f"`outbox rebuild {sink} --from source`",
+                "applied, and the reader is beyond them: the topic has dropped them, or the database was restored "
+                "beside the running sink",
+                f"start the sink again; if it fails again, `outbox rebuild {sink} --from source`",
                 code="events-lost",
             )
 

@@ -1,8 +1,10 @@
 """What a project declares for its sinks, and which sinks there are.
 
-Each subpackage of the project's package ``sinks`` with a module ``job`` declares jobs: a function ``jobs(settings)``
-that returns them. A job is a sink: it has a name, the events that it wants, a strategy, and any number of projections.
-A subpackage that is deleted is gone, and nothing else has to change.
+Each subpackage of the project's package ``sinks`` with a module ``job`` declares a sink, or several: ``job``, a
+`SinkJob`, or ``jobs``, a list of them, or a function of `Settings` that returns the list. A job is a sink: it has a
+name, the events that it wants, a strategy, and any number of projections. A job that names only its events is called
+like its subpackage, applies the SQL files in its folder ``projections``, and does so in the sink database. A subpackage
+that is deleted is gone, and nothing else has to change.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from outbox.base import project
@@ -33,23 +36,30 @@ FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")  # the names of its staging tables must fit into 63 characters
 
 
+def _sink_database() -> Target:
+    from outbox.sink.postgres.target import PostgresTarget  # it is built on this module
+
+    return PostgresTarget()
+
+
 @dataclass(frozen=True)
 class SinkJob:
     """A sink, as a project declares it.
 
-    ``events`` are names from the catalog (`outbox.events.catalog`): ``order`` for all events of an aggregate type,
-    ``order.placed`` for one, ``order.placed.v1`` for one version. ``strategy`` is the name of a built-in strategy,
-    or a file. ``projections`` is a folder of SQL files (`outbox.sink.projection`). ``target`` is where the events are
-    applied. Records that are no events of the catalog, such as raw CDC, have ``decoders`` by topic instead; then
-    ``carries`` says what `outbox check` compares: each event, or the state that a key has reached.
+    ``name`` is the subpackage's, unless it is given; paths begin at the subpackage's folder. ``events`` are names from
+    the catalog (`outbox.events.catalog`): ``order`` for all events of an aggregate type, ``order.placed`` for one,
+    ``order.placed.v1`` for one version. ``strategy`` is the name of a built-in strategy, or the path of a file.
+    ``projections`` is a folder of SQL files (`outbox.sink.projection`). ``target`` is where the events are applied.
+    Records that are no events of the catalog, such as raw CDC, have ``decoders`` by topic instead; then ``carries``
+    says what `outbox check` compares: each event, or the state that a key has reached.
 
     ``transform`` names a function of DataFrames, as ``module:function``, that the events pass before the projections,
     or a MERGE, see them (`outbox.sink.spark.transform`). Only what needs it imports it, and PySpark with it.
     """
 
-    name: str
-    projections: Path
-    target: Target
+    name: str = ""
+    projections: Path = Path("projections")
+    target: Target = field(default_factory=_sink_database)
     events: Sequence[str] = ()
     strategy: str | Path = "dedup"
     decoders: Mapping[str, RecordDecoder] = field(default_factory=dict)
@@ -57,7 +67,12 @@ class SinkJob:
     transform: str | None = None
 
     def by(self, strategy: str | Path) -> SinkJob:
-        """The same job beside this one, by another strategy; it is called ``<name>-<strategy>``."""
+        """The same job beside this one, by another strategy; it is called ``<name>-<strategy>``.
+
+        Raises Failure if this one has no name.
+        """
+        if not self.name:
+            raise _unusable(self, "a job beside it needs its name", 'name it: SinkJob(name="orders", …)')
         return replace(self, name=f"{self.name}-{Path(strategy).stem}", strategy=strategy)
 
 
@@ -104,9 +119,37 @@ def jobs(settings: Settings) -> list[SinkJob]:
         ) from None
     found: list[SinkJob] = []
     for entry in pkgutil.iter_modules(package.__path__, f"{name}."):
-        if entry.ispkg and any(module.name == "job" for module in pkgutil.iter_modules(_path(entry.name))):
-            found += importlib.import_module(f"{entry.name}.job").jobs(settings)
+        if entry.ispkg and importlib.util.find_spec(f"{entry.name}.job"):
+            found += _declared(importlib.import_module(f"{entry.name}.job"), settings)
     return found
+
+
+def _declared(module: ModuleType, settings: Settings) -> list[SinkJob]:
+    """The jobs of a module, completed. Raises Failure if it does not declare them as it must."""
+    several = getattr(module, "jobs", None)
+    match getattr(module, "job", None), several(settings) if callable(several) else several:
+        case SinkJob() as job, None:
+            found = [job]
+        case None, [*found] if all(isinstance(one, SinkJob) for one in found):
+            pass
+        case _:
+            raise Failure(
+                f"{module.__name__} must have `job`, a SinkJob, or `jobs`, a list of them, and not both",
+                'write `job = SinkJob(events=["order.placed"])`; a function `jobs(settings)` may return the list',
+                code="sink-undeclared",
+            )
+    return [_completed(job, Path(str(module.__file__)).parent) for job in found]
+
+
+def _completed(job: SinkJob, folder: Path) -> SinkJob:
+    """A job of the subpackage in a folder, with its name and absolute paths."""
+    return replace(
+        job,
+        name=job.name or folder.name,
+        projections=(folder / job.projections).resolve(),
+        strategy=folder / job.strategy if isinstance(job.strategy, Path) else job.strategy,
+        target=job.target.within(folder),
+    )
 
 
 def sinks(settings: Settings) -> dict[str, SinkSpec]:
@@ -128,6 +171,8 @@ def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
         raise _unusable(
             job, "its name is not a word", "begin with a letter; use a-z, 0-9, _ and -; at most 40 characters"
         )
+    if isinstance(job.events, str):
+        raise _unusable(job, f"its events are the text {job.events!r}", f"write a list: events=[{job.events!r}]")
     if bool(job.events) is bool(job.decoders):
         raise _unusable(job, "it takes no events", 'name them: events=["order.placed"]')
     if job.transform is not None and not FUNCTION.fullmatch(job.transform):
@@ -178,8 +223,3 @@ def chosen(settings: Settings, name: str) -> SinkSpec:
 
 def _unusable(job: SinkJob, problem: str, remedy: str) -> Failure:
     return Failure(f"sink {job.name}: {problem}", remedy, code="sink-unusable")
-
-
-def _path(package: str) -> list[str]:
-    found = importlib.util.find_spec(package)
-    return list(found.submodule_search_locations or ()) if found else []

@@ -88,7 +88,7 @@ def find(strategy: str | Path) -> Strategy:
     if strategy not in known:
         raise Failure(
             f"no strategy is called {strategy}",
-            f"there are {', '.join(known)}; one of yours is a file: strategy=HERE / 'mine.sql'",
+            f"there are {', '.join(known)}; one of yours is a file: strategy=Path('mine.sql')",
             code="strategy-unknown",
         )
     return known[strategy]

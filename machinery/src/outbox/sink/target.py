@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg2 import extensions
@@ -16,7 +19,6 @@ if TYPE_CHECKING:
     from outbox.sink.applier import Applier
     from outbox.sink.batch import Returned
     from outbox.sink.spec import SinkSpec
-    from outbox.sink.state import TargetState
     from outbox.sink.writer import SinkWriter
 
 
@@ -25,6 +27,17 @@ class Transformed(NamedTuple):
 
     schema: pa.Schema
     apply: Callable[[str, pa.Table], Returned]
+
+
+@dataclass(frozen=True)
+class TargetState:
+    """What a target outside the sink database holds, in one version of it, as `outbox check` compares it."""
+
+    positions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # by topic and partition, the next offset
+    totals: Mapping[str, Decimal] = field(default_factory=dict)  # by key
+    versions: Mapping[str, int] = field(default_factory=dict)  # by key, the highest applied
+    lacking: Callable[[Collection[str]], Collection[str]] = frozenset  # those of these event ids that it does not hold
+    unread: str = ""  # why nothing of this is known, if it is not
 
 
 class Target(ABC):
@@ -36,6 +49,11 @@ class Target(ABC):
     """Configurations of ivy.xml that Spark needs beside its Kafka source."""
     spark_config: Mapping[str, str] = {}
     """Settings that the Spark session needs."""
+
+    def within(self, folder: Path) -> Target:
+        """The target of a job in a folder, which relative paths begin at."""
+        del folder
+        return self
 
     @abstractmethod
     def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec) -> SinkWriter:

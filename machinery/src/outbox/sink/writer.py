@@ -6,9 +6,9 @@ Nothing here knows Spark, so that tests and benchmarks drive it as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pyarrow as pa
 from psycopg2 import extensions
@@ -16,8 +16,8 @@ from psycopg2 import extensions
 from outbox.base import log
 from outbox.base.database import database_errors
 from outbox.sink import fence, generations, positions, skipped
-from outbox.sink.batch import Batch, Decoded, Staged
-from outbox.sink.generations import Beginning, TopicOffsets
+from outbox.sink.batch import Batch, Staged
+from outbox.sink.generations import Beginning
 from outbox.sink.records import Records
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ UPDATE sinks
 
 
 Copier = Callable[[int, Iterable[Records]], Staged]
-PassingCopier = Callable[[int, Iterable[Records]], Iterator[Decoded]]
-ReturnedCopier = Callable[[Iterable[pa.Table]], tuple[int, int]]
 
 _log = log.get(__name__)
 
@@ -68,33 +66,12 @@ class Staging(Protocol):
         """Empty the tables, between two batches; returns whether no others are left."""
 
 
-@runtime_checkable
-class TransformStaging(Staging, Protocol):
-    """The same for a sink with a transform: executors stage what they read, and what the transform returns of it."""
-
-    def next_job(self) -> int:
-        """A number for the tasks that read one part."""
-
-    def passing_copier(self, dsn: Mapping[str, str | int], topic: str, job: int) -> PassingCopier:
-        """The function that tasks run on the records of one share of a part, by its number: it stages and returns
-        them.
-        """
-
-    def returned_copier(self, dsn: Mapping[str, str | int]) -> ReturnedCopier:
-        """The function that tasks run on the rows that the transform returns: it stages them under an attempt, and
-        returns that and their number. Raises ValueError for a row that the tables do not take.
-        """
-
-    def passed(self, dsn: Mapping[str, str | int], job: int, shares: int) -> Staged:
-        """What tasks have staged of so many shares. Raises Failure if one of them was not read to its end."""
-
-
 class SinkWriter(ABC):
     """Applies batches on a connection that holds the sink's fence for as long as it lives. With ``staging`` it also
     takes batches that executors have staged.
     """
 
-    staging: Staging | TransformStaging | None = None
+    staging: Staging | None = None
     _is_staged = False  # whether the staging tables hold anything of ours
 
     def __init__(self, connection: extensions.connection, spec: SinkSpec) -> None:
@@ -129,13 +106,13 @@ class SinkWriter(ABC):
         with self._errors("does not return generations"), self._connection, self._connection.cursor() as cursor:
             return generations.beginning(cursor, self.name)
 
-    def begin_generation(self, offsets: TopicOffsets) -> Beginning:
-        """Let another checkpoint begin at these offsets; they have every topic of the sink."""
+    def begin_generation(self) -> Beginning:
+        """Let another checkpoint take the place of the present one. If it is lost, it begins where that would."""
         with self._errors("does not take a generation"), self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
-            generation = generations.start_next(cursor, self.name, offsets)
+            generations.start_next(cursor, self.name, generations.beginning(cursor, self.name).offsets)
             beginning = generations.beginning(cursor, self.name)
-        self._term = self._term._replace(generation=generation)
+        self._term = self._term._replace(generation=beginning.generation)
         return beginning
 
     def begin_at(self, topic: str, topic_id: str, start: dict[int, int]) -> None:

@@ -15,15 +15,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from outbox.base import settings as configuration
 from outbox.base.errors import Failure
-from outbox.base.settings import database_passwords, variable
+from outbox.base.settings import SinkRole, SourceRole, database_passwords, load, password_setting, variable
 
 # Shells and python-dotenv read such a value as it is, without quotes.
 PLAIN = re.compile(r"[\w.,:@%+/=^-]+", re.ASCII)
 OWNERS = ("source_db_owner_password", "sink_db_owner_password")
 AUDITORS = ("source_db_auditor_password", "sink_db_auditor_password")
-ROLES = (*map(configuration.password_setting, (*configuration.SourceRole, *configuration.SinkRole)),)
+ROLES = (*map(password_setting, (*SourceRole, *SinkRole)),)
 NAMES = ("source_db_name", "source_db_role_prefix", "sink_db_name", "sink_db_role_prefix")
 # By service of docker-compose, the settings that its container gets in a file. No other has these passwords.
 SHARES: Mapping[str, Sequence[str]] = {
@@ -46,12 +45,12 @@ def read(file: Path) -> dict[str, str]:
 
 def add(file: Path, values: Mapping[str, str]) -> None:
     """Add the variables that the file lacks; what it says already, stays. Mode 600."""
-    write(file, {**read(file), **{name: value for name, value in values.items() if name not in read(file)}})
+    write(file, {**values, **read(file)})
 
 
 def write(file: Path, values: Mapping[str, str]) -> None:
     """Let the file have these variables and no others. Mode 600."""
-    if not (file.exists() and read(file) == values):
+    if not file.exists() or read(file) != values:
         write_private(file, "".join(f"{name}={value}\n" for name, value in values.items()))
 
 
@@ -88,7 +87,7 @@ def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
                 code="secret-needs-quotes",
             )
     write(every, {**generated, **read(every), **given})
-    settings = configuration.load(every.parent).as_env()
+    settings = load(every.parent).as_env()
     for service, names in services.items():
         file = folder / service / "stack.env"
         write(file, {variable(name): settings[variable(name)] for name in names})

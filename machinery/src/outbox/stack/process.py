@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,37 +27,7 @@ EXEC_TIMEOUT_S = 5.0  # the new program may have to come from a busy disk
 KEPT = {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL", archive.VARIABLE, project.VARIABLE}
 
 
-class Controller(ABC):
-    """The operations on a part, a process or a container: the interface for commands, tests and faults."""
-
-    name: str
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start it and return once it is ready. Does nothing to a part that is ready."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Ask it to end, and return once none of its processes is left."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """End it as a crash would (SIGKILL), and return once none of its processes is left."""
-
-    @abstractmethod
-    def pause(self) -> None:
-        """Freeze it (SIGSTOP): it keeps its connections and answers nothing."""
-
-    @abstractmethod
-    def resume(self) -> None:
-        """Undo ``pause``."""
-
-    @abstractmethod
-    def is_running(self) -> bool:
-        """Whether it runs, ready or not."""
-
-
-class Process(Controller):
+class Process:
     """A controlled process of ours, identified by its home folder and its name.
 
     A subclass says how to start (``argv``) and when it is ready (``is_ready``).
@@ -90,9 +59,10 @@ class Process(Controller):
         """Whether it serves. Called repeatedly while it starts."""
         return True
 
-    # The interface ------------------------------------------------------------------------------------------------
+    # Operations ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        """Start it and return once it is ready. Does nothing to a part that is ready."""
         if not self.is_running():
             self.spawn()
         self.wait_ready()
@@ -129,21 +99,26 @@ class Process(Controller):
             raise Failure(f"{error}; the end of {self.log_file}:\n{self.tail()}", code="process-not-ready") from None
 
     def stop(self) -> None:
+        """Ask it to end, and return once none of its processes is left."""
         # Children whose parent crashed have nothing to finish.
         self._end(self.stop_signal if self.is_running() else signal.SIGKILL)
 
     def kill(self) -> None:
+        """End it as a crash would (SIGKILL), and return once none of its processes is left."""
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
+        """Freeze it (SIGSTOP): it keeps its connections and answers nothing."""
         for process in self.processes():
             _send(process, signal.SIGSTOP)
 
     def resume(self) -> None:
+        """Undo ``pause``."""
         for process in self.processes():
             _send(process, signal.SIGCONT)
 
     def is_running(self) -> bool:
+        """Whether it runs, ready or not."""
         return self.pid() is not None
 
     def require_running(self) -> None:

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from outbox.base import settings as configuration
 from outbox.base.errors import Failure
-from outbox.base.settings import PREFIX, Settings, variable
+from outbox.base.settings import PREFIX, Settings, load, variable
 from outbox.jvm.jars import resolve
 from outbox.relay import apply as relay
 from outbox.stack import envfile, ports
@@ -47,7 +46,7 @@ class Stack:
     @property
     def settings(self) -> Settings:
         """The given settings with the ports and passwords that ``up`` chose."""
-        chosen = configuration.load(self.home, environment=False)
+        chosen = load(self.home, environment=False)
         names = [name.removeprefix(PREFIX).lower() for name in envfile.read(self._given.stack_env_file)]
         return self._given.model_copy(update={name: getattr(chosen, name) for name in names})
 
@@ -93,7 +92,7 @@ class Stack:
         """
         stopped = 0
         for home in sorted({home for home, _ in _marked() if self.home in home.parents}):
-            stopped += Stack(configuration.load(home, environment=False)).down(report)
+            stopped += Stack(load(home, environment=False)).down(report)
         with self._locked():
             for process in [*self._others(), *(self.part(name) for name in reversed(self.parts))]:
                 if process.processes():  # also children that a crash left behind

@@ -4,8 +4,10 @@ from outbox.base.settings import SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.testing.client import ServiceClient
 from outbox.testing.command import run
+from outbox.testing.comparisons import differing_keys
+from outbox.testing.events import check_events
 from outbox.testing.queries import query
-from outbox.testing.records import deliver, outbox_records
+from outbox.testing.records import deliver, outbox_records, rebuild
 from outbox.testing.seeds import chosen_seed, seeded
 from outbox.testing.threads import all_at_once
 
@@ -14,10 +16,13 @@ __all__ = [
     "SinkRole",
     "SourceRole",
     "all_at_once",
+    "check_events",
     "chosen_seed",
     "deliver",
+    "differing_keys",
     "outbox_records",
     "query",
+    "rebuild",
     "run",
     "seeded",
     "wait_for",

@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 
-from outbox.base import settings as configuration
 from outbox.base.errors import Failure
+from outbox.base.settings import load
 from outbox.sink import spec
 from outbox.walkthrough import workload
 
@@ -19,7 +19,7 @@ def main() -> None:
     """Become the sink."""
     try:
         name = workload.load(seed=0).naive
-        is_known = name in spec.sinks(configuration.load())
+        is_known = name in spec.sinks(load())
     except Failure as failure:
         sys.exit(f"outbox: {failure}")
     if name is not None and is_known:

@@ -12,14 +12,14 @@ import json
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.sink.state import TargetState
+from outbox.sink.target import TargetState
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,36 +30,22 @@ COMMITS = 1000  # searched for the sink's last one: OPTIMIZE and the like commit
 IDS_PER_QUERY = 1000
 
 
-@dataclass(frozen=True)
-class DeltaState(TargetState):
-    """One version of a sink's table; an empty one if there is no table."""
-
-    delta: DeltaTable | None = None
-
-    def lacks(self, event_ids: Collection[str]) -> frozenset[str]:
-        wanted, there = sorted(event_ids), set[str]()
-        if self.delta is not None:
-            for begin in range(0, len(wanted), IDS_PER_QUERY):
-                there |= _known(self.delta, wanted[begin : begin + IDS_PER_QUERY])
-        return frozenset(event_ids) - there
-
-
 def location(settings: Settings, sink: str) -> str:
     """The URI of a sink's table, written as Hadoop reads it: nothing is percent-encoded."""
     return f"{settings.lakehouse.rstrip('/')}/{sink}"
 
 
-def read(settings: Settings, sink: str, totals_query: Path) -> DeltaState:
-    """The newest version of a sink's table. Raises Failure if it cannot be read."""
+def read(settings: Settings, sink: str, totals_query: Path) -> TargetState:
+    """The newest version of a sink's table; nothing if there is no table. Raises Failure if it cannot be read."""
     if importlib.util.find_spec("deltalake") is None:
-        return DeltaState(unread=UNREAD)
+        return TargetState(unread=UNREAD)
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
     uri = location(settings, sink).removeprefix("file://")  # it would decode what is not encoded
     try:
         if not DeltaTable.is_deltatable(uri):
-            return DeltaState()
+            return TargetState()
         delta = DeltaTable(uri)
         positions = _reached(delta)
         totals: dict[str, Decimal] = defaultdict(Decimal)
@@ -70,7 +56,15 @@ def read(settings: Settings, sink: str, totals_query: Path) -> DeltaState:
     except DeltaError as error:
         reason = str(error).partition("\n")[0]
         raise Failure(f"sink {sink}: reading its table at {uri}: {reason}", code="table-unreadable") from error
-    return DeltaState(positions, totals, versions, delta=delta)
+    return TargetState(positions, totals, versions, partial(lacking, delta))
+
+
+def lacking(delta: DeltaTable, event_ids: Collection[str]) -> set[str]:
+    """Those of these events that the table does not have."""
+    wanted, there = sorted(event_ids), set[str]()
+    for begin in range(0, len(wanted), IDS_PER_QUERY):
+        there |= _known(delta, wanted[begin : begin + IDS_PER_QUERY])
+    return {*event_ids} - there
 
 
 def _reached(delta: DeltaTable) -> dict[str, dict[int, int]]:

@@ -12,8 +12,7 @@ from outbox.base.settings import Settings
 from outbox.sink.applier import Applier
 from outbox.sink.lakehouse import table
 from outbox.sink.spec import SinkSpec
-from outbox.sink.state import TargetState
-from outbox.sink.target import Target, Transformed
+from outbox.sink.target import Target, TargetState, Transformed
 from outbox.sink.writer import SinkWriter
 
 
@@ -33,6 +32,9 @@ class LakehouseTarget(Target):
     def __init__(self, schema: Path, totals: Path) -> None:
         self._schema = schema
         self._totals = totals
+
+    def within(self, folder: Path) -> LakehouseTarget:
+        return LakehouseTarget(folder / self._schema, folder / self._totals)
 
     def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec) -> SinkWriter:
         from outbox.sink.lakehouse.writer import LakehouseWriter

@@ -111,7 +111,7 @@ SELECT key, coalesce(copy.total, 0) - coalesce(live.total, 0)
  WHERE coalesce(copy.total, 0) <> coalesce(live.total, 0)
 """
 # How the built-in strategies recognise events.
-MEMORY = ("event_log", "key_versions", "landed_events", "processed_changes", "processed_events")
+MEMORY = ("key_versions", "landed_events", "processed_changes", "processed_events")
 REMEMBER = """
 INSERT INTO {table} (sink, {columns}) SELECT %(copy)s, {columns} FROM {table} WHERE sink = %(sink)s
 ON CONFLICT DO NOTHING
@@ -201,9 +201,7 @@ def from_source(
             cursor.execute(fence.SESSION)
         with connection, connection.cursor() as cursor:
             fence.lock(cursor, sink)
-            cursor.execute(
-                "CREATE TEMPORARY TABLE source (aggregate text NOT NULL, total jsonb NOT NULL) ON COMMIT DROP"
-            )
+            cursor.execute(SOURCE)
             rows = _totals(settings, aggregates)
             execute_values(cursor, "INSERT INTO source VALUES %s", rows, page_size=FETCH_ROWS)
             for topic, decoder in spec.decoders.items():

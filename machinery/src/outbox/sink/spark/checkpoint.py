@@ -2,14 +2,17 @@
 
 offsets/<batch id>    planned: written before the batch is applied; the offsets where it ends
 commits/<batch id>    committed: written after
-sources/0/0           the offsets where batch 0 begins; nobody reads it once that is committed
+sources/0/0           the offsets where batch 0 begins
 metadata              the id of the query
+
+It only says how a query has planned its batches. The sink's positions say what is applied. So nothing here is ever
+repaired: a checkpoint that no query can continue is replaced.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,10 +22,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from outbox.base.errors import Failure
+from outbox.sink.generations import TopicOffsets
 from outbox.sink.spark import local_checkpoint
 from outbox.sink.spark.session import reason
 
 Offsets = dict[str, dict[int, int]]  # by topic and partition
+BEGINNING = "sources/0/0"
+LINES = {"offsets": 3, "commits": 2, "sources": 2, "metadata": 1}  # of a file, at least; the last one is a JSON object
 UNAVAILABLE = "java.io.IOException"
 # Such an exception too, and no later attempt would end otherwise.
 UNUSABLE = {
@@ -40,12 +46,11 @@ class Checkpoint:
     Each method raises Failure `checkpoint-unavailable` if the file system does not answer, which may pass.
     """
 
-    def __init__(self, spark: SparkSession, uri: str, sink: str) -> None:
+    def __init__(self, spark: SparkSession, uri: str) -> None:
         """Make its folder if it is missing. Raises Failure `checkpoint-unusable` if the URI is invalid or cannot be
         written to.
         """
         self.uri = uri
-        self._sink = sink
         self._folder = local_checkpoint.folder(uri)
         self._jvm: Any = spark._jvm
         self._gateway = spark.sparkContext._gateway
@@ -58,20 +63,14 @@ class Checkpoint:
         if not is_there:
             raise self._unusable("it cannot be made")
 
-    def exists(self) -> bool:
-        """Whether a batch was ever planned. Until then a query begins at the offsets that it is given."""
-        return bool(self._batches("offsets"))
+    def is_new(self) -> bool:
+        """Whether no query has ever used it."""
+        with self._answering():
+            return not self._files.listStatus(self._path(""))
 
     def end(self, batch_id: int) -> Offsets:
         """The offsets where a planned batch ends."""
-        return _offsets(self._read(f"offsets/{batch_id}").splitlines()[2])
-
-    def start(self, batch_id: int) -> Offsets:
-        """The offsets where a planned batch begins."""
-        if batch_id > 0:
-            return self.end(batch_id - 1)
-        text = self._read("sources/0/0")
-        return _offsets(text[text.index("{") :])
+        return self._offsets(f"offsets/{batch_id}")
 
     def is_committed(self, batch_id: int) -> bool:
         """Whether Spark has recorded that a batch is done, so that it will not be repeated."""
@@ -81,70 +80,61 @@ class Checkpoint:
         """Whether a batch is planned and not committed: a query begins with it."""
         return self._newest("offsets") > self._newest("commits")
 
-    def topics(self) -> set[str]:
-        """The topics of the newest batch that was planned; none without any."""
-        planned = self._newest("offsets")
-        return set(self.end(planned)) if planned >= 0 else set()
-
-    def applied(self) -> Offsets | None:
-        """The offsets up to which batches are committed; None without any."""
-        batches = self._batches("commits")
-        return self.end(max(batches)) if batches else None
-
-    def repair(self) -> list[str]:
-        """Delete the files that a crash of the host has truncated, as far as the sink can do without; return them.
-
-        These are the newest log files; before the first commit, also the files that every query begins with. It does no
-        harm to forget that a batch was planned or committed: its events are repeated, and the sink knows them.
-
-        Raises Failure if another file that the query needs is truncated or missing.
+    def start(self) -> Offsets | None:
+        """Where the next batch begins: where the newest committed one ends whose file is complete. None if no file says
+        it.
         """
-        deleted = self._delete([file for log in ("offsets", "commits") for file in self._truncated(log)])
-        planned = self._newest("offsets")
-        deleted += self._delete([f"commits/{batch}" for batch in self._batches("commits") if batch > planned])
-        if planned <= 0 and self._newest("commits") < 0:
-            deleted += self._delete(self._broken_beginning())
-        self._require_complete()
-        return deleted
+        committed = self._batches("commits")
+        files = [f"offsets/{batch}" for batch in sorted(committed, reverse=True)] or [BEGINNING]
+        return next((self._offsets(file) for file in files if self._is_complete(file)), None)
 
-    def _truncated(self, log: str) -> Iterator[str]:
-        """The newest files of a log down to the first complete one."""
-        for batch in sorted(self._batches(log), reverse=True):
-            if self._is_complete(f"{log}/{batch}"):
-                return
-            yield f"{log}/{batch}"
+    def problem(self, positions: TopicOffsets) -> str | None:
+        """Why no query of a sink with these positions, of all its topics, can continue it; None if one can."""
+        if broken := [file for file in self._needed() if not self._is_complete(file)]:
+            return f"truncated or missing: {', '.join(broken)}"
+        start = self.start()
+        if start is None:
+            return None
+        if start.keys() != positions.keys():
+            return f"it is of other topics: {', '.join(sorted(start))}"
+        ahead = [
+            f"{topic}/{partition}"
+            for topic, of_topic in sorted(start.items())
+            for partition, offset in sorted(of_topic.items())
+            if offset > positions[topic].get(partition, 0)
+        ]
+        return f"it is ahead of the positions, on {', '.join(ahead)}" if ahead else None
 
-    def _broken_beginning(self) -> Iterator[str]:
-        """What is not complete of the files that a query begins with. A batch without its beginning goes with it."""
-        if not self._is_complete("metadata"):
-            yield "metadata"
-        if not self._is_complete("sources/0/0"):
-            yield from ("sources/0/0", "offsets/0")
-
-    def _require_complete(self) -> None:
-        planned, committed = self._newest("offsets"), self._newest("commits")
-        read = {f"offsets/{batch}" for batch in (committed, planned - 1, planned) if batch >= 0}
-        broken = sorted(file for file in read if not self._is_complete(file))
-        if self._exists("metadata") and not self._is_complete("metadata"):
-            broken.append("metadata")
-        if broken:
-            raise Failure(
-                f"checkpoint {self.uri}: truncated or missing: {', '.join(broken)}",
-                f"`outbox rewind {self._sink} --to-positions`: the sink then begins another checkpoint, at the "
-                "positions in its database",
-                code="checkpoint-broken",
-            )
-
-    def _delete(self, files: Iterable[str]) -> list[str]:
-        """Delete these files and return those that existed."""
-        existing = [file for file in files if self._exists(file)]
-        with self._answering():
-            for file in existing:
-                self._files.delete(self._path(file), False)
-        return existing
+    def _needed(self) -> list[str]:
+        """The files that a query needs to continue: those of the newest two batches, or of the beginning."""
+        newest = max(self._newest("offsets"), self._newest("commits"))
+        if newest < 0:
+            return [file for file in ("metadata", BEGINNING) if self._exists(file)]
+        before = [f"offsets/{newest - 1}", f"commits/{newest - 1}"] if newest else [BEGINNING]
+        last = [f"commits/{newest}"] if self.is_committed(newest) else []
+        return ["metadata", *before, f"offsets/{newest}", *last]
 
     def _is_complete(self, file: str) -> bool:
-        return self._exists(file) and local_checkpoint.is_complete(file, self._read(file))
+        """Whether a file is there, and whole: a crash of the host may truncate it anywhere."""
+        if not self._exists(file):
+            return False
+        lines = self._lines(file)
+        if len(lines) < LINES[file.partition("/")[0]]:
+            return False
+        try:
+            return isinstance(json.loads(lines[-1]), dict)
+        except ValueError:
+            return False
+
+    def _offsets(self, file: str) -> Offsets:
+        by_topic: Mapping[str, Mapping[str, int]] = json.loads(self._lines(file)[-1])
+        return {
+            topic: {int(partition): offset for partition, offset in of_topic.items()}
+            for topic, of_topic in by_topic.items()
+        }
+
+    def _lines(self, file: str) -> list[str]:
+        return self._read(file).rstrip().split("\n")
 
     def _exists(self, file: str) -> bool:
         with self._answering():
@@ -195,10 +185,3 @@ class Checkpoint:
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.uri}/{name}" if name else self.uri)
-
-
-def _offsets(text: str) -> Offsets:
-    return {
-        topic: {int(partition): offset for partition, offset in of_topic.items()}
-        for topic, of_topic in json.loads(text).items()
-    }

@@ -23,12 +23,13 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.kafka.follower import Closed, Follower
 from outbox.kafka.records import batches, size_bytes
 from outbox.sink.batch import Batch, Decoded, Staged
+from outbox.sink.postgres.transform_staging import TransformStaging
 from outbox.sink.records import Records
 from outbox.sink.spark.part import Part
 from outbox.sink.spark.session import JVM_GONE
 from outbox.sink.spark.transform import ReadTask, StageTask, Transform, TransformFailed, as_events
 from outbox.sink.spec import SinkSpec
-from outbox.sink.writer import Copier, Staging, TransformStaging
+from outbox.sink.writer import Copier, Staging
 
 DRIVER_MAX_RECORDS = 100  # so that a batch of the largest records, of 1 MiB each, fits into the driver's memory
 PART_MAX_RECORDS = 100_000  # a part is read, and staged by executors, while the one before it is applied
@@ -47,7 +48,7 @@ class Reader:
         settings: Settings,
         spec: SinkSpec,
         topic_ids: Mapping[str, str],
-        staging: Staging | TransformStaging | None,
+        staging: Staging | None,
         transform: Transform | None = None,
     ) -> None:
         """Without ``staging`` the driver decodes large batches too. ``transform`` is that of the sink, if it has one.

@@ -50,7 +50,7 @@ CONFIG = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.python.daemon.module": "outbox.sink.spark.daemon",
     # The default manager forks processes for each log file. This one renames too: safe when the process dies; when the
-    # host dies, a log file may be cut off, which `checkpoint.repair` sees to.
+    # host dies, a log file may be cut off: then another checkpoint begins.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),

@@ -34,8 +34,7 @@ from outbox.sink import positions
 from outbox.sink.batch import Batch
 from outbox.sink.generations import Beginning, TopicOffsets
 from outbox.sink.metrics import Metrics
-from outbox.sink.spark import local_checkpoint
-from outbox.sink.spark import session as spark_session
+from outbox.sink.spark import local_checkpoint, session
 from outbox.sink.spark.checkpoint import Checkpoint, Offsets
 from outbox.sink.spark.part import Part
 from outbox.sink.spark.reader import Reader
@@ -91,13 +90,14 @@ class Stream:
         self._is_reported = False
         self._is_stopped = False
         self._repeats = False  # whether Spark begins with a batch that was not committed
-        self._last_batch: tuple[int, Offsets] | None = None
+        self._last_batch: int | None = None
+        self._next: Offsets = {}  # where the batch after that begins
         self._reached: Offsets = {}
 
     def start(self, until_caught_up: bool) -> None:
-        """Start the query: where its checkpoint says, or, without one, where the sink's positions say.
+        """Start the query: where its checkpoint says, or, without one that it can continue, where the positions say.
 
-        The sink fails if its checkpoint cannot be used, or if events before that are lost.
+        The sink fails if its checkpoint's file system cannot be used, or if events before that are lost.
         """
         with self._failing():
             with self._guard.working(self._connection):
@@ -222,39 +222,63 @@ class Stream:
         self._applier = ThreadPoolExecutor(1, f"apply {self._spec.name}")
         self._resources.callback(self._applier.shutdown, wait=False)
         self._use(self._writer.beginning())
-        for file in self._checkpoint.repair():
-            self._log.warning("truncated log file removed", file=f"{self._checkpoint.uri}/{file}")
-        topics_before = self._checkpoint.topics()
-        if topics_before and topics_before != {*self._spec.topics}:
-            self._begin_again()
 
     def _use(self, beginning: Beginning) -> None:
         """Read the checkpoint of a generation."""
         self._rewound = beginning
         uri = local_checkpoint.uri(self._settings, self._spec.name, beginning.generation)
-        self._checkpoint = Checkpoint(self._spark, uri, self._spec.name)
+        self._checkpoint = Checkpoint(self._spark, uri)
 
-    def _begin_again(self) -> None:
-        """Begin another checkpoint, because Spark continues none whose topics have changed.
-
-        A topic that it had goes on where it has committed: less than the positions say, if it is being replayed.
-        """
-        committed, begin = self._checkpoint.applied() or self._rewound.offsets, self._begin()
-        offsets = {
-            topic: {
-                partition: committed.get(topic, {}).get(partition, offset) for partition, offset in begin[topic].items()
-            }
+    def _begin(self) -> Offsets:
+        """Where the first batch begins. Raises Failure if events before that are lost."""
+        start = self._checkpoint.start()
+        first = {topic: topics.first_offsets(self._settings, topic) for topic in self._spec.topics}
+        reached = {
+            topic: self._positions(topic, first[topic], is_new=topic not in (start or {}))
             for topic in self._spec.topics
         }
-        self._use(self._writer.begin_generation(offsets))
-        self._log.info("the sink reads other topics: another checkpoint begins", next_offsets=offsets)
+        problem = self._checkpoint.problem(reached)
+        if start is not None and problem is None:
+            return start
+        begin = first if self._spec.strategy.start == "earliest" and problem is None else reached
+        replayed = start or self._rewound.offsets
+        offsets = {
+            topic: of_topic
+            | {
+                # What the topic has dropped meanwhile cannot be read again.
+                key: max(first[topic].get(key, 0), min(offset, reached[topic].get(key, offset)))
+                for key, offset in replayed.get(topic, {}).items()
+            }
+            for topic, of_topic in begin.items()
+        }
+        if problem is not None:
+            self._begin_another(problem, offsets)
+        return offsets
+
+    def _positions(self, topic: str, first: dict[int, int], *, is_new: bool) -> dict[int, int]:
+        """The positions in all partitions, of which these are the first offsets. A topic that is new to the checkpoint
+        may be new to the sink.
+        """
+        stored = self._writer.positions(topic, self._topic_ids[topic])
+        if is_new and not stored:
+            self._writer.begin_at(topic, self._topic_ids[topic], first)
+        else:
+            positions.require_no_gap(self._spec.name, topic, stored, first)
+        return first | stored
+
+    def _begin_another(self, problem: str, offsets: Offsets) -> None:
+        """Let another checkpoint begin there. Numbers that were used before a backup was restored are passed over."""
+        before = self._checkpoint.uri
+        while not self._checkpoint.is_new():
+            self._use(self._writer.begin_generation())
+        self._log.warning("another checkpoint begins", unusable=before, because=problem, next_offsets=offsets)
 
     def _start_query(self, beginning: Offsets, until_caught_up: bool) -> None:
-        self._reached = self._checkpoint.applied() or beginning
+        self._reached = self._next = beginning
         starting_offsets = json.dumps(
             {topic: {str(key): offset for key, offset in of_topic.items()} for topic, of_topic in beginning.items()}
         )
-        records = spark_session.records(self._spark, self._settings, self._spec.topics, starting_offsets)
+        records = session.records(self._spark, self._settings, self._spec.topics, starting_offsets)
         writer = records.writeStream.foreachBatch(self._handle).queryName(self._spec.name)
         writer = writer.option("checkpointLocation", self._checkpoint.uri)
         if until_caught_up:
@@ -266,7 +290,7 @@ class Stream:
 
     def _stop_query(self, query: StreamingQuery) -> None:
         if self._last_batch is not None and self._failure is None:
-            batch_id = self._last_batch[0]
+            batch_id = self._last_batch
             wait_for(
                 f"batch {batch_id} of sink {self._spec.name} to be committed",
                 lambda: not self.is_active() or self._checkpoint.is_committed(batch_id),
@@ -281,22 +305,6 @@ class Stream:
             self._writer.close()
         self._log.info("stopped", next_offsets=self._reached)
 
-    def _begin(self) -> Offsets:
-        """Where a query without checkpoint begins. Raises Failure if events before that are lost."""
-        return {topic: self._begin_on(topic) for topic in self._spec.topics}
-
-    def _begin_on(self, topic: str) -> dict[int, int]:
-        first = topics.first_offsets(self._settings, topic)
-        stored = self._writer.positions(topic, self._topic_ids[topic])
-        if stored:
-            positions.require_no_gap(self._spec.name, topic, stored, first)
-        elif topic not in self._checkpoint.topics():
-            self._writer.begin_at(topic, self._topic_ids[topic], first)
-        begin = first if self._spec.strategy.start == "earliest" else first | stored
-        # What the topic has dropped since the rewind cannot be read again.
-        rewound = self._rewound.offsets.get(topic, {})
-        return begin | {key: max(offset, first.get(key, 0)) for key, offset in rewound.items()}
-
     def _handle(self, _: DataFrame, batch_id: int) -> None:
         """Apply one batch. Whatever it raises ends the query with the batch uncommitted."""
         with self._guard.working(self._connection):
@@ -310,9 +318,9 @@ class Stream:
     def _apply(self, batch_id: int) -> None:
         """Part by part, each in a transaction of its own; the next one is read meanwhile."""
         end = self._checkpoint.end(batch_id)
-        parts = self._reader.parts(_of_topics(self._start(batch_id), end))
+        parts = self._reader.parts(_of_topics(self._next, end))
         if not parts:
-            self._last_batch = (batch_id, end)
+            self._last_batch, self._next = batch_id, end
             return
         waiting, number = deque(parts), 1
         self._describe(f"batch {batch_id}, read part 1 of {len(parts)}")
@@ -335,7 +343,7 @@ class Stream:
             self._describe(f"batch {batch_id}, apply part {number} of {number}")
             self._apply_part(batch_id, batch, read_s)
             self._writer.clear()
-            self._last_batch = (batch_id, end)
+            self._last_batch, self._next = batch_id, end
 
     def _describe(self, work: str) -> None:
         """Say in Spark's UI what the next jobs of this thread are for. They still end with the query."""
@@ -382,11 +390,6 @@ class Stream:
         except Exception as error:
             self._fail(error)
             raise
-
-    def _start(self, batch_id: int) -> Offsets:
-        if self._last_batch is not None and self._last_batch[0] == batch_id - 1:
-            return self._last_batch[1]
-        return self._checkpoint.start(batch_id)
 
     def _spark_error(self) -> str | None:
         """Why the query ended, in one line."""

@@ -36,7 +36,7 @@ from outbox.sink import fence
 from outbox.sink.generations import TopicOffsets
 from outbox.sink.metrics import Metrics, State, served
 from outbox.sink.retries import Retries
-from outbox.sink.spark import session as spark_session
+from outbox.sink.spark import session
 from outbox.sink.spark.session import JVM_GONE
 from outbox.sink.spark.stream import Stream, code_of
 from outbox.sink.spec import SinkSpec
@@ -72,8 +72,8 @@ def run(
         targets = {name: topics.last_stable_offsets(settings, name) for name in names}
         for handler in logging.getLogger().handlers:
             handler.addFilter(_is_not_py4j)
-        spark = spark_session.session(settings, [spec.job.target for spec in specs])
-        resources.callback(spark_session.stop, spark)
+        spark = session.session(settings, [spec.job.target for spec in specs])
+        resources.callback(session.stop, spark)
         wake = resources.enter_context(_signals())  # after Spark's start, which installs a handler of its own
         try:
             for supervisor in supervisors:

@@ -61,13 +61,13 @@ from outbox.kafka.records import batches
 from outbox.sink.applier import Applier
 from outbox.sink.batch import Returned
 from outbox.sink.layout import PLACE, Layout
+from outbox.sink.postgres.transform_staging import PassingCopier, ReturnedCopier
 from outbox.sink.records import Records
 from outbox.sink.spark import frame
 from outbox.sink.spark.part import Part
 from outbox.sink.spark.session import FEW_ROWS, JVM_GONE, session
 from outbox.sink.spec import SinkSpec
 from outbox.sink.target import Transformed
-from outbox.sink.writer import PassingCopier, ReturnedCopier
 
 # For small batches. Adaptive execution plans again after each stage, which takes longer than the query itself.
 SMALL = {**FEW_ROWS, "spark.sql.adaptive.enabled": "false"}

@@ -20,7 +20,7 @@ from outbox.sink.strategy import Strategy
 
 # Tables of outbox/migrations/sink; a test holds that these are all.
 MACHINERY = {
-    *("applied_versions", "base_versions", "checkpoint_generations", "dead_letters", "dedup_horizon", "event_log"),
+    *("applied_versions", "base_versions", "checkpoint_generations", "dead_letters", "dedup_horizon"),
     *("key_versions", "landed_events", "outbox_version", "positions", "processed_changes", "processed_events"),
     *("sinks", "skipped_events"),
 }

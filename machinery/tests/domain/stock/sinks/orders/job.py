@@ -1,16 +1,5 @@
 """Order events in, orders out: all events of one aggregate."""
 
-from __future__ import annotations
+from outbox.sinks import SinkJob
 
-from pathlib import Path
-
-from outbox import Settings
-from outbox.sinks import PostgresTarget, SinkJob
-
-PROJECTIONS = Path(__file__).with_name("projections")
-
-
-def jobs(settings: Settings) -> list[SinkJob]:
-    """The sink `orders`."""
-    del settings
-    return [SinkJob(name="orders", events=["order"], projections=PROJECTIONS, target=PostgresTarget())]
+job = SinkJob(events=["order"])

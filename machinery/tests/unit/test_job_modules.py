@@ -1,0 +1,123 @@
+"""What a module ``job`` declares: which defaults its subpackage gives, and which declarations are refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from outbox.base import project, settings
+from outbox.sink import spec
+from outbox.sink.lakehouse.target import LakehouseTarget
+from outbox.sink.postgres.target import PostgresTarget
+from outbox.sink.spec import SinkJob
+from outbox.testing.failures import raises
+
+PACKAGE = "sinks_of_a_test"
+IMPORTS = "from pathlib import Path\nfrom outbox.sinks import LakehouseTarget, SinkJob\n"
+Declare = Callable[[str], list[SinkJob]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The subpackage `orders` of a project's sinks."""
+    return tmp_path / PACKAGE / "orders"
+
+
+@pytest.fixture
+def declare(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Declare]:
+    """The jobs of the project whose only module ``job`` has these lines."""
+    mine = replace(project.current(), sinks_package=PACKAGE)
+    monkeypatch.setattr(project, "current", lambda: mine)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder.mkdir(parents=True)
+    for package in (folder.parent, folder):
+        (package / "__init__.py").touch()
+
+    def jobs(lines: str) -> list[SinkJob]:
+        (folder / "job.py").write_text(IMPORTS + lines)
+        return spec.jobs(settings.load(environment=False))
+
+    yield jobs
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+        del sys.modules[name]
+
+
+def test_a_job_that_names_only_its_events_is_called_like_its_subpackage(declare: Declare, folder: Path) -> None:
+    (job,) = declare('job = SinkJob(events=["order"])')
+    assert job.name == "orders"
+    assert job.projections == folder / "projections"
+    assert isinstance(job.target, PostgresTarget)
+    assert job.strategy == "dedup"
+
+
+def test_what_a_job_names_stays(declare: Declare, tmp_path: Path) -> None:
+    (job,) = declare(f'job = SinkJob(name="mine", events=["order"], projections=Path({str(tmp_path)!r}))')
+    assert (job.name, job.projections) == ("mine", tmp_path)
+
+
+def test_paths_begin_at_the_subpackage(declare: Declare, folder: Path) -> None:
+    (job,) = declare(
+        'job = SinkJob(events=["order"], strategy=Path("mine.sql"), projections=Path("../others/projections"), '
+        'target=LakehouseTarget(schema=Path("table.sql"), totals=Path("totals.sql")))'
+    )
+    assert job.strategy == folder / "mine.sql"
+    assert job.projections == folder.parent / "others" / "projections"
+    assert isinstance(job.target, LakehouseTarget)
+    assert vars(job.target) == vars(LakehouseTarget(schema=folder / "table.sql", totals=folder / "totals.sql"))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'first = SinkJob(name="first", events=["order"])\njobs = [first, first.by("merge")]',
+        'first = SinkJob(name="first", events=["order"])\ndef jobs(settings): return first, first.by("merge")',
+    ],
+)
+def test_several_jobs_are_a_list_or_what_a_function_returns(declare: Declare, lines: str) -> None:
+    assert [job.name for job in declare(lines)] == ["first", "first-merge"]
+
+
+@pytest.mark.parametrize("lines", ["jobs = []", "def jobs(settings): return []"])
+def test_a_subpackage_may_have_no_job_for_these_settings(declare: Declare, lines: str) -> None:
+    assert declare(lines) == []
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "",
+        'jab = SinkJob(events=["order"])',
+        'job = ["order"]',
+        'job = [SinkJob(events=["order"])]',
+        'jobs = SinkJob(events=["order"])',
+        'jobs = ["order"]',
+        "def jobs(settings): pass",
+        'job = SinkJob(events=["order"])\njobs = [job]',
+        'def job(settings): return [SinkJob(events=["order"])]',
+    ],
+)
+def test_a_module_without_a_usable_declaration_is_refused(declare: Declare, lines: str) -> None:
+    with raises("sink-undeclared", f"{PACKAGE}.orders.job"):
+        declare(lines)
+
+
+def test_two_jobs_of_a_subpackage_need_names(declare: Declare) -> None:
+    jobs = declare('jobs = [SinkJob(events=["order"]), SinkJob(events=["item"])]')
+    assert [job.name for job in jobs] == ["orders", "orders"]
+    with raises("sink-ambiguous", "orders"):
+        spec.sinks(settings.load(environment=False))
+
+
+def test_a_job_without_a_name_has_none_beside_it(declare: Declare) -> None:
+    with raises("sink-unusable", "needs its name"):
+        declare('first = SinkJob(events=["order"])\njobs = [first, first.by("merge")]')
+
+
+def test_events_that_are_one_text_are_refused(declare: Declare) -> None:
+    declare('job = SinkJob(events="order")')
+    with raises("sink-unusable", "events=['order']"):
+        spec.sinks(settings.load(environment=False))
