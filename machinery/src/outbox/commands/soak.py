@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from outbox.base import project
-from outbox.base import settings as configuration
+from outbox.base import settings
 from outbox.base.errors import Failure
 from outbox.soak import domain as domains
 from outbox.soak import run
@@ -77,7 +77,7 @@ def soak(
     path = project.current().home / "soak" / f"{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path.mkdir(parents=True)
     folder = Folder(path)
-    settings = configuration.load(path / "stack", environment=False, exactly_once=not at_least_once)
+    given = settings.load(path / "stack", environment=False, exactly_once=not at_least_once)
     plan = Plan(
         seed=seed,
         duration_s=duration,
@@ -89,7 +89,7 @@ def soak(
     )
     click.echo(f"seed {seed}; files in {path}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
-    _tell(run.soak(settings, domains.load(seed), plan, chosen, folder, click.echo), folder)
+    _tell(run.soak(given, domains.load(seed), plan, chosen, folder, click.echo), folder)
 
 
 def _chosen(known: Mapping[str, Make], patterns: str) -> dict[str, Make]:
