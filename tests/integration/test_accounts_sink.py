@@ -82,7 +82,10 @@ def test_a_repeated_event_counts_once(client: Client, databases: Settings) -> No
     records = outbox_records(databases)
     assert deliver(databases, [*records, *records], SINK).duplicates == len(records)
     again = deliver(databases, records, SINK)
-    assert (again.applied, again.duplicates) == (0, len(records))
+    assert {name: count for name, count in again._asdict().items() if count} == {
+        "rows": len(records),
+        "duplicates": len(records),
+    }
     assert held(databases) == due(databases)
 
 

@@ -11,7 +11,10 @@ from tests.ledger import Client
 COMPARISONS = {
     "accounts": ["status", "transfers", "turnover"],
     "balances": ["balances"],
+    "balances-merge": ["balances"],
+    "balances-offsets": ["balances"],
     "balances-upsert": ["balances"],
+    "balances-versions": ["balances"],
 }
 
 

@@ -145,6 +145,8 @@ class TestOlderEvents:
         assert database.processed() == 0
         assert apply(databases, old, start=1, name=name) == Counts(1, rejected=1)
         assert database.totals() == sums([old])
+        assert database.query("SELECT FROM landed_events") == [], "a set-aside event is not remembered either"
+        assert database.processed() == 0
 
     def test_an_event_at_the_horizon_is_applied(self, databases: Settings, database: Database) -> None:
         retention.drop(databases, ago(5))

@@ -100,7 +100,7 @@ def test_the_whole_way_beside_the_outbox(chain: Settings, changes: Connector, se
     assert "`outbox connect apply` creates" in reported_failure(catch_up(chain, "changes"))
     assert run("status", "changes").stderr.endswith("does not run — `outbox connect apply changes`\n")
     assert run("apply", "changes").stdout.startswith(f"connector {changes.name}: created, exactly-once")
-    captured(chain, changes, "items")  # the snapshot has ended: what comes now is told as a change
+    captured(chain, changes, "items")  # until the snapshot has ended: its rows are no changes
     movements.make(10)
     told_of = {value["op"] for value in (json.loads(record.value) for record in captured(chain, changes, "items"))}
     assert told_of == {"r", "u"}

@@ -315,7 +315,7 @@ def _sinks(settings: Settings) -> Iterator[Diagnosis]:
     specs = spec.sinks(settings)
     of_sink = {name: specs.get(name.removesuffix(rebuild.SUFFIX)) for name in sinks}
     read = {name: found for name, found in of_sink.items() if found is not None}
-    for name in {*sinks} - read.keys():
+    for name in (name for name in sinks if name not in read):
         yield _ok("sink-undeclared", f"sink {name} is not looked at: {UNDECLARED}")
     # Of the declared topics too, so that Kafka is looked at whatever sinks there are.
     names = {topic for found in read.values() for topic in found.topics} | catalog.of(settings).topics.keys()

@@ -6,7 +6,7 @@ loop receives every request without blocking, and its threads never read from a 
 
 Three alternatives failed `test_http_worker.py`. With gunicorn 27's own ``gthread``, and with granian 2.8 in WSGI mode,
 clients that send half a body hold every thread; granian has no time limit for a body. waitress 3.0 buffers requests,
-but it does not bound a client that sends a byte a second, and it drops arriving requests at SIGTERM.
+but it never ends a client that sends a byte a second, and at SIGTERM it drops requests that are still arriving.
 
 Bounds per worker process: `CONNECTIONS` connections, and about `HEAD_MAX_BYTES` plus `body.MAX_BYTES` for each.
 A request that takes longer than ``request_timeout_s`` to arrive gets 408; a client that takes longer to read its

@@ -1,7 +1,7 @@
 """The generations of a sink's checkpoint, which begin at offsets that are kept in the database.
 
-A rewind starts the next one, and says where it begins. So does a sink that cannot continue its checkpoint; what was
-said stays in force.
+A rewind starts the next one and stores where it begins. A sink that cannot continue its checkpoint starts the next one
+too, and leaves the stored beginning as it is.
 """
 
 from __future__ import annotations

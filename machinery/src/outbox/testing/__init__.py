@@ -7,7 +7,8 @@ from outbox.testing.command import run
 from outbox.testing.comparisons import differing_keys
 from outbox.testing.events import check_events
 from outbox.testing.queries import query
-from outbox.testing.records import deliver, outbox_records, rebuild
+from outbox.testing.rebuilds import rebuild
+from outbox.testing.records import deliver, outbox_records
 from outbox.testing.seeds import chosen_seed, seeded
 from outbox.testing.threads import all_at_once
 

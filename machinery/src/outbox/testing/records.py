@@ -1,6 +1,4 @@
-"""What a service has put into the outbox, as the topic would carry it; and delivered to a sink without a topic. And a
-sink that is set to what the source says.
-"""
+"""What a service has put into the outbox, as the topic would carry it; and delivered to a sink without a topic."""
 
 from __future__ import annotations
 
@@ -9,18 +7,15 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from decimal import Decimal
 from typing import Any
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events import catalog
 from outbox.events.schema import Rejection
-from outbox.kafka.topics import Topic
 from outbox.sink import spec
 from outbox.sink.batch import Batch, DeadRecord
 from outbox.sink.records import DecodedEvent, Record, RecordDecoder
-from outbox.sink.repair.rebuild import from_source
 from outbox.sink.writer import Counts, SinkWriter
 from outbox.testing.queries import query
 
@@ -61,17 +56,6 @@ def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) ->
             for topic in topics
         ]
     return _sum(counts)
-
-
-def rebuild(settings: Settings, sink: str) -> dict[str, Decimal]:
-    """Set a sink to what the source says, as `outbox rebuild SINK --from source` does. Returns by key how much more the
-    sink holds now.
-
-    Raises Failure if the sink cannot be rebuilt.
-    """
-    chosen = spec.chosen(settings, sink)
-    topics = [Topic(name, TOPIC_ID, 1) for name in chosen.topics]
-    return from_source(settings, chosen, topics, {topic.name: {0: 0} for topic in topics}).differences
 
 
 def _apply(writer: SinkWriter, decoder: RecordDecoder, topic: str, records: Sequence[dict[str, Any]]) -> Counts:
