@@ -1,4 +1,4 @@
-"""Try the mutations: ``python -m mutations [NAME…]``. Status 1 if no test has noticed one of them."""
+"""Try the mutations: ``python -m proof.mutations [NAME…]``. Status 1 if no test has noticed one of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 900
 NO_TESTS_FAILED, TESTS_FAILED = 0, 1  # https://docs.pytest.org/en/stable/reference/exit-codes.html
 Result = Literal["caught", "not caught", "no verdict"]
