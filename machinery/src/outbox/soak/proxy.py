@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -28,7 +29,8 @@ class Proxy:
         self._delay_s = 0.0
         self._flows = asyncio.Event()  # bytes pass while it is set
         self._ends: set[asyncio.StreamWriter] = set()  # two of each connection
-        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop alone does not keep them
+        self._listening: socket.socket | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy {name}", daemon=True)
         self._thread.start()
@@ -68,19 +70,24 @@ class Proxy:
 
     # In the loop -----------------------------------------------------------------------------------------------------
 
+    # No asyncio.Server: one that is closed while it accepts a connection never closes that one.
+
     async def _open(self) -> None:
         self._flows.set()
-        if self._server is None:
-            self._server = await asyncio.start_server(self._accept, ports.LOOPBACK, self.port)
+        if self._listening is None:
+            self._listening = socket.create_server((ports.LOOPBACK, self.port))
+            self._listening.setblocking(False)
+            self._loop.add_reader(self._listening, self._accept, self._listening)
 
     async def _freeze(self) -> int:
         self._flows.clear()
         return self.connections
 
     async def _cut(self) -> int:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._listening is not None:
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
         count = self.connections
         for writer in list(self._ends):
             writer.transport.abort()
@@ -88,21 +95,34 @@ class Proxy:
 
     async def _end(self) -> None:
         await self._cut()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            done, _ = await asyncio.wait(self._tasks)
+            self._tasks -= done
+        await asyncio.sleep(0.0)  # a transport closes its socket in the next turn
 
-    async def _accept(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+    def _accept(self, listening: socket.socket) -> None:
+        with suppress(BlockingIOError, ConnectionError):  # the client has left already
+            client, _ = listening.accept()
+            task = self._loop.create_task(self._lead(client))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            # Cancelled before its first step, it closes nothing.
+            task.add_done_callback(lambda done: client.close() if done.cancelled() else None)
+
+    async def _lead(self, accepted: socket.socket) -> None:
+        """Pass everything on, both ways, until one side ends the connection."""
+        client, to_client = await asyncio.open_connection(sock=accepted)
+        ends = {to_client}
         try:
             server, to_server = await asyncio.open_connection(ports.LOOPBACK, self.target_port)
-        except OSError:
-            to_client.transport.abort()
-            return
-        ends = {to_client, to_server}
-        self._ends |= ends
-        try:
+            ends.add(to_server)
+            self._ends |= ends
             await asyncio.gather(self._pump(client, to_server), self._pump(server, to_client))
+        except (OSError, asyncio.CancelledError):  # nobody listens there, or the proxy ends
+            for writer in ends:
+                writer.transport.abort()
         finally:
             self._ends -= ends
             for writer in ends:
