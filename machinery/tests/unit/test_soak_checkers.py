@@ -15,6 +15,7 @@ from outbox.soak.checkers import answers, arrival, causes, faults, invariants, o
 from outbox.soak.history import Attempt, History
 from outbox.soak.injection import Injection, Planned
 from outbox.soak.seen import Answer, Comparison, Event, Seen, Sink, Source
+from outbox.soak.verdict import judge
 
 OK, REFUSED, BROKEN = 201, 409, 503
 
@@ -212,3 +213,17 @@ def test_what_was_left_is_the_same_after_it_was_kept_in_a_file() -> None:
     assert msgspec.json.decode(msgspec.json.encode(SEEN), type=Seen).sinks == SEEN.sinks
     kept = msgspec.json.decode(msgspec.json.encode(SEEN), type=Seen)
     assert (kept.source, list(kept.events)) == (SEEN.source, list(SEEN.events))
+
+
+@pytest.mark.parametrize(
+    ("history", "seen", "result"),
+    [
+        (HISTORY, SEEN, "valid"),
+        (HISTORY, having(20), "invalid"),
+        (History(), Seen(), "unknown"),
+        (History((attempt(3, REFUSED, {"title": "sold out"}), attempt(4, None))), Seen(), "unknown"),
+    ],
+    ids=["sound", "wrong", "empty", "nothing succeeded"],
+)
+def test_a_run_in_which_nothing_succeeded_is_not_valid(history: History, seen: Seen, result: str) -> None:
+    assert judge(Domain(), history, seen, [], may_repeat=False).result == result  # type: ignore[arg-type]

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import click
 
-from outbox.base import project
-from outbox.base import settings
+from outbox.base import project, settings
 from outbox.base.errors import Failure
 from outbox.soak import domain as domains
 from outbox.soak import run
@@ -62,18 +61,20 @@ def soak(
     """Run clients and faults against a stack of its own, and judge what they have left.
 
     Status 0 if every promise held and every planned fault happened, 1 if not, 3 if the run cannot be judged. The files
-    of the run stay in .outbox/soak/SEED.
+    of the run stay in .outbox/soak.
     """
     known = every()
     if is_list:
-        for name in known:
-            click.echo(name)
+        width = max(map(len, known))
+        for name, make in known.items():
+            click.echo(f"{name:{width}}  {make().summary}")
         return
     if judged is not None:
         folder = Folder(judged)
         _tell(run.judge(domains.load(folder.plan.seed), folder), folder)
     chosen = _chosen(known, faults)
     seed = random.randrange(10**6) if seed is None else seed  # noqa: S311
+    domain = domains.load(seed)
     path = project.current().home / "soak" / f"{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path.mkdir(parents=True)
     folder = Folder(path)
@@ -89,7 +90,7 @@ def soak(
     )
     click.echo(f"seed {seed}; files in {path}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
-    _tell(run.soak(given, domains.load(seed), plan, chosen, folder, click.echo), folder)
+    _tell(run.soak(given, domain, plan, chosen, folder, click.echo), folder)
 
 
 def _chosen(known: Mapping[str, Make], patterns: str) -> dict[str, Make]:

@@ -19,7 +19,7 @@ class Domain(Workload, Protocol):
     ``[tool.outbox]`` names the class, by default ``demo.soak:Domain``. The soak makes one object of it, with a seed as
     the only argument. The same seed plans the same requests.
 
-    A *change* is what one request writes, in one transaction; the domain names it, for example ``transfer 6f1f…``.
+    A *change* is what one request writes, in one transaction; the domain names it, for example ``order 6f1f…``.
     """
 
     @property
@@ -58,7 +58,7 @@ def load(seed: int) -> Domain:
     except (ImportError, AttributeError, ValueError) as error:
         raise Failure(
             f"the soak found no domain {named}: {error}",
-            "write that class (docs/soak.md), or name another one: `soak` in [tool.outbox] of pyproject.toml",
+            "write that class, as docs/soak.md shows, or name another one: `soak` in [tool.outbox] of pyproject.toml",
             code="soak-domain-missing",
         ) from error
     return domain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from abc import ABC, abstractmethod
 
@@ -23,6 +24,11 @@ class Fault(ABC):
     """How long it lasts before it is healed: from, to."""
     may_repeat = False
     """Whether the relay may then bring an event twice, with exactly-once on."""
+
+    @property
+    def summary(self) -> str:
+        """What it does, in one line; by default the docstring of its class."""
+        return " ".join((inspect.getdoc(type(self)) or "").split())
 
     @abstractmethod
     def fire(self, testbed: Testbed, chance: random.Random) -> str:

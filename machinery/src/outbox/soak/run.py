@@ -29,7 +29,7 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
 ) -> Verdict:
     """Run the plan on a new stack in the home folder of the settings, and judge it.
 
-    Nothing of it runs when this returns or raises.
+    A run that breaks off has the verdict `unknown`. Nothing of it runs when this returns or raises.
     """
     testbed = Testbed(settings, domain.sinks)
     began_s = time.monotonic()
@@ -57,6 +57,8 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
             return _unknown(folder, problem)
         seen = observe.read(testbed.settings, domain, [name for group in domain.sinks for name in group])
         folder.write("seen.json", seen)
+    except (Failure, TimeoutError) as error:
+        return _unknown(folder, str(error))
     finally:
         recorder.close()
         testbed.stop()

@@ -46,12 +46,14 @@ def judge(
         *results.check(seen),
     ]
     outcomes = Counter(operation.outcome for operation in history.operations.values())
+    is_judged = found or outcomes["ok"]
     return Verdict(
-        "invalid" if found else "valid",
+        "invalid" if found else "valid" if is_judged else "unknown",
         found,
         operations=outcomes.total(),
         unknown_operations=outcomes["unknown"],
         events=len(seen.firsts),
         repeats=len(arrival.repeats(seen)),
         faults=len(injections),
+        why_unknown="" if is_judged else "no operation succeeded",
     )

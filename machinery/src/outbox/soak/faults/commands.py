@@ -1,4 +1,4 @@
-"""What an operator may run at any time, beside everything."""
+"""Commands that an operator may run at any time, beside everything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outbox.soak.testbed import Testbed
 
 
 class Operator(Fault):
-    """A command that ends well, or says by its exit status that it found something."""
+    """A command, run to its end. It has happened once it ended with a status that it may end with."""
 
     lasts_s = (0.0, 0.0)
 
@@ -18,6 +18,11 @@ class Operator(Fault):
         self.name = name
         self.parts = tuple(parts)
         self._words, self._statuses = words, statuses
+
+    @property
+    def summary(self) -> str:
+        """The command."""
+        return f"`outbox {' '.join(self._words)}`, beside everything."
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance

@@ -59,7 +59,7 @@ class Cut(Link):
 
 
 class Slow(Link):
-    """Every packet waits a while."""
+    """Each packet is 0.3 s late."""
 
     what = "slow"
 

@@ -55,7 +55,7 @@ class Hostile(Fault):
 
 
 class Foreign(Hostile):
-    """What another program writes: no headers of ours."""
+    """Records of another program on our topics, without our headers."""
 
     name = "records-foreign"
 
@@ -66,7 +66,7 @@ class Foreign(Hostile):
 
 
 class Malformed(Hostile):
-    """Headers as ours, and a value that breaks the contract."""
+    """Records with our headers, and a value that breaks the contract."""
 
     name = "records-malformed"
 
@@ -80,7 +80,7 @@ class Malformed(Hostile):
 
 
 class Huge(Hostile):
-    """Values of almost a megabyte."""
+    """Records of almost a megabyte."""
 
     name = "records-huge"
 
@@ -91,7 +91,7 @@ class Huge(Hostile):
 
 
 class Decades(Hostile):
-    """Broken events whose ids are of times spread over decades, before now and after."""
+    """Invalid events with ids of the last decades, and of the next."""
 
     name = "records-of-decades"
 
@@ -103,7 +103,7 @@ class Decades(Hostile):
 
 
 class SameId(Hostile):
-    """Records with the id of an event that the outbox has written, and another content that breaks the contract."""
+    """Records with the id of a real event, and other, invalid content."""
 
     name = "records-with-used-ids"
 

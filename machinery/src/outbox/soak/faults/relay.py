@@ -52,7 +52,7 @@ class ReplicationTerminated(Fault):
 
 
 class ConnectorRestarted(Fault):
-    """The connector and its task are restarted by Connect's REST interface."""
+    """Connector and task are restarted through Connect's REST interface."""
 
     name = "connector-restarted"
     parts = ("connect",)
@@ -72,7 +72,7 @@ class ConnectorRestarted(Fault):
 
 
 class ConnectorReconfigured(Fault):
-    """The connector gets another configuration under load, and then its own again."""
+    """The connector gets another configuration, and then its own again."""
 
     name = "connector-reconfigured"
     parts = ("connect",)
@@ -92,7 +92,7 @@ class ConnectorReconfigured(Fault):
 
 
 class Zombie(Fault):
-    """The worker is frozen until another one has its task, and then it returns."""
+    """The worker is frozen until another worker has its task. Then it returns, and must be fenced."""
 
     name = "connect-zombie"
     parts = ("connect",)

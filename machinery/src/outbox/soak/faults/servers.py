@@ -40,7 +40,7 @@ class Killed(_OfServer):
 
 
 class Frozen(_OfServer):
-    """SIGSTOP: it keeps its connections and answers nothing. The worker's is longer than its session's timeout."""
+    """SIGSTOP: it keeps connections and answers nothing; Connect for longer than its session timeout."""
 
     what = "frozen"
 

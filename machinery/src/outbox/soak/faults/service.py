@@ -21,7 +21,7 @@ SELECT count(*) FROM pg_stat_activity WHERE usename = %s AND wait_event_type = '
 
 
 class KilledInRequest(Fault):
-    """SIGKILL to gunicorn's workers while requests are in their transactions; the master starts others."""
+    """SIGKILL to the service's workers while requests are in their transactions."""
 
     name = "service-killed-in-request"
     parts = ("service", "postgres")
@@ -60,7 +60,7 @@ class KilledInRequest(Fault):
 
 
 class IdsOfThePast(Fault):
-    """The clock that the ids of events are made of goes backwards by an hour."""
+    """The clock from which event ids are made goes back by an hour."""
 
     name = "ids-of-the-past"
     parts = ("outbox-ids",)

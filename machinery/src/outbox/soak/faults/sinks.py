@@ -108,7 +108,7 @@ class _Stopped(_OfProcess):
 
 
 class CheckpointDeleted(_Stopped):
-    """The whole checkpoint is gone."""
+    """The whole checkpoint of a sink is deleted."""
 
     name = "checkpoint-deleted"
 
@@ -120,7 +120,7 @@ class CheckpointDeleted(_Stopped):
 
 
 class CommitLost(_Stopped):
-    """The last entry of Spark's log of commits is deleted, so that its batch is repeated."""
+    """The last entry of Spark's commit log is deleted, so that its batch is repeated."""
 
     name = "commit-deleted"
 
@@ -132,7 +132,7 @@ class CommitLost(_Stopped):
 
 
 class Truncated(_Stopped):
-    """The last entry of one of Spark's logs is cut off anywhere, as by a host that lost its power."""
+    """The last entry of one of Spark's logs is cut short, as by a host that lost its power."""
 
     name = "checkpoint-truncated"
 
@@ -165,7 +165,7 @@ class Rewound(_Stopped):
 
 
 class SecondDriver(_OfProcess):
-    """Another process wants to drive the same sinks. It is refused, and nothing is applied twice."""
+    """A second process starts for the same sink, and must be refused."""
 
     name = "second-driver"
     lasts_s = (0.0, 0.0)
