@@ -184,6 +184,7 @@ def test_an_answer_after_broken_ones_counts() -> None:
 
 def test_a_repeat_is_allowed_where_the_relay_may_repeat() -> None:
     assert not arrival.check(replace(SEEN, events=REPEATED), may_repeat=True)
+    assert not arrival.check(replace(SEEN, events=REPEATED, released=1), may_repeat=False)
     assert arrival.repeats(replace(SEEN, events=REPEATED)) == [REPEATED[-1]]
 
 

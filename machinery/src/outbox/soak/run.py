@@ -56,7 +56,7 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
         if problem:
             return _unknown(folder, problem)
         seen = observe.read(testbed.settings, domain, [name for group in domain.sinks for name in group])
-        folder.write("seen.json", seen)
+        folder.write("seen.json", replace(seen, released=testbed.released))
     except (Failure, TimeoutError) as error:
         return _unknown(folder, str(error))
     finally:

@@ -81,6 +81,8 @@ class Seen:
     """The valid events on the topics, in the order of offsets within a partition."""
     source: Source = field(default_factory=Source)
     sinks: Sequence[Sink] = ()
+    released: int = 0
+    """How many hanging transactions `outbox connect apply` has ended; the events of each are on their topics twice."""
 
     @cached_property
     def firsts(self) -> Mapping[str, Event]:

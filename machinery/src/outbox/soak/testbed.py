@@ -16,6 +16,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SourceRole
 from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
+from outbox.relay.rest import Rest, State
 from outbox.soak.proxy import Proxy
 from outbox.stack import ports
 from outbox.stack.command import Command, ServiceCommand
@@ -88,6 +89,8 @@ class Testbed:
     def __init__(self, settings: Settings, sinks: Sequence[Sequence[str]]) -> None:
         """``sinks``: the sinks of each process."""
         self.stack = LinkedStack(settings)
+        self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
+        self.released = 0  # how many such transactions were ended; their events are on the topics twice
         self._groups = sinks
         self._locks = {part: threading.Lock() for part in PARTS}
 
@@ -152,7 +155,14 @@ class Testbed:
 
     def apply(self) -> str:
         """Apply the connector, which reaches the database through its link. Returns what was done."""
-        return relay.apply(self.stack.through("debezium-postgres"))
+        done = relay.apply(self.stack.through("debezium-postgres"))
+        self.may_hang = False
+        self.released += done == "released"
+        return done
+
+    def relay_state(self) -> State:
+        """The states of connector and task. Raises Failure if Connect is unavailable."""
+        return Rest(self.settings).state()
 
     @contextmanager
     def holding(self, parts: Sequence[str]) -> Iterator[None]:
@@ -208,9 +218,9 @@ class Testbed:
             cursor.execute(sql, parameters)  # type: ignore[arg-type]
             return cursor.fetchall() if cursor.description else []
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run an `outbox` command to its end, as an operator would beside everything."""
-        command = Command(words[0], self.settings, words)
+    def run(self, *words: str, links: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        """Run an `outbox` command to its end, as an operator would beside everything; through links, if any."""
+        command = Command(words[0], self.stack.through(*links), words)
         return subprocess.run(
             [str(word) for word in command.argv()],
             env={**os.environ, **command.env()},

@@ -8,7 +8,7 @@ from outbox.soak.seen import Event, Seen
 
 def check(seen: Seen, *, may_repeat: bool) -> list[Finding]:
     """Compare the outbox with the topics. What `outbox prune` has deleted is judged by `causes`."""
-    repeated = () if may_repeat else (event.id for event in repeats(seen))
+    repeated = () if may_repeat or seen.released else (event.id for event in repeats(seen))
     return [
         *findings("an event of the outbox is on its topic", seen.source.outbox - seen.firsts.keys()),
         *findings("with exactly-once an event is on its topic once", repeated),

@@ -14,10 +14,12 @@ class Operator(Fault):
 
     lasts_s = (0.0, 0.0)
 
-    def __init__(self, name: str, parts: Sequence[str], *words: str, statuses: Sequence[int] = (0,)) -> None:
+    def __init__(
+        self, name: str, parts: Sequence[str], *words: str, statuses: Sequence[int] = (0,), links: Sequence[str] = ()
+    ) -> None:
         self.name = name
         self.parts = tuple(parts)
-        self._words, self._statuses = words, statuses
+        self._words, self._statuses, self._links = words, statuses, links
 
     @property
     def summary(self) -> str:
@@ -26,7 +28,7 @@ class Operator(Fault):
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
-        done = testbed.run(*self._words)
+        done = testbed.run(*self._words, links=self._links)
         said = (done.stdout + done.stderr).strip().splitlines()[-1:]
         if done.returncode not in self._statuses:
             raise NotFired(f"outbox {' '.join(self._words)} ended with {done.returncode}: {' '.join(said)}")
@@ -39,6 +41,6 @@ SERVERS = ("postgres", "kafka")
 FAULTS: Sequence[Callable[[], Fault]] = (
     lambda: Operator("prune", ALL, "prune", "--keep-hours", "0"),
     lambda: Operator("check-incremental", SERVERS, "check", "--incremental", statuses=(0, 1)),
-    lambda: Operator("connect-apply", ALL, "connect", "apply"),
+    lambda: Operator("connect-apply", ALL, "connect", "apply", links=["debezium-postgres"]),  # else it loses its link
     lambda: Operator("replay-letters", SERVERS, "dead-letters", "replay", "--all", statuses=(0, 1)),
 )

@@ -11,7 +11,6 @@ import requests
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
-from outbox.relay import apply as relay
 from outbox.soak.fault import Fault, NotFired
 from outbox.soak.testbed import Testbed
 from outbox.stack import ports
@@ -20,7 +19,7 @@ from outbox.stack.connect import Connect
 TERMINATE = """
 SELECT pid FROM pg_stat_replication WHERE usename = %s AND pg_terminate_backend(pid)
 """
-RUNNING_TIMEOUT_S = 90.0
+RUNNING_TIMEOUT_S = 240.0  # a transaction of a task that was fenced ends after a minute, and only then `apply` goes on
 
 
 class ReplicationTerminated(Fault):
@@ -88,7 +87,13 @@ class ConnectorReconfigured(Fault):
         return f"max.batch.size is {config['max.batch.size']}"
 
     def heal(self, testbed: Testbed) -> None:
-        testbed.apply()
+        def applied() -> bool:
+            with suppress(Failure, TimeoutError):  # the database may be broken too
+                testbed.apply()
+                return True
+            return False
+
+        wait_for("the connector to have its own configuration", applied, timeout_s=RUNNING_TIMEOUT_S, poll_s=1)
 
 
 class Zombie(Fault):
@@ -145,11 +150,10 @@ def wait_running(testbed: Testbed) -> None:
     """Wait until the connector's task runs; apply the connector if the task has failed."""
 
     def running() -> bool:
-        with suppress(Failure):  # an unavailable worker, or a task that has failed again
-            state = relay.status(testbed.settings)
-            if state.error:
+        with suppress(Failure, TimeoutError):  # an unavailable worker, or a task that has failed again
+            if testbed.relay_state().error:
                 testbed.apply()
-            return state.is_running
+            return testbed.relay_state().is_running
         return False
 
     wait_for("the connector's task to run", running, timeout_s=RUNNING_TIMEOUT_S, poll_s=0.5)

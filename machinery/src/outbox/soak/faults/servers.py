@@ -37,6 +37,7 @@ class Killed(_OfServer):
 
     def heal(self, testbed: Testbed) -> None:
         testbed.stack.part(self.part).start()
+        testbed.may_hang |= self.part == "kafka"
 
 
 class Frozen(_OfServer):
