@@ -1,10 +1,11 @@
 """Starts processes again that have ended by themselves, as systemd, docker-compose or Kubernetes would, and applies the
-connector as an operator would: after its task has failed, and after a broker was killed.
+connector as an operator would: if its task does not run, and after a broker was killed.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -13,6 +14,7 @@ from outbox.soak.testbed import Testbed
 from outbox.stack.stack import Report
 
 INTERVAL_S = 1.0
+PATIENCE_S = 15.0
 
 
 @contextmanager
@@ -24,7 +26,8 @@ def keeping(testbed: Testbed, report: Report) -> Iterator[None]:
         while not stopped.wait(INTERVAL_S):
             look(testbed, report)
 
-    threads = [threading.Thread(target=keep, args=[look], name=look.__name__) for look in (_processes, _connector)]
+    looks = (_processes, _Connector())
+    threads = [threading.Thread(target=keep, args=[look], name="keeper") for look in looks]
     for thread in threads:
         thread.start()
     try:
@@ -47,8 +50,18 @@ def _processes(testbed: Testbed, report: Report) -> None:
                         report(f"{process.name} does not start: {failure}")
 
 
-def _connector(testbed: Testbed, report: Report) -> None:
-    with testbed.free("connect") as is_free, suppress(Failure, TimeoutError):  # what it needs may be broken
-        error = testbed.relay_state().error if is_free else None
-        if error or (is_free and testbed.may_hang):
-            report(f"connector: {testbed.apply()}, because {error or 'a broker was killed'}")
+class _Connector:
+    """Looks after the connector. It may start again by itself, and gets time for that."""
+
+    def __init__(self) -> None:
+        self._ran_s = time.monotonic()
+
+    def __call__(self, testbed: Testbed, report: Report) -> None:
+        with testbed.free("connect") as is_free, suppress(Failure, TimeoutError):  # what it needs may be broken
+            state = testbed.relay_state() if is_free else None
+            if state is None or state.is_running:
+                self._ran_s = time.monotonic()
+            is_down = time.monotonic() - self._ran_s > PATIENCE_S
+            if state and (is_down or testbed.may_hang):
+                why = state.error or f"it is {state.connector}" if is_down else "a broker was killed"
+                report(f"connector: {testbed.apply()}, because {why}")

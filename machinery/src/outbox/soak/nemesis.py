@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from outbox.soak.fault import Fault
 from outbox.soak.faults import Make
@@ -57,22 +58,28 @@ class Nemesis:
 
         ``began_s`` is when the run began, by the monotonic clock.
         """
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(AT_ONCE) as pool, self._ending_if_interrupted():
             running = []
             for number, one in enumerate(planned):
-                if self._stopped.wait(max(0.0, began_s + one.at_s - time.monotonic())):
-                    break
+                time.sleep(max(0.0, began_s + one.at_s - time.monotonic()))
                 running.append(pool.submit(self._inject, number, one, began_s))
             for done in running:
                 self.injections.append(done.result())
 
-    def stop(self) -> None:
-        """Begin no further fault, and heal those that last."""
-        self._stopped.set()
+    @contextmanager
+    def _ending_if_interrupted(self) -> Iterator[None]:
+        """Break and heal nothing more after Ctrl-C: everything is stopped then."""
+        try:
+            yield
+        except BaseException:
+            self._stopped.set()
+            raise
 
     def _inject(self, number: int, planned: Planned, began_s: float) -> Injection:
         fault = self._faults[planned.fault]()
         with self._testbed.holding(fault.parts):
+            if self._stopped.is_set():
+                return Injection(planned, problem="the run was interrupted")
             evidence = problem = ""
             fired_s = time.monotonic() - began_s
             try:
@@ -83,7 +90,7 @@ class Nemesis:
             except Exception as error:  # whatever it is, the run has not done what it promised
                 problem = f"{type(error).__name__}: {error}"
                 self._report(f"{planned.fault} did not happen: {problem}")
-            is_healed = self._heal(fault)
+            is_healed = not self._stopped.is_set() and self._heal(fault)
             return Injection(planned, evidence, problem, is_healed, fired_s, time.monotonic() - began_s)
 
     def _heal(self, fault: Fault) -> bool:

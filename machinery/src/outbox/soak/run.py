@@ -55,7 +55,7 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
             problem = _settle(testbed.settings)
         if problem:
             return _unknown(folder, problem)
-        seen = observe.read(testbed.settings, domain, [name for group in domain.sinks for name in group])
+        seen = observe.read(testbed.settings, domain, testbed.sink_names)
         folder.write("seen.json", replace(seen, released=testbed.released))
     except (Failure, TimeoutError) as error:
         return _unknown(folder, str(error))

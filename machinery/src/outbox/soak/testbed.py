@@ -134,6 +134,11 @@ class Testbed:
         """The sinks of a process."""
         return self._groups[self.sinks.index(process)]
 
+    @property
+    def sink_names(self) -> Sequence[str]:
+        """All sinks."""
+        return [name for group in self._groups for name in group]
+
     def start(self, report: Report = quiet) -> None:
         """Start every part and the relay, on empty data."""
         self.stack.up(["postgres"], report=report)  # which chooses all ports

@@ -16,6 +16,7 @@ from outbox.soak.testbed import Testbed
 from outbox.stack import ports
 from outbox.stack.connect import Connect
 
+TASK_TIMEOUT_S = 120.0
 TERMINATE = """
 SELECT pid FROM pg_stat_replication WHERE usename = %s AND pg_terminate_backend(pid)
 """
@@ -96,37 +97,14 @@ class ConnectorReconfigured(Fault):
         wait_for("the connector to have its own configuration", applied, timeout_s=RUNNING_TIMEOUT_S, poll_s=1)
 
 
-class Zombie(Fault):
-    """The worker is frozen until another worker has its task. Then it returns, and must be fenced."""
+class _TwoWorkers(Fault):
+    """A fault with a second worker in the group."""
 
-    name = "connect-zombie"
     parts = ("connect",)
     lasts_s = (2.0, 5.0)
 
     def __init__(self) -> None:
         self._second: Connect | None = None
-
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
-        testbed.worker.pause()
-        url = f"http://{ports.LOOPBACK}:{ports.choose(0)[0]}"
-        settings = testbed.stack.through("connect-kafka", "debezium-postgres").model_copy(update={"connect_url": url})
-        self._second = SecondWorker(settings)
-        self._second.start()
-
-        def has_task() -> str | None:
-            with suppress(Failure, requests.RequestException):
-                status = requests.get(f"{url}/connectors/{settings.connector}/status", timeout=5).json()
-                tasks = [task for task in status.get("tasks", []) if task["state"] == "RUNNING"]
-                if tasks and tasks[0]["worker_id"].endswith(url.removeprefix("http://")):
-                    return str(tasks[0]["worker_id"])
-            return None
-
-        try:
-            taken = wait_for("the second worker to have the task", has_task, timeout_s=90)
-        except TimeoutError as error:
-            raise NotFired(str(error)) from error
-        return f"worker {taken} took the task"
 
     def heal(self, testbed: Testbed) -> None:
         testbed.worker.resume()
@@ -134,6 +112,43 @@ class Zombie(Fault):
         if self._second is not None:
             self._second.stop()
         wait_running(testbed)
+
+    def start_second(self, testbed: Testbed) -> str:
+        """Start the second worker, and return its URL."""
+        url = f"http://{ports.LOOPBACK}:{ports.choose(0)[0]}"
+        settings = testbed.stack.through("connect-kafka", "debezium-postgres").model_copy(update={"connect_url": url})
+        self._second = SecondWorker(settings)
+        self._second.start()
+        return url
+
+    @staticmethod
+    def wait_for_task(testbed: Testbed, url: str) -> str:
+        """Wait until the second worker has the task, and return its name."""
+
+        def has_task() -> str | None:
+            with suppress(ValueError, KeyError, requests.RequestException):
+                status = requests.get(f"{url}/connectors/{testbed.settings.connector}/status", timeout=5).json()
+                tasks = [task for task in status.get("tasks", []) if task["state"] == "RUNNING"]
+                if tasks and tasks[0]["worker_id"].endswith(url.removeprefix("http://")):
+                    return str(tasks[0]["worker_id"])
+            return None
+
+        try:
+            return str(wait_for("the second worker to have the task", has_task, timeout_s=TASK_TIMEOUT_S))
+        except TimeoutError as error:
+            raise NotFired(str(error)) from error
+
+
+class Zombie(_TwoWorkers):
+    """The worker is frozen until another worker has its task. Then it returns, and must be fenced."""
+
+    name = "connect-zombie"
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        del chance
+        testbed.worker.pause()
+        taken = self.wait_for_task(testbed, self.start_second(testbed))
+        return f"worker {taken} took the task"
 
 
 class SecondWorker(Connect):
@@ -147,11 +162,11 @@ class SecondWorker(Connect):
 
 
 def wait_running(testbed: Testbed) -> None:
-    """Wait until the connector's task runs; apply the connector if the task has failed."""
+    """Wait until the connector's task runs, and apply the connector while it does not."""
 
     def running() -> bool:
         with suppress(Failure, TimeoutError):  # an unavailable worker, or a task that has failed again
-            if testbed.relay_state().error:
+            if not testbed.relay_state().is_running:
                 testbed.apply()
             return testbed.relay_state().is_running
         return False
@@ -159,4 +174,9 @@ def wait_running(testbed: Testbed) -> None:
     wait_for("the connector's task to run", running, timeout_s=RUNNING_TIMEOUT_S, poll_s=0.5)
 
 
-FAULTS: list[Callable[[], Fault]] = [ReplicationTerminated, ConnectorRestarted, ConnectorReconfigured, Zombie]
+FAULTS: list[Callable[[], Fault]] = [
+    ReplicationTerminated,
+    ConnectorRestarted,
+    ConnectorReconfigured,
+    Zombie,
+]
