@@ -48,6 +48,8 @@ class Project:
     """The package whose subpackages declare the sink jobs, each in a module ``job``."""
     workload: str = "demo.workload:Workload"
     """The class that plans what the clients of the walkthrough send; as ``module:class``."""
+    soak: str = "demo.soak:Domain"
+    """The class that tells the soak what the clients send and what must hold; as ``module:class``."""
     validate_events: bool = True
     """Whether `append` checks payloads against their schemas."""
     folders: dict[str, Path] = field(default_factory=dict)
