@@ -196,9 +196,10 @@ class Refusal:
 
     def __init__(self, response: requests.Response) -> None:
         self.status = response.status_code
-        # Connect adds where one can ask for the errors again.
-        message = str(response.json().get("message", response.text)).partition("You can also find")[0]
-        self.message = " ".join(message.split())
+        message = str(response.json().get("message", response.text))
+        # Connect counts the errors, and adds where one can ask for them again.
+        errors = message.rpartition("error(s):")[2].partition("You can also find")[0]
+        self.message = " ".join(errors.split())
 
     def __str__(self) -> str:
         return f"HTTP {self.status}: {self.message}"

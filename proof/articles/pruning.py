@@ -12,7 +12,7 @@ from proof.articles.experiment import Experiment, NotFired, Report, Seen
 from proof.articles.history import compare
 from proof.articles.writer import writing
 
-EVENTS = 10_000
+EVENTS = 5_000
 REFUSE_TIMEOUT_S = 3.0
 
 

@@ -16,7 +16,7 @@ from proof.articles.chain import OUTBOX, PROGRESS_TIMEOUT_S, Chain, Source, own_
 from proof.articles.experiment import Experiment, NotFired, Report, Seen
 from proof.articles.writer import write
 
-EVENTS = 20_000
+EVENTS = 5_000
 # Smaller than ours, so that the snapshot takes many polls, and as many transactions.
 BATCH = {"max_batch_size": "64", "max_queue_size": "128"}
 ADD_ACCOUNTS = """
