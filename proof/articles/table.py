@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from proof.articles.experiment import Row
 
 BEGIN, END = "<!-- experiments: begin -->", "<!-- experiments: end -->"
+NOT_RUN = "Not run in this size yet: "
 HEADER = ("experiment", "what is done", "expected", "seen", "verdict")
 WIDTH = 100
 CELL = re.compile(r"(?<!\\)\|")
@@ -46,7 +47,15 @@ def write(page: str, rows: Sequence[Row], order: Sequence[str], note: str) -> st
     known = {row.name: row for row in [*in_page(page), *rows]}
     before, _, after = _between(page)
     table = as_markdown([known[name] for name in order if name in known])
-    return f"{before}{BEGIN}\n\n{table}\n{note}\n\n{END}{after}"
+    missing = [name for name in order if name not in known]
+    gaps = f"{NOT_RUN}{', '.join(missing)}\n\n" if missing else ""
+    return f"{before}{BEGIN}\n\n{table}\n{gaps}{note}\n\n{END}{after}"
+
+
+def not_run(page: str) -> list[str]:
+    """The experiments that the page names as not run yet."""
+    lines = _between(page)[1].splitlines()
+    return [name for line in lines if line.startswith(NOT_RUN) for name in line.removeprefix(NOT_RUN).split(", ")]
 
 
 def _between(page: str) -> tuple[str, str, str]:

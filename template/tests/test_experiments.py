@@ -1,9 +1,10 @@
-"""The articles' experiments: how deliveries are counted, and the table."""
+"""The articles' experiments: how deliveries are counted, the table, and the page that has its rows."""
 
 from __future__ import annotations
 
 import pytest
 from proof.articles import table
+from proof.articles.__main__ import EXPERIMENTS, PAGE
 from proof.articles.experiment import AS_EXPECTED, NO_VERDICT, NOT_AS_EXPECTED, Experiment, NotFired, Report, Row, Seen
 from proof.articles.history import Delivery, compare
 
@@ -89,9 +90,18 @@ def test_rows_that_did_not_run_stay_and_unknown_ones_go() -> None:
     assert page.endswith("\n\nmore\n")
     assert ("new note" in page, "old note" in page) == (True, False)
     assert table.in_page(table.write(page, [], ["two"], "")) == [other]
+    assert (table.not_run(page), table.not_run(table.write(page, [], ["three", "two"], ""))) == ([], ["three"])
 
 
 @pytest.mark.parametrize("page", ["", table.BEGIN, table.END + table.BEGIN, (table.BEGIN + table.END) * 2])
 def test_a_page_without_the_comments_is_refused(page: str) -> None:
     with pytest.raises(ValueError, match="once each"):
         table.write(page, [ROW], ["one"], "")
+
+
+def test_the_page_names_each_experiment_and_all_that_ran_were_as_expected() -> None:
+    page = PAGE.read_text()
+    rows, missing = table.in_page(page), table.not_run(page)
+    assert [row[:3] for row in rows] == [one.planned()[:3] for one in EXPERIMENTS if one.name not in missing]
+    assert {row.verdict for row in rows} == {AS_EXPECTED}
+    assert all(row.seen for row in rows)
