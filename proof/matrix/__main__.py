@@ -31,19 +31,24 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--write", action="store_true", help="write results.json and the table of the document")
     parser.add_argument("--exactly-once", choices=MODES, action="append", help="only in this mode")
     parser.add_argument("--fault", choices=[fault.name for fault in FAULTS], action="append", help="only this fault")
+    parser.add_argument("--missing", action="store_true", help="only what results.json lacks")
     parser.add_argument("--render", action="store_true", help="measure nothing, and write the table of results.json")
     arguments = parser.parse_args(words)
     recorded = results.load()
+    chosen = [
+        (fault, MODES[mode])
+        for mode in arguments.exactly_once or MODES
+        for fault in FAULTS
+        if not arguments.fault or fault.name in arguments.fault
+        if not arguments.missing or recorded.column(fault.name, exactly_once=MODES[mode]) is None
+    ]
     problems: list[str] = []
-    for mode in [] if arguments.render else arguments.exactly_once or MODES:
-        chosen = [fault for fault in FAULTS if not arguments.fault or fault.name in arguments.fault]
-        for column in run(chosen, exactly_once=MODES[mode]):
-            _say(f"{column.fault}, exactly-once {mode}: {_summary(column.cells)}")
-            problems += broken_promises(column)
-            if arguments.write:
-                write([column])
-            else:
-                problems += differences(column, recorded)
+    for column in [] if arguments.render else run(chosen):
+        problems += broken_promises(column)
+        if arguments.write:
+            write([column])
+        else:
+            problems += differences(column, recorded)
     if arguments.render:
         write([])
     elif not arguments.write and table.document(recorded) != table.DOCUMENT.read_text():
@@ -53,20 +58,26 @@ def main(words: Sequence[str]) -> int:
     return 1 if problems else 0
 
 
-def run(chosen: Sequence[Fault], *, exactly_once: bool) -> Iterator[Column]:
-    """Measure faults on one new stack. Those that repeat everything so far come first: so little has happened."""
+def run(chosen: Sequence[tuple[Fault, bool]]) -> Iterator[Column]:
+    """Measure faults, each in a mode of exactly-once, on one new stack."""
+    if not chosen:
+        return
     homes = Homes()
-    chain = Chain(homes.new("matrix"), exactly_once=exactly_once)
+    chain = Chain(homes.new("matrix"), exactly_once=chosen[0][1])
     is_whole = False
     try:
         chain.start()
-        _say(f"the chain runs, with exactly-once {'on' if exactly_once else 'off'}")
         ledger = Ledger(chain.settings)
-        for fault in sorted(chosen, key=lambda fault: not fault.repeats_history):
+        for fault, mode in chosen:
+            if mode is not chain.exactly_once:
+                chain.switch(exactly_once=mode)
             began_s = time.monotonic()
             cells, evidence = measure(chain, ledger, fault)
-            _say(f"{fault.name}: {evidence}; {time.monotonic() - began_s:.0f} s")
-            yield Column(fault.name, exactly_once, datetime.now(UTC).date().isoformat(), cells)
+            _say(
+                f"{fault.name}, exactly-once {'on' if mode else 'off'}, {time.monotonic() - began_s:.0f} s: {evidence}"
+            )
+            _say(f"  {_summary(cells)}")
+            yield Column(fault.name, mode, datetime.now(UTC).date().isoformat(), cells)
         is_whole = True
     finally:
         homes.close(keep_logs=not is_whole)

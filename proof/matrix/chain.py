@@ -75,14 +75,15 @@ class Chain:
         """How to reach it."""
         return self._stack.settings
 
+    @property
+    def connectors(self) -> Sequence[Connector]:
+        """Those of the outbox and of the table `accounts`, as the mode wants them."""
+        return [connectors.load(self.settings), connectors.load(self.settings, "changes")]
+
     def start(self) -> None:
         """Start every part, on empty data."""
         self._stack.up()
         migrate(self.settings)
-        self.connectors: Sequence[Connector] = [
-            connectors.load(self.settings),
-            connectors.load(self.settings, "changes"),
-        ]
         for connector in self.connectors:
             relay.apply(self.settings, connector)
         self.topics = {sink: spec.chosen(self.settings, sink).topics[0] for sink in self.sinks}
@@ -94,6 +95,14 @@ class Chain:
         """Start the process of the sinks, which has ended."""
         self.positions_at_start = self.positions()
         self.process.start()
+
+    def switch(self, *, exactly_once: bool) -> None:
+        """Restart the worker in the other mode, and apply the connectors."""
+        self.exactly_once = exactly_once
+        self._stack = Stack(self.settings.model_copy(update={"exactly_once": exactly_once}))
+        self._stack.up(["connect"])
+        for connector in self.connectors:
+            relay.apply(self.settings, connector)
 
     @property
     def worker(self) -> Process:

@@ -10,7 +10,7 @@ CHEAPEST = "worker-killed"
 
 
 def test_a_killed_worker_repeats_what_was_recorded() -> None:
-    [column] = run([fault for fault in FAULTS if fault.name == CHEAPEST], exactly_once=False)
+    [column] = run([(fault, False) for fault in FAULTS if fault.name == CHEAPEST])
     assert column.cells["naive"].repeats
     assert broken_promises(column) == []
     assert differences(column, results.load()) == []
