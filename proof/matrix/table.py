@@ -21,8 +21,7 @@ def render(results: Results) -> str:
     for fault in FAULTS:
         for mode in (False, True):
             column = results.column(fault.name, exactly_once=mode)
-            if column is not None:
-                lines.append(_line(fault.title, column))
+            lines.append(_row([fault.title, "on" if mode else "off", *_measured(column)]))
     return "\n".join(lines)
 
 
@@ -33,10 +32,11 @@ def document(results: Results) -> str:
     return pattern.sub(lambda found: f"{found[1]}\n{render(results)}\n\n{found[2]}", text)
 
 
-def _line(title: str, column: Column) -> str:
-    repeated = str(column.cells["naive"].repeats)
-    cells = [_text(column.cells[strategy]) for strategy in SINKS]
-    return _row([title, "on" if column.exactly_once else "off", repeated, *cells])
+def _measured(column: Column | None) -> list[str]:
+    """What one fault repeated and did to each sink."""
+    if column is None:
+        return ["not measured yet", *[""] * len(SINKS)]
+    return [str(column.cells["naive"].repeats), *(_text(column.cells[strategy]) for strategy in SINKS)]
 
 
 def _text(cell: Cell) -> str:
