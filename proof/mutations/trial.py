@@ -82,8 +82,7 @@ def _run(copy: Path, suite: str, tests: Sequence[str], *options: str) -> dict[st
     results = copy.parent / "results.xml"
     path = os.pathsep.join([str(copy / "machinery" / "src"), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", f"--junitxml={results}", *options]
-        + [*tests],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}", *options] + [*tests],
         cwd=copy / suite,
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,

@@ -101,6 +101,12 @@ def mutation(old: str, new: str) -> Mutation:
     return Mutation("of a test", "machinery/src/counting.py", old, new, [TEST])
 
 
+@pytest.fixture
+def bare_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small repository needs no plugin, and most of the time of its runs would be their imports."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 def repository(folder: Path, test: str) -> Path:
     """A small repository with one module and one test."""
     for name, text in {
@@ -124,12 +130,14 @@ def repository(folder: Path, test: str) -> Path:
     ],
     ids=["failed", "passed", "fixture failed", "skipped"],
 )
+@pytest.mark.usefixtures("bare_pytest")
 def test_only_a_failed_test_has_caught_it(tmp_path: Path, test: str, old: str, verdict: str) -> None:
     small = repository(tmp_path, test)
     assert trial.attempt(small, mutation(old, old.replace("1", "2"))).verdict == verdict
     assert "return 1" in (small / "machinery/src/counting.py").read_text()  # the copy was mutated
 
 
+@pytest.mark.usefixtures("bare_pytest")
 def test_a_test_that_is_red_anyway_shows_nothing(tmp_path: Path) -> None:
     assert trial.baseline(repository(tmp_path / "green", GREEN), "machinery", [TEST]) == {}
     for name, test in {"red": GREEN.replace("== 1", "== 2"), "error": BROKEN_FIXTURE, "skipped": SKIPPED}.items():
