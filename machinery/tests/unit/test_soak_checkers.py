@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
@@ -113,6 +114,7 @@ def test_a_sound_run_is_sound(checker: str) -> None:
         "a key that nobody sent": ("answers", source(answers=[stored(1), stored(2), stored(9)])),
         "a change without its answer": ("causes", source(answers=[stored(1)])),
         "an answer without its change": ("causes", source(causes={"order 1": 2})),
+        "a change whose only event is lost": ("causes", replace(SEEN, events=EVENTS[:2])),
         "a change without an event": ("causes", replace(SEEN, events=EVENTS[:1] + EVENTS[2:])),
         "an event without a change": ("causes", replace(SEEN, events=(*EVENTS, event(4, 4, 9, order_number=9)))),
         "a change made twice": ("causes", source(answers=[stored(1), stored(2), replace(stored(2), key="key-9")])),
@@ -145,6 +147,11 @@ def test_a_sound_run_is_sound(checker: str) -> None:
 )
 def test_what_is_wrong_is_found(checker: str, seen: Seen) -> None:
     assert cases(checker, seen=seen) > 0
+
+
+def test_a_refusal_and_a_change_that_needs_no_event_are_sound() -> None:
+    answers_of_all = [*SOURCE.answers, stored(3, HTTPStatus.BAD_REQUEST), stored(4)]
+    assert cases("causes", seen=source(answers=answers_of_all, causes={**SOURCE.causes, "order 4": 0})) == 0
 
 
 def test_an_answer_that_contradicts_an_earlier_one_is_found() -> None:
@@ -204,8 +211,10 @@ def test_a_fault_that_did_not_happen_or_was_not_healed_is_found() -> None:
     planned = Planned(1.0, 2.0, "kafka-killed")
     happened = Injection(planned, "process 7 was killed", is_healed=True)
     assert not faults.check([happened])
-    assert len(faults.check([Injection(planned, problem="it did not run", is_healed=True)])) == 1
-    assert len(faults.check([replace(happened, is_healed=False)])) == 1
+    missed = Injection(planned, problem="it did not run", is_healed=True)
+    broken = replace(happened, is_healed=False)
+    for one in (missed, broken):
+        assert [found.examples for found in faults.check([one, happened])] == [[str(one)]]
 
 
 def test_what_was_left_is_the_same_after_it_was_kept_in_a_file() -> None:
