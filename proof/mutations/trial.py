@@ -48,7 +48,7 @@ class Trial(NamedTuple):
 def attempt(root: Path, mutation: Mutation) -> Trial:
     """Run the tests of a mutation with it, until one fails."""
     began = time.monotonic()
-    with _copy(root) as copy:
+    with copy_of(root) as copy:
         mutation.apply(copy)
         ran = _run(copy, mutation.suite, mutation.tests, "-x")
     return Trial(*_verdict(ran), time.monotonic() - began)
@@ -56,7 +56,7 @@ def attempt(root: Path, mutation: Mutation) -> Trial:
 
 def baseline(root: Path, suite: str, tests: Sequence[str]) -> dict[str, str]:
     """Run tests without any mutation. Returns those that do not pass, and why: they could not show anything."""
-    with _copy(root) as copy:
+    with copy_of(root) as copy:
         ran = _run(copy, suite, tests)
     return {test: why for test in tests if (why := _not_green(test, ran))}
 
@@ -126,7 +126,7 @@ def _results(file: Path) -> Iterator[tuple[str, Ran]]:
 
 
 @contextmanager
-def _copy(root: Path) -> Iterator[Path]:
+def copy_of(root: Path) -> Iterator[Path]:
     """A copy of the files that git knows or would take."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],

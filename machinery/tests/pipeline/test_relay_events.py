@@ -151,6 +151,7 @@ def test_the_events_of_a_key_keep_their_order_on_one_partition(shared_chain: Set
     keys = [str(uuid.uuid4()) for _ in range(20)]
     records = send(shared_chain, *(row(key, version) for version in range(1, 26) for key in keys))
     assert len(records) == 500
+    assert {record.key for record in records} == {*keys}
     assert out_of_order(records) == []
     partitions = topics.describe(shared_chain, topic_of(shared_chain)).partitions
     assert {record.partition for record in records} == set(range(partitions))

@@ -127,6 +127,7 @@ def test_a_sound_run_is_sound(checker: str) -> None:
         "an invariant": ("invariants", source(violations={"no money is lost": ["5 is lost"]})),
         "a total too low": ("results", having(6)),
         "a total too high": ("results", having(20)),
+        "a key without a total": ("results", sink(comparisons=[Comparison("totals", {}, DUE, ADDS)])),
         "a total of nobody": ("results", sink(comparisons=[Comparison("totals", {**DUE, "b": Decimal(1)}, DUE, ADDS)])),
         "an event set aside": ("results", having(12, set_aside=frozenset({"event-3"}))),
         "a state that is wrong": ("results", sink(comparisons=[Comparison("totals", {"a": Decimal(1)}, DUE, None)])),
@@ -179,6 +180,24 @@ def test_an_unknown_change_may_be_there_or_not(is_there: bool) -> None:
 def test_an_unknown_change_that_is_half_there_is_found() -> None:
     assert cases("causes", seen=source(causes={**SOURCE.causes, "order 4": 1})) > 0
     assert cases("causes", seen=source(answers=[*SOURCE.answers, stored(4)])) > 0
+
+
+def test_a_finding_hides_no_other() -> None:
+    wrong = having(12, set_aside=frozenset({"event-3"}))
+    assert cases("results", seen=wrong) == 2  # the event, and the total that lacks it
+    assert cases("results", seen=replace(wrong, sinks=[*wrong.sinks, *SEEN.sinks])) == 2
+
+
+def test_an_event_that_was_not_applied_is_found_though_the_total_is_right() -> None:
+    assert cases("results", seen=having(13, "none", applied={"event-1": 1, "event-2": 1})) == 1
+
+
+def test_an_event_that_no_comparison_counts_need_not_be_applied() -> None:
+    asked_for = {name: ADDS[name] for name in ("event-1", "event-2")}
+    totals = {"a": Decimal(12)}
+    applied = {"event-1": 1, "event-2": 1}
+    comparisons = [Comparison("totals", totals, totals, asked_for)]
+    assert cases("results", seen=sink(comparisons=comparisons, repeats="none", applied=applied)) == 0
 
 
 def test_an_answer_after_broken_ones_counts() -> None:
