@@ -1,109 +1,95 @@
-"""Try the mutations: ``python -m proof.mutations [NAME…]``. Status 1 if no test has noticed one of them."""
+"""Try the mutations: ``python -m proof.mutations [NAME…]``. Status 0 if a test has caught each of them.
+
+First the tests run without any mutation, each once. A test that is red anyway cannot show anything, so its mutations
+are not tried.
+"""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
+import argparse
+import math
 import sys
-import tempfile
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
-ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 900
-NO_TESTS_FAILED, TESTS_FAILED = 0, 1  # https://docs.pytest.org/en/stable/reference/exit-codes.html
-Result = Literal["caught", "not caught", "no verdict"]
+from proof.mutations import trial
+from proof.mutations.mutation import ROOT, Mutation, chosen
+from proof.mutations.trial import Trial
+
+CAUGHT, NOT_CAUGHT, WRONG_USAGE = 0, 1, 2
 
 
-@dataclass(frozen=True)
-class Mutation:
-    """One text of one file that is replaced, and the tests of which one must fail then."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: Sequence[str]
-    suite: str = "machinery"
-
-    def apply(self, root: Path) -> None:
-        """Replace the text. Raises ValueError unless the file has it exactly once."""
-        file = root / self.file
-        text = file.read_text()
-        if not self.old or text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: {self.file} has the text {text.count(self.old)} times")
-        file.write_text(text.replace(self.old, self.new))
-
-
-def every() -> list[Mutation]:
-    """All mutations, in the order of their files."""
-    files = sorted(Path(__file__).parent.glob("*.toml"))
-    return [Mutation(**one) for file in files for one in tomllib.loads(file.read_text())["mutation"]]
-
-
-def attempt(mutation: Mutation | None, tests: Sequence[str], suite: str) -> Result:
-    """Run tests on a copy of the repository with the mutation, or without any."""
-    with tempfile.TemporaryDirectory(prefix="mutation ") as folder:
-        copy = Path(folder) / "repository"
-        _copy(copy)
-        if mutation is not None:
-            mutation.apply(copy)
-        path = os.pathsep.join([str(copy / "machinery" / "src"), os.environ.get("PYTHONPATH", "")])
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *tests],
-            cwd=copy / suite,
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        if done.returncode not in (NO_TESTS_FAILED, TESTS_FAILED):
-            print(done.stdout[-3000:], done.stderr[-3000:])  # noqa: T201
-            return "no verdict"
-        return "caught" if done.returncode == TESTS_FAILED else "not caught"
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try the mutations that the arguments name, or all."""
+    options = _parser().parse_args(arguments)
+    try:
+        mutations = chosen(options.names)
+        for mutation in mutations:
+            mutation.of((ROOT / mutation.file).read_text())
+    except ValueError as error:
+        print(f"mutations: {error}", file=sys.stderr)  # noqa: T201
+        return WRONG_USAGE
+    if options.list:
+        for mutation in mutations:
+            print(f"{mutation.name}\n    in {mutation.file}\n    for {', '.join(mutation.tests)}")  # noqa: T201
+        return CAUGHT
+    red = {} if options.no_baseline else _baseline(mutations)
+    if options.baseline:
+        return NOT_CAUGHT if red else CAUGHT
+    until_s = time.monotonic() + options.seconds if options.seconds else math.inf
+    found = dict(_tried([one for one in mutations if not red.keys() & _tests(one)], until_s))
+    others = {one.name: found[one.name].verdict if one.name in found else "not tried" for one in mutations}
+    others = {name: verdict for name, verdict in others.items() if verdict != "caught"}
+    print(f"{len(mutations) - len(others)} of {len(mutations)} mutations were caught")  # noqa: T201
+    for name, verdict in others.items():
+        print(f"{verdict}: {name}")  # noqa: T201
+    return NOT_CAUGHT if others else CAUGHT
 
 
-def _copy(to: Path) -> None:
-    """The files that git knows or would take."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for name in filter(None, listed.stdout.split("\0")):
-        source, target = ROOT / name, to / name
-        if source.is_file() or source.is_symlink():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target, follow_symlinks=False)
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m proof.mutations", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a part of the names of mutations; all without any")
+    parser.add_argument("--list", action="store_true", help="list the mutations, with their files and tests")
+    parser.add_argument("--seconds", type=float, metavar="N", help="begin no other mutation after N seconds")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--baseline", action="store_true", help="only run the tests without any mutation")
+    only.add_argument("--no-baseline", action="store_true", help="do not run the tests without any mutation first")
+    return parser
 
 
-def _results(chosen: Sequence[Mutation]) -> Iterator[tuple[Mutation, Result]]:
-    for number, mutation in enumerate(chosen, start=1):
-        began = time.monotonic()
-        result = attempt(mutation, mutation.tests, mutation.suite)
+def _tests(mutation: Mutation) -> set[tuple[str, str]]:
+    """The tests of a mutation, each with its suite."""
+    return {(mutation.suite, test) for test in mutation.tests}
+
+
+def _baseline(mutations: Sequence[Mutation]) -> dict[tuple[str, str], str]:
+    """Run each test once without any mutation; returns those that are red, and why."""
+    red: dict[tuple[str, str], str] = {}
+    wanted = {test for mutation in mutations for test in _tests(mutation)}
+    for suite in sorted({suite for suite, _ in wanted}):
+        tests = sorted(test for of, test in wanted if of == suite)
+        print(f"without a mutation: {len(tests)} tests of {suite}", flush=True)  # noqa: T201
+        for test, why in trial.baseline(ROOT, suite, tests).items():
+            red[suite, test] = why
+            print(f"red without a mutation: {test}: {why}", flush=True)  # noqa: T201
+    return red
+
+
+def _tried(mutations: Sequence[Mutation], until_s: float) -> Iterator[tuple[str, Trial]]:
+    """Try mutations one after another; by name, what their tests have shown."""
+    for number, mutation in enumerate(mutations, start=1):
+        if time.monotonic() > until_s:
+            return
+        try:
+            found = trial.attempt(ROOT, mutation)
+        except RuntimeError as error:
+            found = Trial("no verdict", str(error), 0)
         print(  # noqa: T201
-            f"{number} of {len(chosen)}: {mutation.name}: {result} after {time.monotonic() - began:.0f} s", flush=True
+            f"{number} of {len(mutations)}: {mutation.name}: {found.verdict} in {found.seconds:.0f} s, {found.why}",
+            flush=True,
         )
-        yield mutation, result
-
-
-def main(names: Sequence[str]) -> int:
-    """Try those whose names contain one of these texts, or all."""
-    chosen = [one for one in every() if not names or any(name in one.name for name in names)]
-    missed = [mutation.name for mutation, result in _results(chosen) if result != "caught"]
-    print(f"{len(chosen) - len(missed)} of {len(chosen)} mutations were caught")  # noqa: T201
-    for name in missed:
-        print(f"not caught: {name}")  # noqa: T201
-    return 1 if missed else 0
+        yield mutation.name, found
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
@@ -111,9 +112,11 @@ def test_a_sound_run_is_sound(checker: str) -> None:
             source(answers=[stored(1), replace(stored(2), body={"id": 9})]),
         ),
         "a failed change is there": ("answers", source(answers=[stored(1), stored(2), stored(3)])),
+        "a key that is stored twice": ("answers", source(answers=[stored(1), stored(1), stored(2)])),
         "a key that nobody sent": ("answers", source(answers=[stored(1), stored(2), stored(9)])),
         "a change without its answer": ("causes", source(answers=[stored(1)])),
         "an answer without its change": ("causes", source(causes={"order 1": 2})),
+        "a change whose only event is lost": ("causes", replace(SEEN, events=EVENTS[:2])),
         "a change without an event": ("causes", replace(SEEN, events=EVENTS[:1] + EVENTS[2:])),
         "an event without a change": ("causes", replace(SEEN, events=(*EVENTS, event(4, 4, 9, order_number=9)))),
         "a change made twice": ("causes", source(answers=[stored(1), stored(2), replace(stored(2), key="key-9")])),
@@ -126,6 +129,7 @@ def test_a_sound_run_is_sound(checker: str) -> None:
         "an invariant": ("invariants", source(violations={"no money is lost": ["5 is lost"]})),
         "a total too low": ("results", having(6)),
         "a total too high": ("results", having(20)),
+        "a key without a total": ("results", sink(comparisons=[Comparison("totals", {}, DUE, ADDS)])),
         "a total of nobody": ("results", sink(comparisons=[Comparison("totals", {**DUE, "b": Decimal(1)}, DUE, ADDS)])),
         "an event set aside": ("results", having(12, set_aside=frozenset({"event-3"}))),
         "a state that is wrong": ("results", sink(comparisons=[Comparison("totals", {"a": Decimal(1)}, DUE, None)])),
@@ -146,6 +150,12 @@ def test_a_sound_run_is_sound(checker: str) -> None:
 )
 def test_what_is_wrong_is_found(checker: str, seen: Seen) -> None:
     assert cases(checker, seen=seen) > 0
+
+
+def test_a_refusal_and_a_change_that_needs_no_event_are_sound() -> None:
+    answers_of_all = [*SOURCE.answers, stored(3, HTTPStatus.BAD_REQUEST), stored(4)]
+    seen = source(answers=answers_of_all, causes={**SOURCE.causes, "order 4": 0})
+    assert cases("answers", seen=seen) == cases("causes", seen=seen) == 0
 
 
 def test_an_answer_that_contradicts_an_earlier_one_is_found() -> None:
@@ -173,6 +183,24 @@ def test_an_unknown_change_may_be_there_or_not(is_there: bool) -> None:
 def test_an_unknown_change_that_is_half_there_is_found() -> None:
     assert cases("causes", seen=source(causes={**SOURCE.causes, "order 4": 1})) > 0
     assert cases("causes", seen=source(answers=[*SOURCE.answers, stored(4)])) > 0
+
+
+def test_a_finding_hides_no_other() -> None:
+    wrong = having(12, set_aside=frozenset({"event-3"}))
+    assert cases("results", seen=wrong) == 2  # the event, and the total that lacks it
+    assert cases("results", seen=replace(wrong, sinks=[*wrong.sinks, *SEEN.sinks])) == 2
+
+
+def test_an_event_that_was_not_applied_is_found_though_the_total_is_right() -> None:
+    assert cases("results", seen=having(13, "none", applied={"event-1": 1, "event-2": 1})) == 1
+
+
+def test_an_event_that_no_comparison_counts_need_not_be_applied() -> None:
+    asked_for = {name: ADDS[name] for name in ("event-1", "event-2")}
+    totals = {"a": Decimal(12)}
+    applied = {"event-1": 1, "event-2": 1}
+    comparisons = [Comparison("totals", totals, totals, asked_for)]
+    assert cases("results", seen=sink(comparisons=comparisons, repeats="none", applied=applied)) == 0
 
 
 def test_an_answer_after_broken_ones_counts() -> None:
@@ -206,8 +234,10 @@ def test_a_fault_that_did_not_happen_or_was_not_healed_is_found() -> None:
     planned = Planned(1.0, 2.0, "kafka-killed")
     happened = Injection(planned, "process 7 was killed", is_healed=True)
     assert not faults.check([happened])
-    assert len(faults.check([Injection(planned, problem="it did not run", is_healed=True)])) == 1
-    assert len(faults.check([replace(happened, is_healed=False)])) == 1
+    missed = Injection(planned, problem="it did not run", is_healed=True)
+    broken = replace(happened, is_healed=False)
+    for one in (missed, broken):
+        assert [found.examples for found in faults.check([one, happened])] == [[str(one)]]
 
 
 def test_what_was_left_is_the_same_after_it_was_kept_in_a_file() -> None:
