@@ -373,7 +373,7 @@ def _partitions_read(name: str, stored: Stored, topic: Topic, marks: Marks) -> I
                 "topic-recreated",
                 f"sink {name} is at offset {next_offset} of {topic.name}, partition {partition}, which the topic does "
                 "not have: the topic was recreated",
-                "compare with `outbox check`; to accept it, delete the sink's rows in `positions` and its checkpoint",
+                f"compare with `outbox check`; `outbox rewind {name} --accept-recreated` lets it read the new topic",
             )
         elif next_offset < first:
             yield _problem(

@@ -30,6 +30,11 @@ from outbox.sink.repair import rewind as rewinding
     metavar="[TOPIC/]PARTITION:OFFSET",
     help="To this offset; repeat it for several partitions.",
 )
+@click.option(
+    "--accept-recreated",
+    is_flag=True,
+    help="To the first event of topics that were deleted and created again; other topics continue.",
+)
 @click.option("--skip-dropped", is_flag=True, help="Give up events that the topic dropped before they were applied.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be replayed.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -40,17 +45,27 @@ def rewind(
     to_earliest: bool,
     to_datetime: datetime | None,
     to_offsets: tuple[str, ...],
+    accept_recreated: bool,
     skip_dropped: bool,
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Reset a sink's offsets, so that its next start replays events. Stop the sink first, and give one --to-… option.
+    """Reset a sink's offsets, so that its next start replays events. Stop the sink first, and say to where.
 
     The strategy decides the result: `dedup` skips the events that it knows, `offsets` skips all that it has read.
     """
     settings = load()
-    if sum([to_positions, to_earliest, to_datetime is not None, bool(to_offsets)]) != 1:
-        raise click.UsageError("choose one of --to-positions, --to-earliest, --to-datetime, --to-offset")
+    if sum([to_positions, to_earliest, to_datetime is not None, bool(to_offsets), accept_recreated]) != 1:
+        choices = "--to-positions, --to-earliest, --to-datetime, --to-offset, --accept-recreated"
+        raise click.UsageError(f"choose one of {choices}")
+    if accept_recreated:
+        if dry_run or skip_dropped:
+            raise click.UsageError("--accept-recreated has neither --dry-run nor --skip-dropped")
+        if not yes:
+            click.confirm(f"Let sink {sink} read recreated topics from their first event?", abort=True)
+        accepted = rewinding.accept_recreated(settings, sink)
+        click.echo(f"sink {sink} begins at the first event of {', '.join(accepted)} at its next start")
+        return
     if to_datetime is not None:
         moves = rewinding.to_datetime(settings, sink, to_datetime)
     elif to_offsets:
