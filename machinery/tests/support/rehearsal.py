@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from outbox.audit import check
 from outbox.audit.doctor import examine
@@ -17,7 +20,7 @@ from tests.stock import Client
 from tests.support import runbook
 from tests.support.made_events import nth_key
 from tests.support.runbook import Entry
-from tests.support.sink_process import catch_up
+from tests.support.sink_process import catch_up, running_warm
 from tests.support.topic_reader import relayed
 
 SINK = "dedup"
@@ -44,7 +47,18 @@ class Rehearsal:
     def move(self, *quantities: int) -> None:
         """Requests to the service, each of which writes an event."""
         for quantity in quantities:
-            assert self.client.move(nth_key(abs(quantity) % 3), quantity).status_code == 201
+            self._move(nth_key(abs(quantity) % 3), quantity, str(uuid.uuid4()))
+
+    def _move(self, item: str, quantity: int, key: str) -> None:
+        """Repeat the request with its key while the database is unavailable, as clients must."""
+        answers: list[int] = []
+
+        def is_answered() -> bool:
+            answers.append(self.client.move(item, quantity, key=key).status_code)
+            return answers[-1] != HTTPStatus.SERVICE_UNAVAILABLE
+
+        wait_for("the service to answer", is_answered, timeout_s=30, poll_s=0.2)
+        assert answers[-1] == HTTPStatus.CREATED
 
     def working(self, *quantities: int) -> None:
         """The same, relayed and applied: everything works."""
@@ -93,14 +107,21 @@ class Rehearsal:
         return outbox(*words, *sure, home=self.settings.home, **self.settings.as_env())
 
     def checked(self) -> Report:
-        """`outbox check` once nothing is in flight."""
-        return check.check_settled(self.settings, TIMEOUT_S)
+        """`outbox check` once the sink has applied everything."""
+        with self._sink_running() as settled:
+            return settled()
 
     def sound(self, *quantities: int) -> None:
-        """The checkers are green, and new work arrives too."""
-        assert [str(one) for one in self.checked().findings] == []
-        self.working(*(quantities or (7, 8)))
-        assert [str(one) for one in self.checked().findings] == []
+        """The checkers are green, and new work is applied too."""
+        with self._sink_running() as settled:
+            assert [str(one) for one in settled().findings] == []
+            self.move(*(quantities or (7, 8)))
+            assert [str(one) for one in settled().findings] == []
+
+    @contextmanager
+    def _sink_running(self) -> Iterator[Callable[[], Report]]:
+        with running_warm(self.settings, SINK) as sink:
+            yield lambda: check.check_settled(self.settings, TIMEOUT_S, needs=sink.require_running)
 
 
 def failure_codes(done: subprocess.CompletedProcess[str]) -> list[str]:

@@ -8,9 +8,10 @@ from datetime import datetime
 import click
 
 from outbox.base.errors import Failure
-from outbox.base.settings import load
+from outbox.base.settings import Settings, load
 from outbox.commands.moment import Moment
 from outbox.sink.repair import rewind as rewinding
+from outbox.sink.repair.rewind import Moves
 
 
 @click.command()
@@ -61,19 +62,9 @@ def rewind(
     if accept_recreated:
         if dry_run or skip_dropped:
             raise click.UsageError("--accept-recreated has neither --dry-run nor --skip-dropped")
-        if not yes:
-            click.confirm(f"Let sink {sink} read recreated topics from their first event?", abort=True)
-        accepted = rewinding.accept_recreated(settings, sink)
-        click.echo(f"sink {sink} begins at the first event of {', '.join(accepted)} at its next start")
+        _accept_recreated(settings, sink, yes)
         return
-    if to_datetime is not None:
-        moves = rewinding.to_datetime(settings, sink, to_datetime)
-    elif to_offsets:
-        moves = rewinding.to_offsets(settings, sink, dict(map(_place, to_offsets)))
-    elif to_earliest:
-        moves = rewinding.to_earliest(settings, sink)
-    else:
-        moves = rewinding.to_positions(settings, sink)
+    moves = _moves(settings, sink, to_earliest, to_datetime, to_offsets)
     if skip_dropped:
         moves = rewinding.skip_dropped(settings, sink, moves)
     for place, move in moves.items():
@@ -92,6 +83,26 @@ def rewind(
         click.confirm(f"Let sink {sink} begin there and replay up to {again} events?", abort=True)
     generation = rewinding.rewind(settings, sink, moves)
     click.echo(f"sink {sink} begins there at its next start, with checkpoint {generation}; older ones can be deleted")
+
+
+def _accept_recreated(settings: Settings, sink: str, yes: bool) -> None:
+    if not yes:
+        click.confirm(f"Let sink {sink} read recreated topics from their first event?", abort=True)
+    accepted = rewinding.accept_recreated(settings, sink)
+    click.echo(f"sink {sink} begins at the first event of {', '.join(accepted)} at its next start")
+
+
+def _moves(
+    settings: Settings, sink: str, to_earliest: bool, to_datetime: datetime | None, to_offsets: tuple[str, ...]
+) -> Moves:
+    """Where each partition goes; to its position unless an option says otherwise."""
+    if to_datetime is not None:
+        return rewinding.to_datetime(settings, sink, to_datetime)
+    if to_offsets:
+        return rewinding.to_offsets(settings, sink, dict(map(_place, to_offsets)))
+    if to_earliest:
+        return rewinding.to_earliest(settings, sink)
+    return rewinding.to_positions(settings, sink)
 
 
 def _place(text: str) -> tuple[tuple[str | None, int], int]:
