@@ -1,4 +1,5 @@
-# The two commands: `make demo` shows it, `make test` tests it. `make check` is the inner loop, `make dev` runs it.
+# The two commands: `make demo` shows it, `make test` tests it. `make check` is the inner loop, `make dev` runs it, and
+# `make soak` breaks every part at random.
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -10,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SOURCES := $(wildcard service sinks migrations demo tests)
 PYTEST := "$(CURDIR)/$(BIN)/python" -m pytest
 
-.PHONY: demo test check dev format install archives lock update clean
+.PHONY: demo test check soak dev format install archives lock update clean
 
 demo: .venv/demo
 	@$(BIN)/outbox demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
@@ -26,6 +27,11 @@ check: install
 	@$(BIN)/mypy $(SOURCES)
 	@$(BIN)/outbox events check
 	@$(if $(wildcard tests/unit),$(PYTEST) -q tests/unit)
+
+# Clients, and faults of every kind, for as long as you want: ARGS="--duration 6h". The machinery's docs/soak.md.
+soak: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1
+soak: archives
+	@$(BIN)/outbox soak $(ARGS)
 
 # Stack, service and sinks in one terminal; what is edited starts again.
 dev: install

@@ -23,6 +23,7 @@ from outbox.relay import connectors
 from outbox.stack.command import sink
 from outbox.stack.process import Process
 from outbox.stack.stack import PARTS, Stack
+from outbox.testing.fixtures.stack import private_stack
 
 from bench import (
     append,
@@ -380,19 +381,7 @@ def bytes_per_event() -> None:
 def _stack(parts: Sequence[str] = PARTS, **settings: object) -> Iterator[Settings]:
     if HOME.exists():
         Stack(load(HOME, environment=False)).reset()
-    stack = Stack(
-        load(
-            HOME,
-            environment=False,
-            stack_postgres_port=0,
-            stack_kafka_port=0,
-            stack_controller_port=0,
-            stack_connect_port=0,
-            stack_spark_port=0,
-            service_port=0,
-            **settings,
-        )
-    )
+    stack = private_stack(HOME, **settings)
     try:
         stack.up(parts, report=click.echo)
         migrate(stack.settings)

@@ -40,7 +40,7 @@ def defined() -> frozenset[str]:
     """The id of everything that a document may name."""
     return frozenset(
         found
-        for folder in ("tests", "template/tests", "machinery/tests", "examples/shop/tests")
+        for folder in ("tests", "template/tests", "proof/tests", "machinery/tests", "examples/shop/tests")
         for file in (ROOT / folder).rglob("test_*.py")
         for found in ids(file)
     )

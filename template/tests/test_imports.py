@@ -23,6 +23,7 @@ PUBLIC = {
         "outbox.dbapi",
         "outbox.migrations",
         "outbox.sinks",
+        "outbox.soak",
         "outbox.spark",
         "outbox.walkthrough",
         "outbox.web",

@@ -16,7 +16,7 @@ FOLDERS = ("machinery/src", "machinery/tests", "demo", "monitoring", ".github")
 SUFFIXES = (".py", ".sql", ".json", ".xml", ".toml", ".conf", ".properties", ".yml", ".md", ".svg", ".txt")
 FILES = ("docker-compose.yml", "Dockerfile", "Makefile", ".env.example")
 CONNECT = ("*.json",)
-SAMPLE = ("demo/workload.py", "demo/page/", "connect/changes.json")  # the project's own
+SAMPLE = ("demo/workload.py", "demo/soak.py", "demo/page/", "connect/changes.json")  # the project's own
 OPTIONAL = ("demo", "monitoring", ".github")  # a project may have deleted them
 
 LEDGER = re.compile(r"account|amount|balance(?!d)|currenc|ledger|transfer", re.IGNORECASE)

@@ -44,6 +44,7 @@ COMMANDS = {
     "check": Entry(
         "Check", "outbox.commands.check:check", "compare source, topics and sinks: duplicates, losses, drift"
     ),
+    "soak": Entry("Check", "outbox.commands.soak:soak", "break every hop at random, and judge the result"),
     "events": Entry(
         "Check", "outbox.commands.events:events", "the declared events; check examples, upcasters and edits"
     ),

@@ -381,6 +381,16 @@ def test_letters_come_before_the_table_and_positions_after_it(lake: Settings, mo
     assert ids(lake) == sorted(event.event_id for event in some)
 
 
+def test_events_before_the_batch_that_never_came_stop_the_sink(lake: Settings) -> None:
+    before, behind = events(2), events(1)
+    with driving(lake) as sink:
+        sink.apply(batch(before))
+        with raises("events-lost", f"offsets 2 to 4 of topic {TOPIC}, partition 0"):
+            sink.apply(batch(behind, start=5))
+    assert ids(lake) == sorted(event.event_id for event in before)
+    assert database(lake).positions() == {0: 2}
+
+
 def test_a_letter_decides_about_its_event_or_the_event_closes_it(lake: Settings) -> None:
     well, given_up = events(2)
     with driving(lake) as sink:

@@ -398,6 +398,22 @@ def test_a_failed_task_is_reported_and_restarted_by_apply(chain: Settings) -> No
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
 
+def test_a_connector_that_no_worker_runs_is_restarted_by_apply(chain: Settings) -> None:
+    insert(chain, row())
+    relayed(chain)
+    # As a worker writes it that leaves; the one that stays does not notice (Kafka 4.3.1).
+    topic = re.findall(r"^status.storage.topic=(.*)$", config.file(config.WORKER).read_text(), re.MULTILINE)[0]
+    gone = {"state": "UNASSIGNED", "trace": None, "worker_id": "127.0.0.1:1", "generation": 1}
+    producer = Producer(client_config(chain))
+    producer.produce(topic, json.dumps(gone).encode(), key=f"status-connector-{chain.connector}".encode())
+    assert producer.flush(30) == 0
+    wait_for("the connector to be unassigned", lambda: Rest(chain).state().is_unassigned, timeout_s=30)
+    assert relay.apply(chain) == "restarted"
+    assert relay.status(chain).is_running
+    insert(chain, row())
+    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+
+
 def test_a_request_during_a_rebalance_is_repeated_until_it_is_through(
     chain: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

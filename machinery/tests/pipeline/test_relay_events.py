@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -24,6 +25,8 @@ from tests.support.outbox_rows import Row, ids, insert, row
 from tests.support.topic_reader import Record, out_of_order, read, relayed, topic_of
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+LONG_AGO_MS = 1_000_000_000_000  # in 2001
+CLOCK_MARGIN_MS = 60_000
 COLUMNS = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload"
 
 
@@ -148,9 +151,20 @@ def test_the_events_of_a_key_keep_their_order_on_one_partition(shared_chain: Set
     keys = [str(uuid.uuid4()) for _ in range(20)]
     records = send(shared_chain, *(row(key, version) for version in range(1, 26) for key in keys))
     assert len(records) == 500
+    assert {record.key for record in records} == {*keys}
     assert out_of_order(records) == []
     partitions = topics.describe(shared_chain, topic_of(shared_chain)).partitions
     assert {record.partition for record in records} == set(range(partitions))
+
+
+def test_a_record_has_the_time_of_its_arrival(topic: Settings) -> None:
+    """Retention counts from there. By a producer's time, an old event could be deleted before a sink has read it."""
+    began_ms = time.time() * 1000
+    producer = Producer(client_config(topic))
+    producer.produce(topic_of(topic), "late", partition=0, headers={"id": "1"}, timestamp=LONG_AGO_MS)
+    producer.flush(30)
+    [record] = read(topic)
+    assert record.timestamp_ms > began_ms - CLOCK_MARGIN_MS
 
 
 def test_the_last_stable_offset_stops_before_an_open_transaction(topic: Settings) -> None:

@@ -55,6 +55,15 @@ def test_a_moment_is_by_arrival_and_never_beyond_the_position(applied: Settings)
     assert rewind.to_datetime(applied, "dedup", now + timedelta(hours=1))[place] == Move(position=4, begin=4)
 
 
+def test_a_moment_after_events_that_were_not_applied_skips_none(applied: Settings) -> None:
+    moment, place = datetime.now(UTC), TopicPartition(topic_of(applied), 0)
+    producer = confluent_kafka.Producer(client_config(applied))
+    producer.produce(place.topic, "later", partition=0, headers={"id": "1"})
+    producer.flush(30)
+    assert topics.offsets_since(applied, place.topic, moment) == {0: 5}
+    assert rewind.to_datetime(applied, "dedup", moment)[place] == Move(position=4, begin=4)
+
+
 @pytest.mark.parametrize(
     ("partition", "offset", "code"), [(0, 5, "offset-ahead"), (1, 1, "offset-ahead"), (9, 0, "partition-unknown")]
 )

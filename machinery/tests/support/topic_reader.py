@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
@@ -117,6 +118,14 @@ def read(settings: Settings) -> list[Record]:
     """Everything committed on the topics by now."""
     with closing(Log(settings)) as log:
         return log.read()
+
+
+def delete_topics(settings: Settings, *names: str) -> None:
+    """Delete topics, and wait until the brokers do not know them any more."""
+    admin = AdminClient(client_config(settings))
+    for request in admin.delete_topics([*names]).values():
+        request.result(30)
+    wait_for("the topics to be gone", lambda: not topics.existing(settings, names), timeout_s=30)
 
 
 def relayed(settings: Settings, wanted: Collection[str] | None = None, timeout_s: float = 60) -> list[Record]:

@@ -56,6 +56,7 @@ COMPATIBLE: list[tuple[Any, Any]] = [
     (TEXT | {"minLength": 2, "maxLength": 5}, TEXT | {"minLength": 1, "maxLength": 6}),
     (TEXT | {"minLength": 2, "maxLength": 5}, TEXT),
     (TEXT | {"pattern": "^a"}, TEXT),
+    (TEXT | {"pattern": "^a", "maxLength": 5}, TEXT | {"pattern": "^a", "maxLength": 6}),
     (TEXT | {"format": "email"}, TEXT),
     ({"type": "number", "multipleOf": 2}, {"type": "number"}),
     ({"type": "array", "minItems": 1, "maxItems": 2, "uniqueItems": True}, {"type": "array", "maxItems": 3}),

@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.maintenance",),
     ("outbox.stack",),
     ("outbox.walkthrough",),
+    ("outbox.soak",),
     ("outbox.commands",),
     ("outbox.cli",),
     ("outbox.__main__", "outbox.submit"),

@@ -16,6 +16,7 @@ MODULES = (
     "outbox.dbapi",
     "outbox.migrations",
     "outbox.sinks",
+    "outbox.soak",
     "outbox.spark",
     "outbox.testing",
     "outbox.testing.contract",

@@ -190,7 +190,7 @@ def test_no_secret_is_in_what_settings_print_or_what_a_wrong_one_says(monkeypatc
     assert settings.source_db_app_password.get_secret_value() == "hush-source_db_app_password"
     for shown in (repr(settings), str(settings), settings.model_dump_json()):
         assert "hush" not in shown
-    monkeypatch.setenv("OUTBOX_SOURCE_DB_PORT", "http")
+    monkeypatch.setenv("OUTBOX_SOURCE_DB_PORT", "hush: a password in the wrong variable")
     with pytest.raises(Failure) as caught:
         load()
     assert "hush" not in str(caught.value)

@@ -50,6 +50,8 @@ class Project:
     """The class that plans what the clients of the walkthrough send; as ``module:class``."""
     player: str = "outbox.walkthrough.player:Player"
     """The class that plays the walkthrough; as ``module:class``. The default shows it on the terminal."""
+    soak: str = "demo.soak:Domain"
+    """The class that tells the soak what the clients send and what must hold; as ``module:class``."""
     validate_events: bool = True
     """Whether `append` checks payloads against their schemas."""
     folders: dict[str, Path] = field(default_factory=dict)

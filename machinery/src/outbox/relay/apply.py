@@ -74,7 +74,7 @@ def apply(settings: Settings, connector: Connector | None = None) -> str:
             rest.resume()  # refused: it continues as before
             raise
         done = "updated"
-    elif released or rest.state().error:
+    elif released or rest.state().error or rest.state().is_unassigned:
         rest.stop()
         done = "released" if released else "restarted"
     else:

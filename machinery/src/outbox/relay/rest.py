@@ -38,6 +38,15 @@ class State:
         """The connector and its task run."""
         return self.connector == "RUNNING" and self.tasks == ["RUNNING"]
 
+    @property
+    def is_unassigned(self) -> bool:
+        """No worker runs the connector or its task: for a moment while the group rebalances, or for good.
+
+        For good (Kafka 4.3.1): a worker is frozen for longer than its session, another one has its task meanwhile and
+        leaves, and the first one gets its old assignment back. It does not start what it has run before.
+        """
+        return "UNASSIGNED" in (self.connector, *self.tasks)
+
 
 class Rest:
     """Connect's REST interface, for one connector; the outbox's by default.

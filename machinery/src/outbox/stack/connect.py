@@ -15,14 +15,17 @@ from outbox.stack.jvm import Jvm
 
 
 class Connect(Jvm):
-    """A distributed worker with REST on loopback; exactly-once as in the settings when it starts."""
+    """A distributed worker with REST on loopback; exactly-once as in the settings when it starts.
+
+    Other workers of its group need names, and REST ports in their settings, of their own.
+    """
 
     main_class = "org.apache.kafka.connect.cli.ConnectDistributed"
     heap = "512m"
     heap_at_start = "512m"  # while it grows, collecting its young part is a tenth of the relay's work
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__("connect", settings.home)
+    def __init__(self, settings: Settings, name: str = "connect") -> None:
+        super().__init__(name, settings.home)
         self._settings = settings
 
     def arguments(self) -> Sequence[str | Path]:

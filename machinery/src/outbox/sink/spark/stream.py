@@ -327,7 +327,7 @@ class Stream:
                 count = number + len(waiting)  # grows with each part that did not fit into memory
                 self._describe(f"batch {batch_id}, apply part {number} of {count}")
                 # What it runs in Spark belongs to the query, ends with it, and has the description of now.
-                apply = inheritable_thread_target(self._apply_part)
+                apply = inheritable_thread_target(self._spark)(self._apply_part)
                 applied = self._applier.submit(apply, batch_id, batch, read_s)
                 number += 1
                 self._describe(f"batch {batch_id}, read part {number} of {count}")

@@ -1,0 +1,11 @@
+"""The soak: clients, faults on every hop, and a verdict on what they left. `outbox soak` runs it on a project's domain.
+
+A project's file ``demo/soak.py`` is written with the names below (docs/soak.md).
+"""
+
+from outbox.soak.domain import Domain
+from outbox.soak.history import Attempt, History
+from outbox.soak.seen import Event
+from outbox.walkthrough.workload import Request
+
+__all__ = ["Attempt", "Domain", "Event", "History", "Request"]

@@ -1,0 +1,46 @@
+"""Each key is answered once, and what was answered is what the source has.
+
+A change that a client was told about is there. One that was refused is not. One whose client knows nothing is there
+with its whole answer, or is not there at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from http import HTTPStatus
+
+from outbox.soak.finding import Finding, findings
+from outbox.soak.history import History, Operation
+from outbox.soak.seen import Answer, Source
+
+
+def check(history: History, source: Source) -> list[Finding]:
+    """Compare the answers that clients got with those that the source has stored."""
+    stored = {answer.key: answer for answer in source.answers}
+    times = Counter(answer.key for answer in source.answers)
+    operations = history.operations
+    return [
+        *findings("a key is answered once", _contradictions(history)),
+        *findings("a key is stored once", (key for key, count in times.items() if count > 1)),
+        *findings("a stored key was sent by a client", stored.keys() - operations.keys()),
+        *findings("an acknowledged change is there, a failed one is not", _untrue(operations.values(), stored)),
+    ]
+
+
+def _contradictions(history: History) -> Iterator[str]:
+    for operation in history.operations.values():
+        if len(operation.answers) > 1:
+            yield f"{operation.key}: {', '.join(str(answer) for answer in operation.answers)}"
+
+
+def _untrue(operations: Iterable[Operation], stored: Mapping[str, Answer]) -> Iterator[str]:
+    for operation in operations:
+        answer = stored.get(operation.key)
+        is_made = answer is not None and answer.status < HTTPStatus.BAD_REQUEST
+        if operation.outcome == "ok" and answer is None:
+            yield f"{operation.key}: acknowledged, and not there"
+        elif operation.outcome == "ok" and answer is not None and (answer.status, answer.body) not in operation.answers:
+            yield f"{operation.key}: acknowledged as {operation.answers[0]}, and stored as {answer.status, answer.body}"
+        elif operation.outcome == "failed" and is_made:
+            yield f"{operation.key}: failed with {operation.answers[0][0]}, and is there"

@@ -1,0 +1,16 @@
+"""Every planned fault has happened, and what it broke works again. Otherwise the run says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outbox.soak.finding import Finding, findings
+from outbox.soak.injection import Injection
+
+
+def check(injections: Sequence[Injection]) -> list[Finding]:
+    """A finding for the faults that did not fire, and one for those that were not healed."""
+    return [
+        *findings("a planned fault has happened", (str(one) for one in injections if not one.evidence)),
+        *findings("a fault is healed", (str(one) for one in injections if one.evidence and not one.is_healed)),
+    ]

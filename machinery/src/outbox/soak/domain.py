@@ -1,0 +1,64 @@
+"""What a project tells the soak, in one file: its clients, what their changes are, and what must always hold."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from outbox.base import project
+from outbox.base.errors import Failure
+from outbox.soak.history import History
+from outbox.soak.seen import Event
+from outbox.walkthrough.workload import Workload
+
+
+class Domain(Workload, Protocol):
+    """The workload of the walkthrough, and how to judge what it has done.
+
+    ``[tool.outbox]`` names the class, by default ``demo.soak:Domain``. The soak makes one object of it, with a seed as
+    the only argument. The same seed plans the same requests.
+
+    A *change* is what one request writes, in one transaction; the domain names it, for example ``order 6f1f…``.
+    """
+
+    @property
+    def sinks(self) -> Sequence[str]:
+        """The sinks to run, of any strategies."""
+
+    @property
+    def changes(self) -> str:
+        """A query in the source database, run by the owner: (change, number of its events), a row for each change."""
+
+    @property
+    def invariants(self) -> Mapping[str, str]:
+        """Queries in the source database, run by the owner: each returns a row, of one text, for what violates it."""
+
+    def cause_of_answer(self, body: Any) -> str:
+        """The change that a successful answer of the service is about."""
+
+    def cause_of_event(self, event: Event) -> str:
+        """The change that has written an event."""
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """A domain that also judges what clients have read."""
+
+    def contradictions(self, history: History, events: Mapping[str, Event]) -> Iterable[str]:
+        """What an answer to a read says that the events, by id, contradict."""
+
+
+def load(seed: int) -> Domain:
+    """The project's domain. Raises Failure if the project has none."""
+    named = project.current().soak
+    module, _, attribute = named.partition(":")
+    try:
+        domain: Domain = getattr(importlib.import_module(module), attribute)(seed)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise Failure(
+            f"the soak found no domain {named}: {error}",
+            "write that class, as docs/soak.md shows, or name another one: `soak` in [tool.outbox] of pyproject.toml",
+            code="soak-domain-missing",
+        ) from error
+    return domain

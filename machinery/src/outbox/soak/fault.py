@@ -1,0 +1,38 @@
+"""A fault: one way to break the chain, with the evidence that it did."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from abc import ABC, abstractmethod
+
+from outbox.soak.testbed import Testbed
+
+
+class NotFired(Exception):
+    """A fault has not happened. The message says why."""
+
+
+class Fault(ABC):
+    """One way to break the chain. An object is for one injection."""
+
+    name: str
+    """How a schedule calls it."""
+    parts: tuple[str, ...]
+    """What it breaks. No other fault breaks these parts at the same time."""
+    lasts_s: tuple[float, float] = (2.0, 10.0)
+    """How long it lasts before it is healed: from, to."""
+    may_repeat = False
+    """Whether the relay may then bring an event twice, with exactly-once on."""
+
+    @property
+    def summary(self) -> str:
+        """What it does, in one line; by default the docstring of its class."""
+        return " ".join((inspect.getdoc(type(self)) or "").split())
+
+    @abstractmethod
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        """Break it, and return the evidence. Raises NotFired without any."""
+
+    def heal(self, testbed: Testbed) -> None:  # noqa: B027 - some faults pass by themselves
+        """Undo it, and return once the part works again. Also called if `fire` has failed."""

@@ -1,0 +1,24 @@
+"""The faults, a module for each hop. `every` has them all by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from outbox.soak.fault import Fault
+from outbox.soak.faults import commands, links, records, relay, servers, service, sinks
+
+Make = Callable[[], Fault]
+
+
+def every() -> Mapping[str, Make]:
+    """By name, how to make each fault."""
+    makes: list[Make] = [
+        *servers.FAULTS,
+        *relay.FAULTS,
+        *service.FAULTS,
+        *sinks.FAULTS,
+        *links.FAULTS,
+        *commands.FAULTS,
+        *records.FAULTS,
+    ]
+    return {make().name: make for make in makes}

@@ -1,0 +1,70 @@
+"""Postgres, Kafka and the Connect worker: killed, and frozen."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+import psutil
+
+from outbox.soak.fault import Fault, NotFired
+from outbox.soak.testbed import Testbed
+
+
+class _OfServer(Fault):
+    def __init__(self, part: str) -> None:
+        self.part = part
+        self.parts = (part,)
+        self.name = f"{part}-{self.what}"
+
+    what: str
+
+
+class Killed(_OfServer):
+    """SIGKILL: all its processes at once."""
+
+    what = "killed"
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        del chance
+        process = testbed.stack.part(self.part)
+        pid = process.pid()
+        process.kill()
+        if pid is None:
+            raise NotFired(f"{self.part} did not run")
+        return f"process {pid} was killed"
+
+    def heal(self, testbed: Testbed) -> None:
+        testbed.stack.part(self.part).start()
+        testbed.may_hang |= self.part == "kafka"
+
+
+class Frozen(_OfServer):
+    """SIGSTOP: it keeps connections and answers nothing; Connect for longer than its session timeout."""
+
+    what = "frozen"
+
+    def __init__(self, part: str) -> None:
+        super().__init__(part)
+        if part == "connect":
+            self.lasts_s = (12.0, 20.0)
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        del chance
+        process = testbed.stack.part(self.part)
+        process.pause()
+        states = {one.status() for one in process.processes()}
+        if states != {psutil.STATUS_STOPPED}:
+            raise NotFired(f"{self.part} is {', '.join(states) or 'not there'}")
+        return f"{len(process.processes())} processes were stopped"
+
+    def heal(self, testbed: Testbed) -> None:
+        process = testbed.stack.part(self.part)
+        process.resume()
+        process.start()
+
+
+FAULTS: list[Callable[[], Fault]] = [
+    partial(kind, part) for part in ("postgres", "kafka", "connect") for kind in (Killed, Frozen)
+]

@@ -1,0 +1,29 @@
+"""What was planned to break, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A fault of a schedule. Times are seconds since the run began."""
+
+    at_s: float
+    lasts_s: float
+    fault: str
+
+
+@dataclass(frozen=True)
+class Injection:
+    """What became of a planned fault."""
+
+    planned: Planned
+    evidence: str = ""  # empty if it has not happened
+    problem: str = ""
+    is_healed: bool = False
+    fired_s: float = 0.0
+    healed_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.planned.fault} at {self.planned.at_s:.0f} s: {self.problem or self.evidence}"

@@ -1,0 +1,236 @@
+"""The chain that is soaked: an embedded stack of its own, with a proxy on each link between two parts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import cached_property
+from typing import Any
+
+import psycopg2
+
+from outbox.base.database import connect
+from outbox.base.settings import Role, Settings, SourceRole
+from outbox.migrations.migrate import migrate
+from outbox.relay import apply as relay
+from outbox.relay.rest import Rest, State
+from outbox.soak.proxy import Proxy
+from outbox.stack import ports
+from outbox.stack.command import Command, ServiceCommand
+from outbox.stack.connect import Connect
+from outbox.stack.kafka import Kafka
+from outbox.stack.postgres import Postgres
+from outbox.stack.process import Process
+from outbox.stack.stack import Report, Stack, quiet
+from outbox.walkthrough.processes import SinkProcess
+
+COMMAND_TIMEOUT_S = 300
+LINKS = ("client-service", "service-postgres", "debezium-postgres", "connect-kafka", "sinks-kafka", "sinks-postgres")
+PARTS = ("postgres", "kafka", "connect", "service", "sinks", "outbox-ids", *LINKS)
+
+
+class LinkedKafka(Kafka):
+    """A broker with a listener for each link to it. What it tells clients of the link leads through the proxy again."""
+
+    def __init__(self, settings: Settings, links: Mapping[str, Proxy]) -> None:
+        super().__init__(settings)
+        self._links = links
+
+    def properties(self) -> Mapping[str, str]:
+        """Those of the stack, and the listeners."""
+        given = dict(super().properties())
+        protocols = ["CONTROLLER:PLAINTEXT", "CLIENT:PLAINTEXT"]
+        for name, proxy in self._links.items():
+            listener = name.replace("-", "").upper()
+            protocols.append(f"{listener}:PLAINTEXT")
+            given["listeners"] += f",{listener}://{ports.LOOPBACK}:{proxy.target_port}"
+            given["advertised.listeners"] += f",{listener}://{ports.LOOPBACK}:{proxy.port}"
+        return {**given, "listener.security.protocol.map": ",".join(protocols)}
+
+
+class LinkedStack(Stack):
+    """A stack whose worker reaches its broker through a link."""
+
+    links: Mapping[str, Proxy] = {}
+
+    def part(self, name: str) -> Process:
+        """As in any stack, but for the links."""
+        if name == "kafka" and self.links:
+            return LinkedKafka(self.settings, {name: self.links[name] for name in ("connect-kafka", "sinks-kafka")})
+        if name == "connect" and self.links:
+            return Connect(self.through("connect-kafka", "debezium-postgres"))
+        return super().part(name)
+
+    def through(self, *names: str) -> Settings:
+        """The settings of a part that uses these links."""
+        changed: dict[str, object] = {}
+        for name in names:
+            port = self.links[name].port
+            match name.rpartition("-")[2]:
+                case "kafka":
+                    changed["kafka_bootstrap"] = f"{ports.LOOPBACK}:{port}"
+                case "postgres":
+                    database = "sink_db_port" if name.startswith("sinks") else "source_db_port"
+                    changed[database] = port
+                case _:
+                    changed["service_port"] = port
+        return self.settings.model_copy(update=changed)
+
+
+class Testbed:
+    """Everything that runs, and what faults do to it.
+
+    Faults in different threads break different parts: each holds the parts that it breaks (`holding`).
+    """
+
+    def __init__(self, settings: Settings, sinks: Sequence[Sequence[str]]) -> None:
+        """``sinks``: the sinks of each process."""
+        self.stack = LinkedStack(settings)
+        self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
+        self.released = 0  # how many such transactions were ended; their events are on the topics twice
+        self._groups = sinks
+        self._locks = {part: threading.Lock() for part in PARTS}
+
+    @property
+    def settings(self) -> Settings:
+        """How to reach it without the proxies: for those who look, not for those who work."""
+        return self.stack.settings
+
+    @property
+    def links(self) -> Mapping[str, Proxy]:
+        """The proxies by link."""
+        return self.stack.links
+
+    @cached_property
+    def postgres(self) -> Postgres:
+        """The server of both databases."""
+        return Postgres(self.settings)
+
+    @cached_property
+    def kafka(self) -> Process:
+        """The broker."""
+        return self.stack.part("kafka")
+
+    @cached_property
+    def worker(self) -> Process:
+        """The Connect worker."""
+        return self.stack.part("connect")
+
+    @cached_property
+    def service(self) -> ServiceCommand:
+        """The service."""
+        return ServiceCommand("service", self.stack.through("service-postgres"), ["serve"])
+
+    @cached_property
+    def sinks(self) -> Sequence[SinkProcess]:
+        """The processes of the sinks."""
+        settings = self.stack.through("sinks-kafka", "sinks-postgres")
+        return [SinkProcess(f"sinks-{number}", settings, ["sink", *names]) for number, names in enumerate(self._groups)]
+
+    def names_of(self, process: SinkProcess) -> Sequence[str]:
+        """The sinks of a process."""
+        return self._groups[self.sinks.index(process)]
+
+    @property
+    def sink_names(self) -> Sequence[str]:
+        """All sinks."""
+        return [name for group in self._groups for name in group]
+
+    def start(self, report: Report = quiet) -> None:
+        """Start every part and the relay, on empty data."""
+        self.stack.up(["postgres"], report=report)  # which chooses all ports
+        settings = self.settings
+        postgres, service = settings.source_db_port, settings.service_port
+        kafka = ports.choose(0, 0)
+        targets = dict(zip(LINKS, (service, postgres, postgres, *kafka, postgres), strict=True))
+        self.stack.links = {name: Proxy(name, port) for name, port in targets.items()}
+        self.stack.up(["kafka", "connect"], report=report)
+        migrate(settings)
+        self.apply()
+        self.service.spawn()
+        for sink in self.sinks:
+            sink.spawn()
+        parts: list[Process] = [self.service, *self.sinks]
+        for process in parts:
+            process.wait_ready()
+            report(f"{process.name}: ready")
+
+    def apply(self) -> str:
+        """Apply the connector, which reaches the database through its link. Returns what was done."""
+        done = relay.apply(self.stack.through("debezium-postgres"))
+        self.may_hang = False
+        self.released += done == "released"
+        return done
+
+    def relay_state(self) -> State:
+        """The states of connector and task. Raises Failure if Connect is unavailable."""
+        return Rest(self.settings).state()
+
+    @contextmanager
+    def holding(self, parts: Sequence[str]) -> Iterator[None]:
+        """Wait until no other fault breaks one of these parts, and keep others from doing so."""
+        with ExitStack() as held:
+            for part in sorted(parts):
+                held.enter_context(self._locks[part])
+            yield
+
+    @contextmanager
+    def free(self, part: str) -> Iterator[bool]:
+        """Keep faults from breaking a part, if none does; whether that is so."""
+        lock = self._locks[part]
+        is_free = lock.acquire(blocking=False)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                lock.release()
+
+    def stop(self, report: Report = quiet) -> None:
+        """End everything."""
+        self.stack.down(report)
+        for proxy in self.links.values():
+            proxy.close()
+
+    # For those who look, and for faults ------------------------------------------------------------------------------
+
+    def query(self, sql: str, parameters: object = None, role: Role = SourceRole.OWNER) -> list[tuple[Any, ...]]:
+        """The rows of one statement, committed, as a role; by default as the owner of the source."""
+        with closing(connect(self.settings, role)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute(sql, parameters)  # type: ignore[arg-type]
+            return cursor.fetchall() if cursor.description else []
+
+    def superuser(self, sql: str, parameters: object = None) -> list[tuple[Any, ...]]:
+        """The same as the superuser of the server, who may end other sessions."""
+        settings = self.settings
+        password = settings.stack_postgres_password.get_secret_value()
+        with (
+            closing(
+                psycopg2.connect(
+                    host=ports.LOOPBACK,
+                    port=settings.source_db_port,
+                    user="postgres",
+                    password=password,
+                    dbname=settings.source_db_name,
+                    connect_timeout=5,
+                )
+            ) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(sql, parameters)  # type: ignore[arg-type]
+            return cursor.fetchall() if cursor.description else []
+
+    def run(self, *words: str, links: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        """Run an `outbox` command to its end, as an operator would beside everything; through links, if any."""
+        command = Command(words[0], self.stack.through(*links), words)
+        return subprocess.run(
+            [str(word) for word in command.argv()],
+            env={**os.environ, **command.env()},
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )

@@ -1,0 +1,17 @@
+"""What rehearsals share. Each test breaks a chain of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from outbox.base.settings import Settings
+from tests.stock import Client
+from tests.support.rehearsal import Rehearsal
+
+
+@pytest.fixture
+def rehearsal(chain: Settings, client: Client) -> Callable[[str], Rehearsal]:
+    """The rehearsal of an entry, by its title, on a chain whose connector relays."""
+    return lambda title: Rehearsal(chain, client, title)

@@ -1,0 +1,94 @@
+"""Recoveries of the relay: the slot, the connector's offsets, and an outbox that grows because nobody reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.relay import connectors, slot
+from outbox.relay.rest import Rest
+from outbox.stack.postgres import Postgres
+from tests.support.outbox_rows import ids
+from tests.support.rehearsal import Rehearsal
+from tests.support.topic_reader import delete_topics, duplicates, read
+
+Rehearse = Callable[[str], Rehearsal]
+
+
+def stop_connector(settings: Settings) -> None:
+    """Stop the task, and wait until nobody reads the slot."""
+    Rest(settings).stop()
+    wait_for("the slot to be released", lambda: not _is_read(settings), timeout_s=30)
+
+
+def _is_read(settings: Settings) -> bool:
+    found = slot.read(settings)
+    return found is not None and found.active_pid is not None
+
+
+def test_outbox_that_grows_because_the_relay_is_down(rehearsal: Rehearse) -> None:
+    one = rehearsal("The relay is down, and the outbox grows")
+    one.working(1, 2)
+    stop_connector(one.settings)
+    one.move(3, 4)
+    assert len(ids(one.settings)) == 4
+    assert "has not passed" in one.run("prune", "--keep-hours", "0", "--timeout", "1", status=1).stderr
+    one.diagnosed()
+    one.follow()
+    assert ids(one.settings) == []
+    assert duplicates(read(one.settings)) == 0
+    one.sound()
+
+
+def test_slot_that_was_dropped(rehearsal: Rehearse, postgres: Postgres) -> None:
+    one = rehearsal("The slot was dropped")
+    one.working(1, 2)
+    stop_connector(one.settings)
+    postgres.psql(f"SELECT pg_drop_replication_slot('{one.settings.connector}')", one.settings.source_db_name)
+    one.move(3)  # in no slot
+    assert slot.read(one.settings) is None
+    assert "does not exist" in one.run("connect", "apply", status=1).stderr
+    one.diagnosed()
+    one.follow()
+    one.sound()
+
+
+def test_slot_that_was_invalidated(rehearsal: Rehearse, postgres: Postgres) -> None:
+    one = rehearsal("The slot was invalidated")
+    one.working(1, 2)
+    stop_connector(one.settings)
+    one.move(3)
+
+    def is_lost() -> bool:
+        postgres.psql("CHECKPOINT")
+        found = slot.read(one.settings)
+        return found is not None and found.wal_status == "lost"
+
+    # For real that takes gigabytes of log (max_slot_wal_keep_size); a slot idle for too long ends the same way.
+    postgres.psql("ALTER SYSTEM SET idle_replication_slot_timeout = '1s'")
+    postgres.psql("SELECT pg_reload_conf()")
+    try:
+        wait_for("the slot to be invalidated", is_lost, timeout_s=60, poll_s=0.3)
+    finally:
+        postgres.psql("ALTER SYSTEM RESET idle_replication_slot_timeout")
+        postgres.psql("SELECT pg_reload_conf()")
+    assert "was invalidated" in one.run("connect", "apply", status=1).stderr
+    one.diagnosed()
+    one.follow()
+    one.sound()
+
+
+def test_offsets_topic_that_was_lost(rehearsal: Rehearse) -> None:
+    one = rehearsal("The topic of the connector's offsets is lost")
+    one.working(1, 2)
+    stop_connector(one.settings)
+    lost = connectors.load(one.settings).offsets_topic
+    delete_topics(one.settings, lost)
+    one.move(3)
+    assert not topics.exists(one.settings, lost)
+    one.diagnosed()
+    one.follow()
+    assert topics.exists(one.settings, lost)
+    one.sound()

@@ -1,0 +1,130 @@
+"""An entry of the runbook, followed word by word on a chain that is really broken."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from outbox.audit import check
+from outbox.audit.doctor import examine
+from outbox.audit.report import Report
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.testing.command import outbox
+from tests.stock import Client
+from tests.support import runbook
+from tests.support.made_events import nth_key
+from tests.support.runbook import Entry
+from tests.support.sink_process import catch_up, running_warm
+from tests.support.topic_reader import relayed
+
+SINK = "dedup"
+TIMEOUT_S = 120
+DIAGNOSIS_TIMEOUT_S = 30
+IDLE = {"sink-not-running"}
+ASKS = {("connect", "remove"), ("rewind",), ("rebuild",)}
+
+
+@dataclass
+class Rehearsal:
+    """One entry, and the chain that it repairs."""
+
+    settings: Settings
+    client: Client
+    title: str
+    ran: list[str] = field(default_factory=list)
+
+    @property
+    def entry(self) -> Entry:
+        """What the page says."""
+        return runbook.entry(self.title)
+
+    def move(self, *quantities: int) -> None:
+        """Requests to the service, each of which writes an event."""
+        for quantity in quantities:
+            self._move(nth_key(abs(quantity) % 3), quantity, str(uuid.uuid4()))
+
+    def _move(self, item: str, quantity: int, key: str) -> None:
+        """Repeat the request with its key while the database is unavailable, as clients must."""
+        answers: list[int] = []
+
+        def is_answered() -> bool:
+            answers.append(self.client.move(item, quantity, key=key).status_code)
+            return answers[-1] != HTTPStatus.SERVICE_UNAVAILABLE
+
+        wait_for("the service to answer", is_answered, timeout_s=30, poll_s=0.2)
+        assert answers[-1] == HTTPStatus.CREATED
+
+    def working(self, *quantities: int) -> None:
+        """The same, relayed and applied: everything works."""
+        self.move(*quantities)
+        relayed(self.settings)
+        done = catch_up(self.settings, SINK)
+        assert done.returncode == 0, done.stderr
+
+    def diagnosed(self, *codes: str) -> None:
+        """`outbox doctor` finds what the entry says, or these codes of it, and nothing else.
+
+        The sink runs only when the entry says so: that it does not is no part of the damage.
+        """
+        expected = set(codes or self.entry.codes) - IDLE
+        assert expected <= set(self.entry.codes)
+        latest: list[set[str]] = []
+
+        def agrees() -> bool:
+            latest[:] = [{one.code for one in examine(self.settings) if not one.is_ok} - IDLE]
+            return latest[0] == expected
+
+        try:
+            wait_for("doctor to find what the page says", agrees, timeout_s=DIAGNOSIS_TIMEOUT_S, poll_s=0.5)
+        except TimeoutError as error:
+            raise AssertionError(f"doctor finds {latest[0]}, the page says {expected}") from error
+
+    def follow(self, commands: slice = slice(None)) -> None:
+        """Run the commands of the entry, in its order. Each must end with status 0."""
+        chosen = self.entry.commands[commands]
+        assert chosen, f"{self.title} has no commands"
+        for words in chosen:
+            self.run(*(SINK if word == "NAME" else word for word in words))
+
+    def run(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run one command as an operator would; `outbox sink` until it has caught up."""
+        done = self._run(words)
+        self.ran.append(" ".join(words))
+        assert done.returncode == status, f"outbox {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done
+
+    def _run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        if words[0] == "sink":
+            return catch_up(self.settings, *words[1:])
+        asks = any(tuple(words[: len(asked)]) == asked for asked in ASKS)
+        sure = ["--yes"] if asks and "--dry-run" not in words else []
+        return outbox(*words, *sure, home=self.settings.home, **self.settings.as_env())
+
+    def checked(self) -> Report:
+        """`outbox check` once the sink has applied everything."""
+        with self._sink_running() as settled:
+            return settled()
+
+    def sound(self, *quantities: int) -> None:
+        """The checkers are green, and new work is applied too."""
+        with self._sink_running() as settled:
+            assert [str(one) for one in settled().findings] == []
+            self.move(*(quantities or (7, 8)))
+            assert [str(one) for one in settled().findings] == []
+
+    @contextmanager
+    def _sink_running(self) -> Iterator[Callable[[], Report]]:
+        with running_warm(self.settings, SINK) as sink:
+            yield lambda: check.check_settled(self.settings, TIMEOUT_S, needs=sink.require_running)
+
+
+def failure_codes(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The codes of the failures that the log of a sink names."""
+    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    return [str(line["code"]) for line in lines if line["event"] == "sink failed"]

@@ -1,0 +1,113 @@
+"""The proxy between two parts: what passes, and what does not while the link is broken."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from outbox.base.wait import wait_for
+from outbox.soak.proxy import Proxy
+from outbox.stack import ports
+
+TIMEOUT_S = 5
+
+
+def serve(listener: socket.socket) -> None:
+    """Send back what comes, on any number of connections."""
+
+    def echo(connection: socket.socket) -> None:
+        with connection:
+            while data := connection.recv(1000):
+                connection.sendall(data)
+
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=echo, args=[connection], daemon=True).start()
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    """A proxy in front of an echo."""
+    listener = socket.create_server((ports.LOOPBACK, 0))
+    threading.Thread(target=serve, args=[listener], daemon=True).start()
+    made = Proxy("client-echo", listener.getsockname()[1])
+    yield made
+    made.close()
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def client(proxy: Proxy) -> socket.socket:
+    return socket.create_connection((ports.LOOPBACK, proxy.port), timeout=TIMEOUT_S)
+
+
+def echoed(connection: socket.socket, text: bytes = b"hello") -> bytes:
+    connection.sendall(text)
+    return connection.recv(1000)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side ends the connection, gently or not."""
+    try:
+        return not connection.recv(1)
+    except ConnectionError:
+        return True
+
+
+def test_bytes_pass_and_are_counted(proxy: Proxy) -> None:
+    with closing(client(proxy)) as connection:
+        assert echoed(connection) == b"hello"
+        assert proxy.connections == 1
+    wait_for("the connection to be closed", lambda: proxy.connections == 0, timeout_s=TIMEOUT_S)
+    assert proxy.bytes == 2 * len(b"hello")
+
+
+def test_a_cut_ends_connections_and_refuses_new_ones_until_healed(proxy: Proxy) -> None:
+    with closing(client(proxy)) as connection:
+        echoed(connection)
+        assert proxy.cut() == 1
+        assert is_closed(connection)
+    with pytest.raises(ConnectionRefusedError):
+        client(proxy)
+    proxy.heal()
+    with closing(client(proxy)) as connection:
+        assert echoed(connection) == b"hello"
+
+
+def test_a_half_open_link_lets_nothing_pass_and_loses_nothing(proxy: Proxy) -> None:
+    with closing(client(proxy)) as connection:
+        echoed(connection)
+        assert proxy.freeze() == 1
+        connection.settimeout(0.2)
+        connection.sendall(b"again")
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        with closing(client(proxy)):  # it is accepted
+            proxy.heal()
+        connection.settimeout(TIMEOUT_S)
+        assert connection.recv(1000) == b"again"
+
+
+def test_a_link_to_a_port_where_nobody_listens_is_closed() -> None:
+    proxy = Proxy("client-nobody", ports.choose(0)[0])
+    try:
+        with closing(client(proxy)) as connection:
+            assert is_closed(connection)
+    finally:
+        proxy.close()
+
+
+def test_it_ends_with_open_connections(proxy: Proxy) -> None:
+    other = Proxy("client-echo", proxy.target_port)
+    with closing(client(other)) as connection:
+        echoed(connection)
+        other.freeze()
+        connection.sendall(b"held")
+        other.close()

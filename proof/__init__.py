@@ -1,0 +1,1 @@
+"""What shows that the promises hold, and that the tests would notice if they did not."""

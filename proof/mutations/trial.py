@@ -1,0 +1,145 @@
+"""Run tests on a copy of a repository, with a mutation or without any, and read what became of each.
+
+A mutation is *caught* only if a test has failed in its own code, as an assertion does. An error while a fixture was set
+up does not count: it says that the test could not look.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+from xml.etree import ElementTree as ET
+
+from proof.mutations.mutation import Mutation
+
+TIMEOUT_S = 1200
+END_TIMEOUT_S = 60  # for the servers of a test that is ended
+TAIL = 3000  # characters of the output of a run that has no result
+REASON_MAX = 160  # characters
+
+Fate = Literal["passed", "failed", "error", "skipped"]
+Verdict = Literal["caught", "not caught", "no verdict"]
+
+
+class Ran(NamedTuple):
+    """A test that has run: what became of it, and for a failure the first line of the reason."""
+
+    fate: Fate
+    reason: str = ""
+
+
+class Trial(NamedTuple):
+    """What the tests of a mutation have shown; ``why`` names the test that has failed, or why there is no verdict."""
+
+    verdict: Verdict
+    why: str
+    seconds: float
+
+
+def attempt(root: Path, mutation: Mutation) -> Trial:
+    """Run the tests of a mutation with it, until one fails."""
+    began = time.monotonic()
+    with copy_of(root) as copy:
+        mutation.apply(copy)
+        ran = _run(copy, mutation.suite, mutation.tests, "-x")
+    return Trial(*_verdict(ran), time.monotonic() - began)
+
+
+def baseline(root: Path, suite: str, tests: Sequence[str]) -> dict[str, str]:
+    """Run tests without any mutation. Returns those that do not pass, and why: they could not show anything."""
+    with copy_of(root) as copy:
+        ran = _run(copy, suite, tests)
+    return {test: why for test in tests if (why := _not_green(test, ran))}
+
+
+def _verdict(ran: Mapping[str, Ran]) -> tuple[Verdict, str]:
+    failed = [f"{name}: {one.reason}" for name, one in ran.items() if one.fate == "failed"]
+    others = [f"{name}: {one.fate}: {one.reason}" for name, one in ran.items() if one.fate in ("error", "skipped")]
+    if failed:
+        return "caught", failed[0]
+    if others or not ran:
+        return "no verdict", others[0] if others else "no test has run"
+    return "not caught", f"{len(ran)} passed"
+
+
+def _not_green(test: str, ran: Mapping[str, Ran]) -> str:
+    """Why a test shows nothing; empty if it has passed, with all its parameters."""
+    own = [one for name, one in ran.items() if name == test or name.startswith(f"{test}[")]
+    return next((f"{one.fate}: {one.reason}" for one in own if one.fate != "passed"), "" if own else "did not run")
+
+
+def _run(copy: Path, suite: str, tests: Sequence[str], *options: str) -> dict[str, Ran]:
+    """By node id, what became of the tests. Raises RuntimeError if pytest itself did not work, or takes too long."""
+    results = copy.parent / "results.xml"
+    path = os.pathsep.join([str(copy / "machinery" / "src"), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}", *options] + [*tests],
+        cwd=copy / suite,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    except BaseException as error:
+        output = _end(process)
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise RuntimeError(f"the tests did not end in {TIMEOUT_S} s\n{output[-TAIL:]}") from None
+        raise
+    if process.returncode not in (0, 1):  # https://docs.pytest.org/en/stable/reference/exit-codes.html
+        raise RuntimeError(f"pytest ended with {process.returncode}\n{output[-TAIL:]}")
+    return dict(_results(results))
+
+
+def _end(process: subprocess.Popen[str]) -> str:
+    """End pytest as a person would, so that it stops its servers; returns its output."""
+    process.send_signal(signal.SIGINT)
+    try:
+        return process.communicate(timeout=END_TIMEOUT_S)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()[0]
+
+
+def _results(file: Path) -> Iterator[tuple[str, Ran]]:
+    """Of a file that pytest has written: node ids, and what became of the tests."""
+    for case in ET.parse(file).iter("testcase"):  # noqa: S314 - our own pytest has written it
+        module, *classes = case.get("classname", "").split(".Test")
+        name = "::".join([f"{module.replace('.', '/')}.py", *(f"Test{one}" for one in classes), case.get("name", "")])
+        for tag, fate in (("failure", "failed"), ("error", "error"), ("skipped", "skipped")):
+            if (found := case.find(tag)) is not None:
+                lines = found.get("message", "").strip().splitlines()
+                yield name, Ran(fate, lines[0][:REASON_MAX] if lines else "")  # type: ignore[arg-type]
+                break
+        else:
+            yield name, Ran("passed")
+
+
+@contextmanager
+def copy_of(root: Path) -> Iterator[Path]:
+    """A copy of the files that git knows or would take."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    with tempfile.TemporaryDirectory(prefix="mutation ") as folder:
+        copy = Path(folder) / "repository"
+        for name in filter(None, listed.stdout.split("\0")):
+            source, target = root / name, copy / name
+            if source.is_file() or source.is_symlink():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, target, follow_symlinks=False)
+        yield copy

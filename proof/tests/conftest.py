@@ -1,0 +1,5 @@
+"""Tests of the proofs: their documents say what was measured, and a part of each is measured again."""
+
+from __future__ import annotations
+
+pytest_plugins = ["outbox.testing.plugin"]

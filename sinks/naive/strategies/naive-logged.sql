@@ -1,0 +1,10 @@
+-- idea: every event is new, and how often it was applied is counted
+-- survives: nothing: drifts by the sum of whatever is repeated
+-- costs: a row per event
+-- choose: never; with it the soak shows that the drift of `naive` is what was repeated
+-- start: earliest
+-- repeats: none
+INSERT INTO applied_events AS counted (sink, event_id, times)
+SELECT %(sink)s, event_id, count(*) FROM batch GROUP BY event_id ORDER BY event_id
+ON CONFLICT (sink, event_id) DO UPDATE SET times = counted.times + excluded.times;
+INSERT INTO new_events SELECT * FROM batch;

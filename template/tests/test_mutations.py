@@ -1,0 +1,144 @@
+"""The mutations in proof/mutations fit the code, and a trial of one says what its tests have shown."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from proof.mutations import trial
+from proof.mutations.mutation import Mutation, chosen, every
+from template.tests.paths import ROOT
+
+# Each promise that the template makes is broken by one of these.
+PROMISED = {
+    "dedup off",
+    "dedup in another transaction",
+    "outbox row in another transaction",
+    "offsets committed before the sink",
+    "no row lock",
+    "no lock order",
+    "read_uncommitted",
+    "random Kafka key",
+    "slot recreated without a snapshot",
+    "check-then-insert instead of ON CONFLICT",
+    "retention shorter than replay",
+    "version guard removed",
+    "dead letter in another transaction",
+    "publication missing",
+    "ids generated twice",
+    "prune that trusts the slot",
+    "fence epoch not checked",
+    "position gap not checked",
+    "expired idempotency keys ignored",
+    "a stopped batch that Spark commits",
+}
+PARSERS: dict[str, Callable[[str], object]] = {".py": ast.parse, ".json": json.loads, ".toml": tomllib.loads}
+MUTATIONS = every()
+
+GREEN = "def test_it() -> None:\n    import counting\n    assert counting.count() == 1\n"
+BROKEN_FIXTURE = "import pytest\n@pytest.fixture\ndef one(): raise OSError('no server')\ndef test_it(one): pass\n"
+SKIPPED = "import pytest\n@pytest.mark.skip(reason='no server')\ndef test_it(): pass\n"
+TEST = "tests/test_counting.py::test_it"
+
+
+def test_each_has_a_name_of_its_own() -> None:
+    assert [name for name, times in Counter(one.name for one in MUTATIONS).items() if times > 1] == []
+
+
+def test_every_promise_has_one() -> None:
+    assert {one.name for one in MUTATIONS} >= PROMISED
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.name)
+def test_it_fits_its_file(mutation: Mutation) -> None:
+    mutated = mutation.of((ROOT / mutation.file).read_text())
+    parse = PARSERS.get(Path(mutation.file).suffix)
+    if parse is not None:
+        parse(mutated)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.name)
+def test_its_tests_exist(mutation: Mutation) -> None:
+    assert mutation.tests
+    for test in mutation.tests:
+        file, *names = test.split("::")
+        found: list[ast.stmt] = ast.parse((ROOT / mutation.suite / file).read_text()).body
+        assert names, f"{test} is a whole file"
+        for name in names:
+            [one] = [each for each in found if getattr(each, "name", None) == name]
+            found = getattr(one, "body", [])
+
+
+@pytest.mark.parametrize("text", ["", "a = 2", "a = 1; a = 1"])
+def test_a_text_that_is_not_there_once_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="not once"):
+        mutation("a = 1", "a = 2").of(text)
+
+
+def test_names_choose_exactly_or_by_a_part() -> None:
+    assert [one.name for one in chosen(["position gap not checked"])] == ["position gap not checked"]
+    assert {one.name for one in chosen(["position gap"])} == {
+        "position gap not checked",
+        "lakehouse: position gap not checked",
+    }
+    assert chosen([]) == MUTATIONS
+    with pytest.raises(ValueError, match="no mutation"):
+        chosen(["nothing is called so"])
+
+
+# A trial -----------------------------------------------------------------------------------------------------------
+
+
+def mutation(old: str, new: str) -> Mutation:
+    """One of a small repository."""
+    return Mutation("of a test", "machinery/src/counting.py", old, new, [TEST])
+
+
+@pytest.fixture
+def bare_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small repository needs no plugin, and most of the time of its runs would be their imports."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
+def repository(folder: Path, test: str) -> Path:
+    """A small repository with one module and one test."""
+    for name, text in {
+        "src/counting.py": "def count() -> int:\n    return 1\n\n\nUNUSED = 1\n",
+        "tests/test_counting.py": test,
+    }.items():
+        file = folder / "machinery" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("test", "old", "verdict"),
+    [
+        (GREEN, "return 1", "caught"),
+        (GREEN, "UNUSED = 1", "not caught"),
+        (BROKEN_FIXTURE, "return 1", "no verdict"),
+        (SKIPPED, "return 1", "no verdict"),
+    ],
+    ids=["failed", "passed", "fixture failed", "skipped"],
+)
+@pytest.mark.usefixtures("bare_pytest")
+def test_only_a_failed_test_has_caught_it(tmp_path: Path, test: str, old: str, verdict: str) -> None:
+    small = repository(tmp_path, test)
+    assert trial.attempt(small, mutation(old, old.replace("1", "2"))).verdict == verdict
+    assert "return 1" in (small / "machinery/src/counting.py").read_text()  # the copy was mutated
+
+
+@pytest.mark.usefixtures("bare_pytest")
+def test_a_test_that_is_red_anyway_shows_nothing(tmp_path: Path) -> None:
+    assert trial.baseline(repository(tmp_path / "green", GREEN), "machinery", [TEST]) == {}
+    for name, test in {"red": GREEN.replace("== 1", "== 2"), "error": BROKEN_FIXTURE, "skipped": SKIPPED}.items():
+        assert trial.baseline(repository(tmp_path / name, test), "machinery", [TEST]).keys() == {TEST}
