@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from proof.articles import table
 from proof.articles.__main__ import EXPERIMENTS, PAGE
 from proof.articles.experiment import AS_EXPECTED, NO_VERDICT, NOT_AS_EXPECTED, Experiment, NotFired, Report, Row, Seen

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from proof.mutations import trial
-from proof.mutations.mutation import Mutation, chosen, every
-from template.tests.paths import ROOT
+from proof.mutations.mutation import ROOT, Mutation, chosen, every
 
 # Each promise that the template makes is broken by one of these.
 PROMISED = {
