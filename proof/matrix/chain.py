@@ -11,7 +11,7 @@ from typing import Any
 from outbox.audit import check
 from outbox.audit.report import Report
 from outbox.base.database import connect
-from outbox.base.settings import Settings, SinkRole, SourceRole, load
+from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.migrations.migrate import migrate
@@ -22,6 +22,7 @@ from outbox.sink import spec
 from outbox.sink.spark import local_checkpoint
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
+from outbox.testing.fixtures.stack import private_stack
 from outbox.walkthrough.processes import SinkProcess
 
 from proof.matrix import topic_log
@@ -54,18 +55,7 @@ class Chain:
     """Everything that runs. Whoever owns its home ends it."""
 
     def __init__(self, home: Path, *, exactly_once: bool) -> None:
-        given = load(
-            home,
-            environment=False,
-            exactly_once=exactly_once,
-            stack_postgres_port=0,
-            stack_kafka_port=0,
-            stack_controller_port=0,
-            stack_connect_port=0,
-            stack_spark_port=0,
-            service_port=0,
-        )
-        self._stack = Stack(given)
+        self._stack = private_stack(home, exactly_once=exactly_once)
         self.exactly_once = exactly_once
         self.sinks: Sequence[str] = list(SINKS.values())
         self.positions_at_start: Mapping[str, Offsets] = {}  # when the process of the sinks was started last

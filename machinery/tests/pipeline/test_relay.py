@@ -32,7 +32,7 @@ from outbox.stack import config
 from outbox.stack.postgres import Postgres
 from outbox.testing.command import outbox
 from outbox.testing.failures import raises
-from tests.support import suite
+from tests.support import slots, suite
 from tests.support.outbox_rows import INSERT, ids, insert, row, writing
 from tests.support.topic_reader import duplicates, out_of_order, read, relayed
 
@@ -357,20 +357,7 @@ def test_an_invalidated_slot_is_refused_until_told_to_forget(chain: Settings, po
     relayed(chain)
     relay.remove(chain)
     wait_released(chain, postgres)
-    status = f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = '{chain.connector}'"
-
-    def lost() -> bool:
-        postgres.psql("CHECKPOINT")
-        return postgres.psql(status).stdout == "lost\n"
-
-    # For real that takes gigabytes of log (max_slot_wal_keep_size); a slot idle for too long ends the same way.
-    postgres.psql("ALTER SYSTEM SET idle_replication_slot_timeout = '1s'")
-    postgres.psql("SELECT pg_reload_conf()")
-    try:
-        wait_for("the slot to be invalidated", lost, timeout_s=30, poll_s=0.3)
-    finally:
-        postgres.psql("ALTER SYSTEM RESET idle_replication_slot_timeout")
-        postgres.psql("SELECT pg_reload_conf()")
+    slots.invalidate(chain, postgres)
     with raises("slot-invalidated", "outbox connect remove --drop-slot"):
         relay.apply(chain)
     relay.remove(chain, drop_slot=True)

@@ -10,6 +10,7 @@ from outbox.kafka import topics
 from outbox.relay import connectors, slot
 from outbox.relay.rest import Rest
 from outbox.stack.postgres import Postgres
+from tests.support import slots
 from tests.support.outbox_rows import ids
 from tests.support.rehearsal import Rehearsal
 from tests.support.topic_reader import delete_topics, duplicates, read
@@ -60,20 +61,7 @@ def test_slot_that_was_invalidated(rehearsal: Rehearse, postgres: Postgres) -> N
     one.working(1, 2)
     stop_connector(one.settings)
     one.move(3)
-
-    def is_lost() -> bool:
-        postgres.psql("CHECKPOINT")
-        found = slot.read(one.settings)
-        return found is not None and found.wal_status == "lost"
-
-    # For real that takes gigabytes of log (max_slot_wal_keep_size); a slot idle for too long ends the same way.
-    postgres.psql("ALTER SYSTEM SET idle_replication_slot_timeout = '1s'")
-    postgres.psql("SELECT pg_reload_conf()")
-    try:
-        wait_for("the slot to be invalidated", is_lost, timeout_s=60, poll_s=0.3)
-    finally:
-        postgres.psql("ALTER SYSTEM RESET idle_replication_slot_timeout")
-        postgres.psql("SELECT pg_reload_conf()")
+    slots.invalidate(one.settings, postgres)
     assert "was invalidated" in one.run("connect", "apply", status=1).stderr
     one.diagnosed()
     one.follow()

@@ -1,4 +1,4 @@
-"""The page docs/soak.md lists every fault, and a project without a domain is told how to write one."""
+"""docs/soak.md lists every fault. In a project without a domain, `outbox soak` says how to write one."""
 
 from __future__ import annotations
 
