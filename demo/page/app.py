@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
-from uuid import UUID
 
 from flask import Flask, Response, abort, request
 from werkzeug.serving import BaseWSGIServer, make_server
@@ -93,15 +92,6 @@ class Server:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
-
-
-def is_uuid(text: str) -> bool:
-    """Whether a text is a UUID."""
-    try:
-        UUID(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _accepted(do: Callable[[], bool]) -> Response:

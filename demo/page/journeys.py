@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from demo.page.readings import OutboxRow, Record, Sink
 
-KEPT = 300
+KEPT = 2_500  # more than a reading brings
+SENT = 120  # to the page: the newest
 IDS_KEPT = 50_000  # to recognise repeats on the topics
 
 
@@ -31,6 +33,11 @@ class Journey:
     records: list[Record] = field(default_factory=list)  # more than one: it was sent again
     sinks: dict[str, Applied] = field(default_factory=dict)
 
+    @property
+    def began_ms(self) -> int:
+        """When it was written: to the outbox, or to the topic."""
+        return self.written_ms if self.written_ms is not None else min((one.at_ms for one in self.records), default=0)
+
     def as_json(self) -> dict[str, Any]:
         """For the page, without payload."""
         row, first = self.row, self.records[0] if self.records else None
@@ -52,10 +59,10 @@ class Journey:
 
 
 class Journeys:
-    """The newest events. Older ones are forgotten."""
+    """The newest events. Those that were not seen for longest are forgotten."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, Journey] = {}
+        self._by_id: OrderedDict[str, Journey] = OrderedDict()  # the one that was seen last is the last
         self._seen_ids: dict[str, None] = {}
         self._changed: dict[str, Journey] = {}
         self.repeats = 0  # records of events that were on the topics already
@@ -65,10 +72,15 @@ class Journeys:
         """One of the newest events."""
         return self._by_id.get(event_id)
 
+    def has_come(self, event_id: str) -> bool:
+        """Whether a record of the event is on the topics."""
+        return event_id in self._seen_ids
+
     def changed(self) -> list[Journey]:
-        """Those that have changed since the last call."""
-        changed, self._changed = list(self._changed.values()), {}
-        return changed
+        """Those of the newest that have changed since the last call, in the order of their beginnings."""
+        changed, self._changed = self._changed, {}
+        newest = sorted(self._by_id.values(), key=lambda one: one.began_ms)[-SENT:] if changed else []
+        return [one for one in newest if one.id in changed]
 
     def add_rows(self, rows: Iterable[OutboxRow], lsn: int) -> None:
         """Rows of the outbox. Those that are known stay as they are."""
@@ -114,14 +126,13 @@ class Journeys:
             self._changed[journey.id] = journey
 
     def _of(self, event_id: str) -> Journey:
-        journey = self._by_id.get(event_id)
-        if journey is None:
-            journey = self._by_id[event_id] = Journey(event_id)
-            _bound(self._by_id, KEPT)
+        journey = self._by_id.setdefault(event_id, Journey(event_id))
+        self._by_id.move_to_end(event_id)
+        _bound(self._by_id, KEPT)
         return journey
 
 
-def _bound(entries: dict[str, Any], most: int) -> None:
+def _bound(entries: MutableMapping[str, Any], most: int) -> None:
     for name in list(entries)[: max(0, len(entries) - most)]:
         del entries[name]
 

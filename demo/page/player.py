@@ -13,11 +13,11 @@ from outbox import Failure, load_settings
 from outbox.walkthrough import Player, Story
 
 from demo.page.actions import ACTIONS, Action, Hands
-from demo.page.app import Desk, Server, create_app, is_uuid
+from demo.page.app import Desk, Server, create_app
 from demo.page.hub import Hub
 from demo.page.lesson import Lesson, PageScreen
 from demo.page.poller import Poller
-from demo.page.probe import Probe, not_readable, now_ms, outbox_row
+from demo.page.probe import Probe, is_uuid, not_readable, now_ms, outbox_row
 from demo.page.readings import Readings
 from demo.page.security import Guard, kept_token
 from demo.page.state import State

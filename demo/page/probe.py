@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
+from uuid import UUID
 
 import psycopg2
 import requests
@@ -43,7 +44,7 @@ Row = tuple[Any, ...]
 
 ROWS = 200  # of the outbox, the newest
 RECORDS_MAX = 2_000  # of the topics at once
-TAIL = 500  # records of each partition, when the page begins to look
+TAIL = 5_000  # records of each partition, when the page begins to look
 BATCHES = 12  # the newest of a sink
 VALUE_MAX = 4_000  # characters of a record that are kept
 REQUEST_TIMEOUT_S = 2.0
@@ -55,10 +56,12 @@ SELECT count(*), coalesce(sum(version), 0) / 2, -- a transfer has an event for e
        (SELECT count(*) FROM outbox)
   FROM source_totals
 """
-NEWEST = """
+EVENTS = """
 SELECT id::text, aggregatetype, type, schema_version, aggregateid, (payload ->> 'amount')::numeric,
        (extract(epoch FROM occurred_at) * 1000)::bigint
-  FROM outbox ORDER BY id DESC LIMIT %s
+  FROM outbox
+ WHERE id IN (SELECT id FROM outbox ORDER BY id DESC LIMIT %s) OR id = ANY (%s::uuid[])
+ ORDER BY id
 """
 SOURCE_TOTALS = "SELECT key, total, version FROM source_totals"
 LSN = "SELECT pg_current_wal_insert_lsn() - '0/0'"
@@ -143,13 +146,16 @@ class Probe:
             self.ask_mode_again()  # it may come back in another mode
         health = _or_down(self._read_health)
         slot = _or_down(self._read_slot)
-        source = _or_down(self._read_source)
+        records = () if isinstance(topics, Down) else topics.records
+        relayed = [record.event_id for record in records if record.event_id and is_uuid(record.event_id)]
+        source = _or_down(lambda: self._read_source(relayed))
         return Readings(now_ms(), source, slot, connector, topics, sinks, health)
 
-    def _read_source(self) -> Source:
+    def _read_source(self, relayed: Sequence[str]) -> Source:
+        """The newest rows, and those of these events."""
         with self._source.snapshot() as query:
             [(accounts, transfers, events)] = query(COUNTS)
-            rows = [_outbox_row(row) for row in reversed(query(NEWEST, [ROWS]))]
+            rows = [_outbox_row(row) for row in query(EVENTS, [ROWS, relayed])]
             totals = {key: Total(int(total), version) for key, total, version in query(SOURCE_TOTALS)}
             [(lsn,)] = query(LSN)
         return Source(accounts, int(transfers), events, int(lsn), rows, totals)
@@ -280,6 +286,15 @@ class Tail:
             consumer.close()
             raise
         return consumer
+
+
+def is_uuid(text: str) -> bool:
+    """Whether a text is a UUID."""
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
 
 
 def outbox_row(settings: Settings, event_id: str) -> str | None:

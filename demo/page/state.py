@@ -12,6 +12,7 @@ from demo.page.journeys import Journeys
 from demo.page.readings import Connector, Down, Readings, Sink, Slot, Source, Topics, Total
 
 DRAWN = 24  # marks of a partition on the page
+UNSEEN_MS = 60_000  # after so long without a reading, a cause is not known
 
 Json = dict[str, Any]
 
@@ -36,6 +37,7 @@ class State:
         self._partitions: dict[tuple[str, int], list[Json]] = {}
         self._apart: set[frozenset[str]] = set()  # pairs of sinks that have parted
         self.cause = "the beginning"  # what was done last
+        self._compared_ms: int | None = None  # when the sinks were last compared
         self.settled = False
         self.summary: Json = {}
 
@@ -97,7 +99,6 @@ class State:
                 self._ends = topics.ends
                 for record in topics.records:
                     event_id = record.event_id or f"{record.topic}/{record.partition}/{record.offset}"
-                    known = self.journeys.get(event_id)
                     lane = self._partitions.setdefault((record.topic, record.partition), [])
                     lane.append(
                         {
@@ -105,7 +106,7 @@ class State:
                             "key": record.key,
                             "version": record.headers.get("schemaVersion", ""),
                             "offset": record.offset,
-                            "again": bool(known and known.records),
+                            "again": self.journeys.has_come(event_id),
                         }
                     )
                     del lane[:-DRAWN]
@@ -206,14 +207,17 @@ class State:
         )
 
     def _partings(self, compared: list[Json], at_ms: int) -> list[Json]:
-        """A mark for each pair of sinks whose drifts begin to differ."""
+        """A mark for each pair of sinks whose drifts begin to differ. Nobody may have looked when they did."""
+        is_seen = self._compared_ms is not None and at_ms - self._compared_ms < UNSEEN_MS
+        self._compared_ms = at_ms
+        cause = self.cause if is_seen else "while nobody looked"
         found = []
         for index, left in enumerate(compared):
             for right in compared[index + 1 :]:
                 pair = frozenset((left["name"], right["name"]))
                 if left["drift"] != right["drift"] and pair not in self._apart and not left["pending"]:
                     self._apart.add(pair)
-                    text = f"{left['name']} and {right['name']} part: {self.cause}"
+                    text = f"{left['name']} and {right['name']} part: {cause}"
                     found.append({"at_ms": at_ms, "kind": "part", "text": text})
                 elif left["drift"] == right["drift"]:
                     self._apart.discard(pair)

@@ -107,6 +107,7 @@ export class EventsView {
 function applied(event) {
   const names = Object.entries(event.sinks);
   const done = names.filter(([, sink]) => sink.at_ms !== null);
+  if (!event.records.length) return "not yet";
   if (!names.length) return "no sink compared here reads it";
   if (done.length < names.length) return `${done.length} of ${names.length}`;
   return later(event.written_ms ?? event.records[0].at_ms, Math.max(...done.map(([, sink]) => sink.at_ms)));

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from demo.page.drift import Drift
-from demo.page.journeys import KEPT, Journeys
+from demo.page.journeys import KEPT, SENT, Journeys
 from demo.page.readings import Batch, Down, OutboxRow, Readings, Record, Sink, Total
 from demo.page.state import State
 from template.tests.page.made_up import NAIVE, RIGHT, MadeUp
@@ -116,6 +116,32 @@ def test_old_events_are_forgotten() -> None:
     assert journeys.get("5") is not None
 
 
+def test_a_burst_does_not_hide_what_became_of_the_newest_events() -> None:
+    journeys = Journeys()
+    rows = [replace(ROW, id=str(number), occurred_ms=AT_MS + number) for number in range(2_000)]
+    for _ in range(2):  # the newest rows are read again and again, records once
+        journeys.add_rows(rows[-200:], lsn=1)
+        records = [record(number, str(number)) for number in reversed(range(2_000))]
+        journeys.add_records([] if journeys.has_come("0") else records)
+        journeys.add_sinks([reader(2_000)], AT_MS + 9_000)
+        shown = [one.as_json() for one in journeys.changed()]
+    assert shown == []
+    for row in rows[-200:]:
+        found = journeys.get(row.id)
+        assert found is not None
+        assert len(found.records) == 1
+        assert found.sinks["s"].at_ms is not None
+
+
+def test_the_newest_events_are_sent_in_their_order() -> None:
+    journeys = Journeys()
+    rows = [replace(ROW, id=str(number), occurred_ms=AT_MS + number) for number in range(SENT + 30)]
+    journeys.add_rows(reversed(rows), lsn=1)
+    assert [one.id for one in journeys.changed()] == [row.id for row in rows[30:]]
+    journeys.add_records([record(7, "3"), record(8, str(SENT))])  # an old one came again
+    assert [one.id for one in journeys.changed()] == [str(SENT)]
+
+
 # State ------------------------------------------------------------------------------------------------------------
 
 
@@ -140,6 +166,18 @@ def test_the_moment_at_which_sinks_part_is_marked_once_with_its_cause(model: Mad
     assert state.apply(model.readings(AT_MS + 1_000)).logs["marks"] == []
     assert state.summary[NAIVE]["drift"] > 0
     assert state.summary[RIGHT]["drift"] == 0
+
+
+@pytest.mark.parametrize("looked_ms", [[], [AT_MS]], ids=["never", "long ago"])
+def test_a_parting_that_nobody_saw_has_no_cause(model: MadeUp, looked_ms: list[int]) -> None:
+    state = State()
+    model.transfer(AT_MS)
+    for at_ms in looked_ms:
+        state.apply(model.readings(at_ms))
+    model.repeat(1, AT_MS)
+    state.cause = "Exactly-once on"
+    [mark] = state.apply(model.readings(AT_MS + 10 * 60_000)).logs["marks"]
+    assert "Exactly-once on" not in mark["text"]
 
 
 def test_a_record_that_came_again_is_drawn_with_a_ring(model: MadeUp) -> None:
