@@ -44,8 +44,8 @@ class Journey:
         return {
             "id": self.id,
             "aggregate": row.aggregate if row else (first.topic.rpartition(".")[2] if first else ""),
-            "type": row.type if row else (first.headers.get("eventType", "") if first else ""),
-            "version": row.schema_version if row else (first.headers.get("schemaVersion", "") if first else ""),
+            "type": row.type if row else "",
+            "version": row.schema_version if row else "",
             "key": row.key if row else (first.key if first else ""),
             "amount": row.amount if row else None,
             "written_ms": self.written_ms,
@@ -65,8 +65,8 @@ class Journeys:
         self._by_id: OrderedDict[str, Journey] = OrderedDict()  # the one that was seen last is the last
         self._seen_ids: dict[str, None] = {}
         self._changed: dict[str, Journey] = {}
+        self._strangers: dict[str, None] = {}
         self.repeats = 0  # records of events that were on the topics already
-        self.strangers = 0  # records without an id of the relay
 
     def get(self, event_id: str) -> Journey | None:
         """One of the newest events."""
@@ -75,6 +75,15 @@ class Journeys:
     def has_come(self, event_id: str) -> bool:
         """Whether a record of the event is on the topics."""
         return event_id in self._seen_ids
+
+    @property
+    def strangers(self) -> int:
+        """How many are on the topics and were never in the outbox."""
+        return len(self._strangers)
+
+    def is_stranger(self, event_id: str) -> bool:
+        """Whether it is on the topics and was never in the outbox: no event of ours, whatever its headers say."""
+        return event_id in self._strangers
 
     def changed(self) -> list[Journey]:
         """Those of the newest that have changed since the last call, in the order of their beginnings."""
@@ -86,21 +95,24 @@ class Journeys:
         """Rows of the outbox. Those that are known stay as they are."""
         for row in rows:
             journey = self._of(row.id)
+            self._strangers.pop(row.id, None)
             if journey.row is None:
                 journey.row, journey.written_ms, journey.lsn = row, row.occurred_ms, lsn
                 self._changed[row.id] = journey
 
     def add_records(self, records: Iterable[Record]) -> None:
-        """New records of the topics, in their order."""
+        """New records of the topics, in their order, after the rows of their events."""
         for record in records:
             event_id = record.event_id or f"{record.topic}/{record.partition}/{record.offset}"
-            self.strangers += record.event_id is None
             self.repeats += event_id in self._seen_ids
             self._seen_ids[event_id] = None
             journey = self._of(event_id)
             journey.records.append(record)
+            if journey.row is None:
+                self._strangers[event_id] = None
             self._changed[event_id] = journey
         _bound(self._seen_ids, IDS_KEPT)
+        _bound(self._strangers, IDS_KEPT)
 
     def add_sinks(self, sinks: Iterable[Sink], at_ms: int) -> None:
         """How far each sink is. What it has applied before its position, it has applied by now."""

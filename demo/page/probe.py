@@ -124,6 +124,7 @@ class Probe:
         self._session = requests.Session()
         self._mode: tuple[float, str, str | None] = (float("-inf"), "unknown", None)
         self._sink_urls: list[str] = []
+        self._unread: list[str] = []  # events whose records are read and whose rows are not
         self._ends: dict[tuple[str, int, int], Offsets] = {}  # of batches, by sink, generation and number
 
     def close(self) -> None:
@@ -146,18 +147,18 @@ class Probe:
             self.ask_mode_again()  # it may come back in another mode
         health = _or_down(self._read_health)
         slot = _or_down(self._read_slot)
-        records = () if isinstance(topics, Down) else topics.records
-        relayed = [record.event_id for record in records if record.event_id and is_uuid(record.event_id)]
-        source = _or_down(lambda: self._read_source(relayed))
+        if isinstance(topics, Topics):
+            self._unread += [one.event_id for one in topics.records if one.event_id and is_uuid(one.event_id)]
+        source = _or_down(self._read_source)
         return Readings(now_ms(), source, slot, connector, topics, sinks, health)
 
-    def _read_source(self, relayed: Sequence[str]) -> Source:
-        """The newest rows, and those of these events."""
+    def _read_source(self) -> Source:
         with self._source.snapshot() as query:
             [(accounts, transfers, events)] = query(COUNTS)
-            rows = [_outbox_row(row) for row in query(EVENTS, [ROWS, relayed])]
+            rows = [_outbox_row(row) for row in query(EVENTS, [ROWS, self._unread])]
             totals = {key: Total(int(total), version) for key, total, version in query(SOURCE_TOTALS)}
             [(lsn,)] = query(LSN)
+        self._unread = []
         return Source(accounts, int(transfers), events, int(lsn), rows, totals)
 
     def _read_slot(self) -> Slot:

@@ -118,13 +118,18 @@ class State:
                         {
                             "name": name,
                             "partitions": [
-                                {"number": number, "end": end, "newest": self._partitions.get((name, number), [])}
+                                {"number": number, "end": end, "newest": self._lane(name, number)}
                                 for number, end in sorted(ends.items())
                             ],
                         }
                         for name, ends in sorted(topics.ends.items())
                     ],
                 }
+
+    def _lane(self, topic: str, partition: int) -> list[Json]:
+        """The newest marks of a partition. A stranger has no version that counts."""
+        marks = self._partitions.get((topic, partition), [])
+        return [one | {"version": ""} if self.journeys.is_stranger(one["id"]) else one for one in marks]
 
     def _apply_sinks(self, readings: Readings, shown: Shown) -> None:
         if isinstance(readings.sinks, Down):

@@ -102,11 +102,30 @@ def test_an_event_is_applied_when_spark_recorded_its_batch() -> None:
 
 def test_a_repeat_is_counted_and_belongs_to_its_event() -> None:
     journeys = Journeys()
-    journeys.add_records([record(7), record(9), record(11, None)])
-    assert (journeys.repeats, journeys.strangers) == (1, 1)
+    journeys.add_records([record(7), record(9)])
+    assert journeys.repeats == 1
     found = journeys.get("e")
     assert found is not None
     assert [one.offset for one in found.records] == [7, 9]
+
+
+def test_a_record_that_was_never_in_the_outbox_is_no_event_of_ours() -> None:
+    journeys = Journeys()
+    journeys.add_rows([ROW], lsn=1)
+    headers = {"eventType": "credited", "schemaVersion": "1"}  # as the relay writes them
+    journeys.add_records([record(7), record(8, None), replace(record(9, "forged"), headers=headers)])
+    assert journeys.strangers == 2
+    shown = {one.id: one.as_json() for one in journeys.changed()}
+    assert shown["e"]["type"] == "credited"
+    assert shown["forged"]["type"] == shown["t/0/8"]["type"] == ""
+
+
+def test_a_row_that_is_read_later_is_ours_again() -> None:
+    journeys = Journeys()
+    journeys.add_records([record(7)])  # the source did not answer
+    assert journeys.is_stranger("e")
+    journeys.add_rows([ROW], lsn=1)
+    assert (journeys.strangers, journeys.is_stranger("e")) == (0, False)
 
 
 def test_old_events_are_forgotten() -> None:
