@@ -32,6 +32,7 @@ class Journey:
     lsn: int | None = None  # the end of the write-ahead log when the row was first seen: it was written before
     records: list[Record] = field(default_factory=list)  # more than one: it was sent again
     sinks: dict[str, Applied] = field(default_factory=dict)
+    is_stranger: bool = False  # it is on the topics and was never in the outbox
 
     @property
     def began_ms(self) -> int:
@@ -44,8 +45,8 @@ class Journey:
         return {
             "id": self.id,
             "aggregate": row.aggregate if row else (first.topic.rpartition(".")[2] if first else ""),
-            "type": row.type if row else "",
-            "version": row.schema_version if row else "",
+            "type": row.type if row else self._header("eventType"),
+            "version": row.schema_version if row else self._header("schemaVersion"),
             "key": row.key if row else (first.key if first else ""),
             "amount": row.amount if row else None,
             "written_ms": self.written_ms,
@@ -57,6 +58,10 @@ class Journey:
             "sinks": {name: {"batch": one.batch, "at_ms": one.at_ms} for name, one in self.sinks.items()},
         }
 
+    def _header(self, name: str) -> str:
+        """What a header of its record says, if it is to be believed."""
+        return "" if self.is_stranger or not self.records else self.records[0].headers.get(name, "")
+
 
 class Journeys:
     """The newest events. Those that were not seen for longest are forgotten."""
@@ -66,6 +71,7 @@ class Journeys:
         self._seen_ids: dict[str, None] = {}
         self._changed: dict[str, Journey] = {}
         self._strangers: dict[str, None] = {}
+        self._oldest_ms: int | None = None  # when the oldest row of the outbox was written
         self.repeats = 0  # records of events that were on the topics already
 
     def get(self, event_id: str) -> Journey | None:
@@ -91,11 +97,13 @@ class Journeys:
         newest = sorted(self._by_id.values(), key=lambda one: one.began_ms)[-SENT:] if changed else []
         return [one for one in newest if one.id in changed]
 
-    def add_rows(self, rows: Iterable[OutboxRow], lsn: int) -> None:
-        """Rows of the outbox. Those that are known stay as they are."""
+    def add_rows(self, rows: Iterable[OutboxRow], lsn: int, oldest_ms: int | None = None) -> None:
+        """Rows of the outbox, and when its oldest row was written. Rows that are known stay as they are."""
+        self._oldest_ms = oldest_ms
         for row in rows:
             journey = self._of(row.id)
             self._strangers.pop(row.id, None)
+            journey.is_stranger = False
             if journey.row is None:
                 journey.row, journey.written_ms, journey.lsn = row, row.occurred_ms, lsn
                 self._changed[row.id] = journey
@@ -108,11 +116,17 @@ class Journeys:
             self._seen_ids[event_id] = None
             journey = self._of(event_id)
             journey.records.append(record)
-            if journey.row is None:
-                self._strangers[event_id] = None
+            if journey.row is None and self._never_had(record):
+                journey.is_stranger, self._strangers[event_id] = True, None
             self._changed[event_id] = journey
         _bound(self._seen_ids, IDS_KEPT)
         _bound(self._strangers, IDS_KEPT)
+
+    def _never_had(self, record: Record) -> bool:
+        """Whether the outbox never had the row of a record that it has not. What is older than its rows may have been
+        pruned.
+        """
+        return record.event_id is None or (self._oldest_ms is not None and record.at_ms > self._oldest_ms)
 
     def add_sinks(self, sinks: Iterable[Sink], at_ms: int) -> None:
         """How far each sink is. What it has applied before its position, it has applied by now."""

@@ -63,6 +63,7 @@ SELECT id::text, aggregatetype, type, schema_version, aggregateid, (payload ->> 
  WHERE id IN (SELECT id FROM outbox ORDER BY id DESC LIMIT %s) OR id = ANY (%s::uuid[])
  ORDER BY id
 """
+OLDEST = "SELECT (extract(epoch FROM occurred_at) * 1000)::bigint FROM outbox ORDER BY id LIMIT 1"
 SOURCE_TOTALS = "SELECT key, total, version FROM source_totals"
 LSN = "SELECT pg_current_wal_insert_lsn() - '0/0'"
 SLOT = """
@@ -157,9 +158,10 @@ class Probe:
             [(accounts, transfers, events)] = query(COUNTS)
             rows = [_outbox_row(row) for row in query(EVENTS, [ROWS, self._unread])]
             totals = {key: Total(int(total), version) for key, total, version in query(SOURCE_TOTALS)}
+            oldest = query(OLDEST)
             [(lsn,)] = query(LSN)
         self._unread = []
-        return Source(accounts, int(transfers), events, int(lsn), rows, totals)
+        return Source(accounts, int(transfers), events, int(lsn), rows, totals, int(oldest[0][0]) if oldest else None)
 
     def _read_slot(self) -> Slot:
         with self._source.snapshot() as query:

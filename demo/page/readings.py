@@ -45,8 +45,9 @@ class Source:
     transfers: int
     events: int  # in the outbox
     end_lsn: int  # of the write-ahead log, read after the rows
-    rows: Sequence[OutboxRow] = ()  # the newest; some were there before
+    rows: Sequence[OutboxRow] = ()  # the newest, and those of new records; some were there before
     totals: Mapping[str, Total] = field(default_factory=dict)
+    oldest_ms: int | None = None  # when the oldest row was written: older ones were pruned
 
 
 @dataclass(frozen=True)

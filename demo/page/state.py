@@ -57,7 +57,7 @@ class State:
                 shown.parts["source"] = {"down": reason}
             case Source() as source:
                 self._totals = source.totals
-                self.journeys.add_rows(source.rows, source.end_lsn)
+                self.journeys.add_rows(source.rows, source.end_lsn, source.oldest_ms)
                 shown.parts["source"] = {
                     "accounts": source.accounts,
                     "transfers": source.transfers,

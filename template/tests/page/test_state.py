@@ -111,7 +111,7 @@ def test_a_repeat_is_counted_and_belongs_to_its_event() -> None:
 
 def test_a_record_that_was_never_in_the_outbox_is_no_event_of_ours() -> None:
     journeys = Journeys()
-    journeys.add_rows([ROW], lsn=1)
+    journeys.add_rows([ROW], lsn=1, oldest_ms=AT_MS)
     headers = {"eventType": "credited", "schemaVersion": "1"}  # as the relay writes them
     journeys.add_records([record(7), record(8, None), replace(record(9, "forged"), headers=headers)])
     assert journeys.strangers == 2
@@ -120,8 +120,17 @@ def test_a_record_that_was_never_in_the_outbox_is_no_event_of_ours() -> None:
     assert shown["forged"]["type"] == shown["t/0/8"]["type"] == ""
 
 
+def test_a_record_from_before_the_oldest_row_may_have_been_pruned() -> None:
+    journeys = Journeys()
+    journeys.add_rows([ROW], lsn=1, oldest_ms=AT_MS + 100)
+    journeys.add_records([replace(record(7, "pruned"), headers={"eventType": "credited"})])
+    assert journeys.strangers == 0
+    assert "credited" in {one.as_json()["type"] for one in journeys.changed()}
+
+
 def test_a_row_that_is_read_later_is_ours_again() -> None:
     journeys = Journeys()
+    journeys.add_rows([], lsn=1, oldest_ms=AT_MS)
     journeys.add_records([record(7)])  # the source did not answer
     assert journeys.is_stranger("e")
     journeys.add_rows([ROW], lsn=1)
