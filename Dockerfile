@@ -26,10 +26,11 @@ RUN touch requirements/own.txt && uv pip install --no-cache --require-hashes --t
 
 # pyspark is a source archive of jars: stored, not compressed once more.
 FROM installer AS sink-packages
-COPY --from=machinery src/outbox/requirements/sink.txt .
+# The walkthrough runs in this image too. It may serve a page, with the packages of the service.
+COPY --from=machinery src/outbox/requirements/sink.txt src/outbox/requirements/service.txt ./
 COPY requirements/ requirements/
 RUN touch requirements/own.txt && uv pip install --no-cache --require-hashes --target /opt/packages \
-    --requirement sink.txt --requirement requirements/own.txt \
+    --requirement sink.txt --requirement service.txt --requirement requirements/own.txt \
     --no-build-isolation-package=pyspark --config-settings-package=pyspark:--build-option=--compression=stored
 
 

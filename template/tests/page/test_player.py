@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,7 +27,9 @@ from demo.page.actions import ACTIONS, Action
 from demo.page.player import PagePlayer
 from demo.page.probe import Probe
 from demo.page.readings import Down
+from template.tests import dockerfile
 from template.tests.page.test_lesson import Told
+from template.tests.paths import ROOT
 
 SECRET = "a-password"
 
@@ -165,3 +171,31 @@ def test_every_fault_says_what_happened_and_why() -> None:
     assert {one.group for one in ACTIONS.values()} == {"traffic", "relay", "sinks"}
     assert all(one.label and one.hint for one in ACTIONS.values())
     assert "<script>" in actions.HOSTILE
+
+
+def test_the_image_that_the_walkthrough_runs_in_has_the_packages_of_the_page() -> None:
+    known = dockerfile.stages()
+    [(files, _)] = known["sink-packages"].copies(dockerfile.MACHINERY)
+    pinned = "".join((ROOT / "machinery" / file).read_text() for file in files)
+    names = set(re.findall(r"^([a-z0-9-]+)==", pinned, flags=re.MULTILINE))
+    imported = set().union(*map(imports, (ROOT / "demo" / "page").glob("*.py")))
+    others = imported - {"demo", "outbox"} - sys.stdlib_module_names
+    assert "flask" in others
+    distributions = packages_distributions()
+    assert {name for name in others if names.isdisjoint(one.lower() for one in distributions[name])} == set()
+
+
+def imports(file: Path) -> set[str]:
+    """The packages that a file imports."""
+    found = ast.walk(ast.parse(file.read_text()))
+    return {
+        name.partition(".")[0]
+        for node in found
+        for name in (
+            [one.name for one in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
