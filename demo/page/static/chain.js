@@ -22,7 +22,7 @@ export class ChainView {
     this.openEvent = openEvent;
     byId("stations").replaceChildren(
       ...STATIONS.map((station) =>
-        h("li", { id: `station-${station.id}`, class: "station" }, h("h3", {}, station.title), h("div", { class: "body" })),
+        h("li", { id: `station-${station.id}`, class: "station" }, h("h3", {}, station.title), h("div", { class: "body" }, note("waiting"))),
       ),
     );
   }

@@ -1,6 +1,6 @@
 // A plot of the last minutes, drawn as SVG. Lines differ in dash as well as in colour.
 
-import { byId, h, s } from "./dom.js";
+import { byId, h, s, setText } from "./dom.js";
 import { count, wallClock } from "./format.js";
 
 const WINDOW_MS = 5 * 60_000;
@@ -8,7 +8,7 @@ const HEIGHT = 230;
 const PAD = { left: 64, right: 14, top: 26, bottom: 26 };
 const MEASURES = [
   { name: "drift", label: "Drift", unit: "cents", of: (values) => values[1] },
-  { name: "total", label: "Total", unit: "cents", of: (values) => values[0] },
+  { name: "total", label: "Total", unit: "cents", of: (values) => values[0], note: "The sum of all balances, without their signs. Errors of single accounts may cancel in it; the drift adds them up." },
   { name: "duplicates", label: "Duplicates skipped", unit: "events", of: (values) => values[2] },
   { name: "aside", label: "Set aside", unit: "events", of: (values) => values[3] },
   { name: "lag", label: "Behind", unit: "offsets", of: (values) => values[4] },
@@ -17,17 +17,20 @@ const MEASURES = [
 export class Plot {
   constructor() {
     this.measure = MEASURES[0];
+    this.note = h("p", { class: "note" });
     const choose = (measure) => h(
       "label", {},
       h("input", { type: "radio", name: "measure", value: measure.name, checked: measure === this.measure, onchange: () => this.show(measure) }),
       h("span", {}, measure.label),
     );
     byId("measure").append(...MEASURES.map(choose));
+    byId("plot").after(this.note);
     new ResizeObserver(() => this.draw()).observe(byId("plot"));
   }
 
   show(measure) {
     this.measure = measure;
+    setText(this.note, measure.note ?? "");
     this.draw();
   }
 
