@@ -39,8 +39,19 @@ def test_a_project_may_name_another(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert loaded.screen.failed is None
 
 
-@pytest.mark.parametrize("name", ["nowhere:Player", "outbox:Nothing", "outbox", ""])
-def test_one_that_is_not_there_is_a_failure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["nowhere:Player", "nowhere.stage.actors:Player"])
+def test_without_the_folder_of_the_player_the_terminal_plays(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named(monkeypatch, name)
+    assert type(player.load()) is Player
+    assert "nowhere" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["outbox:Nothing", "outbox", "", "broken:Player"])
+def test_one_that_cannot_be_made_is_a_failure(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text("import a_package_that_is_not_installed\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     named(monkeypatch, name)
     with raises("player-missing", "[tool.outbox]"):
         player.load()

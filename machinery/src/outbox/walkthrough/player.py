@@ -34,12 +34,19 @@ class Player:
 
 
 def load() -> Player:
-    """The project's player. Raises Failure if the project names one that is not there."""
+    """The project's player; the terminal's, which says so, if the folder of the named one was deleted.
+
+    Raises Failure if a player is named that cannot be made.
+    """
     named = project.current().player
     module, _, attribute = named.partition(":")
     try:
         player: Player = getattr(importlib.import_module(module), attribute)()
     except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            player = Player()
+            player.screen.say(f"there is no module {module}: the story is told on the terminal alone")
+            return player
         raise Failure(
             f"the walkthrough found no player {named}: {error}",
             "write that class, or remove `player` from [tool.outbox] of pyproject.toml",
