@@ -36,7 +36,7 @@ print(*spec.sinks(settings.load(environment=False)))
 OF_THE_REPOSITORY = tuple(
     line
     for line in (ROOT / "pyproject.toml").read_text().splitlines()
-    if line.startswith(('"bench', '"proof', '"template', '    "browser', '    "copies'))
+    if line.startswith(('"bench', '"proof', '"template', '    "browser', '    "chain', '    "copies'))
 )
 # Names of the template itself, which no project knows.
 TRACES = ("template/tests", "template.tests", "copier.yml", "{%", "{{ project_name")

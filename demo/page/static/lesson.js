@@ -9,6 +9,7 @@ const VISIBLE_LINES = 60;
 export class LessonView {
   constructor() {
     this.answers = new Map(); // by step: what this reader has chosen
+    this.questions = new Map(); // by step: what was asked
     this.parts = {
       controls: h("div", { class: "controls" }),
       steps: h("ol", { class: "steps", "aria-label": "Steps of the lesson" }),
@@ -46,6 +47,7 @@ export class LessonView {
   drawCard(lesson) {
     const asked = lesson.question ? { ...lesson.question, step: lesson.step } : this.asked;
     if (lesson.phase === "ready") this.answers.clear();
+    if (asked) this.questions.set(asked.step, asked);
     this.asked = lesson.phase === "ready" ? undefined : asked;
     const key = JSON.stringify([asked, lesson.answers, this.answers.get(asked?.step), lesson.failed]);
     if (key === this.shownCard) return;
@@ -54,13 +56,20 @@ export class LessonView {
     const chosen = this.answers.get(asked.step);
     const explained = lesson.answers[asked.step];
     this.parts.card.replaceChildren(
+      ...(explained ? [] : this.explained(lesson, asked.step - 1)), // the answer stays beside the next question
       h("p", { class: "kicker" }, `Question ${asked.step}`),
       h("h3", {}, asked.text),
       h("div", { class: "options", role: "group", "aria-label": "Your answer" }, asked.options.map((option, index) => this.option(lesson, asked, option, index, chosen, explained))),
-      explained
-        ? h("p", { class: "answer" }, h("strong", {}, chosen === undefined ? "Measured: " : chosen === asked.right ? "You were right. " : "Not quite. "), explained)
-        : h("p", { class: "note" }, chosen === undefined ? "What do you expect?" : "Noted. Now watch."),
+      ...(explained ? this.explained(lesson, asked.step) : [h("p", { class: "note" }, chosen === undefined ? "What do you expect?" : "Noted. Now watch.")]),
     );
+  }
+
+  /** The measured answer of a step, if there is one. */
+  explained(lesson, step) {
+    if (!lesson.answers[step]) return [];
+    const chosen = this.answers.get(step);
+    const verdict = chosen === undefined ? "Measured: " : chosen === this.questions.get(step)?.right ? "You were right. " : "Not quite. ";
+    return [h("p", { class: "answer", "data-step": step }, h("strong", {}, `Question ${step}. ${verdict}`), lesson.answers[step])];
   }
 
   option(lesson, asked, option, index, chosen, explained) {

@@ -108,6 +108,14 @@ def test_the_lesson_asks_then_explains(page: Page, stage: Stage) -> None:
     assert stage.desk.asked == ["step"]
 
 
+def test_the_answer_stays_while_the_next_question_is_asked(page: Page, stage: Stage) -> None:
+    page.get_by_role("button", name=QUESTIONS[4].options[1]).click()
+    stage.hub.publish({"lesson": lesson("played", 4, paused=True)})
+    stage.hub.publish({"lesson": lesson("asking", 5, paused=True)})
+    expect(page.get_by_text(QUESTIONS[5].text)).to_be_visible()
+    expect(page.locator(".answer[data-step='4']")).to_contain_text("You were right.")
+
+
 def test_a_lesson_that_is_over_can_be_played_again(page: Page, stage: Stage) -> None:
     stage.hub.publish({"lesson": lesson("over", len(TITLES) - 1, paused=False)})
     page.get_by_role("button", name="Play the lesson step by step").click()
