@@ -30,7 +30,7 @@ from template.tests.page import real
 from template.tests.page.made_up import NAIVE, RIGHT
 
 TABS = (0, 1, 50)
-ROUNDS = 3
+ROUNDS = 2
 WINDOW_S = 20.0
 REST_S = 3.0  # before a window: tabs have opened, or the reading that was under way has ended
 PERIOD_S = 0.2  # between two transfers
