@@ -105,6 +105,27 @@ def skip_dropped(settings: Settings, sink: str, moves: Moves) -> dict[TopicParti
     return {place: move._replace(begin=max(move.begin, first.get(place, 0))) for place, move in moves.items()}
 
 
+def accept_recreated(settings: Settings, sink: str) -> list[str]:
+    """Let the sink read topics that were deleted and created again from their first event. Returns their names.
+
+    What it has applied stays, and so does what its strategy remembers of events. Its other topics continue. Raises
+    Failure if none of its topics was created again, or if a driver runs.
+    """
+    described = [topics.describe(settings, topic) for topic in chosen(settings, sink).topics]
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        fence.acquire(connection, sink)
+        with connection, connection.cursor() as cursor:
+            fence.lock(cursor, sink)
+            accepted = [
+                topic.name for topic in described if positions.accept_recreated(cursor, sink, topic.name, topic.id)
+            ]
+            if not accepted:
+                raise Failure(f"sink {sink}: no topic was created again", "start the sink", code="nothing-recreated")
+            begin = {topic.name: positions.read(cursor, sink, topic.name, topic.id) for topic in described}
+            generations.start_next(cursor, sink, begin)
+    return accepted
+
+
 def rewind(settings: Settings, sink: str, moves: Moves) -> int:
     """Let the sink begin there at its next start, and return the generation that begins.
 
