@@ -154,7 +154,10 @@ def test_source_that_failed_over_to_a_replica(
         one.working(1, 2)
 
         def is_synchronised() -> bool:
-            primary.psql("SELECT pg_log_standby_snapshot()")  # as the server does by itself every 15 s
+            # A copied slot is temporary until the slot of the primary has moved beyond the state in which the replica
+            # began to copy it. Only events move it, and what the primary logs of its transactions every 15 s.
+            primary.psql("SELECT pg_log_standby_snapshot()")
+            one.move(3)
             return replica.has_slot(settings.connector)
 
         wait_for("the replica to have the slot", is_synchronised, timeout_s=120, poll_s=0.5)
