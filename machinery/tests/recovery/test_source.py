@@ -167,9 +167,9 @@ def test_source_that_failed_over_to_a_replica(
         replica.psql("SELECT pg_promote()")
         address.target_port = replica.port
         wait_for("the replica to be the primary", lambda: slot.read(settings) is not None, timeout_s=60)
+        one.diagnosed()
         one.follow()
         one.sound()
         assert duplicates(read(settings)) == 0
-        one.diagnosed()
     finally:
         relay.remove(settings, drop_slot=True)
