@@ -67,6 +67,7 @@ def test_a_planned_batch_is_split_once_the_maximum_is_lower(
     parts = logged(done, "applied")
     assert {part["batch"] for part in parts} == {0}, "Spark had planned it before"
     assert len(parts) >= 2 * PARTS
+    assert "Warning" not in done.stderr
     assert applied_and_duplicates(database) == (len(some), first)
     assert database.totals() == sums(some)
 

@@ -40,7 +40,7 @@ from tests.support.declared_events import declare, work_for
 from tests.support.made_events import NOW_MS, STRATEGIES, uuid7
 from tests.support.outbox_rows import insert, row
 from tests.support.sink_driver import sink_on
-from tests.support.topic_reader import relayed, topic_of
+from tests.support.topic_reader import delete_topics, relayed, topic_of
 
 AGAIN = "correct the cause and run the command again"
 
@@ -169,12 +169,6 @@ def test_missing_topic_does_not_hide_the_others(topic: Settings) -> None:
     found = [one.message for one in examine(topic) if one.code == "topic-config"]
     assert any(topic_of(topic, "item") in message for message in found)
     topics.create(topic, connectors.topic_specs(topic))
-
-
-def delete_topics(settings: Settings, *names: str) -> None:
-    admin = AdminClient(client_config(settings))
-    for request in admin.delete_topics([*names]).values():
-        request.result(10)
 
 
 def test_missing_publication_is_found(topic: Settings, postgres: Postgres) -> None:

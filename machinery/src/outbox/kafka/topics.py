@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  # missing in its stubs
@@ -16,6 +17,15 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import MISSING, REQUEST_TIMEOUT_S, Admin, IsolationLevel, consumer, request_timeout_s
+
+T = TypeVar("T")
+# What a broker answers while a leader is elected, and for a moment after a topic was created: it knows the topic before
+# it leads its partitions.
+ELECTING = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
 
 
 class Topic(NamedTuple):
@@ -125,7 +135,7 @@ def offsets_since(settings: Settings, name: str, moment: datetime) -> dict[int, 
     at_ms = round(moment.timestamp() * 1000)
     query = [TopicPartition(name, number, at_ms) for number in range(describe(settings, name).partitions)]
     with consumer(settings) as client:
-        found = client.offsets_for_times(query, timeout=request_timeout_s())
+        found = _led(name, lambda: client.offsets_for_times(query, timeout=request_timeout_s()))
     return {place.partition: place.offset for place in found if place.offset >= 0}
 
 
@@ -134,14 +144,16 @@ def watermarks(
 ) -> dict[int, tuple[int, int]]:
     """Per partition, the first offset and the end that a reader of this isolation level sees.
 
-    The end is the last stable offset for read_committed, and the high watermark for read_uncommitted.
+    The end is the last stable offset for read_committed, and the high watermark for read_uncommitted. Waits for the
+    brokers to lead each partition, and raises WaitTimeoutError if one has no leader for long.
     """
     partitions = range(describe(settings, name).partitions)
     with consumer(settings, isolation_level) as client:
-        return {
-            number: client.get_watermark_offsets(TopicPartition(name, number), timeout=request_timeout_s())
-            for number in partitions
-        }
+
+        def of(number: int) -> tuple[int, int] | None:
+            return client.get_watermark_offsets(TopicPartition(name, number), timeout=request_timeout_s())
+
+        return {number: _led(name, partial(of, number)) for number in partitions}
 
 
 def wait_decided(settings: Settings, name: str, timeout_s: float) -> dict[int, int]:
@@ -156,6 +168,20 @@ def wait_decided(settings: Settings, name: str, timeout_s: float) -> dict[int, i
         return stable if all(stable[partition] >= end for partition, end in written.items()) else None
 
     return wait_for(f"the transactions on topic {name} to end", decided, timeout_s=timeout_s, poll_s=0.2)
+
+
+def _led(name: str, ask: Callable[[], T | None]) -> T:
+    """The answer of a partition's leader, once there is one."""
+
+    def answer() -> T | None:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() in ELECTING:
+                return None
+            raise
+
+    return wait_for(f"the brokers to lead topic {name}", answer, timeout_s=REQUEST_TIMEOUT_S)
 
 
 def _is_created(admin: Admin, name: str, request: Future[None]) -> bool:

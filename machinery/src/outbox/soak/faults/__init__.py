@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from outbox.soak.fault import Fault
-from outbox.soak.faults import commands, links, records, relay, servers, service, sinks
+from outbox.soak.faults import commands, disks, links, records, relay, servers, service, sinks
 
 Make = Callable[[], Fault]
 
@@ -14,6 +14,7 @@ def every() -> Mapping[str, Make]:
     """By name, how to make each fault."""
     makes: list[Make] = [
         *servers.FAULTS,
+        *disks.FAULTS,
         *relay.FAULTS,
         *service.FAULTS,
         *sinks.FAULTS,

@@ -151,6 +151,20 @@ class Zombie(_TwoWorkers):
         return f"worker {taken} took the task"
 
 
+class Rebalanced(_TwoWorkers):
+    """A second worker joins, the first leaves and returns: the task moves there and back."""
+
+    name = "connect-rebalanced"
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        del chance
+        url = self.start_second(testbed)
+        testbed.worker.stop()
+        taken = self.wait_for_task(testbed, url)
+        testbed.worker.start()
+        return f"worker {taken} took the task"
+
+
 class SecondWorker(Connect):
     """Another worker of the same group."""
 
@@ -179,4 +193,5 @@ FAULTS: list[Callable[[], Fault]] = [
     ConnectorRestarted,
     ConnectorReconfigured,
     Zombie,
+    Rebalanced,
 ]

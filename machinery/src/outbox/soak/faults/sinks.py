@@ -49,6 +49,26 @@ class Killed(_OfProcess):
         return f"{process.name}, process {pid}, was killed"
 
 
+class SparkKilled(_OfProcess):
+    """SIGKILL to the JVM with driver and executors. The Python process must notice, and end."""
+
+    name = "sinks-spark-killed"
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        process = self.choose(testbed, chance)
+        pid = process.pid()
+        jvms = [one for one in process.processes() if one.pid != pid and one.name() == "java"]
+        for one in jvms:
+            one.kill()
+        if not jvms:
+            raise NotFired(f"{process.name} had no JVM")
+        try:
+            wait_for(f"{process.name} to notice", lambda: not process.is_running(), timeout_s=90)
+        except TimeoutError as error:
+            raise NotFired(str(error)) from error
+        return f"{process.name}, JVM {jvms[0].pid}, was killed, and the process has ended"
+
+
 class KilledBetweenCommits(_OfProcess):
     """SIGKILL after the commit to the sink database and before Spark's."""
 
@@ -194,6 +214,7 @@ def _last(log: Path) -> Path:
 
 FAULTS: list[Callable[[], Fault]] = [
     Killed,
+    SparkKilled,
     KilledBetweenCommits,
     CheckpointDeleted,
     CommitLost,
