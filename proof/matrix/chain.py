@@ -10,6 +10,7 @@ from typing import Any
 
 from outbox.audit import check
 from outbox.audit.report import Report
+from outbox.base import database
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
@@ -155,22 +156,10 @@ class Chain:
 
     def query(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """The rows of a query in the sink database."""
-        with (
-            closing(connect(self.settings, SinkRole.AUDITOR)) as connection,
-            connection,
-            connection.cursor() as cursor,
-        ):
-            cursor.execute(sql, values)
-            return cursor.fetchall()
+        return database.query(self.settings, SinkRole.AUDITOR, sql, values)
 
     def _source(self, sql: str) -> set[str]:
-        with (
-            closing(connect(self.settings, SourceRole.OWNER)) as connection,
-            connection,
-            connection.cursor() as cursor,
-        ):
-            cursor.execute(sql)
-            return {text for (text,) in cursor}
+        return {text for (text,) in database.query(self.settings, SourceRole.OWNER, sql)}
 
     @contextmanager
     def holding_positions(self) -> Iterator[None]:

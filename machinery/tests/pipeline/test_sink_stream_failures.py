@@ -11,6 +11,7 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.stack.command import sink as sink_command
 from outbox.testing.failures import raises
+from tests import transforms
 from tests.support import faulty_sink
 from tests.support.made_events import sums
 from tests.support.sink_driver import Database, open_sink
@@ -109,6 +110,24 @@ def test_an_apply_that_fails_during_a_stop_is_a_failure(topic: Settings, publish
         wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
         assert sink.tail(1) == f"outbox: {faulty_sink.REFUSED}"
     assert Database(topic).applied() == 0
+
+
+def test_a_stop_while_a_transform_runs_is_no_error(topic: Settings, publisher: Publisher, database: Database) -> None:
+    """Spark once looked for an interruption in a long message of the JVM, and overflowed its stack."""
+    jvm = WarmJvm(topic)
+    jvm.start()
+    begin = jvm.log_file.stat().st_size
+
+    def said() -> str:
+        return jvm.log_file.read_bytes()[begin:].decode()
+
+    publisher.send(publisher.events(20))
+    with running_faulty(faulty_sink.endless_transform.__name__, topic, "dedup") as sink:
+        wait_for("the transform to begin", lambda: transforms.BEGUN in said(), timeout_s=TIMEOUT_S)
+        sink.stop()
+        assert not any(word in sink.tail(100) for word in ("outbox: ", "Exception", "Traceback", '"error"'))
+    assert "Error" not in said()
+    assert database.applied() == 0
 
 
 def test_a_stop_before_apply_leaves_the_batch_to_the_next_start(

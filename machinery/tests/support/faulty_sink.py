@@ -132,6 +132,11 @@ def transformed() -> None:
     change("lakehouse", transform="tests.transforms:picky")
 
 
+def endless_transform() -> None:
+    """The sink `dedup` has a transform that does not come to its end."""
+    change("dedup", transform="tests.transforms:endless")
+
+
 def death_before_a_merge() -> None:
     """The same, and the process is killed before the table's first commit: what is set aside is committed."""
     transformed()

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from typing import Any
 
 import psycopg2
 from psycopg2.extensions import connection, make_dsn
@@ -46,6 +47,13 @@ def connect(settings: Settings, role: Role) -> connection:
         lines = [line for line in str(error).strip().splitlines() if not line.startswith("\t")]  # libpq's own advice
         reason, remedy, code = _refusal(settings, role, lines)
         raise Failure(f"{where}: {reason}", remedy, code=code) from error
+
+
+def query(settings: Settings, role: Role, statement: str, parameters: object = None) -> list[tuple[Any, ...]]:
+    """Run one statement as a role, on a connection of its own, commit, and return its rows if it has any."""
+    with closing(connect(settings, role)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(statement, parameters)  # type: ignore[arg-type]
+        return cursor.fetchall() if cursor.description else []
 
 
 def hang_up(connection: connection) -> None:

@@ -52,6 +52,14 @@ SELECT coalesce(host(client_addr), 'local'), pid, date_trunc('second', backend_s
    AND (classid::bigint << 32 | objid::bigint) = {DRIVER_KEY}
 """  # noqa: S608
 
+DRIVER_WAITS = f"""
+SELECT EXISTS (SELECT FROM pg_locks AS held JOIN pg_locks AS wanted USING (locktype, database, objsubid, pid)
+                 JOIN pg_database ON pg_database.oid = database
+                WHERE locktype = 'advisory' AND objsubid = 1 AND datname = current_database()
+                  AND held.granted AND (held.classid::bigint << 32 | held.objid::bigint) = {DRIVER_KEY}
+                  AND NOT wanted.granted AND (wanted.classid::bigint << 32 | wanted.objid::bigint) = {APPLY_KEY})
+"""  # noqa: S608
+
 
 class Term(NamedTuple):
     """What a driver finds unchanged as long as nobody has taken the sink over."""
@@ -106,6 +114,13 @@ def lock(cursor: extensions.cursor, sink: str) -> None:
     Whatever writes for a sink, its driver or a repair command, takes this lock first.
     """
     cursor.execute(f"SELECT pg_advisory_xact_lock({APPLY_KEY})", {"sink": sink})
+
+
+def driver_waits(cursor: extensions.cursor, sink: str) -> bool:
+    """Whether the sink's driver waits for the sink's lock, as it does with a batch that it cannot apply yet."""
+    cursor.execute(DRIVER_WAITS, {"sink": sink})
+    [(waits,)] = cursor
+    return bool(waits)
 
 
 def lock_new(cursor: extensions.cursor, sink: str) -> None:

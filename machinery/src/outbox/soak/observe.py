@@ -12,7 +12,7 @@ from outbox.audit import declared, sinks
 from outbox.audit.comparison_files import Comparison as Declaration
 from outbox.audit.declared import Declared, EventTopic, Kind
 from outbox.audit.totals import read_totals
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import records, topics
 from outbox.sink.records import Records
@@ -148,11 +148,5 @@ class _Sinks:
         [(is_counted,)] = self._rows(HAS_APPLIED)
         return (dict(self._rows(APPLIED, sink)) or None) if is_counted else None
 
-    def _rows(self, query: str, *parameters: str) -> list[tuple[Any, ...]]:
-        with (
-            closing(connect(self._settings, SinkRole.OWNER)) as connection,
-            connection,
-            connection.cursor() as cursor,
-        ):
-            cursor.execute(query, parameters)
-            return cursor.fetchall()
+    def _rows(self, statement: str, *parameters: str) -> list[tuple[Any, ...]]:
+        return query(self._settings, SinkRole.OWNER, statement, parameters)

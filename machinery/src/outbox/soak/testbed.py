@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg2
 
-from outbox.base.database import connect
+from outbox.base.database import query
 from outbox.base.settings import Role, Settings, SourceRole
 from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
@@ -198,9 +198,7 @@ class Testbed:
 
     def query(self, sql: str, parameters: object = None, role: Role = SourceRole.OWNER) -> list[tuple[Any, ...]]:
         """The rows of one statement, committed, as a role; by default as the owner of the source."""
-        with closing(connect(self.settings, role)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute(sql, parameters)  # type: ignore[arg-type]
-            return cursor.fetchall() if cursor.description else []
+        return query(self.settings, role, sql, parameters)
 
     def superuser(self, sql: str, parameters: object = None) -> list[tuple[Any, ...]]:
         """The same as the superuser of the server, who may end other sessions."""

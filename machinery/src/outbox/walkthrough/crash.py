@@ -4,8 +4,8 @@ It needs no hook in the sinks, and there is no race. Each transaction of a sink 
 
 1. Hold the locks and restart the sinks: they wait before they read anything. Let a burst of events arrive.
 2. Release the locks. Each sink becomes the driver; take its lock again while Spark starts.
-3. Every sink waits with its batch. Freeze Spark, and release the locks: the sinks commit to their database, and Spark
-   cannot record it. Kill them.
+3. Every sink waits with its batch; one of several topics has a transaction for each, and waits with the last of them.
+   Freeze Spark, and release the locks: the sinks commit to their database, and Spark cannot record it. Kill them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Crash:
 
     planned_batch: int  # the last in Spark's log of planned batches
     committed_batch: int  # the last in its log of committed batches
-    planned_end: int  # the end of the planned batch: the sum of its offsets over the partitions
+    planned_end: int  # the end of the planned batch: the sum of its offsets over the topics and partitions
     position: int  # the position in the sink's database: the same sum
 
     @property
@@ -51,35 +51,32 @@ class Window:
         """Connect as the auditor. Raises Failure if a checkpoint is not in a folder of this host."""
         self._sinks = sinks
         self._names = names
-        self._holder, self._watcher = connect(settings, SinkRole.AUDITOR), connect(settings, SinkRole.AUDITOR)
+        self._watcher = connect(settings, SinkRole.AUDITOR)
         self._watcher.autocommit = True
+        self._holders = {name: connect(settings, SinkRole.AUDITOR) for name in names}
         self._checkpoints = {name: self._checkpoint(settings, name) for name in names}
 
     def close(self) -> None:
         """Release what is held. Sinks that wait go on."""
-        self._holder.close()
-        self._watcher.close()
+        for connection in (*self._holders.values(), self._watcher):
+            connection.close()
 
     def kill_in_it(self, burst: Callable[[], None]) -> dict[str, Crash]:
         """Restart the sinks, let ``burst`` bring events that one batch holds, and kill the sinks in the window.
 
         Returns the evidence by sink. The sinks are dead, or start again by themselves.
         """
-        self._hold(self._names)
+        for name in self._names:
+            self._hold(name)
         self._sinks.restart()
         burst()
-        position = {name: self._position(name) for name in self._names}
-        planned = {name: self._planned(name) for name in self._names}
+        before = {name: self._planned(name) for name in self._names}
         self._let_them_start()
-        self._wait(
-            "each sink to bring a batch",
-            lambda: (
-                self._waiting() == len(self._names) and all(self._planned(name) > planned[name] for name in self._names)
-            ),
-        )
+        self._wait("each sink to bring a batch", lambda: all(self._is_last_part(name, before[name]) for name in before))
         self._sinks.pause_spark()
-        self._holder.rollback()
-        self._wait("the sinks to commit", lambda: all(self._position(name) > position[name] for name in self._names))
+        for name in self._names:
+            self._release(name)
+        self._wait("the sinks to commit", lambda: all(map(self._has_applied, self._names)))
         self._sinks.kill()
         return {name: self._evidence(name) for name in self._names}
 
@@ -91,20 +88,22 @@ class Window:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _hold(self, names: Sequence[str]) -> None:
-        with self._holder.cursor() as cursor:
-            for name in names:
-                fence.lock(cursor, name)
+    def _hold(self, name: str) -> None:
+        with self._holders[name].cursor() as cursor:
+            fence.lock(cursor, name)
+
+    def _release(self, name: str) -> None:
+        self._holders[name].rollback()
 
     def _let_them_start(self) -> None:
         """Release the locks, and take each again as soon as its sink has become the driver."""
         epoch = {name: self._epoch(name) for name in self._names}
-        self._holder.rollback()
+        for name in self._names:
+            self._release(name)
 
         def all_held_again() -> bool:
-            started = [name for name in epoch if self._epoch(name) > epoch[name]]
-            self._hold(started)
-            for name in started:
+            for name in [name for name in epoch if self._epoch(name) > epoch[name]]:
+                self._hold(name)
                 del epoch[name]
             return not epoch
 
@@ -113,13 +112,35 @@ class Window:
     def _wait(self, what: str, condition: Callable[[], bool]) -> None:
         wait_for(what, condition, timeout_s=TIMEOUT_S, needs=self._sinks.require_running)
 
+    def _is_last_part(self, name: str, before: int) -> bool:
+        """Whether a sink waits with the last transaction of a batch that Spark planned after the one ``before``.
+
+        A sink that waits with another transaction gets its lock for this one: with another topic of the batch, or with
+        the batch that it repeats after its restart.
+        """
+        with self._watcher.cursor() as cursor:
+            if not fence.driver_waits(cursor, name):
+                return False
+        if self._planned(name) > before and len(self._left(name)) == 1:
+            return True
+        self._release(name)
+        self._hold(name)  # we are behind the sink in the queue for the lock
+        return False
+
+    def _left(self, name: str) -> list[str]:
+        """The topics of the last planned batch that the sink has yet to apply."""
+        position = self._positions(name)
+        return [topic for topic, end in self._planned_ends(name).items() if position.get(topic, 0) < end]
+
+    def _has_applied(self, name: str) -> bool:
+        return self._positions(name) == self._planned_ends(name)
+
     def _evidence(self, name: str) -> Crash:
-        newest = self._planned(name)
         return Crash(
-            planned_batch=newest,
-            committed_batch=_last(self._checkpoints[name] / "commits"),
-            planned_end=_end(self._checkpoints[name] / "offsets" / str(newest)),
-            position=self._position(name),
+            planned_batch=self._planned(name),
+            committed_batch=self._committed(name),
+            planned_end=sum(self._planned_ends(name).values()),
+            position=sum(self._positions(name).values()),
         )
 
     def _checkpoint(self, settings: Settings, name: str) -> Path:
@@ -135,16 +156,21 @@ class Window:
     def _planned(self, name: str) -> int:
         return _last(self._checkpoints[name] / "offsets")
 
-    def _waiting(self) -> int:
-        """How many sessions wait for an advisory lock in this database."""
-        return self._one(
-            "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database"
-            " WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted",
-            [],
-        )
+    def _committed(self, name: str) -> int:
+        return _last(self._checkpoints[name] / "commits")
 
-    def _position(self, name: str) -> int:
-        return self._one("SELECT coalesce(sum(next_offset), 0) FROM positions WHERE sink = %s", [name])
+    def _planned_ends(self, name: str) -> dict[str, int]:
+        """By topic where the last planned batch ends: the sum of its offsets over the partitions."""
+        planned = self._checkpoints[name] / "offsets" / str(self._planned(name))
+        # The last line of its file has them by topic and partition.
+        by_topic = json.loads(planned.read_text().splitlines()[-1])
+        return {topic: sum(offsets.values()) for topic, offsets in by_topic.items()}
+
+    def _positions(self, name: str) -> dict[str, int]:
+        """By topic the position in the sink's database, as such a sum."""
+        with self._watcher.cursor() as cursor:
+            cursor.execute("SELECT topic, sum(next_offset) FROM positions WHERE sink = %s GROUP BY topic", [name])
+            return {topic: int(total) for topic, total in cursor}
 
     def _epoch(self, name: str) -> int:
         return self._one("SELECT epoch FROM sinks WHERE name = %s", [name])
@@ -169,9 +195,3 @@ def _last(log: Path) -> int:
 def _has(log: Path, batch: int) -> bool:
     """Whether a log has reached a batch."""
     return _last(log) >= batch
-
-
-def _end(planned: Path) -> int:
-    """The sum of the offsets where a planned batch ends. The last line of its file has them by topic and partition."""
-    by_topic = json.loads(planned.read_text().splitlines()[-1])
-    return sum(offset for partitions in by_topic.values() for offset in partitions.values())

@@ -49,6 +49,10 @@ COMMIT_TIMEOUT_S = 30
 GONE = "its JVM is gone"
 
 
+class Unapplied(Exception):
+    """Tells Spark that a batch is not applied. Why is told by us."""
+
+
 class Stopping(Exception):
     """Ends a batch whose apply had not begun when the sink was asked to stop."""
 
@@ -308,7 +312,9 @@ class Stream:
             except Exception as error:
                 if not self._stopping:
                     self._fail(error)
-                raise
+                # Spark gets a short error. In the text of one from the JVM it looks for an interruption, with a regular
+                # expression that overflows the stack (StreamExecution.isInterruptionException).
+                raise Unapplied from None
 
     def _apply(self, batch_id: int) -> None:
         """Part by part, each in a transaction of its own; the next one is read meanwhile."""
