@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from outbox.audit.doctor import examine
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
@@ -41,6 +42,11 @@ def switched(stack: Stack, exactly_once: bool) -> Settings:
     assert status.connector_exactly_once == ("required" if exactly_once else "requested")
     assert status.mode.startswith("exactly-once" if exactly_once else "at-least-once")
     return settings
+
+
+def problems(settings: Settings) -> set[str]:
+    """The codes of the problems that doctor finds."""
+    return {one.code for one in examine(settings) if not one.is_ok}
 
 
 @contextmanager
@@ -176,7 +182,9 @@ def test_a_transaction_left_hanging_by_a_killed_broker_is_released(
         assert cut_last_marker(folder)
         Stack(settings).up()
         monkeypatch.setattr(hanging, "END_TIMEOUT_S", 5)
+        wait_for("doctor to find it", lambda: "transaction-hanging" in problems(settings), timeout_s=60, poll_s=0.5)
         assert relay.apply(settings) == "released"
+    assert "transaction-hanging" not in problems(settings)
     insert(settings, row())
     records = settled(settings)
     assert {record.id for record in records} == set(ids(settings))

@@ -144,6 +144,9 @@ def test_the_command(applied: Settings) -> None:
     assert run("dedup")[0] == 2
     assert run("dedup", "--to-offset", "zero")[0] == 2
     assert run("dedup", "--to-datetime", "tomorrow")[0] == 2
+    assert run("dedup", "--accept-recreated", "--to-earliest")[0] == 2
+    assert run("dedup", "--accept-recreated", "--dry-run")[0] == 2
+    assert "no topic was created again" in run("dedup", "--accept-recreated", "--yes")[1]
     assert "no sink is called other" in run("other", "--to-earliest", "--yes")[1]
     status, told = run("dedup", "--to-offset", "0:1", "--dry-run")
     assert (status, beginning(applied)) == (0, Beginning(0, {}))

@@ -5,13 +5,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from psycopg2 import extensions
 
 from outbox.base.settings import SinkRole
-from tests.support.rehearsal import Rehearsal
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config
+from tests.support.made_events import nth_key
+from tests.support.rehearsal import SINK, Rehearsal, failure_codes
 from tests.support.sink_driver import Database
-from tests.support.sink_process import checkpoint
-from tests.support.topic_reader import relayed
+from tests.support.sink_process import catch_up, checkpoint, logged
+from tests.support.topic_reader import delete_topics, relayed, topic_of
 
 Rehearse = Callable[[str], Rehearsal]
 
@@ -40,4 +45,58 @@ def test_sink_database_that_was_restored_from_a_backup(rehearsal: Rehearse, supe
     one.diagnosed()
     one.follow()
     assert Database(one.settings).applied() == 4
+    one.sound()
+
+
+def test_sink_that_was_stopped_longer_than_the_topic_keeps_events(rehearsal: Rehearse) -> None:
+    one = rehearsal("A sink was stopped longer than the topic keeps events")
+    one.working(1, 2)
+    one.move(3, 4, 5)
+    relayed(one.settings)
+    ends = topics.last_stable_offsets(one.settings, topic_of(one.settings))
+    places = [TopicPartition(topic_of(one.settings), *item) for item in ends.items()]
+    admin = AdminClient(client_config(one.settings))  # kept: a request whose client is gone is never answered
+    for dropped in admin.delete_records(places).values():
+        dropped.result(30)
+    assert topics.first_offsets(one.settings, topic_of(one.settings)) == ends
+    assert failure_codes(catch_up(one.settings, SINK)) == ["events-lost"]
+    one.diagnosed()
+    one.follow()
+    one.sound()
+
+
+def test_topic_that_was_deleted_and_created_again(rehearsal: Rehearse) -> None:
+    one = rehearsal("A topic of events was deleted")
+    one.working(1, 2)
+    before = topics.describe(one.settings, topic_of(one.settings)).id
+    delete_topics(one.settings, topic_of(one.settings))
+    one.move(3)
+    assert not topics.exists(one.settings, topic_of(one.settings))
+    first, later = one.entry.codes
+    one.diagnosed(first)
+    one.follow(slice(2))
+    assert topics.describe(one.settings, topic_of(one.settings)).id != before
+    relayed(one.settings)
+    one.diagnosed(later)
+    assert failure_codes(catch_up(one.settings, SINK)) == ["topic-recreated"]
+    one.follow(slice(2, None))
+    one.sound()
+    assert Database(one.settings).applied() == 3 + 2, "nothing was applied twice"
+
+
+def test_hostile_events(rehearsal: Rehearse) -> None:
+    one = rehearsal("Hostile events arrive")
+    one.working(1, 2)
+    producer = Producer(client_config(one.settings))
+    producer.produce(topic_of(one.settings), b"{", nth_key(0), headers={"eventType": b"received"})
+    assert producer.flush(30) == 0
+    one.move(3)
+    relayed(one.settings)
+    done = catch_up(one.settings, SINK)
+    assert done.returncode == 0, done.stderr
+    assert sum(int(str(line["dead"])) for line in logged(done, "applied")) == 1
+    assert Database(one.settings).applied() == 3, "it held up nobody"
+    assert "malformed-records" in {finding.code for finding in one.checked().findings}
+    one.diagnosed()
+    one.follow()
     one.sound()

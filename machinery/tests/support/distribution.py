@@ -9,7 +9,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 # What takes long in one process begins first: files with a stack of their own, then the chain, then short tests.
 FIRST = (
-    *("faults/", "integration/test_stack.py", "pipeline/test_bring_your_own.py"),
+    *("faults/", "recovery/test_kafka.py", "integration/test_stack.py", "pipeline/test_bring_your_own.py"),
     *("pipeline/", "recovery/", "integration/"),
 )
 # Tests of the chain that share no fixture of their file: whichever process is free takes the next one.
@@ -19,7 +19,7 @@ SPREAD = frozenset(
         *("check", "doctor", "hostile_events", "rebuild", "relay", "relay_log", "retention", "rewind", "rollout"),
         *("sink_limits", "sink_stream", "sink_stream_failures", "strategies", "trace", "warm_jvm"),
     )
-) | {"recovery/test_relay.py", "recovery/test_sinks.py"}
+) | {"recovery/test_relay.py", "recovery/test_sinks.py", "recovery/test_source.py"}
 SUITE = "tests/"
 
 

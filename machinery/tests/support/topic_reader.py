@@ -41,8 +41,8 @@ class Record(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The event's id."""
-        return self.headers["id"] or ""
+        """The event's id; empty if the record names none."""
+        return self.headers.get("id") or ""
 
 
 class Log:

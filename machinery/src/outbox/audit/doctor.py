@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -28,7 +29,7 @@ from outbox.kafka.topics import Topic, TopicSpec
 from outbox.migrations import declared
 from outbox.migrations.migrate import Database, is_current, owner_engine
 from outbox.relay import apply as relay
-from outbox.relay import connectors, routing, slot
+from outbox.relay import connectors, hanging, routing, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
 from outbox.sink import fence, skipped, spec
@@ -242,6 +243,19 @@ def _topics(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
         if wanted.name in connector.topics:
             yield _partitions(wanted, existing[wanted.name])
         yield from _topic_config(settings, wanted)
+        if wanted.name == connector.offsets_topic:
+            yield from _hanging(settings, connector)
+
+
+def _hanging(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
+    """Whether a transaction hangs on the offsets of a connector: its state is RUNNING then, and it relays nothing."""
+    since = hanging.open_since(settings, connector)
+    if since is None:
+        return
+    age_s = (datetime.now(UTC) - since).total_seconds()
+    if age_s > hanging.END_TIMEOUT_S:
+        message = f"a transaction on topic {connector.offsets_topic} is open for {age_s:.0f} s: the relay stands still"
+        yield _problem("transaction-hanging", message, f"`{connector.command('apply')}`")
 
 
 def _partitions(wanted: TopicSpec, found: Topic) -> Diagnosis:
@@ -373,7 +387,7 @@ def _partitions_read(name: str, stored: Stored, topic: Topic, marks: Marks) -> I
                 "topic-recreated",
                 f"sink {name} is at offset {next_offset} of {topic.name}, partition {partition}, which the topic does "
                 "not have: the topic was recreated",
-                "compare with `outbox check`; to accept it, delete the sink's rows in `positions` and its checkpoint",
+                f"compare with `outbox check`; `outbox rewind {name} --accept-recreated` lets it read the new topic",
             )
         elif next_offset < first:
             yield _problem(

@@ -8,9 +8,10 @@ from datetime import datetime
 import click
 
 from outbox.base.errors import Failure
-from outbox.base.settings import load
+from outbox.base.settings import Settings, load
 from outbox.commands.moment import Moment
 from outbox.sink.repair import rewind as rewinding
+from outbox.sink.repair.rewind import Moves
 
 
 @click.command()
@@ -30,6 +31,11 @@ from outbox.sink.repair import rewind as rewinding
     metavar="[TOPIC/]PARTITION:OFFSET",
     help="To this offset; repeat it for several partitions.",
 )
+@click.option(
+    "--accept-recreated",
+    is_flag=True,
+    help="To the first event of topics that were deleted and created again; other topics continue.",
+)
 @click.option("--skip-dropped", is_flag=True, help="Give up events that the topic dropped before they were applied.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be replayed.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -40,25 +46,25 @@ def rewind(
     to_earliest: bool,
     to_datetime: datetime | None,
     to_offsets: tuple[str, ...],
+    accept_recreated: bool,
     skip_dropped: bool,
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Reset a sink's offsets, so that its next start replays events. Stop the sink first, and give one --to-… option.
+    """Reset a sink's offsets, so that its next start replays events. Stop the sink first, and say to where.
 
     The strategy decides the result: `dedup` skips the events that it knows, `offsets` skips all that it has read.
     """
     settings = load()
-    if sum([to_positions, to_earliest, to_datetime is not None, bool(to_offsets)]) != 1:
-        raise click.UsageError("choose one of --to-positions, --to-earliest, --to-datetime, --to-offset")
-    if to_datetime is not None:
-        moves = rewinding.to_datetime(settings, sink, to_datetime)
-    elif to_offsets:
-        moves = rewinding.to_offsets(settings, sink, dict(map(_place, to_offsets)))
-    elif to_earliest:
-        moves = rewinding.to_earliest(settings, sink)
-    else:
-        moves = rewinding.to_positions(settings, sink)
+    if sum([to_positions, to_earliest, to_datetime is not None, bool(to_offsets), accept_recreated]) != 1:
+        choices = "--to-positions, --to-earliest, --to-datetime, --to-offset, --accept-recreated"
+        raise click.UsageError(f"choose one of {choices}")
+    if accept_recreated:
+        if dry_run or skip_dropped:
+            raise click.UsageError("--accept-recreated has neither --dry-run nor --skip-dropped")
+        _accept_recreated(settings, sink, yes)
+        return
+    moves = _moves(settings, sink, to_earliest, to_datetime, to_offsets)
     if skip_dropped:
         moves = rewinding.skip_dropped(settings, sink, moves)
     for place, move in moves.items():
@@ -77,6 +83,26 @@ def rewind(
         click.confirm(f"Let sink {sink} begin there and replay up to {again} events?", abort=True)
     generation = rewinding.rewind(settings, sink, moves)
     click.echo(f"sink {sink} begins there at its next start, with checkpoint {generation}; older ones can be deleted")
+
+
+def _accept_recreated(settings: Settings, sink: str, yes: bool) -> None:
+    if not yes:
+        click.confirm(f"Let sink {sink} read recreated topics from their first event?", abort=True)
+    accepted = rewinding.accept_recreated(settings, sink)
+    click.echo(f"sink {sink} begins at the first event of {', '.join(accepted)} at its next start")
+
+
+def _moves(
+    settings: Settings, sink: str, to_earliest: bool, to_datetime: datetime | None, to_offsets: tuple[str, ...]
+) -> Moves:
+    """Where each partition goes; to its position unless an option says otherwise."""
+    if to_datetime is not None:
+        return rewinding.to_datetime(settings, sink, to_datetime)
+    if to_offsets:
+        return rewinding.to_offsets(settings, sink, dict(map(_place, to_offsets)))
+    if to_earliest:
+        return rewinding.to_earliest(settings, sink)
+    return rewinding.to_positions(settings, sink)
 
 
 def _place(text: str) -> tuple[tuple[str | None, int], int]:

@@ -8,18 +8,38 @@ connector's state is RUNNING. Nothing is lost.
 
 from __future__ import annotations
 
-from confluent_kafka import KafkaException, Producer
+from datetime import UTC, datetime
+
+from confluent_kafka import KafkaException, Producer, TopicPartition
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.kafka import topics
-from outbox.kafka.clients import client_config, request_timeout_s, unavailable
+from outbox.kafka.clients import client_config, consumer, request_timeout_s, unavailable
 from outbox.relay.connectors import Connector
 
 # Connect's transactions time out after a minute, and a broker ends expired ones every ten seconds.
 END_TIMEOUT_S = 75.0
 RELEASE_TIMEOUT_S = 15.0
+
+
+def open_since(settings: Settings, connector: Connector) -> datetime | None:
+    """When the oldest open transaction on the connector's offsets topic wrote its first record; None if none is open.
+
+    One that is open for longer than ``END_TIMEOUT_S`` hangs.
+    """
+    topic = connector.offsets_topic
+    (stable,) = topics.last_stable_offsets(settings, topic).values()
+    (end,) = topics.high_watermarks(settings, topic).values()
+    if stable >= end:
+        return None
+    with consumer(settings, "read_uncommitted") as client:
+        client.assign([TopicPartition(topic, 0, stable)])
+        message = client.poll(request_timeout_s())
+    if message is None or message.error() is not None:
+        return None  # it has ended meanwhile
+    return datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
 
 
 def release(settings: Settings, connector: Connector) -> bool:

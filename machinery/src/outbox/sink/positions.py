@@ -43,10 +43,18 @@ def recreated(sink: str, topic: str, before: str, now: str, unread: str) -> Fail
     return Failure(
         f"sink {sink}: topic {topic} was deleted and made again (its id was {before} and is {now}): what {unread} may "
         "be lost",
-        "compare with `outbox check`; to accept the new topic, delete the sink's rows in `positions` and its "
-        "checkpoint",
+        f"compare with `outbox check`; `outbox rewind {sink} --accept-recreated` lets it read the new topic",
         code="topic-recreated",
     )
+
+
+def accept_recreated(cursor: extensions.cursor, sink: str, topic: str, topic_id: str) -> bool:
+    """Move positions of an earlier topic of the same name to the beginning of this one; whether there were any."""
+    cursor.execute(
+        "UPDATE positions SET topic_id = %s, next_offset = 0 WHERE sink = %s AND topic = %s AND topic_id <> %s",
+        (topic_id, sink, topic, topic_id),
+    )
+    return bool(cursor.rowcount)
 
 
 def read_all(cursor: extensions.cursor, sink: str) -> dict[str, dict[int, int]]:

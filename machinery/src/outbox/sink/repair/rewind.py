@@ -6,10 +6,12 @@ is a re-read, exactly as after a lost checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from datetime import datetime
 from typing import NamedTuple
+
+from psycopg2 import extensions
 
 from outbox.base.database import connect
 from outbox.base.errors import Failure
@@ -105,6 +107,22 @@ def skip_dropped(settings: Settings, sink: str, moves: Moves) -> dict[TopicParti
     return {place: move._replace(begin=max(move.begin, first.get(place, 0))) for place, move in moves.items()}
 
 
+def accept_recreated(settings: Settings, sink: str) -> list[str]:
+    """Let the sink read topics that were deleted and created again from their first event. Returns their names.
+
+    What it has applied stays, and so does what its strategy remembers of events. Its other topics continue. Raises
+    Failure if none of its topics was created again, or if a driver runs.
+    """
+    described = [topics.describe(settings, topic) for topic in chosen(settings, sink).topics]
+    with _stopped(settings, sink) as cursor:
+        accepted = [topic.name for topic in described if positions.accept_recreated(cursor, sink, topic.name, topic.id)]
+        if not accepted:
+            raise Failure(f"sink {sink}: no topic was created again", "start the sink", code="nothing-recreated")
+        begin = {topic.name: positions.read(cursor, sink, topic.name, topic.id) for topic in described}
+        generations.start_next(cursor, sink, begin)
+    return accepted
+
+
 def rewind(settings: Settings, sink: str, moves: Moves) -> int:
     """Let the sink begin there at its next start, and return the generation that begins.
 
@@ -115,14 +133,21 @@ def rewind(settings: Settings, sink: str, moves: Moves) -> int:
     for place, move in moves.items():
         begin.setdefault(place.topic, {})[place.partition] = move.begin
     described = [topics.describe(settings, topic) for topic in begin]
+    with _stopped(settings, sink) as cursor:
+        for topic in described:
+            positions.write(cursor, sink, topic.name, topic.id, begin[topic.name])  # past what is given up
+        skipped.forget(cursor, sink)
+        return generations.start_next(cursor, sink, begin)
+
+
+@contextmanager
+def _stopped(settings: Settings, sink: str) -> Iterator[extensions.cursor]:
+    """One transaction about a sink, under its fence and its lock. Raises Failure if a driver runs."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         fence.acquire(connection, sink)
         with connection, connection.cursor() as cursor:
             fence.lock(cursor, sink)
-            for topic in described:
-                positions.write(cursor, sink, topic.name, topic.id, begin[topic.name])  # past what is given up
-            skipped.forget(cursor, sink)
-            return generations.start_next(cursor, sink, begin)
+            yield cursor
 
 
 def _of_topics(settings: Settings, sink: str, look_up: Callable[[Settings, str], Offsets]) -> dict[TopicPartition, int]:

@@ -1,0 +1,175 @@
+"""Recoveries of the source: an older backup is restored, and a replica takes over."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from psycopg2 import extensions
+
+from outbox.base import project
+from outbox.base.settings import Settings, SourceRole
+from outbox.base.wait import wait_for
+from outbox.migrations.migrate import migrate
+from outbox.relay import apply as relay
+from outbox.relay import slot
+from outbox.soak.proxy import Proxy
+from outbox.stack import ports
+from outbox.stack.postgres import UNPRIVILEGED, Postgres, unprivileged
+from outbox.stack.process import Process
+from outbox.testing.homes import Homes
+from tests.stock import Client
+from tests.support import service, suite
+from tests.support.outbox_rows import ids
+from tests.support.rehearsal import Rehearsal
+from tests.support.topic_reader import duplicates, read, relayed
+
+Rehearse = Callable[[str], Rehearsal]
+
+
+def postgres_program(postgres: Postgres, settings: Settings, program: str, *words: str | Path, given: str = "") -> str:
+    """Run a client program of Postgres as the superuser, and return what it printed."""
+    environment = {
+        "PGHOST": postgres.psql_host,
+        "PGPORT": str(postgres.port),
+        "PGUSER": "postgres",
+        "PGPASSWORD": settings.stack_postgres_password.get_secret_value(),
+    }
+    argv = [str(word) for word in (postgres.program(program), *words)]
+    done = subprocess.run(argv, env=environment, input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_source_that_was_restored_from_an_older_backup(
+    rehearsal: Rehearse, postgres: Postgres, superuser: extensions.cursor
+) -> None:
+    one = rehearsal("The source was restored from an older backup")
+    name = one.settings.source_db_name
+    one.working(1, 2)
+    backup = postgres_program(postgres, one.settings, "pg_dump", name)
+    one.working(4, 5)
+    lost = set(ids(one.settings)[-2:])
+    one.run("connect", "remove")
+    superuser.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    superuser.execute(f"CREATE DATABASE {name} OWNER {one.settings.role_name(SourceRole.OWNER)}")
+    postgres_program(postgres, one.settings, "psql", "-qX", "-v", "ON_ERROR_STOP=1", "-d", name, given=backup)
+    assert len(ids(one.settings)) == 2
+    assert not lost & set(ids(one.settings))
+    one.diagnosed()
+    one.follow()
+    assert {(found.code, found.count) for found in one.checked().findings} == {("foreign-events", 2)}
+    one.working(7)  # its key gets a version again that a lost event had
+    assert {(found.code, found.count) for found in one.checked().findings} == {("foreign-events", 2)}
+
+
+STANDBY = "standby"  # the slot by which the replica reads the primary's log
+
+
+class Primary(Postgres):
+    """A server whose logical slots never run ahead of its replica."""
+
+    def options(self) -> Mapping[str, str | int | Path]:
+        return {**super().options(), "synchronized_standby_slots": STANDBY}
+
+
+class Replica(Postgres):
+    """A streaming replica, which also copies the slots that may fail over."""
+
+    def __init__(self, settings: Settings, primary: Postgres) -> None:
+        super().__init__(settings)
+        self._primary = primary
+
+    def options(self) -> Mapping[str, str | int | Path]:
+        return {**super().options(), "sync_replication_slots": "on", "hot_standby_feedback": "on"}
+
+    def start(self) -> None:
+        Process.start(self)  # not the roles: they come from the primary
+
+    def _init(self) -> None:
+        password = self._settings.stack_postgres_password.get_secret_value()
+        primary = f"host={ports.LOOPBACK} port={self._primary.port} user=postgres password={password} dbname=postgres"
+        user = pwd.getpwnam(UNPRIVILEGED) if os.geteuid() == 0 else None
+        if user is not None:
+            os.chown(self.folder, user.pw_uid, user.pw_gid)
+        words: list[str | Path] = ["-d", primary, "-D", self.data, "-R", "-C", "-S", STANDBY, "-c", "fast"]
+        done = self._run(unprivileged([self.program("pg_basebackup"), *words]))
+        assert done.returncode == 0, done.stderr
+
+    def has_slot(self, name: str) -> bool:
+        """Whether the slot would survive a failover now."""
+        ready = f"SELECT FROM pg_replication_slots WHERE slot_name = '{name}' AND synced AND NOT temporary"
+        return self.psql(f"SELECT count(*) FROM ({ready}) AS ready").stdout == "1\n"
+
+
+@pytest.fixture
+def failover_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The fixture domain, with a connector whose slot may fail over."""
+    domain = suite.copied_to(tmp_path / "project")
+    file = domain / "connect" / "outbox.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "slot.failover": "true"}))
+    monkeypatch.setenv(project.VARIABLE, str(domain))
+    return domain
+
+
+@pytest.fixture
+def servers(topic: Settings, homes: Homes) -> Iterator[tuple[Postgres, Replica]]:
+    """A primary with a migrated source, and its replica."""
+    first, second = ports.choose(0, 0)
+    primary = Primary(topic.model_copy(update={"home": homes.new("primary"), "source_db_port": first}))
+    replica = Replica(topic.model_copy(update={"home": homes.new("replica"), "source_db_port": second}), primary)
+    try:
+        primary.start()
+        migrate(topic.model_copy(update={"source_db_port": first}))
+        replica.start()
+        yield primary, replica
+    finally:
+        replica.kill()
+        primary.kill()
+
+
+@pytest.fixture
+def address(servers: tuple[Postgres, Replica]) -> Iterator[Proxy]:
+    """The address of the source, which leads to the primary first."""
+    proxy = Proxy("source", servers[0].port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.mark.recovery
+@pytest.mark.usefixtures("failover_project")
+def test_source_that_failed_over_to_a_replica(
+    topic: Settings, servers: tuple[Postgres, Replica], address: Proxy
+) -> None:
+    primary, replica = servers
+    settings = topic.model_copy(update={"source_db_port": address.port})
+    one = Rehearsal(settings, Client(service.app(settings), settings), "The source failed over to a replica")
+    relay.apply(settings)
+    try:
+        one.working(1, 2)
+
+        def is_synchronised() -> bool:
+            # A copied slot is temporary until the slot of the primary has moved beyond the state in which the replica
+            # began to copy it. Only events move it, and what the primary logs of its transactions every 15 s.
+            primary.psql("SELECT pg_log_standby_snapshot()")
+            one.move(3)
+            return replica.has_slot(settings.connector)
+
+        wait_for("the replica to have the slot", is_synchronised, timeout_s=120, poll_s=0.5)
+        one.move(4, 5)
+        relayed(settings)
+        primary.kill()
+        replica.psql("SELECT pg_promote()")
+        address.target_port = replica.port
+        wait_for("the replica to be the primary", lambda: slot.read(settings) is not None, timeout_s=60)
+        one.diagnosed()
+        one.follow()
+        one.sound()
+        assert duplicates(read(settings)) == 0
+    finally:
+        relay.remove(settings, drop_slot=True)
