@@ -14,6 +14,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
+from outbox.kafka.topics import TopicSpec
 from outbox.sink import generations
 from outbox.sink.generations import Beginning
 from outbox.sink.repair import rewind
@@ -23,7 +24,7 @@ from outbox.testing.failures import raises
 from tests.support.made_events import sums
 from tests.support.sink_driver import Database, sink_on
 from tests.support.sink_process import Publisher, applied_until, catch_up, logged
-from tests.support.topic_reader import topic_of
+from tests.support.topic_reader import delete_topics, topic_of
 
 
 @pytest.fixture
@@ -62,6 +63,19 @@ def test_a_moment_after_events_that_were_not_applied_skips_none(applied: Setting
     producer.flush(30)
     assert topics.offsets_since(applied, place.topic, moment) == {0: 5}
     assert rewind.to_datetime(applied, "dedup", moment)[place] == Move(position=4, begin=4)
+
+
+def test_a_topic_that_was_created_again_needs_the_partitions_that_it_had(applied: Settings) -> None:
+    name = topic_of(applied)
+    delete_topics(applied, name)
+    topics.create(applied, [TopicSpec(name, 1, {})])
+    with raises("topic-partitions"):
+        rewind.accept_recreated(applied, "dedup")
+    assert beginning(applied) == Beginning(0, {})
+    delete_topics(applied, name)
+    topics.create(applied, [TopicSpec(name, 2, {})])
+    assert rewind.accept_recreated(applied, "dedup") == [name]
+    assert beginning(applied) == Beginning(1, {name: {0: 0, 1: 0}})
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def accept_recreated(settings: Settings, sink: str) -> list[str]:
     """Let the sink read topics that were deleted and created again from their first event. Returns their names.
 
     What it has applied stays, and so does what its strategy remembers of events. Its other topics continue. Raises
-    Failure if none of its topics was created again, or if a driver runs.
+    Failure if none of its topics was created again or one has fewer partitions than before, or if a driver runs.
     """
     described = [topics.describe(settings, topic) for topic in chosen(settings, sink).topics]
     with _stopped(settings, sink) as cursor:
@@ -119,6 +119,8 @@ def accept_recreated(settings: Settings, sink: str) -> list[str]:
         if not accepted:
             raise Failure(f"sink {sink}: no topic was created again", "start the sink", code="nothing-recreated")
         begin = {topic.name: positions.read(cursor, sink, topic.name, topic.id) for topic in described}
+        for topic in described:
+            _require_partitions(sink, topic, begin[topic.name])
         generations.start_next(cursor, sink, begin)
     return accepted
 
@@ -148,6 +150,16 @@ def _stopped(settings: Settings, sink: str) -> Iterator[extensions.cursor]:
         with connection, connection.cursor() as cursor:
             fence.lock(cursor, sink)
             yield cursor
+
+
+def _require_partitions(sink: str, topic: topics.Topic, begin: Offsets) -> None:
+    needed = max(begin, default=-1) + 1
+    if topic.partitions < needed:
+        raise Failure(
+            f"topic {topic.name} was created again with {topic.partitions} partitions; sink {sink} had read {needed}",
+            "delete it, and let `outbox connect apply` create it with as many as before",
+            code="topic-partitions",
+        )
 
 
 def _of_topics(settings: Settings, sink: str, look_up: Callable[[Settings, str], Offsets]) -> dict[TopicPartition, int]:

@@ -80,6 +80,7 @@ class KilledBetweenCommits(_OfProcess):
         process = self.choose(testbed, chance)
         names = testbed.names_of(process)
         window = Window(testbed.settings, process, names)
+        process.kill()  # with a batch in hand it would not end gently while the window holds its lock
         try:
             crashes = window.kill_in_it(lambda: self._wait_for_events(testbed))
         except (Failure, TimeoutError) as error:
