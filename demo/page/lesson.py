@@ -121,7 +121,7 @@ class Lesson:
     """Plays a story on the page. One at a time; the thread that plays it waits before a step while it is paused."""
 
     def __init__(self, hub: Hub, mark: Callable[[str, str], None], played: Callable[[int], None]) -> None:
-        """``mark`` notes a moment on the plot, by its kind and text. ``played`` is told of each played step."""
+        """``mark`` notes a moment on the plot, by its kind and text. ``played`` is called after each step."""
         self._hub, self._mark, self._played = hub, mark, played
         self._go_on = threading.Event()
         self._is_paused = False

@@ -1,4 +1,4 @@
-"""Reads the chain again and again while somebody looks at the page, and tells the hub what has changed."""
+"""Reads the chain twice a second while a page is open, and publishes what has changed to the hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics as the brokers tell of them."""
+"""The offsets of topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outbox monitor`: its metrics are described, and a part that does not answer is told apart from one that is well."""
+"""`outbox monitor`: its metrics are documented, and it shows which part does not answer."""
 
 from __future__ import annotations
 

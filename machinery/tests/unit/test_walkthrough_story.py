@@ -12,7 +12,7 @@ import pytest
 from outbox.audit.report import ComparisonReport, EventCounts, Report, SinkReport, TopicReport
 from outbox.base.settings import Settings, load
 from outbox.testing.failures import raises
-from outbox.walkthrough import story
+from outbox.walkthrough import faults, story
 from outbox.walkthrough.chain import Chain
 from outbox.walkthrough.crash import Crash
 from outbox.walkthrough.screen import Screen
@@ -212,7 +212,7 @@ def tell(model: Model, monkeypatch: pytest.MonkeyPatch, workload: Workload | Non
     monkeypatch.setattr(story, "check", SimpleNamespace(check=model.report, check_settled=model.report))
     monkeypatch.setattr(story, "relay", SimpleNamespace(status=mode))
     monkeypatch.setattr(story, "Traffic", lambda *_, **__: Traffic(model))
-    monkeypatch.setattr(story, "Window", lambda *_: Window(model))
+    monkeypatch.setattr(faults, "Window", lambda *_: Window(model))
     monkeypatch.setattr(Story, "_published", lambda _: next(published))
     monkeypatch.setattr(Story, "_unrelayed", lambda _: story.BACKLOG_EVENTS)
     told = Told()

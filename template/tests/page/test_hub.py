@@ -1,4 +1,4 @@
-"""What subscribers of the page are told: the whole document, then each change, once serialised."""
+"""What subscribers of the page get: the whole document, then each change, which is serialised once."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from outbox.relay import apply as relay
 from outbox.relay import connectors, hanging, routing, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
-from outbox.sink import fence, skipped, spec
+from outbox.sink import fence, positions, skipped, spec
 from outbox.sink.partitions import day_of
 from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
@@ -356,7 +356,7 @@ def _sink(
 ) -> Iterator[Diagnosis]:
     stored = _positions(settings, name, found)
     lag = 0
-    for topic, positions in stored.items():
+    for topic, by_partition in stored.items():
         if topic not in existing:
             yield _problem(
                 "topic-missing",
@@ -364,7 +364,7 @@ def _sink(
                 "`outbox connect apply` creates the topics of the declared events",
             )
             continue
-        for one in _partitions_read(name, positions, *existing[topic]):
+        for one in _partitions_read(name, by_partition, *existing[topic]):
             if isinstance(one, int):
                 lag += one
             else:
@@ -387,7 +387,7 @@ def _partitions_read(name: str, stored: Stored, topic: Topic, marks: Marks) -> I
                 "topic-recreated",
                 f"sink {name} is at offset {next_offset} of {topic.name}, partition {partition}, which the topic does "
                 "not have: the topic was recreated",
-                f"compare with `outbox check`; `outbox rewind {name} --accept-recreated` lets it read the new topic",
+                positions.accept_remedy(name),
             )
         elif next_offset < first:
             yield _problem(

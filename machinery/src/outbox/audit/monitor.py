@@ -1,4 +1,4 @@
-"""Prometheus metrics of what no process of the chain can say of itself: slot, connector, dead letters, drift, losses.
+"""Prometheus metrics that no process of the chain exports: slot, connector, dead letters, drift, losses.
 
 | metric | what it is |
 |---|---|
@@ -22,8 +22,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
-from typing import Any
 
 import psycopg2
 import requests
@@ -33,9 +31,9 @@ from prometheus_client.registry import Collector
 
 from outbox.audit import check
 from outbox.audit.report import Report
-from outbox.base.database import connect
+from outbox.base.database import query
 from outbox.base.errors import Failure
-from outbox.base.settings import Role, Settings, SinkRole, SourceRole
+from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.relay import apply as relay
 from outbox.relay import connectors
 
@@ -91,14 +89,14 @@ def of(settings: Settings) -> Monitor:
     connector = connectors.load(settings)
 
     def slots() -> list[Metric]:
-        rows = {name: values for name, *values in _query(settings, SourceRole.AUDITOR, SLOTS, [[connector.name]])}
+        rows = {name: values for name, *values in query(settings, SourceRole.AUDITOR, SLOTS, [[connector.name]])}
         is_active, lag_bytes, is_lost = rows.get(connector.name, (False, 0.0, True))
         return slot_metrics(connector.name, is_active=is_active, lag_bytes=lag_bytes, is_lost=is_lost)
 
     return Monitor(
         {
             "source": slots,
-            "sink": lambda: dead_letter_metrics(dict(_query(settings, SinkRole.AUDITOR, DEAD_LETTERS))),
+            "sink": lambda: dead_letter_metrics(dict(query(settings, SinkRole.AUDITOR, DEAD_LETTERS))),
             "connect": lambda: connector_metrics(connector.name, relay.status(settings, connector).is_running),
         }
     )
@@ -166,12 +164,6 @@ def _of_report(report: Report) -> Iterator[Metric]:
         for comparison in sink.comparisons:
             drift.add_metric([sink.name, comparison.name], float(comparison.drift_total))
     yield from (lost, drift)
-
-
-def _query(settings: Settings, role: Role, statement: str, values: list[object] | None = None) -> list[Any]:
-    with closing(connect(settings, role)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(statement, values)
-        return cursor.fetchall()
 
 
 def _gauge(name: str, documentation: str, *labels: str) -> GaugeMetricFamily:

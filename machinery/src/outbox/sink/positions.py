@@ -43,9 +43,14 @@ def recreated(sink: str, topic: str, before: str, now: str, unread: str) -> Fail
     return Failure(
         f"sink {sink}: topic {topic} was deleted and made again (its id was {before} and is {now}): what {unread} may "
         "be lost",
-        f"compare with `outbox check`; `outbox rewind {sink} --accept-recreated` lets it read the new topic",
+        accept_remedy(sink),
         code="topic-recreated",
     )
+
+
+def accept_remedy(sink: str) -> str:
+    """What to do about a topic that was deleted and created again."""
+    return f"compare with `outbox check`; `outbox rewind {sink} --accept-recreated` lets it read the new topic"
 
 
 def accept_recreated(cursor: extensions.cursor, sink: str, topic: str, topic_id: str) -> bool:

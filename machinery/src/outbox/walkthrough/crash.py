@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from psycopg2.extensions import connection as Connection  # noqa: N812
-
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
@@ -67,9 +65,9 @@ class Window:
             self._hold(name)
         self._sinks.restart()
         burst()
-        before = {name: self._planned(name) for name in self._names}
+        at_last_part = [partial(self._comes_to_last_part, name, self._planned(name)) for name in self._names]
         self._let_them_start()
-        self._wait("each sink to bring a batch", lambda: all(self._is_last_part(name, before[name]) for name in before))
+        self._wait("each sink to bring a batch", lambda: all(one() for one in at_last_part))
         self._sinks.pause_spark()
         for name in self._names:
             self._release(name)
@@ -108,11 +106,11 @@ class Window:
     def _wait(self, what: str, condition: Callable[[], bool]) -> None:
         wait_for(what, condition, timeout_s=TIMEOUT_S, needs=self._sinks.require_running)
 
-    def _is_last_part(self, name: str, before: int) -> bool:
+    def _comes_to_last_part(self, name: str, before: int) -> bool:
         """Whether a sink waits with the last transaction of a batch that Spark planned after the one ``before``.
 
-        A sink that waits with another transaction gets its lock for this one: with another topic of the batch, or with
-        the batch that it repeats after its restart.
+        If it waits with an earlier transaction, let it commit that one: of another topic of the batch, or of the batch
+        that it repeats after its restart.
         """
         with self._watcher.cursor() as cursor:
             if not fence.driver_waits(cursor, name):
@@ -157,18 +155,14 @@ class Window:
             return {topic: int(total) for topic, total in cursor}
 
     def _generation(self, name: str) -> int:
-        return self._one("SELECT generation FROM sinks WHERE name = %s", [name])
+        return self._one("SELECT generation FROM sinks WHERE name = %s", name)
 
     def _epoch(self, name: str) -> int:
-        return self._one("SELECT epoch FROM sinks WHERE name = %s", [name])
+        return self._one("SELECT epoch FROM sinks WHERE name = %s", name)
 
-    def _one(self, query: str, values: Sequence[str]) -> int:
-        """The number that a query returns; 0 without a row."""
-        return _number(self._watcher, query, values)
-
-
-def _number(connection: Connection, query: str, values: Sequence[str]) -> int:
-    with connection.cursor() as cursor:
-        cursor.execute(query, values)
-        row = cursor.fetchone()
-        return int(row[0]) if row else 0
+    def _one(self, query: str, name: str) -> int:
+        """The number that a query about a sink returns; 0 without a row."""
+        with self._watcher.cursor() as cursor:
+            cursor.execute(query, [name])
+            row = cursor.fetchone()
+            return int(row[0]) if row else 0

@@ -45,7 +45,7 @@ def load() -> Player:
     except (ImportError, AttributeError, ValueError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             player = Player()
-            player.screen.say(f"there is no module {module}: the story is told on the terminal alone")
+            player.screen.say(f"there is no module {module}: the walkthrough is shown on the terminal only")
             return player
         raise Failure(
             f"the walkthrough found no player {named}: {error}",

@@ -19,7 +19,7 @@ from outbox.kafka import topics
 from outbox.relay import apply as relay
 from outbox.sink import spec
 from outbox.walkthrough.chain import Chain
-from outbox.walkthrough.crash import Window
+from outbox.walkthrough.faults import crash_sinks
 from outbox.walkthrough.screen import Screen
 from outbox.walkthrough.traffic import Traffic
 from outbox.walkthrough.workload import Workload
@@ -242,19 +242,12 @@ class Story:
 
     def _crash_sinks(self) -> None:
         """Kill the sinks inside their window. A burst arrives while they wait, so one batch holds it."""
-        window = Window(self.chain.settings, self.chain.sinks, self._names)
-        try:
-            crashes = window.kill_in_it(self._burst)
-            for name, crash in crashes.items():
-                self._screen.expect(
-                    crash.fired,
-                    f"sink {name} was killed in the window",
-                    f"its database has batch {crash.planned_batch}, Spark recorded {crash.committed_batch} as its last",
-                )
-            self.chain.sinks.start()
-            window.wait_replayed(crashes)
-        finally:
-            window.close()
+        for name, crash in crash_sinks(self.chain, self._names, self._burst).items():
+            self._screen.expect(
+                crash.fired,
+                f"sink {name} was killed in the window",
+                f"its database has batch {crash.planned_batch}, Spark recorded {crash.committed_batch} as its last",
+            )
 
     def _burst(self) -> None:
         """Send traffic that nobody reads yet. Remember its events, and the change of each key's total."""

@@ -50,7 +50,7 @@ GONE = "its JVM is gone"
 
 
 class Unapplied(Exception):
-    """Tells Spark that a batch is not applied. Why is told by us."""
+    """What Spark gets in place of the error of a batch, which we report ourselves."""
 
 
 class Stopping(Exception):
