@@ -82,10 +82,29 @@ def test_no_fault_begins_after_the_deadline(unstarted: testbed.Testbed) -> None:
 
 
 def test_without_time_there_is_no_fault(unstarted: testbed.Testbed) -> None:
-    breaker = Nemesis(unstarted, every(), 1, print)
+    breaker = Nemesis(unstarted, {"quick": Quick}, 1, print)
     breaker.run(duration_s=0.1, pause_s=10)
     assert not breaker.injections
-    assert breaker.not_happened == sorted(every())
+    assert breaker.not_happened == ["quick"]
+
+
+class Impossible(Quick):
+    """Cannot happen here."""
+
+    name = "impossible"
+
+    def is_possible(self, testbed: testbed.Testbed) -> bool:
+        del testbed
+        return False
+
+
+def test_an_impossible_fault_is_never_drawn(unstarted: testbed.Testbed) -> None:
+    said: list[str] = []
+    breaker = Nemesis(unstarted, {"quick": Quick, "impossible": Impossible}, chosen_seed(), said.append)
+    breaker.run(duration_s=0.5, pause_s=0.02)
+    assert {one.planned.fault for one in breaker.injections} == {"quick"}
+    assert breaker.not_happened == []
+    assert "impossible" in said[0]
 
 
 def test_a_fault_without_evidence_has_not_happened(unstarted: testbed.Testbed) -> None:

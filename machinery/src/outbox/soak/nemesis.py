@@ -55,11 +55,13 @@ class Nemesis:
 
     def __init__(self, testbed: Testbed, faults: Mapping[str, Make], seed: int, report: Report) -> None:
         self._testbed = testbed
-        self._faults = faults
+        self._faults = {name: make for name, make in faults.items() if make().is_possible(testbed)}
         self._seed = seed
         self._report = report
         self._stopped = threading.Event()
         self._done: list[Injection] = []
+        if impossible := sorted(faults.keys() - self._faults.keys()):
+            report(f"impossible on this chain: {', '.join(impossible)}")
 
     @property
     def injections(self) -> list[Injection]:

@@ -11,7 +11,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.soak import observe, verdict
 from outbox.soak.clients import Clients
-from outbox.soak.domain import Domain
+from outbox.soak.domain import Domain, Refuser
 from outbox.soak.faults import Make
 from outbox.soak.folder import Folder, Plan
 from outbox.soak.history import Recorder
@@ -31,7 +31,7 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
 
     A run that breaks off has the verdict `unknown`. Nothing of it runs when this returns or raises.
     """
-    testbed = Testbed(settings, domain.sinks)
+    testbed = Testbed(settings, domain.sinks, domain.refusals if isinstance(domain, Refuser) else {})
     began_s = time.monotonic()
 
     def say(text: str) -> None:

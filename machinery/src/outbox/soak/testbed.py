@@ -16,6 +16,7 @@ from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
 from outbox.relay.rest import Rest, State
 from outbox.soak import operator
+from outbox.soak.domain import Refusal
 from outbox.soak.operator import Done
 from outbox.soak.proxy import Proxy
 from outbox.stack import ports
@@ -85,9 +86,12 @@ class Testbed:
     Faults in different threads break different parts: each holds the parts that it breaks (`holding`).
     """
 
-    def __init__(self, settings: Settings, sinks: Sequence[Sequence[str]]) -> None:
+    def __init__(
+        self, settings: Settings, sinks: Sequence[Sequence[str]], refusals: Mapping[str, Refusal] | None = None
+    ) -> None:
         """``sinks``: the sinks of each process."""
         self.stack = LinkedStack(settings)
+        self.refusals = refusals or {}  # of the domain, by sink
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
         self.released = 0  # how many such transactions were ended; their events are on the topics twice
         self._groups = sinks

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 
+from outbox.base.database import connect
+from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink import spec
+from outbox.sink import fence, spec
 from outbox.soak.fault import Fault, NotFired
 from outbox.soak.operator import Done
 from outbox.soak.testbed import Testbed
@@ -27,8 +30,9 @@ UNAVAILABLE = {
     "topic-silent",
 }
 AGAIN_TIMEOUT_S = 300.0
-FROM_RECORDS = {"malformed-records"}  # what `outbox check` may find, because of hostile records
-FROM_REPEATS = {"sink-drift", "sink-parked"}  # and of sinks that do not recognise every repeat
+OPEN = "SELECT count(*) FROM dead_letters WHERE sink = %s AND reason = %s AND status = 'open'"
+FROM_FAULTS = {"malformed-records", "sink-parked"}  # what `outbox check` may find while other faults last
+FROM_REPEATS = {"sink-drift"}  # and of sinks that do not recognise every repeat
 
 
 class Operator(Fault):
@@ -74,7 +78,7 @@ class Check(Operator):
         known = spec.sinks(testbed.settings)
         for found in json.loads(done.output)["findings"]:
             repeats = known[found["sink"]].strategy.repeats if found["sink"] in known else "all"
-            if found["code"] not in FROM_RECORDS | (set() if repeats == "all" else FROM_REPEATS):
+            if found["code"] not in FROM_FAULTS | (set() if repeats == "all" else FROM_REPEATS):
                 raise NotFired(f"outbox {' '.join(self.words)} reports {found['code']}: {found['message']}")
 
 
@@ -111,11 +115,72 @@ class Rebuild(Fault):
         return f"`outbox rebuild SINK --from {self._source}` of a sink that recognises every repeat, while it runs."
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        known = spec.sinks(testbed.settings)
-        names = [name for name in testbed.sink_names if known[name].strategy.repeats == "all"]
-        if not names:
-            raise NotFired("no sink recognises every repeat")
-        return run(testbed, "rebuild", chance.choice(names), "--from", self._source, "--yes").end
+        return run(testbed, "rebuild", chance.choice(self._sinks(testbed)), "--from", self._source, "--yes").end
+
+    def is_possible(self, testbed: Testbed) -> bool:
+        return bool(self._sinks(testbed))
+
+    @staticmethod
+    def _sinks(testbed: Testbed) -> list[str]:
+        known = spec.sinks(testbed.settings) if testbed.sink_names else {}
+        return [name for name in testbed.sink_names if known[name].strategy.repeats == "all"]
+
+
+class Refused(Fault):
+    """A sink refuses valid events for a while. Then they are valid again, and their dead letters are replayed."""
+
+    name = "letters-become-valid"
+    parts = ("sinks", "postgres")
+    lasts_s = (2.0, 5.0)
+
+    def __init__(self) -> None:
+        self._sink = ""
+
+    def is_possible(self, testbed: Testbed) -> bool:
+        return bool(self._refusals(testbed))
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        self._sink = chance.choice(sorted(self._refusals(testbed)))
+        self._change(testbed, testbed.refusals[self._sink].begin)
+        try:
+            count = wait_for(f"{self._sink} to refuse events", lambda: self._open(testbed), timeout_s=120, poll_s=0.5)
+        except TimeoutError as error:
+            raise NotFired(str(error)) from error
+        return f"{self._sink} has refused {count} events"
+
+    def heal(self, testbed: Testbed) -> None:
+        """Replay the letters, and those of a batch that was under way."""
+        if not self._sink:
+            return
+        refusal = testbed.refusals[self._sink]
+        self._change(testbed, refusal.end)
+
+        def replayed() -> bool:
+            words = ("dead-letters", "replay", "--sink", self._sink, "--reason", refusal.reason)
+            run(testbed, *words, expected=Replay.expected)
+            return not self._open(testbed)
+
+        wait_for(f"the letters of {self._sink} to be replayed", replayed, timeout_s=120, poll_s=2)
+
+    def _change(self, testbed: Testbed, statement: str) -> None:
+        """Run a statement between two transactions of the sink."""
+        with (
+            closing(connect(testbed.settings, SinkRole.OWNER)) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
+            fence.lock(cursor, self._sink)
+            cursor.execute(statement)
+
+    @staticmethod
+    def _refusals(testbed: Testbed) -> set[str]:
+        return testbed.refusals.keys() & set(testbed.sink_names)
+
+    def _open(self, testbed: Testbed) -> int:
+        """How many letters wait."""
+        parameters = [self._sink, testbed.refusals[self._sink].reason]
+        [(count,)] = testbed.query(OPEN, parameters, SinkRole.AUDITOR)
+        return int(count)
 
 
 def run(testbed: Testbed, *words: str, expected: Collection[str] = (), links: Sequence[str] = ()) -> Done:
@@ -151,5 +216,6 @@ FAULTS: Sequence[Callable[[], Fault]] = (
     lambda: ConnectApply("connect-apply", "connect", "apply"),
     lambda: Rebuild("topic"),
     lambda: Rebuild("source"),
+    Refused,
     lambda: Replay("replay-letters", "dead-letters", "replay", "--all"),
 )

@@ -34,10 +34,12 @@ class DiskFailing(Fault):
         self.parts = (part,)
         self.name = f"{part}-disk-failing"
 
+    def is_possible(self, testbed: Testbed) -> bool:
+        del testbed
+        return psutil.LINUX  # only Linux limits the files of a process that runs
+
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
-        if not psutil.LINUX:
-            raise NotFired("only Linux limits the files of a process that runs")
         process = testbed.stack.part(self.part)
         size = process.log_size()
         count = _limit(process, (size + ROOM_BYTES, resource.RLIM_INFINITY))
