@@ -56,7 +56,8 @@ class Operator(Fault):
         del chance
         done = run(testbed, *self.words, expected=self.expected, links=self.links)
         self.finish(testbed, done)
-        return f"outbox {' '.join(self.words)}: {done.code or done.end}"
+        said = "it succeeded" if "--json" in self.words else done.end
+        return f"outbox {' '.join(self.words)}: {done.code or said}"
 
     def finish(self, testbed: Testbed, done: Done) -> None:
         """Look at what it printed. Raises NotFired if that contradicts a promise."""
