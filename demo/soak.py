@@ -62,11 +62,11 @@ class Domain(Workload):
             return Request("read", f"/accounts/{account}", None, (200,), method="GET", has_key=False)
         return super().plan()
 
-    def cause_of_answer(self, body: Any) -> str:
+    def change_of_answer(self, body: Any) -> str:
         """A transfer by its id; a step in the life of an account by its new status."""
         return f"transfer {body['id']}" if "from_account" in body else f"account {body['id']} {body['status']}"
 
-    def cause_of_event(self, event: Event) -> str:
+    def change_of_event(self, event: Event) -> str:
         """The same of an event."""
         if "transfer_id" in event.data:
             return f"transfer {event.data['transfer_id']}"

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from outbox.soak.checkers import answers, arrival, causes, faults, invariants, order, reads, results
+from outbox.soak.checkers import answers, arrival, changes, faults, invariants, order, reads, results
 from outbox.soak.history import Attempt, History
 from outbox.soak.injection import Injection, Planned
 from outbox.soak.seen import Answer, Comparison, Event, Seen, Sink, Source
@@ -28,10 +28,10 @@ class Domain:
     changes = ""
     invariants: Mapping[str, str] = MappingProxyType({})
 
-    def cause_of_answer(self, body: Any) -> str:
+    def change_of_answer(self, body: Any) -> str:
         return f"order {body['id']}"
 
-    def cause_of_event(self, event: Event) -> str:
+    def change_of_event(self, event: Event) -> str:
         return f"order {event.data['order']}"
 
     def contradictions(self, history: History, events: dict[str, Event]) -> list[str]:
@@ -64,7 +64,7 @@ REPEATED = (*EVENTS, replace(EVENTS[1], offset=7))  # event 2 adds 7
 Check = Callable[[History, Seen], list[Any]]
 CHECKS: dict[str, Check] = {
     "answers": lambda history, seen: answers.check(history, seen.source),
-    "causes": lambda _, seen: causes.check(Domain(), seen),  # type: ignore[arg-type]
+    "changes": lambda _, seen: changes.check(Domain(), seen),  # type: ignore[arg-type]
     "arrival": lambda _, seen: arrival.check(seen, may_repeat=False),
     "order": lambda _, seen: order.check(seen),
     "invariants": lambda _, seen: invariants.check(seen.source),
@@ -114,12 +114,12 @@ def test_a_sound_run_is_sound(checker: str) -> None:
         "a failed change is there": ("answers", source(answers=[stored(1), stored(2), stored(3)])),
         "a key that is stored twice": ("answers", source(answers=[stored(1), stored(1), stored(2)])),
         "a key that nobody sent": ("answers", source(answers=[stored(1), stored(2), stored(9)])),
-        "a change without its answer": ("causes", source(answers=[stored(1)])),
-        "an answer without its change": ("causes", source(causes={"order 1": 2})),
-        "a change whose only event is lost": ("causes", replace(SEEN, events=EVENTS[:2])),
-        "a change without an event": ("causes", replace(SEEN, events=EVENTS[:1] + EVENTS[2:])),
-        "an event without a change": ("causes", replace(SEEN, events=(*EVENTS, event(4, 4, 9, order_number=9)))),
-        "a change made twice": ("causes", source(answers=[stored(1), stored(2), replace(stored(2), key="key-9")])),
+        "a change without its answer": ("changes", source(answers=[stored(1)])),
+        "an answer without its change": ("changes", source(changes={"order 1": 2})),
+        "a change whose only event is lost": ("changes", replace(SEEN, events=EVENTS[:2])),
+        "a change without an event": ("changes", replace(SEEN, events=EVENTS[:1] + EVENTS[2:])),
+        "an event without a change": ("changes", replace(SEEN, events=(*EVENTS, event(4, 4, 9, order_number=9)))),
+        "a change made twice": ("changes", source(answers=[stored(1), stored(2), replace(stored(2), key="key-9")])),
         "an event that is not on the topic": ("arrival", replace(SEEN, events=EVENTS[:2])),
         "an event that is on the topic twice": ("arrival", replace(SEEN, events=REPEATED)),
         "a gap": ("order", replace(SEEN, events=(EVENTS[0], EVENTS[2]))),
@@ -154,8 +154,8 @@ def test_what_is_wrong_is_found(checker: str, seen: Seen) -> None:
 
 def test_a_refusal_and_a_change_that_needs_no_event_are_sound() -> None:
     answers_of_all = [*SOURCE.answers, stored(3, HTTPStatus.BAD_REQUEST), stored(4)]
-    seen = source(answers=answers_of_all, causes={**SOURCE.causes, "order 4": 0})
-    assert cases("answers", seen=seen) == cases("causes", seen=seen) == 0
+    seen = source(answers=answers_of_all, changes={**SOURCE.changes, "order 4": 0})
+    assert cases("answers", seen=seen) == cases("changes", seen=seen) == 0
 
 
 def test_an_answer_that_contradicts_an_earlier_one_is_found() -> None:
@@ -174,15 +174,15 @@ def test_an_unknown_change_may_be_there_or_not(is_there: bool) -> None:
     whole = replace(
         SEEN,
         events=(*EVENTS, added),
-        source=replace(SOURCE, answers=[*SOURCE.answers, stored(4)], causes={**SOURCE.causes, "order 4": 1}),
+        source=replace(SOURCE, answers=[*SOURCE.answers, stored(4)], changes={**SOURCE.changes, "order 4": 1}),
     )
     seen = whole if is_there else SEEN
-    assert cases("answers", seen=seen) == cases("causes", seen=seen) == cases("order", seen=seen) == 0
+    assert cases("answers", seen=seen) == cases("changes", seen=seen) == cases("order", seen=seen) == 0
 
 
 def test_an_unknown_change_that_is_half_there_is_found() -> None:
-    assert cases("causes", seen=source(causes={**SOURCE.causes, "order 4": 1})) > 0
-    assert cases("causes", seen=source(answers=[*SOURCE.answers, stored(4)])) > 0
+    assert cases("changes", seen=source(changes={**SOURCE.changes, "order 4": 1})) > 0
+    assert cases("changes", seen=source(answers=[*SOURCE.answers, stored(4)])) > 0
 
 
 def test_a_finding_hides_no_other() -> None:

@@ -86,7 +86,6 @@ def soak(
         pause_s=pause,
         exactly_once=not at_least_once,
         faults=list(chosen),
-        may_repeat=at_least_once or any(make().may_repeat for make in chosen.values()),
     )
     click.echo(f"seed {seed}; files in {path}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does

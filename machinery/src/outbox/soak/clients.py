@@ -22,8 +22,8 @@ from outbox.walkthrough.workload import Listener, Request
 CLIENTS = 4
 TIMEOUT_S = 5.0
 SET_UP_TIMEOUT_S = 60.0
-ATTEMPTS = 6  # then a client gives up, and never knows
-AGAIN_S = (0.2, 3.0)  # a client waits so long before it repeats a request: from, to
+ATTEMPTS = 6  # then a client gives up: the outcome stays unknown
+AGAIN_S = (0.2, 3.0)  # how long a client waits before it repeats a request: from, to
 REPEATED = 0.03  # the share of answered requests that a client sends again, as if it had missed the answer
 
 

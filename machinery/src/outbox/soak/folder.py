@@ -37,7 +37,6 @@ class Plan:
     pause_s: float
     exactly_once: bool
     faults: Sequence[str]
-    may_repeat: bool
 
 
 class Folder:

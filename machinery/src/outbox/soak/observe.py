@@ -26,8 +26,7 @@ OPEN_LETTERS = "SELECT sink, topic, partition, \"offset\" FROM dead_letters WHER
 APPLIED = "SELECT event_id::text, times FROM applied_events WHERE sink = %s"
 HAS_APPLIED = "SELECT to_regclass('applied_events') IS NOT NULL"
 OUTBOX = "SELECT id::text FROM outbox WHERE aggregatetype NOT LIKE '%.markers'"  # those are sent by `outbox prune`
-Place = tuple[str, int, int]  # topic, partition, offset
-Numbers = Mapping[Place, Mapping[str, Decimal]]  # by place, what an event has of each property that is added up
+TopicOffset = tuple[str, int, int]  # topic, partition, offset
 
 
 def read(settings: Settings, domain: Domain, names: Sequence[str]) -> Seen:
@@ -82,7 +81,7 @@ def _source(settings: Settings, domain: Domain) -> Source:
 
         return Source(
             answers=[Answer(key, status, json.loads(body)) for key, status, body in rows(ANSWERS)],
-            causes=dict(rows(domain.changes)),
+            changes=dict(rows(domain.changes)),
             outbox=frozenset(event_id for (event_id,) in rows(OUTBOX)),
             violations={name: [text for (text,) in rows(query)] for name, query in domain.invariants.items()},
         )
@@ -97,7 +96,7 @@ class _Sinks:
         known: Declared,
         kinds: Mapping[str, Kind],
         numbers: Mapping[str, Mapping[str, Decimal]],
-        places: Mapping[Place, str],
+        places: Mapping[TopicOffset, str],
     ) -> None:
         self._known, self._kinds, self._numbers = known, kinds, numbers
         self._settings = settings

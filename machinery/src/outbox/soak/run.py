@@ -67,7 +67,9 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
 
 def judge(domain: Domain, folder: Folder) -> Verdict:
     """Judge the files of a run, and write the verdict beside them."""
-    found = verdict.judge(domain, folder.history, folder.seen, folder.injections, may_repeat=folder.plan.may_repeat)
+    found = verdict.judge(
+        domain, folder.history, folder.seen, folder.injections, may_repeat=not folder.plan.exactly_once
+    )
     folder.write("verdict.json", found)
     return found
 

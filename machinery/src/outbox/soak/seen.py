@@ -37,7 +37,7 @@ class Source:
     """The source."""
 
     answers: Sequence[Answer] = ()
-    causes: Mapping[str, int] = field(default_factory=dict)
+    changes: Mapping[str, int] = field(default_factory=dict)
     """By change, as the domain names it: how many events it must have."""
     outbox: frozenset[str] = frozenset()
     """The ids in the outbox table, which `outbox prune` has left there."""

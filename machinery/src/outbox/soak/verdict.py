@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from outbox.soak.checkers import answers, arrival, causes, faults, invariants, order, reads, results
+from outbox.soak.checkers import answers, arrival, changes, faults, invariants, order, reads, results
 from outbox.soak.domain import Domain
 from outbox.soak.finding import Finding
 from outbox.soak.history import History
@@ -38,7 +38,7 @@ def judge(
     found = [
         *faults.check(injections),
         *answers.check(history, seen.source),
-        *causes.check(domain, seen),
+        *changes.check(domain, seen),
         *arrival.check(seen, may_repeat=may_repeat),
         *order.check(seen),
         *invariants.check(seen.source),

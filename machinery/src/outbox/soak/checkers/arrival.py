@@ -7,7 +7,7 @@ from outbox.soak.seen import Event, Seen
 
 
 def check(seen: Seen, *, may_repeat: bool) -> list[Finding]:
-    """Compare the outbox with the topics. What `outbox prune` has deleted is judged by `causes`."""
+    """Compare the outbox with the topics. What `outbox prune` has deleted is judged by `changes`."""
     repeated = () if may_repeat or seen.released else (event.id for event in repeats(seen))
     return [
         *findings("an event of the outbox is on its topic", seen.source.outbox - seen.firsts.keys()),
