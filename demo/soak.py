@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from outbox.soak import Event, History, Request
+from outbox.soak import Event, History, Refusal, Request
 
 from demo.workload import Workload
 
@@ -50,6 +50,13 @@ class Domain(Workload):
         SELECT format('account %s closed', id), 1 FROM accounts WHERE status = 'closed'
     """
     invariants: Mapping[str, str] = INVARIANTS
+    refusals: Mapping[str, Refusal] = {
+        "balances": Refusal(
+            "currency mismatch",
+            begin="UPDATE balances SET currency = 'XXX' WHERE sink = 'balances'",
+            end="UPDATE balances SET currency = 'EUR' WHERE sink = 'balances'",
+        )
+    }
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)

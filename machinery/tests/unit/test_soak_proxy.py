@@ -95,6 +95,42 @@ def test_a_half_open_link_lets_nothing_pass_and_loses_nothing(proxy: Proxy) -> N
         assert connection.recv(1000) == b"again"
 
 
+def test_answers_that_are_held_are_lost_by_a_cut(proxy: Proxy) -> None:
+    with closing(client(proxy)) as connection:
+        echoed(connection)
+        proxy.hold_answers()
+        connection.sendall(b"again")
+        wait_for("the answer", lambda: proxy.affected == 1, timeout_s=TIMEOUT_S)
+        proxy.cut()
+        assert is_closed(connection)
+        proxy.heal()
+
+
+def test_what_a_broken_link_has_affected_is_counted(proxy: Proxy) -> None:
+    with closing(client(proxy)) as connection:
+        echoed(connection)
+        proxy.freeze()
+        assert proxy.affected == 0, "nothing has come through it since"
+        connection.sendall(b"again")
+        wait_for("it to be held", lambda: proxy.affected == 1, timeout_s=TIMEOUT_S)
+        proxy.heal()
+        assert connection.recv(1000) == b"again"
+        proxy.delay(0.01)
+        assert proxy.affected == 0
+        assert echoed(connection) == b"hello"
+        assert proxy.affected == 2, "there and back"
+        proxy.cut()
+        assert proxy.affected == 1, "a connection"
+
+
+def test_a_connection_that_is_made_during_a_cut_does_not_survive_it(proxy: Proxy) -> None:
+    for _ in range(100):
+        with closing(client(proxy)) as connection:
+            proxy.cut()
+            assert is_closed(connection)
+            proxy.heal()
+
+
 def test_a_link_to_a_port_where_nobody_listens_is_closed() -> None:
     proxy = Proxy("client-nobody", ports.choose(0)[0])
     try:

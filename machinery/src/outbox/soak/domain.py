@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.soak.history import History
 from outbox.soak.seen import Event
 from outbox.walkthrough.workload import Workload
+
+
+class Refusal(NamedTuple):
+    """How a sink refuses valid events: statements in the sink database, run by its owner."""
+
+    reason: str  # of its dead letters
+    begin: str
+    end: str
 
 
 class Domain(Workload, Protocol):
@@ -47,6 +55,15 @@ class Reader(Protocol):
 
     def contradictions(self, history: History, events: Mapping[str, Event]) -> Iterable[str]:
         """What an answer to a read says that the events, by id, contradict."""
+
+
+@runtime_checkable
+class Refuser(Protocol):
+    """A domain whose sinks can be made to refuse valid events for a while, so that dead letters become valid again."""
+
+    @property
+    def refusals(self) -> Mapping[str, Refusal]:
+        """By sink that recognises every repeat."""
 
 
 def load(seed: int) -> Domain:

@@ -23,6 +23,15 @@ class Fault(ABC):
     lasts_s: tuple[float, float] = (2.0, 10.0)
     """How long it lasts before it is healed: from, to."""
 
+    def is_possible(self, testbed: Testbed) -> bool:
+        """Whether it can happen on this chain at all. One that cannot is never drawn."""
+        del testbed
+        return True
+
+    def draw_duration_s(self, chance: random.Random) -> float:
+        """How long this one lasts, drawn before it begins."""
+        return chance.uniform(*self.lasts_s)
+
     @property
     def summary(self) -> str:
         """What it does, in one line; by default the docstring of its class."""

@@ -1,4 +1,4 @@
-"""What was planned to break, and what became of it."""
+"""What was to break, and what became of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Planned:
-    """A fault of a schedule. Times are seconds since the run began."""
+    """A fault that was drawn. Times are seconds; ``at_s`` is when it was due, since the faults began."""
 
     at_s: float
     lasts_s: float

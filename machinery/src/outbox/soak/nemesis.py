@@ -1,4 +1,4 @@
-"""The nemesis: it breaks the chain by a schedule that a seed decides, and notes that each fault has happened."""
+"""The nemesis: it breaks the chain in an order that a seed decides, and notes that each fault has happened."""
 
 from __future__ import annotations
 
@@ -6,35 +6,43 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+from outbox.base.wait import nothing
 from outbox.soak.fault import Fault
 from outbox.soak.faults import Make
 from outbox.soak.injection import Injection, Planned
 from outbox.soak.testbed import Testbed
 
 AT_ONCE = 3
+BESIDE_SHARE = 1 / 3  # of the faults begin while others last
+BESIDE_PAUSE = 0.3  # then the pause before it is this part of the usual one
+POLL_S = 0.5
 Report = Callable[[str], None]
+Watch = Callable[[], None]
 
 
-def schedule(seed: int, faults: Mapping[str, Make], duration_s: float, pause_s: float) -> list[Planned]:
-    """Every fault in a random order, and again in another one, until the time is over.
+@dataclass(frozen=True)
+class Draw:
+    """The next fault, as the seed decides it."""
 
-    ``pause_s`` is the mean time from the end of a fault to the beginning of the next. Every third fault begins while
-    the one before it lasts.
-    """
+    fault: str
+    lasts_s: float
+    pause_s: float  # before it
+    is_beside: bool  # it begins while others last
+
+
+def draws(seed: int, faults: Mapping[str, Make], pause_s: float) -> Iterator[Draw]:
+    """Every fault in a random order, and again in another one, without an end. ``pause_s`` is the mean pause."""
     chance = random.Random(seed)  # noqa: S311
-    planned: list[Planned] = []
-    at_s = chance.uniform(0.5, 1.0) * pause_s
-    for number, name in enumerate(_in_turns(chance, sorted(faults))):
-        lasts_s = chance.uniform(*faults[name]().lasts_s)
-        if at_s + lasts_s > duration_s:
-            break
-        planned.append(Planned(round(at_s, 1), round(lasts_s, 1), name))
-        overlaps = number % 3 == 1
-        at_s += chance.uniform(0.2, 0.8) * lasts_s if overlaps else lasts_s + chance.uniform(0.5, 1.5) * pause_s
-    return planned
+    for name in _in_turns(chance, sorted(faults)):
+        is_beside = chance.random() < BESIDE_SHARE
+        mean_s = pause_s * BESIDE_PAUSE if is_beside else pause_s
+        lasts_s = faults[name]().draw_duration_s(chance)
+        yield Draw(name, round(lasts_s, 1), round(chance.uniform(0.5, 1.5) * mean_s, 1), is_beside)
 
 
 def _in_turns(chance: random.Random, faults: Sequence[str]) -> Iterator[str]:
@@ -43,43 +51,76 @@ def _in_turns(chance: random.Random, faults: Sequence[str]) -> Iterator[str]:
 
 
 class Nemesis:
-    """Runs a schedule on a testbed."""
+    """Breaks a testbed. The seed decides the order of faults; what they cost decides how many there are."""
 
     def __init__(self, testbed: Testbed, faults: Mapping[str, Make], seed: int, report: Report) -> None:
         self._testbed = testbed
-        self._faults = faults
+        self._faults = {name: make for name, make in faults.items() if make().is_possible(testbed)}
         self._seed = seed
         self._report = report
         self._stopped = threading.Event()
-        self.injections: list[Injection] = []
+        self._done: list[Injection] = []
+        if impossible := sorted(faults.keys() - self._faults.keys()):
+            report(f"impossible on this chain: {', '.join(impossible)}")
 
-    def run(self, planned: Sequence[Planned], began_s: float) -> None:
-        """Inject each fault when it is due, or as soon as its parts are free; return when all are healed.
+    @property
+    def injections(self) -> list[Injection]:
+        """The faults that have begun and ended so far, in the order in which they began."""
+        return sorted(self._done, key=lambda injection: injection.fired_s)
 
-        ``began_s`` is when the run began, by the monotonic clock.
+    @property
+    def not_happened(self) -> list[str]:
+        """The faults that were chosen and have never happened so far."""
+        return sorted(self._faults.keys() - {one.planned.fault for one in self._done if one.evidence})
+
+    def run(self, duration_s: float, pause_s: float, watch: Watch = nothing) -> None:
+        """Inject faults for ``duration_s``. Return when all that have begun by then are healed.
+
+        The next fault is drawn when there is room for it. ``watch`` is called all the time meanwhile. If it raises, no
+        further fault begins, and its exception is raised once those that last have ended.
         """
+        began_s = time.monotonic()
+        until_s = began_s + duration_s
+        running: set[Future[None]] = set()
         with ThreadPoolExecutor(AT_ONCE) as pool, self._ending_if_interrupted():
-            running = []
-            for number, one in enumerate(planned):
-                time.sleep(max(0.0, began_s + one.at_s - time.monotonic()))
-                running.append(pool.submit(self._inject, number, one, began_s))
-            for done in running:
-                self.injections.append(done.result())
+            for number, draw in enumerate(draws(self._seed, self._faults, pause_s)):
+                at_most = AT_ONCE - 1 if draw.is_beside else 0
+                running = self._wait_for_room(running, at_most, watch)
+                running = self._pause(running, min(time.monotonic() + draw.pause_s, until_s), watch)
+                if time.monotonic() >= until_s:
+                    break
+                planned = Planned(round(time.monotonic() - began_s, 1), draw.lasts_s, draw.fault)
+                running.add(pool.submit(self._inject, number, planned, began_s, until_s))
+            self._wait_for_room(running, 0, watch)
+
+    @staticmethod
+    def _wait_for_room(running: set[Future[None]], at_most: int, watch: Watch) -> set[Future[None]]:
+        """Wait until at most so many faults last. Returns these."""
+        while len(running) > at_most:
+            watch()
+            running = _unfinished(running)
+        return running
+
+    def _pause(self, running: set[Future[None]], until_s: float, watch: Watch) -> set[Future[None]]:
+        while (left_s := until_s - time.monotonic()) > 0:
+            watch()
+            self._stopped.wait(min(POLL_S, left_s))
+        return _unfinished(running, 0)
 
     @contextmanager
     def _ending_if_interrupted(self) -> Iterator[None]:
-        """Break and heal nothing more after Ctrl-C: everything is stopped then."""
+        """Break and heal nothing more after Ctrl-C, or if the watch raises: everything is stopped then."""
         try:
             yield
         except BaseException:
             self._stopped.set()
             raise
 
-    def _inject(self, number: int, planned: Planned, began_s: float) -> Injection:
+    def _inject(self, number: int, planned: Planned, began_s: float, until_s: float) -> None:
         fault = self._faults[planned.fault]()
         with self._testbed.holding(fault.parts):
-            if self._stopped.is_set():
-                return Injection(planned, problem="the run was interrupted")
+            if self._stopped.is_set() or time.monotonic() >= until_s:
+                return  # it has waited for its parts for too long
             evidence = problem = ""
             fired_s = time.monotonic() - began_s
             try:
@@ -91,7 +132,8 @@ class Nemesis:
                 problem = f"{type(error).__name__}: {error}"
                 self._report(f"{planned.fault} did not happen: {problem}")
             is_healed = not self._stopped.is_set() and self._heal(fault)
-            return Injection(planned, evidence, problem, is_healed, fired_s, time.monotonic() - began_s)
+            healed_s = time.monotonic() - began_s
+            self._done.append(Injection(planned, evidence, problem, is_healed, fired_s, healed_s))
 
     def _heal(self, fault: Fault) -> bool:
         try:
@@ -100,3 +142,13 @@ class Nemesis:
             self._report(f"{fault.name} is not healed: {type(error).__name__}: {error}")
             return False
         return True
+
+
+def _unfinished(running: set[Future[None]], timeout_s: float = POLL_S) -> set[Future[None]]:
+    """Those that still run when one of them has ended, or after a moment. Raises what one that has ended raised."""
+    if not running:
+        return running
+    done, left = futures.wait(running, timeout_s, return_when=futures.FIRST_COMPLETED)
+    for one in done:
+        one.result()
+    return left

@@ -26,8 +26,10 @@ class Proxy:
         self.target_port = target_port
         self.port = port or ports.choose(0)[0]
         self.bytes = 0  # that have passed
+        self.affected = 0  # since the link was broken: connections that ended, or chunks that were held or delayed
         self._delay_s = 0.0
-        self._flows = asyncio.Event()  # bytes pass while it is set
+        self._flows = asyncio.Event()  # bytes to the port pass while it is set
+        self._answers_flow = asyncio.Event()  # and bytes from it while this is set
         self._ends: set[asyncio.StreamWriter] = set()  # two of each connection
         self._tasks: set[asyncio.Task[None]] = set()  # the loop alone does not keep them
         self._listening: socket.socket | None = None
@@ -51,14 +53,16 @@ class Proxy:
         """
         return self._call(self._freeze())
 
+    def hold_answers(self) -> int:
+        """Let only what clients send pass, and no answer. Returns how many connections there are."""
+        return self._call(self._freeze(requests_flow=True))
+
     def delay(self, seconds: float) -> int:
         """Let every chunk wait so long. Returns how many connections there are."""
-        self._delay_s = seconds
-        return self.connections
+        return self._call(self._delay(seconds))
 
     def heal(self) -> None:
         """Let everything pass again."""
-        self._delay_s = 0.0
         self._call(self._open())
 
     def close(self) -> None:
@@ -73,14 +77,24 @@ class Proxy:
     # No asyncio.Server: one that is closed while it accepts a connection never closes that one.
 
     async def _open(self) -> None:
+        self._delay_s = 0.0
         self._flows.set()
+        self._answers_flow.set()
         if self._listening is None:
             self._listening = socket.create_server((ports.LOOPBACK, self.port))
             self._listening.setblocking(False)
             self._loop.add_reader(self._listening, self._accept, self._listening)
 
-    async def _freeze(self) -> int:
-        self._flows.clear()
+    async def _freeze(self, *, requests_flow: bool = False) -> int:
+        self.affected = 0
+        self._answers_flow.clear()
+        if not requests_flow:
+            self._flows.clear()
+        return self.connections
+
+    async def _delay(self, seconds: float) -> int:
+        self.affected = 0
+        self._delay_s = seconds
         return self.connections
 
     async def _cut(self) -> int:
@@ -88,10 +102,10 @@ class Proxy:
             self._loop.remove_reader(self._listening)
             self._listening.close()
             self._listening = None
-        count = self.connections
+        self.affected = self.connections
         for writer in list(self._ends):
             writer.transport.abort()
-        return count
+        return self.affected
 
     async def _end(self) -> None:
         await self._cut()
@@ -118,8 +132,12 @@ class Proxy:
         try:
             server, to_server = await asyncio.open_connection(ports.LOOPBACK, self.target_port)
             ends.add(to_server)
+            if self._listening is None:
+                raise ConnectionAbortedError("the link was cut meanwhile")
             self._ends |= ends
-            await asyncio.gather(self._pump(client, to_server), self._pump(server, to_client))
+            await asyncio.gather(
+                self._pump(client, to_server, self._flows), self._pump(server, to_client, self._answers_flow)
+            )
         except (OSError, asyncio.CancelledError):  # nobody listens there, or the proxy ends
             for writer in ends:
                 writer.transport.abort()
@@ -128,12 +146,15 @@ class Proxy:
             for writer in ends:
                 writer.close()
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, flows: asyncio.Event) -> None:
         with suppress(OSError):
             while data := await source.read(CHUNK_BYTES):
                 if self._delay_s:
                     await asyncio.sleep(self._delay_s)
-                await self._flows.wait()
+                    self.affected += 1
+                if not flows.is_set():
+                    self.affected += 1
+                    await flows.wait()
                 sink.write(data)
                 await sink.drain()
                 self.bytes += len(data)

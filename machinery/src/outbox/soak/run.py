@@ -9,9 +9,9 @@ from dataclasses import replace
 from outbox.audit import check
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.soak import nemesis, observe, verdict
+from outbox.soak import observe, verdict
 from outbox.soak.clients import Clients
-from outbox.soak.domain import Domain
+from outbox.soak.domain import Domain, Refuser
 from outbox.soak.faults import Make
 from outbox.soak.folder import Folder, Plan
 from outbox.soak.history import Recorder
@@ -31,7 +31,7 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
 
     A run that breaks off has the verdict `unknown`. Nothing of it runs when this returns or raises.
     """
-    testbed = Testbed(settings, domain.sinks)
+    testbed = Testbed(settings, domain.sinks, domain.refusals if isinstance(domain, Refuser) else {})
     began_s = time.monotonic()
 
     def say(text: str) -> None:
@@ -44,13 +44,16 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
         clients = Clients(testbed.stack.through("client-service"), domain, recorder, plan.rate, plan.seed)
         clients.set_up()
         breaker = Nemesis(testbed, faults, plan.seed, say)
-        planned = nemesis.schedule(plan.seed, faults, plan.duration_s, plan.pause_s)
-        say(f"{len(planned)} faults in {plan.duration_s:.0f} s")
+        say(f"faults begin, for {plan.duration_s:.0f} s")
         with keeping(testbed, say):
             clients.start()
-            breaker.run(planned, time.monotonic())
+            try:
+                breaker.run(plan.duration_s, plan.pause_s, clients.require_running)
+            finally:
+                folder.write("injections.json", breaker.injections)
             clients.stop()
-            folder.write("injections.json", breaker.injections)
+            if breaker.not_happened:
+                say(f"have never happened: {', '.join(breaker.not_happened)}")
             say("every fault is healed; waiting until the sinks have applied everything")
             problem = _settle(testbed.settings)
         if problem:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -17,6 +15,9 @@ from outbox.base.settings import Role, Settings, SourceRole
 from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
 from outbox.relay.rest import Rest, State
+from outbox.soak import operator
+from outbox.soak.domain import Refusal
+from outbox.soak.operator import Done
 from outbox.soak.proxy import Proxy
 from outbox.stack import ports
 from outbox.stack.command import Command, ServiceCommand
@@ -27,7 +28,6 @@ from outbox.stack.process import Process
 from outbox.stack.stack import Report, Stack, quiet
 from outbox.walkthrough.processes import SinkProcess
 
-COMMAND_TIMEOUT_S = 300
 LINKS = ("client-service", "service-postgres", "debezium-postgres", "connect-kafka", "sinks-kafka", "sinks-postgres")
 PARTS = ("postgres", "kafka", "connect", "service", "sinks", "outbox-ids", *LINKS)
 
@@ -86,9 +86,12 @@ class Testbed:
     Faults in different threads break different parts: each holds the parts that it breaks (`holding`).
     """
 
-    def __init__(self, settings: Settings, sinks: Sequence[Sequence[str]]) -> None:
+    def __init__(
+        self, settings: Settings, sinks: Sequence[Sequence[str]], refusals: Mapping[str, Refusal] | None = None
+    ) -> None:
         """``sinks``: the sinks of each process."""
         self.stack = LinkedStack(settings)
+        self.refusals = refusals or {}  # of the domain, by sink
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
         self.released = 0  # how many such transactions were ended; their events are on the topics twice
         self._groups = sinks
@@ -160,10 +163,18 @@ class Testbed:
 
     def apply(self) -> str:
         """Apply the connector, which reaches the database through its link. Returns what was done."""
-        done = relay.apply(self.stack.through("debezium-postgres"))
-        self.may_hang = False
-        self.released += done == "released"
+        may_hang, self.may_hang = self.may_hang, False  # before: a broker may be killed meanwhile
+        try:
+            done = relay.apply(self.stack.through("debezium-postgres"))
+        except BaseException:
+            self.may_hang |= may_hang
+            raise
+        self.applied(done)
         return done
+
+    def applied(self, done: str) -> None:
+        """Note what an `outbox connect apply` has done."""
+        self.released += done == "released"
 
     def relay_state(self) -> State:
         """The states of connector and task. Raises Failure if Connect is unavailable."""
@@ -221,14 +232,6 @@ class Testbed:
             cursor.execute(sql, parameters)  # type: ignore[arg-type]
             return cursor.fetchall() if cursor.description else []
 
-    def run(self, *words: str, links: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, links: Sequence[str] = ()) -> Done:
         """Run an `outbox` command to its end, as an operator would beside everything; through links, if any."""
-        command = Command(words[0], self.stack.through(*links), words)
-        return subprocess.run(
-            [str(word) for word in command.argv()],
-            env={**os.environ, **command.env()},
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_TIMEOUT_S,
-            check=False,
-        )
+        return operator.run(Command(words[0], self.stack.through(*links), words), words)

@@ -155,6 +155,18 @@ class Process:
             log.seek(max(0, self.log_file.stat().st_size - 64 * 1024))
             return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
 
+    def log_size(self) -> int:
+        """How many bytes its log has, of all its starts."""
+        return self.log_file.stat().st_size if self.log_file.exists() else 0
+
+    def log_since(self, size: int) -> str:
+        """What it has logged since its log had so many bytes."""
+        if not self.log_file.exists():
+            return ""
+        with self.log_file.open("rb") as log:
+            log.seek(size)
+            return log.read().decode(errors="replace")
+
     # ----------------------------------------------------------------------------------------------------------------
 
     def _run(self, argv: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:

@@ -1,39 +1,102 @@
-"""Commands that an operator may run at any time, beside everything."""
+"""Commands that an operator may run at any time, beside everything.
+
+They hold no part, so they also run while other faults break what they need. An expected failure has a code (see
+`outbox.soak.operator`). Any other end, such as a traceback, means that the fault has not happened.
+"""
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 
-from outbox.sink import spec
+from outbox.base.database import connect
+from outbox.base.settings import SinkRole
+from outbox.base.wait import wait_for
+from outbox.sink import fence, spec
 from outbox.soak.fault import Fault, NotFired
+from outbox.soak.operator import Done
 from outbox.soak.testbed import Testbed
+
+# Nothing was done, because a server was unavailable. An operator runs the command again.
+UNAVAILABLE = {
+    "connect-unavailable",
+    "database-busy",
+    "database-connection-lost",
+    "database-unavailable",
+    "kafka-unavailable",
+    "timeout",
+    "topic-silent",
+}
+AGAIN_TIMEOUT_S = 300.0
+OPEN = "SELECT count(*) FROM dead_letters WHERE sink = %s AND reason = %s AND status = 'open'"
+FROM_FAULTS = {"malformed-records", "sink-parked"}  # what `outbox check` may find while other faults last
+FROM_REPEATS = {"sink-drift"}  # and of sinks that do not recognise every repeat
 
 
 class Operator(Fault):
-    """A command, run to its end. It has happened once it ended with a status that it may end with."""
+    """A command, run to its end. It has happened once it has succeeded, or failed with a code that is expected here."""
 
+    parts: tuple[str, ...] = ()
     lasts_s = (0.0, 0.0)
+    expected: Collection[str] = ()
+    links: Sequence[str] = ()
 
-    def __init__(
-        self, name: str, parts: Sequence[str], *words: str, statuses: Sequence[int] = (0,), links: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, name: str, *words: str) -> None:
         self.name = name
-        self.parts = tuple(parts)
-        self._words, self._statuses, self._links = words, statuses, links
+        self.words = words
 
     @property
     def summary(self) -> str:
         """The command."""
-        return f"`outbox {' '.join(self._words)}`, beside everything."
+        return f"`outbox {' '.join(self.words)}`, beside everything."
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
-        done = testbed.run(*self._words, links=self._links)
-        said = (done.stdout + done.stderr).strip().splitlines()[-1:]
-        if done.returncode not in self._statuses:
-            raise NotFired(f"outbox {' '.join(self._words)} ended with {done.returncode}: {' '.join(said)}")
-        return f"outbox {' '.join(self._words)}: {' '.join(said)}"
+        done = run(testbed, *self.words, expected=self.expected, links=self.links)
+        self.finish(testbed, done)
+        return f"outbox {' '.join(self.words)}: {done.code or done.end}"
+
+    def finish(self, testbed: Testbed, done: Done) -> None:
+        """Look at what it printed. Raises NotFired if that contradicts a promise."""
+
+
+class Prune(Operator):
+    """`outbox prune` of everything that may go."""
+
+    # The relay may be down, and a transaction may be open.
+    expected = ("marker-not-passed", "topic-transaction-open", "prune-running", "sinks-busy")
+
+
+class Check(Operator):
+    """`outbox check`. What it finds must come from other faults, and is not a loss."""
+
+    expected = ("problems-found",)
+
+    def finish(self, testbed: Testbed, done: Done) -> None:
+        known = spec.sinks(testbed.settings)
+        for found in json.loads(done.output)["findings"]:
+            repeats = known[found["sink"]].strategy.repeats if found["sink"] in known else "all"
+            if found["code"] not in FROM_FAULTS | (set() if repeats == "all" else FROM_REPEATS):
+                raise NotFired(f"outbox {' '.join(self.words)} reports {found['code']}: {found['message']}")
+
+
+class ConnectApply(Operator):
+    """`outbox connect apply`. It may find a worker that is down, or a hanging transaction."""
+
+    expected = ("connector-not-running", "connector-failed", "connect-refused")
+    links = ("debezium-postgres",)  # else the connector loses its link
+
+    def finish(self, testbed: Testbed, done: Done) -> None:
+        if ": released," in done.end:
+            testbed.applied("released")
+
+
+class Replay(Operator):
+    """`outbox dead-letters replay`. Letters of hostile records stay open."""
+
+    expected = ("dead-letters-stay-open",)
 
 
 class Rebuild(Fault):
@@ -52,25 +115,107 @@ class Rebuild(Fault):
         return f"`outbox rebuild SINK --from {self._source}` of a sink that recognises every repeat, while it runs."
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        known = spec.sinks(testbed.settings)
-        names = [name for name in testbed.sink_names if known[name].strategy.repeats == "all"]
-        if not names:
-            raise NotFired("no sink recognises every repeat")
-        sink = chance.choice(names)
-        done = testbed.run("rebuild", sink, "--from", self._source, "--yes")
-        if done.returncode != 0:
-            raise NotFired(f"outbox rebuild {sink} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
-        return done.stdout.strip().splitlines()[-1]
+        return run(testbed, "rebuild", chance.choice(self._sinks(testbed)), "--from", self._source, "--yes").end
+
+    def is_possible(self, testbed: Testbed) -> bool:
+        return bool(self._sinks(testbed))
+
+    @staticmethod
+    def _sinks(testbed: Testbed) -> list[str]:
+        known = spec.sinks(testbed.settings) if testbed.sink_names else {}
+        return [name for name in testbed.sink_names if known[name].strategy.repeats == "all"]
 
 
-# What each needs must run meanwhile: no fault breaks it.
-ALL = ("postgres", "kafka", "connect", "connect-kafka", "debezium-postgres")
-SERVERS = ("postgres", "kafka")
+class Refused(Fault):
+    """A sink refuses valid events for a while. Then they are valid again, and their dead letters are replayed."""
+
+    name = "letters-become-valid"
+    parts = ("sinks", "postgres")
+    lasts_s = (2.0, 5.0)
+
+    def __init__(self) -> None:
+        self._sink = ""
+
+    def is_possible(self, testbed: Testbed) -> bool:
+        return bool(self._refusals(testbed))
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        self._sink = chance.choice(sorted(self._refusals(testbed)))
+        self._change(testbed, testbed.refusals[self._sink].begin)
+        try:
+            count = wait_for(f"{self._sink} to refuse events", lambda: self._open(testbed), timeout_s=120, poll_s=0.5)
+        except TimeoutError as error:
+            raise NotFired(str(error)) from error
+        return f"{self._sink} has refused {count} events"
+
+    def heal(self, testbed: Testbed) -> None:
+        """Replay the letters, and those of a batch that was under way."""
+        if not self._sink:
+            return
+        refusal = testbed.refusals[self._sink]
+        self._change(testbed, refusal.end)
+
+        def replayed() -> bool:
+            words = ("dead-letters", "replay", "--sink", self._sink, "--reason", refusal.reason)
+            run(testbed, *words, expected=Replay.expected)
+            return not self._open(testbed)
+
+        wait_for(f"the letters of {self._sink} to be replayed", replayed, timeout_s=120, poll_s=2)
+
+    def _change(self, testbed: Testbed, statement: str) -> None:
+        """Run a statement between two transactions of the sink."""
+        with (
+            closing(connect(testbed.settings, SinkRole.OWNER)) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
+            fence.lock(cursor, self._sink)
+            cursor.execute(statement)
+
+    @staticmethod
+    def _refusals(testbed: Testbed) -> set[str]:
+        return testbed.refusals.keys() & set(testbed.sink_names)
+
+    def _open(self, testbed: Testbed) -> int:
+        """How many letters wait."""
+        parameters = [self._sink, testbed.refusals[self._sink].reason]
+        [(count,)] = testbed.query(OPEN, parameters, SinkRole.AUDITOR)
+        return int(count)
+
+
+def run(testbed: Testbed, *words: str, expected: Collection[str] = (), links: Sequence[str] = ()) -> Done:
+    """Run a command, and again while what it needs is unavailable. Raises NotFired if it ends unexpectedly."""
+
+    def ended() -> Done | None:
+        done = testbed.run(*words, links=links)
+        return None if done.code in UNAVAILABLE else done
+
+    try:
+        done = wait_for(f"what `outbox {' '.join(words)}` needs", ended, timeout_s=AGAIN_TIMEOUT_S, poll_s=1)
+    except TimeoutError as error:
+        raise NotFired(str(error)) from error
+    if done.status != 0 and done.code not in expected:
+        raise NotFired(f"outbox {' '.join(words)} ended with {done.code or done.status}: {done.end}")
+    return done
+
+
+def discard(testbed: Testbed, identities: Sequence[str]) -> None:
+    """Give up the dead letters of these identities, which no valid event has."""
+    for some in _chunks(identities):
+        options = [word for identity in some for word in ("--identity", identity)]
+        run(testbed, "dead-letters", "discard", *options, "--because", "a hostile record of the soak")
+
+
+def _chunks(values: Sequence[str], size: int = 100) -> Iterator[Sequence[str]]:
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
 FAULTS: Sequence[Callable[[], Fault]] = (
-    lambda: Operator("prune", ALL, "prune", "--keep-hours", "0"),
-    lambda: Operator("check-incremental", SERVERS, "check", "--incremental", statuses=(0, 1)),
-    lambda: Operator("connect-apply", ALL, "connect", "apply", links=["debezium-postgres"]),  # else it loses its link
+    lambda: Prune("prune", "prune", "--keep-hours", "0"),
+    lambda: Check("check-incremental", "check", "--incremental", "--json"),
+    lambda: ConnectApply("connect-apply", "connect", "apply"),
     lambda: Rebuild("topic"),
     lambda: Rebuild("source"),
-    lambda: Operator("replay-letters", SERVERS, "dead-letters", "replay", "--all", statuses=(0, 1)),
+    Refused,
+    lambda: Replay("replay-letters", "dead-letters", "replay", "--all"),
 )

@@ -1,8 +1,9 @@
-"""Full disks of Postgres and of Kafka."""
+"""Failing disks of Postgres and of Kafka."""
 
 from __future__ import annotations
 
 import random
+import re
 import resource
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,33 +17,41 @@ from outbox.soak.fault import Fault, NotFired
 from outbox.soak.testbed import Testbed
 from outbox.stack.process import Process
 
-FULL = (0, resource.RLIM_INFINITY)
+ROOM_BYTES = 32 * 1024  # in the part's own log, for the error
 FREE = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+ERROR = re.compile(r".*File too large.*")  # as the C library calls it, in the log of either
 WRITE = "SELECT pg_logical_emit_message(true, 'soak', 'one more byte')"
 
 
-class DiskFull(Fault):
-    """Every write to a file fails, as on a full disk, until there is room again."""
+class DiskFailing(Fault):
+    """Every write behind the first kilobytes of a file fails, as on a failing disk, until the disk works again."""
 
-    # It needs no file system of its own, and so no root: the limit is that on the size of files (RLIMIT_FSIZE).
+    # It needs no file system of its own, and so no root: the limit is that on the size of files (RLIMIT_FSIZE). On a
+    # disk that is only full, reserved room can still be written to, such as the segments of Postgres's write-ahead log.
 
     def __init__(self, part: str) -> None:
         self.part = part
         self.parts = (part,)
-        self.name = f"{part}-disk-full"
+        self.name = f"{part}-disk-failing"
+
+    def is_possible(self, testbed: Testbed) -> bool:
+        del testbed
+        return psutil.LINUX  # only Linux limits the files of a process that runs
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
-        if not psutil.LINUX:
-            raise NotFired("only Linux limits the files of a process that runs")
         process = testbed.stack.part(self.part)
-        count = _limit(process, FULL)
+        size = process.log_size()
+        count = _limit(process, (size + ROOM_BYTES, resource.RLIM_INFINITY))
 
         def is_noticed() -> str:
-            return "it has ended" if not process.is_running() else self._refusal(testbed)
+            refusal = self._refusal(testbed)  # which makes Postgres write
+            logged = ERROR.search(process.log_since(size))
+            how = refusal or ("" if process.is_running() else "it has ended")
+            return f"{logged[0].strip()} ({how})" if logged and how else ""
 
         try:
-            noticed = wait_for(f"{self.part} to fail to write", is_noticed, timeout_s=60)
+            noticed = wait_for(f"{self.part} to log that it cannot write", is_noticed, timeout_s=60, poll_s=0.2)
         except TimeoutError as error:
             raise NotFired(str(error)) from error
         return f"{count} processes could not write: {noticed}"
@@ -74,4 +83,4 @@ def _limit(process: Process, limit: tuple[int, int]) -> int:
     return len(found)
 
 
-FAULTS: list[Callable[[], Fault]] = [partial(DiskFull, part) for part in ("postgres", "kafka")]
+FAULTS: list[Callable[[], Fault]] = [partial(DiskFailing, part) for part in ("postgres", "kafka")]

@@ -12,12 +12,15 @@ from outbox.soak.proxy import Proxy
 from outbox.soak.testbed import LINKS, Testbed
 
 DELAY_S = 0.3
+LONG_SHARE, LONG_S = 0.3, (35.0, 70.0)  # clients of Kafka and of the databases wait for 30 s, a WAL sender for 60 s
 
 
 class Link(Fault):
-    """A fault of one link. It has happened once it held up or ended a connection that was in use."""
+    """A fault of one link. It has happened once it has ended a connection in use, or held up what came through it."""
 
     what: str
+    effect: str
+    """What the proxy counts."""
 
     def __init__(self, link: str) -> None:
         self.link = link
@@ -34,12 +37,11 @@ class Link(Fault):
 
         try:
             wait_for(f"link {self.link} to be used", in_use, timeout_s=60)
+            connections = self.affect(proxy)
+            wait_for(f"{self.effect} on link {self.link}", lambda: proxy.affected, timeout_s=60)
         except TimeoutError as error:
             raise NotFired(str(error)) from error
-        connections = self.affect(proxy)
-        if not connections:
-            raise NotFired(f"link {self.link} had no connection")
-        return f"{connections} connections, on which {proxy.bytes - before} bytes had just passed"
+        return f"{connections} connections, {proxy.affected} {self.effect} so far"
 
     def affect(self, proxy: Proxy) -> int:
         """Break the link, and return how many connections it had."""
@@ -52,7 +54,7 @@ class Link(Fault):
 class Cut(Link):
     """Every connection is closed, and new ones are refused."""
 
-    what = "cut"
+    what, effect = "cut", "ended"
 
     def affect(self, proxy: Proxy) -> int:
         return proxy.cut()
@@ -61,16 +63,19 @@ class Cut(Link):
 class Slow(Link):
     """Each packet is 0.3 s late."""
 
-    what = "slow"
+    what, effect = "slow", "chunks delayed"
 
     def affect(self, proxy: Proxy) -> int:
         return proxy.delay(DELAY_S)
 
 
 class HalfOpen(Link):
-    """Connections stay and new ones are accepted, and no byte passes."""
+    """Connections stay and new ones are accepted, and no byte passes; sometimes for longer than clients wait."""
 
-    what = "half-open"
+    what, effect = "half-open", "chunks held"
+
+    def draw_duration_s(self, chance: random.Random) -> float:
+        return chance.uniform(*(LONG_S if chance.random() < LONG_SHARE else self.lasts_s))
 
     def affect(self, proxy: Proxy) -> int:
         return proxy.freeze()

@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import random
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
-from confluent_kafka import Producer
+import psycopg2
+from confluent_kafka import KafkaError, Message, Producer
 
+from outbox.base.errors import Failure
+from outbox.base.settings import SinkRole
+from outbox.base.wait import wait_for
 from outbox.events import catalog
+from outbox.kafka import records as kafka_records
+from outbox.kafka import topics
 from outbox.kafka.clients import client_config
+from outbox.sink import spec
 from outbox.soak.fault import Fault, NotFired
+from outbox.soak.faults import commands
 from outbox.soak.testbed import Testbed
 
 RECORDS = 20
@@ -20,38 +29,106 @@ HUGE_BYTES = 900_000
 DAY_MS = 86_400_000
 DECADES_MS = 365 * DAY_MS * 30
 Headers = Mapping[str, bytes | None]
-Made = tuple[bytes | None, Headers, bytes | None]
+Place = tuple[int, int]  # partition and offset
+Places = Mapping[Place, str | None]  # with the id that the record claims
+LETTERS_TIMEOUT_S = 300.0  # sinks may be down, or begin again
+LETTERS_OF_ALL = "SELECT event_id::text FROM dead_letters WHERE topic = %s"
+LETTERS = 'SELECT identity, partition, "offset", event_id::text FROM dead_letters WHERE topic = %s AND sink = ANY(%s)'
+POSITIONS = "SELECT sink, partition, next_offset FROM positions WHERE topic = %s AND sink = ANY(%s)"
+
+
+class Record(NamedTuple):
+    """A record for a topic."""
+
+    key: bytes | None
+    headers: Headers
+    value: bytes | None
 
 
 class Hostile(Fault):
-    """Records of one kind on one topic, chosen by chance."""
+    """Records of one kind on one topic, chosen by chance. They have happened once sinks have set each of them aside."""
 
     parts = ("kafka",)
     lasts_s = (0.0, 0.0)
+    is_of_real_event = (
+        False  # its id: then its letter stays open, because a letter that is discarded gives up the event
+    )
+
+    def __init__(self) -> None:
+        self._identities: set[str] = set()  # of the letters
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        settings = testbed.settings
-        topic = chance.choice(sorted(catalog.of(settings).topics))
-        producer = Producer({**client_config(settings), "message.max.bytes": 2_000_000, "enable.idempotence": True})
-        failed: list[str] = []
-        count = 0
-        for key, headers, value in self.records(testbed, topic, chance):
-            producer.produce(
-                topic,
-                value,
-                key=key,
-                headers=list(headers.items()),
-                on_delivery=lambda error, _: failed.append(str(error)) if error else None,
-            )
-            count += 1
-        left = producer.flush(60)
-        if left or failed or not count:
-            raise NotFired(f"{left + len(failed)} of {count} records did not reach {topic}: {failed[:1]}")
-        return f"{count} records on {topic}"
+        topic = chance.choice(sorted(catalog.of(testbed.settings).topics))
+        sinks = [name for name in testbed.sink_names if topic in spec.sinks(testbed.settings)[name].topics]
+        if not sinks:
+            raise NotFired(f"no sink reads topic {topic}")
+        places = send(testbed, topic, list(self.records(testbed, topic, chance)))
 
-    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Made]:
-        """Key, headers and value of each."""
+        def set_aside() -> bool:
+            with suppress(Failure, psycopg2.Error):  # the database may be broken
+                return has_passed(testbed, sinks, topic, places) and self._has_letters(testbed, sinks, topic, places)
+            return False
+
+        try:
+            wait_for(f"{', '.join(sinks)} to set the records aside", set_aside, timeout_s=LETTERS_TIMEOUT_S, poll_s=1)
+        except TimeoutError as error:
+            raise NotFired(str(error)) from error
+        return f"{len(places)} records on {topic}, read by {len(sinks)} sinks and set aside"
+
+    def heal(self, testbed: Testbed) -> None:
+        """Give up their letters, so that `outbox check` finds no problem and stores how far it has come."""
+        if not self.is_of_real_event:
+            commands.discard(testbed, sorted(self._identities))
+
+    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
+        """The records."""
         raise NotImplementedError
+
+    def _has_letters(self, testbed: Testbed, sinks: Sequence[str], topic: str, places: Places) -> bool:
+        """Whether there is a letter of each record: at its place, or of an earlier record with its id.
+
+        A sink has none of an event that it does not ask for.
+        """
+        by_place: dict[Place, str] = {}
+        by_id: dict[str | None, str] = {}
+        for identity, partition, offset, event_id in testbed.query(LETTERS, [topic, list(sinks)], SinkRole.AUDITOR):
+            by_place[partition, offset] = identity
+            if event_id is not None:
+                by_id[event_id] = identity
+        letters = [by_place.get(place) or by_id.get(event_id) for place, event_id in places.items()]
+        self._identities |= {letter for letter in letters if letter is not None}
+        return None not in letters
+
+
+def has_passed(testbed: Testbed, sinks: Sequence[str], topic: str, places: Places) -> bool:
+    """Whether each sink has read these records."""
+    positions = testbed.query(POSITIONS, [topic, list(sinks)], SinkRole.AUDITOR)
+    read = {(sink, partition): next_offset for sink, partition, next_offset in positions}
+    return all(read.get((sink, partition), 0) > offset for sink in sinks for partition, offset in places)
+
+
+def send(testbed: Testbed, topic: str, made: Sequence[Record]) -> Places:
+    """Send records. Returns the id that each claims, by its place. Raises NotFired if one does not arrive."""
+    producer = Producer({**client_config(testbed.settings), "message.max.bytes": 2_000_000, "enable.idempotence": True})
+    failed: list[str] = []
+    places: dict[Place, str | None] = {}
+    for record in made:
+        claimed = record.headers.get("id")
+        event_id = None if claimed is None else claimed.decode()
+
+        def delivered(error: KafkaError | None, message: Message, event_id: str | None = event_id) -> None:
+            if error is not None:
+                failed.append(str(error))
+            else:
+                places[message.partition() or 0, message.offset() or 0] = event_id
+
+        producer.produce(
+            topic, record.value, key=record.key, headers=list(record.headers.items()), on_delivery=delivered
+        )
+    left = producer.flush(60)
+    if left or failed or not made:
+        raise NotFired(f"{left + len(failed)} of {len(made)} records did not reach {topic}: {failed[:1]}")
+    return places
 
 
 class Foreign(Hostile):
@@ -59,10 +136,10 @@ class Foreign(Hostile):
 
     name = "records-foreign"
 
-    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Made]:
+    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
         del testbed, topic
         for _ in range(RECORDS):
-            yield chance.randbytes(8), {}, chance.choice([b"hello", b"[]", b"", None, chance.randbytes(50)])
+            yield Record(chance.randbytes(8), {}, chance.choice([b"hello", b"[]", b"", None, chance.randbytes(50)]))
 
 
 class Malformed(Hostile):
@@ -70,13 +147,13 @@ class Malformed(Hostile):
 
     name = "records-malformed"
 
-    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Made]:
+    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
         for _ in range(RECORDS):
             headers, event = example(testbed, topic, chance)
             broken = dict(event)
             broken.pop(chance.choice(sorted(broken)))
             values = [json.dumps(broken), "{", "null", json.dumps(event)[:-5], '{"a": NaN}']
-            yield str(uuid.uuid4()).encode(), headers, chance.choice(values).encode()
+            yield Record(str(uuid.uuid4()).encode(), headers, chance.choice(values).encode())
 
 
 class Huge(Hostile):
@@ -84,10 +161,10 @@ class Huge(Hostile):
 
     name = "records-huge"
 
-    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Made]:
+    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
         for _ in range(3):
             headers, event = example(testbed, topic, chance)
-            yield b"huge", headers, json.dumps({**event, "more": "x" * HUGE_BYTES}).encode()
+            yield Record(b"huge", headers, json.dumps({**event, "more": "x" * HUGE_BYTES}).encode())
 
 
 class Decades(Hostile):
@@ -95,23 +172,38 @@ class Decades(Hostile):
 
     name = "records-of-decades"
 
-    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Made]:
+    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
         for _ in range(RECORDS):
             headers, event = example(testbed, topic, chance)
             event_id = uuid_v7(chance, round(chance.uniform(0, 2 * DECADES_MS)))
-            yield b"decades", {**headers, "id": event_id.encode()}, json.dumps({**event, "version": 0}).encode()
+            yield Record(b"decades", {**headers, "id": event_id.encode()}, json.dumps({**event, "version": 0}).encode())
 
 
 class SameId(Hostile):
     """Records with the id of a real event, and other, invalid content."""
 
     name = "records-with-used-ids"
+    is_of_real_event = True
 
-    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Made]:
-        used = testbed.query("SELECT id::text FROM outbox ORDER BY random() LIMIT %s", [RECORDS])
-        for (event_id,) in used:
+    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
+        for event_id in self._used_ids(testbed, topic, chance):
             headers, event = example(testbed, topic, chance)
-            yield b"used", {**headers, "id": event_id.encode()}, json.dumps({**event, "version": -1}).encode()
+            yield Record(b"used", {**headers, "id": event_id.encode()}, json.dumps({**event, "version": -1}).encode())
+
+    @staticmethod
+    def _used_ids(testbed: Testbed, topic: str, chance: random.Random) -> list[str]:
+        """Ids of records at a random place of the topic, whether or not the outbox still has them."""
+        within: dict[int, tuple[int, int]] = {}
+        for partition, (first, last) in topics.watermarks(testbed.settings, topic).items():
+            begin = chance.randint(first, max(first, last - 4 * RECORDS))
+            within[partition] = (begin, min(last, begin + 4 * RECORDS))
+        refused = {event_id for *_, event_id in testbed.query(LETTERS_OF_ALL, [topic], SinkRole.AUDITOR)}
+        found: list[str] = []
+        for message in kafka_records.read(testbed.settings, topic, within):
+            event_id = dict(message.headers() or []).get("id")
+            if isinstance(event_id, bytes) and event_id.decode() not in refused:
+                found.append(event_id.decode())
+        return chance.sample(found, min(RECORDS, len(found)))
 
 
 def example(testbed: Testbed, topic: str, chance: random.Random) -> tuple[Headers, dict[str, Any]]:

@@ -1,20 +1,28 @@
-"""The service: its workers are killed inside a request; and a database that gives ids of the past."""
+"""The service: its workers are killed inside a request, and after a commit; and the database gives ids of the past."""
 
 from __future__ import annotations
 
 import random
 import signal
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 
 import psutil
+import psycopg2
 
 from outbox.base.database import connect
+from outbox.base.errors import Failure
 from outbox.base.settings import SourceRole
 from outbox.base.wait import wait_for
 from outbox.soak.fault import Fault, NotFired
 from outbox.soak.testbed import Testbed
 
+STORED = "SELECT key FROM idempotency_keys WHERE %s IS NULL OR expires_at > %s"
+PAST = """
+SELECT id::text FROM outbox
+ WHERE uuid_extract_timestamp(id) < now() - interval '30 minutes'
+   AND occurred_at > (now() AT TIME ZONE 'UTC') - interval '30 minutes'
+"""
 WAITING = """
 SELECT count(*) FROM pg_stat_activity WHERE usename = %s AND wait_event_type = 'Lock' AND state = 'active'
 """
@@ -42,21 +50,45 @@ class KilledInRequest(Fault):
                 inside = wait_for("a request in its transaction", waiting, timeout_s=30)
             except TimeoutError as error:
                 raise NotFired(str(error)) from error
-            killed = [one.pid for one in self._workers(testbed)]
-            for process in self._workers(testbed):
-                process.send_signal(signal.SIGKILL)
+            killed = kill_workers(testbed)
             holder.rollback()
-        if not killed:
-            raise NotFired("the service had no worker")
         return f"workers {', '.join(map(str, killed))} were killed with {inside} requests in their transactions"
 
     def heal(self, testbed: Testbed) -> None:
         testbed.service.start()
 
-    @staticmethod
-    def _workers(testbed: Testbed) -> list[psutil.Process]:
-        master = testbed.service.pid()
-        return [] if master is None else psutil.Process(master).children()
+
+class KilledAfterCommit(Fault):
+    """SIGKILL to the service's workers after a COMMIT and before its answer has reached the client."""
+
+    name = "service-killed-after-commit"
+    parts = ("service", "postgres", "client-service", "service-postgres")
+    lasts_s = (0.0, 0.0)
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        del chance
+        proxy = testbed.links["client-service"]
+        proxy.hold_answers()
+        [(before,)] = testbed.query("SELECT max(expires_at) FROM idempotency_keys")
+
+        def committed() -> list[str]:
+            held = proxy.affected  # first: each of these answers is that of a transaction, or of a read
+            return [key for (key,) in testbed.query(STORED, [before, before])] if held else []
+
+        try:
+            keys = wait_for("an answer that is committed and held", committed, timeout_s=60)
+        except TimeoutError as error:
+            raise NotFired(str(error)) from error
+        killed = kill_workers(testbed)
+        answers = proxy.affected
+        proxy.cut()  # the answers are lost
+        return (
+            f"workers {', '.join(map(str, killed))} were killed; {len(keys)} keys were stored, {answers} answers lost"
+        )
+
+    def heal(self, testbed: Testbed) -> None:
+        testbed.links["client-service"].heal()
+        testbed.service.start()
 
 
 class IdsOfThePast(Fault):
@@ -67,23 +99,48 @@ class IdsOfThePast(Fault):
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
-        testbed.query("ALTER TABLE outbox ALTER COLUMN id SET DEFAULT uuidv7(interval '-1 hour')")
+        before = self._past(testbed)  # of an earlier time
+        self._make_ids(testbed, "uuidv7(interval '-1 hour')")
 
         def written() -> int:
-            [(count,)] = testbed.query(
-                "SELECT count(*) FROM outbox WHERE uuid_extract_timestamp(id) < now() - interval '30 minutes'"
-                " AND occurred_at > (now() AT TIME ZONE 'UTC') - interval '30 minutes'"
-            )
-            return int(count)
+            with suppress(Failure, psycopg2.Error):  # the database may be broken too
+                return len(self._past(testbed) - before)
+            return 0
 
         try:
-            count = wait_for("events with ids of the past", written, timeout_s=30)
+            count = wait_for("events with ids of the past", written, timeout_s=60, poll_s=0.2)
         except TimeoutError as error:
             raise NotFired(str(error)) from error
         return f"{count} events have ids of an hour ago"
 
     def heal(self, testbed: Testbed) -> None:
-        testbed.query("ALTER TABLE outbox ALTER COLUMN id SET DEFAULT uuidv7()")
+        self._make_ids(testbed, "uuidv7()")
+
+    @staticmethod
+    def _past(testbed: Testbed) -> set[str]:
+        return {event_id for (event_id,) in testbed.query(PAST)}
+
+    @staticmethod
+    def _make_ids(testbed: Testbed, default: str) -> None:
+        def altered() -> bool:
+            with suppress(Failure, psycopg2.Error):
+                testbed.query(f"ALTER TABLE outbox ALTER COLUMN id SET DEFAULT {default}")
+                return True
+            return False
+
+        wait_for("the default of outbox.id to be set", altered, timeout_s=120, poll_s=0.5)
 
 
-FAULTS: list[Callable[[], Fault]] = [KilledInRequest, IdsOfThePast]
+def kill_workers(testbed: Testbed) -> list[int]:
+    """Kill the service's workers, and return their ids. Raises NotFired if there is none."""
+    master = testbed.service.pid()
+    workers = [] if master is None else psutil.Process(master).children()
+    for worker in workers:
+        with suppress(psutil.NoSuchProcess):
+            worker.send_signal(signal.SIGKILL)
+    if not workers:
+        raise NotFired("the service had no worker")
+    return [worker.pid for worker in workers]
+
+
+FAULTS: list[Callable[[], Fault]] = [KilledInRequest, KilledAfterCommit, IdsOfThePast]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from outbox.base.errors import Failure
@@ -18,8 +20,8 @@ from outbox.walkthrough.crash import Window
 from outbox.walkthrough.processes import SinkProcess
 
 GENERATION = "SELECT generation FROM sinks WHERE name = %s"
-POSITION = "SELECT coalesce(sum(next_offset), 0) FROM positions WHERE sink = %s"
 BURST_EVENTS = 20
+COMMIT_TIMEOUT_S = 180.0
 
 
 class _OfProcess(Fault):
@@ -103,85 +105,110 @@ class KilledBetweenCommits(_OfProcess):
         )
 
 
-class _Stopped(_OfProcess):
-    """A fault that something does to one sink while its process is down."""
+class _Damaged(_OfProcess):
+    """A checkpoint that is damaged while its sink is down. It has happened once the sink has committed again."""
 
+    parts = ("sinks", "postgres", "kafka", "sinks-kafka", "sinks-postgres")
+    lasts_s = (0.0, 0.0)
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        process = self.choose(testbed, chance)
+        sink = chance.choice(testbed.names_of(process))
+        wait_committed(testbed, sink)
+        process.kill()
+        done = self.damage(sink, checkpoint(testbed, sink), chance)
+        damaged_s = time.time()
+        process.spawn()
+        return f"{sink}: {done}; then {wait_committed(testbed, sink, damaged_s)} was committed"
+
+    def damage(self, sink: str, folder: Path, chance: random.Random) -> str:
+        """Damage the checkpoint, and return the evidence."""
+        raise NotImplementedError
+
+
+class CheckpointDeleted(_Damaged):
+    """The whole checkpoint of a sink is deleted."""
+
+    name = "checkpoint-deleted"
+
+    def damage(self, sink: str, folder: Path, chance: random.Random) -> str:
+        del sink, chance
+        last = last_entry(folder / "commits").name
+        shutil.rmtree(folder)
+        return f"{folder.name} was deleted, with commits up to {last}"
+
+
+class CommitLost(_OfProcess):
+    """The last entry of Spark's commit log is deleted, so that its batch is repeated."""
+
+    name = "commit-deleted"
+    parts = ("sinks", "postgres", "kafka", "sinks-kafka", "sinks-postgres")
+    lasts_s = (0.0, 0.0)
+    attempts = 5
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        process = self.choose(testbed, chance)
+        for _ in range(self.attempts):
+            process.stop()
+            for sink in chance.sample(testbed.names_of(process), len(testbed.names_of(process))):
+                folder = checkpoint(testbed, sink)
+                entry = last_entry(folder / "commits")
+                if entry.name == last_entry(folder / "offsets").name:
+                    entry.unlink()
+                    process.spawn()
+                    return self._repeated(sink, entry)
+            process.spawn()  # each sink has planned a batch that it has not committed: that one would be repeated
+            for sink in testbed.names_of(process):
+                wait_committed(testbed, sink, time.time())
+        raise NotFired(f"{self.attempts} times, {process.name} ended with a batch in hand")
+
+    @staticmethod
+    def _repeated(sink: str, entry: Path) -> str:
+        try:
+            wait_for(f"{sink} to commit batch {entry.name} again", entry.exists, timeout_s=COMMIT_TIMEOUT_S)
+        except TimeoutError as error:
+            raise NotFired(str(error)) from error
+        return f"{sink}: batch {entry.name} was committed, and again after its entry was deleted"
+
+
+class Truncated(_Damaged):
+    """The last entry of one of Spark's logs is cut short, as by a host that lost its power."""
+
+    name = "checkpoint-truncated"
+
+    def damage(self, sink: str, folder: Path, chance: random.Random) -> str:
+        del sink
+        log = chance.choice(["commits", "offsets"])
+        entry = last_entry(folder / log)
+        content = entry.read_bytes()
+        kept = chance.randrange(len(content))
+        entry.write_bytes(content[:kept])
+        return f"{log}/{entry.name} was cut to {kept} of {len(content)} bytes"
+
+
+class Rewound(_OfProcess):
+    """`outbox rewind` to the beginning of the topics: every event is read again."""
+
+    name = "sink-rewound"
+    parts = ("sinks", "postgres", "kafka")
     lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         process = self.choose(testbed, chance)
         sink = chance.choice(testbed.names_of(process))
         process.kill()
-        return self.damage(testbed, sink, chance)
+        said = ""
 
-    def damage(self, testbed: Testbed, sink: str, chance: random.Random) -> str:
-        """Do it, and return the evidence."""
-        raise NotImplementedError
-
-    @staticmethod
-    def checkpoint(testbed: Testbed, sink: str) -> Path:
-        """The folder of the sink's checkpoint."""
-        [(generation,)] = testbed.query(GENERATION, [sink], SinkRole.AUDITOR)
-        folder = local_checkpoint.folder(local_checkpoint.uri(testbed.settings, sink, generation))
-        if folder is None or not folder.is_dir():
-            raise NotFired(f"sink {sink} has no checkpoint")
-        return folder
-
-
-class CheckpointDeleted(_Stopped):
-    """The whole checkpoint of a sink is deleted."""
-
-    name = "checkpoint-deleted"
-
-    def damage(self, testbed: Testbed, sink: str, chance: random.Random) -> str:
-        del chance
-        folder = self.checkpoint(testbed, sink)
-        shutil.rmtree(folder)
-        return f"{folder.name} was deleted"
-
-
-class CommitLost(_Stopped):
-    """The last entry of Spark's commit log is deleted, so that its batch is repeated."""
-
-    name = "commit-deleted"
-
-    def damage(self, testbed: Testbed, sink: str, chance: random.Random) -> str:
-        del chance
-        entry = _last(self.checkpoint(testbed, sink) / "commits")
-        entry.unlink()
-        return f"{sink}: commits/{entry.name} was deleted"
-
-
-class Truncated(_Stopped):
-    """The last entry of one of Spark's logs is cut short, as by a host that lost its power."""
-
-    name = "checkpoint-truncated"
-
-    def damage(self, testbed: Testbed, sink: str, chance: random.Random) -> str:
-        log = chance.choice(["commits", "offsets"])
-        entry = _last(self.checkpoint(testbed, sink) / log)
-        content = entry.read_bytes()
-        kept = chance.randrange(len(content))
-        entry.write_bytes(content[:kept])
-        return f"{sink}: {log}/{entry.name} has {kept} of {len(content)} bytes"
-
-
-class Rewound(_Stopped):
-    """`outbox rewind` to the beginning of the topics: every event is read again."""
-
-    name = "sink-rewound"
-
-    def damage(self, testbed: Testbed, sink: str, chance: random.Random) -> str:
-        del chance
-
-        def rewound() -> str:
+        def rewound() -> bool:
+            nonlocal said
             done = testbed.run("rewind", sink, "--to-earliest", "--yes")
-            return done.stdout if done.returncode == 0 else ""
+            said = f"{done.code}: {done.end}"
+            return done.status == 0
 
         try:  # the database may need a moment to see that the killed driver is gone
             wait_for("the sink to be rewound", rewound, timeout_s=90, poll_s=1)
         except TimeoutError as error:
-            raise NotFired(f"{sink}: {testbed.run('rewind', sink, '--to-earliest', '--yes').stderr}") from error
+            raise NotFired(f"{sink}: {said}") from error
         return f"{sink} reads everything again"
 
 
@@ -189,11 +216,13 @@ class SecondDriver(_OfProcess):
     """A second process starts for the same sink, and must be refused."""
 
     name = "second-driver"
+    parts = ("sinks", "postgres", "kafka")
     lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         sink = chance.choice(testbed.names_of(self.choose(testbed, chance)))
         second = Command("second-driver", testbed.settings, ["sink", sink, "--fail-fast"])
+        size = second.log_size()  # of earlier ones
         second.spawn()
         try:
             wait_for("the second driver to be refused", lambda: not second.is_running(), timeout_s=90)
@@ -201,16 +230,50 @@ class SecondDriver(_OfProcess):
             second.kill()
             raise NotFired(str(error)) from error
         refusal = f"sink {sink} already has a driver"
-        if refusal not in second.tail(50):
+        if refusal not in second.log_since(size):
             raise NotFired(f"the second driver ended otherwise: {second.tail(3)}")
         return refusal
 
 
-def _last(log: Path) -> Path:
+def checkpoint(testbed: Testbed, sink: str) -> Path:
+    """The folder of the sink's checkpoint. Raises NotFired if there is none."""
+    folder = _folder(testbed, sink)
+    if not folder.is_dir():
+        raise NotFired(f"sink {sink} has no checkpoint")
+    return folder
+
+
+def last_entry(log: Path) -> Path:
+    """The last entry of one of Spark's logs. Raises NotFired if it is empty."""
     entries = sorted(log.glob("[0-9]*"), key=lambda entry: int(entry.name))
     if not entries:
         raise NotFired(f"{log} is empty")
     return entries[-1]
+
+
+def wait_committed(testbed: Testbed, sink: str, since_s: float = 0.0) -> str:
+    """Wait until a sink has committed a batch after that moment, in the checkpoint that it has then. Returns which."""
+
+    def committed() -> str | None:
+        folder = _folder(testbed, sink)
+        for entry in folder.glob("commits/[0-9]*"):
+            with suppress(FileNotFoundError):  # Spark deletes old entries
+                if entry.stat().st_mtime > since_s:
+                    return f"{folder.name}/commits/{entry.name}"
+        return None
+
+    try:
+        return str(wait_for(f"{sink} to commit a batch", committed, timeout_s=COMMIT_TIMEOUT_S))
+    except TimeoutError as error:
+        raise NotFired(str(error)) from error
+
+
+def _folder(testbed: Testbed, sink: str) -> Path:
+    [(generation,)] = testbed.query(GENERATION, [sink], SinkRole.AUDITOR)
+    folder = local_checkpoint.folder(local_checkpoint.uri(testbed.settings, sink, generation))
+    if folder is None:
+        raise NotFired(f"the checkpoint of sink {sink} is not on this host")
+    return folder
 
 
 FAULTS: list[Callable[[], Fault]] = [

@@ -1,0 +1,130 @@
+"""The nemesis: a seed decides the order of faults, and their cost how many there are."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from outbox.base.settings import load
+from outbox.soak import nemesis, testbed
+from outbox.soak.fault import Fault, NotFired
+from outbox.soak.faults import every
+from outbox.soak.nemesis import Nemesis
+from outbox.testing import chosen_seed
+
+
+def test_a_seed_decides_the_order() -> None:
+    seed = chosen_seed()
+    first, second = (list(islice(nemesis.draws(seed, every(), 5), 200)) for _ in range(2))
+    assert first == second != list(islice(nemesis.draws(seed + 1, every(), 5), 200))
+
+
+def test_every_fault_comes_before_one_comes_again() -> None:
+    count = len(every())
+    names = [one.fault for one in islice(nemesis.draws(chosen_seed(), every(), 5), 2 * count)]
+    assert set(names[:count]) == set(names[count:]) == set(every())
+
+
+def test_some_faults_begin_beside_others_and_some_alone() -> None:
+    assert {one.is_beside for one in islice(nemesis.draws(chosen_seed(), every(), 5), 200)} == {False, True}
+
+
+@pytest.fixture
+def unstarted(tmp_path: Path) -> testbed.Testbed:
+    """One that is not started: the faults of these tests break nothing."""
+    return testbed.Testbed(load(tmp_path, environment=False), [])
+
+
+class Quick(Fault):
+    """Happens, and is over."""
+
+    name = "quick"
+    parts = ("service",)
+    lasts_s = (0.0, 0.0)
+
+    def fire(self, testbed: testbed.Testbed, chance: random.Random) -> str:
+        del testbed, chance
+        return "it happened"
+
+
+class Missed(Quick):
+    """Does not happen."""
+
+    name = "missed"
+
+    def fire(self, testbed: testbed.Testbed, chance: random.Random) -> str:
+        del testbed, chance
+        raise NotFired("nobody was there")
+
+
+class Slow(Quick):
+    """Costs more time than the run has."""
+
+    name = "slow"
+
+    def fire(self, testbed: testbed.Testbed, chance: random.Random) -> str:
+        del testbed, chance
+        time.sleep(0.5)
+        return "it happened"
+
+
+def test_no_fault_begins_after_the_deadline(unstarted: testbed.Testbed) -> None:
+    breaker = Nemesis(unstarted, {"slow": Slow}, chosen_seed(), print)
+    breaker.run(duration_s=0.7, pause_s=0)
+    assert breaker.injections, "there was room for one"
+    assert all(one.fired_s < 0.7 and one.is_healed for one in breaker.injections)
+    assert len(breaker.injections) <= 2
+
+
+def test_without_time_there_is_no_fault(unstarted: testbed.Testbed) -> None:
+    breaker = Nemesis(unstarted, {"quick": Quick}, 1, print)
+    breaker.run(duration_s=0.1, pause_s=10)
+    assert not breaker.injections
+    assert breaker.not_happened == ["quick"]
+
+
+class Impossible(Quick):
+    """Cannot happen here."""
+
+    name = "impossible"
+
+    def is_possible(self, testbed: testbed.Testbed) -> bool:
+        del testbed
+        return False
+
+
+def test_an_impossible_fault_is_never_drawn(unstarted: testbed.Testbed) -> None:
+    said: list[str] = []
+    breaker = Nemesis(unstarted, {"quick": Quick, "impossible": Impossible}, chosen_seed(), said.append)
+    breaker.run(duration_s=0.5, pause_s=0.02)
+    assert {one.planned.fault for one in breaker.injections} == {"quick"}
+    assert breaker.not_happened == []
+    assert "impossible" in said[0]
+
+
+def test_a_fault_without_evidence_has_not_happened(unstarted: testbed.Testbed) -> None:
+    breaker = Nemesis(unstarted, {"quick": Quick, "missed": Missed}, chosen_seed(), print)
+    breaker.run(duration_s=0.5, pause_s=0.02)
+    assert {one.planned.fault: bool(one.evidence) for one in breaker.injections} == {"quick": True, "missed": False}
+    assert breaker.not_happened == ["missed"]
+
+
+def test_the_watch_ends_a_run_and_keeps_what_has_happened(unstarted: testbed.Testbed) -> None:
+    has_happened = threading.Event()
+
+    def report(text: str) -> None:
+        has_happened.set()
+
+    def watch() -> None:
+        if has_happened.is_set():
+            raise ValueError("a client has died")
+
+    breaker = Nemesis(unstarted, {"quick": Quick}, chosen_seed(), report)
+    with pytest.raises(ValueError, match="a client has died"):
+        breaker.run(duration_s=60, pause_s=0.02, watch=watch)
+    assert [one.evidence for one in breaker.injections] == ["it happened"]

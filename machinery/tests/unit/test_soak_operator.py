@@ -1,0 +1,33 @@
+"""Commands that the soak runs: an expected failure has a code, and a traceback has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outbox.base.settings import load
+from outbox.soak import operator
+from outbox.soak.operator import Done
+from outbox.stack.command import Command
+
+
+def run(home: Path, *words: str) -> Done:
+    return operator.run(Command("command", load(home, environment=False), words), words)
+
+
+def test_a_command_that_succeeds_has_no_code(tmp_path: Path) -> None:
+    done = run(tmp_path, "connect", "render")
+    assert (done.status, done.code) == (0, "")
+    assert done.output
+
+
+def test_an_expected_failure_has_its_code(tmp_path: Path) -> None:
+    done = run(tmp_path, "sink", "nothing")
+    assert (done.status, done.code) == (1, "sink-unknown")
+    assert "nothing" in done.end
+
+
+@pytest.mark.parametrize("errors", ["Traceback (most recent call last):\nKeyError: 1\n", "", "outbox: it failed\n"])
+def test_another_end_has_no_code(errors: str) -> None:
+    assert not Done(1, "", errors).code
