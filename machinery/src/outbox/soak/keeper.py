@@ -63,28 +63,33 @@ class Watch:
 
     def __call__(self) -> None:
         """Look now."""
-        pids = leaders(set(self._processes))
+        found = leaders(set(self._processes))
         for mark, pid in self._pids.items():
-            if pids.get(mark) != pid:
+            if pid not in found.get(mark, ()):
                 process = self._processes[mark]
                 self.note(process.name, process.tail(1))
-        self._pids = pids
+        self._pids = {
+            mark: self._pids[mark] if self._pids.get(mark) in pids else pids[0] for mark, pids in found.items()
+        }
 
     def note(self, name: str, last_line: str, ago_s: float = 0.0) -> None:
         """Add a death, which was so long ago."""
         self._deaths.append(Death(name, time.monotonic() - self._began_s - ago_s, last_line[:300]))
 
 
-def leaders(marks: set[str]) -> dict[str, int]:
-    """By mark, the main processes that live: one look at the table of processes."""
-    found: dict[str, int] = {}
+def leaders(marks: set[str]) -> dict[str, list[int]]:
+    """By mark, the leaders of sessions that live, the oldest first: one look at the table of processes.
+
+    The oldest is the main process. A new backend of Postgres is another one, until it overwrites its environment.
+    """
+    found: dict[str, list[tuple[float, int]]] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):
             if os.getsid(process.pid) == process.pid and process.status() != psutil.STATUS_ZOMBIE:
                 mark = environment(process).get(MARK)
                 if mark in marks:
-                    found[mark] = process.pid
-    return found
+                    found.setdefault(mark, []).append((process.create_time(), process.pid))
+    return {mark: [pid for _, pid in sorted(pids)] for mark, pids in found.items()}
 
 
 def _watched(testbed: Testbed) -> dict[str, Process]:
