@@ -129,7 +129,7 @@ class Rebuild(Fault):
 
 
 class Refused(Fault):
-    """A sink refuses valid events for a while. Then they are valid again, and their dead letters are replayed."""
+    """A sink refuses valid events for a while. Then their dead letters are replayed."""
 
     name = "letters-become-valid"
     parts = ("sinks", "postgres")
