@@ -81,7 +81,7 @@ def load(seed: int) -> Domain:
     if any(isinstance(names, str) for names in domain.sinks):
         raise Failure(
             f"{named}: `sinks` names processes, and each is a sequence of sinks",
-            'write one process of two sinks as sinks = (("balances", "turnover"),)',
+            'write one process of two sinks as sinks = (("orders", "totals"),)',
             code="soak-domain-wrong",
         )
     return domain
