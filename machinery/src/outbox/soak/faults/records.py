@@ -50,9 +50,7 @@ class Hostile(Fault):
 
     parts = ("kafka",)
     lasts_s = (0.0, 0.0)
-    is_of_real_event = (
-        False  # its id: then its letter stays open, because a letter that is discarded gives up the event
-    )
+    has_id_of_event = False  # then its letter stays open: to discard it would give up the event
 
     def __init__(self) -> None:
         self._identities: set[str] = set()  # of the letters
@@ -77,7 +75,7 @@ class Hostile(Fault):
 
     def heal(self, testbed: Testbed) -> None:
         """Give up their letters, so that `outbox check` finds no problem and stores how far it has come."""
-        if not self.is_of_real_event:
+        if not self.has_id_of_event:
             commands.discard(testbed, sorted(self._identities))
 
     def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
@@ -183,7 +181,7 @@ class SameId(Hostile):
     """Records with the id of a real event, and other, invalid content."""
 
     name = "records-with-used-ids"
-    is_of_real_event = True
+    has_id_of_event = True
 
     def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
         for event_id in self._used_ids(testbed, topic, chance):

@@ -12,15 +12,21 @@ import requests
 from outbox.base.errors import Failure
 from outbox.base.settings import SourceRole
 from outbox.base.wait import wait_for
+from outbox.events import catalog
+from outbox.kafka import topics
 from outbox.relay import connectors
 from outbox.soak.fault import Fault, NotFired
 from outbox.soak.testbed import Testbed
 from outbox.stack import ports
 from outbox.stack.connect import Connect
+from outbox.stack.process import Process
 
 TASK_TIMEOUT_S = 120.0
+FENCED_TIMEOUT_S = 15.0
+# Materialized: else Postgres may ask the function first, for the sessions of everybody.
 TERMINATE = """
-SELECT pid FROM pg_stat_replication WHERE usename = %s AND pid <> ALL(%s) AND pg_terminate_backend(pid)
+WITH found AS MATERIALIZED (SELECT pid FROM pg_stat_replication WHERE usename = %s AND pid <> ALL(%s))
+SELECT pid FROM found WHERE pg_terminate_backend(pid)
 """
 READER = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND active_pid IS NOT NULL"
 RUNNING_TIMEOUT_S = 240.0  # a transaction of a task that was fenced ends after a minute, and only then `apply` goes on
@@ -146,31 +152,33 @@ class _TwoWorkers(Fault):
         testbed.worker.resume()
         testbed.worker.start()
         if self._second is not None:
+            self._second.resume()
             self._second.stop()
         wait_running(testbed)
 
-    def start_second(self, testbed: Testbed) -> str:
-        """Start the second worker, and return its URL."""
+    def start_second(self, testbed: Testbed) -> tuple[Connect, str]:
+        """Start the second worker, and return it with its URL."""
         url = f"http://{ports.LOOPBACK}:{ports.choose(0)[0]}"
         settings = testbed.stack.through("connect-kafka", "debezium-postgres").model_copy(update={"connect_url": url})
         self._second = Connect(settings, "connect-2")
         self._second.start()
-        return url
+        return self._second, url
 
     @staticmethod
-    def wait_for_task(testbed: Testbed, url: str) -> str:
-        """Wait until the second worker has the task, and return its name."""
+    def task_of(testbed: Testbed, url: str) -> str:
+        """The name of the worker with this URL, if it has the task; else empty."""
+        with suppress(ValueError, KeyError, requests.RequestException):
+            status = requests.get(f"{url}/connectors/{testbed.settings.connector}/status", timeout=5).json()
+            tasks = [task for task in status.get("tasks", []) if task["state"] == "RUNNING"]
+            if tasks and tasks[0]["worker_id"].endswith(url.removeprefix("http://")):
+                return str(tasks[0]["worker_id"])
+        return ""
 
-        def has_task() -> str | None:
-            with suppress(ValueError, KeyError, requests.RequestException):
-                status = requests.get(f"{url}/connectors/{testbed.settings.connector}/status", timeout=5).json()
-                tasks = [task for task in status.get("tasks", []) if task["state"] == "RUNNING"]
-                if tasks and tasks[0]["worker_id"].endswith(url.removeprefix("http://")):
-                    return str(tasks[0]["worker_id"])
-            return None
-
+    def wait_for_task(self, testbed: Testbed, url: str) -> str:
+        """Wait until the worker with this URL has the task, and return its name."""
         try:
-            return str(wait_for("the second worker to have the task", has_task, timeout_s=TASK_TIMEOUT_S))
+            what = f"the worker at {url} to have the task"
+            return wait_for(what, lambda: self.task_of(testbed, url), timeout_s=TASK_TIMEOUT_S)
         except TimeoutError as error:
             raise NotFired(str(error)) from error
 
@@ -179,26 +187,31 @@ class Zombie(_TwoWorkers):
     """The worker is frozen until another worker has its task. Then it returns, and must be fenced."""
 
     name = "connect-zombie"
+    parts = (*_TwoWorkers.parts, "postgres", "debezium-postgres")
     lasts_s = (0.0, 2.0)
+    attempts = 4
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        """The worker may see that it has left the group before it writes: then the other one is frozen."""
         del chance
-        size = testbed.worker.log_size()
-        testbed.worker.pause()
-        taken = self.wait_for_task(testbed, self.start_second(testbed))
-        testbed.worker.resume()
-        if not testbed.settings.exactly_once:
-            return f"worker {taken} took the task, and the first one came back"
-
-        def fenced() -> str | None:
-            found = FENCED.search(testbed.worker.log_since(size))
-            return found and found[0]
-
-        try:
-            line = wait_for("the first worker to be fenced", fenced, timeout_s=TASK_TIMEOUT_S, poll_s=0.5)
-        except TimeoutError as error:
-            raise NotFired(f"worker {taken} took the task, and {error}") from error
-        return f"worker {taken} took the task, and the first one logged {line}"
+        workers: list[tuple[Process, str]] = [
+            (testbed.worker, testbed.settings.connect_url),
+            self.start_second(testbed),
+        ]
+        for _ in range(self.attempts):
+            wait_relaying(testbed)
+            if self.task_of(testbed, workers[1][1]):
+                workers.reverse()
+            frozen, url = workers[0][0], workers[1][1]
+            size = frozen.log_size()
+            frozen.pause()
+            taken = self.wait_for_task(testbed, url)
+            frozen.resume()
+            if not testbed.settings.exactly_once:
+                return f"worker {taken} took the task of {frozen.name}, which came back"
+            if was_fenced(frozen, size):
+                return f"worker {taken} took the task of {frozen.name}, which came back and was fenced"
+        raise NotFired(f"{self.attempts} times, a frozen worker came back and did not write")
 
 
 class Rebalanced(_TwoWorkers):
@@ -208,11 +221,34 @@ class Rebalanced(_TwoWorkers):
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
-        url = self.start_second(testbed)
+        _, url = self.start_second(testbed)
         testbed.worker.stop()
         taken = self.wait_for_task(testbed, url)
         testbed.worker.start()
         return f"worker {taken} took the task"
+
+
+def was_fenced(worker: Process, size: int) -> bool:
+    """Whether a worker logs that it was fenced, behind the first bytes of its log."""
+    with suppress(TimeoutError):
+        what = f"{worker.name} to be fenced"
+        wait_for(what, lambda: FENCED.search(worker.log_since(size)), timeout_s=FENCED_TIMEOUT_S)
+        return True
+    return False
+
+
+def wait_relaying(testbed: Testbed) -> None:
+    """Wait until an event is relayed. Raises NotFired if none is."""
+    settings = testbed.settings
+
+    def records() -> int:
+        return sum(sum(topics.high_watermarks(settings, name).values()) for name in catalog.of(settings).topics)
+
+    before = records()
+    try:
+        wait_for("an event to be relayed", lambda: records() > before, timeout_s=TASK_TIMEOUT_S)
+    except TimeoutError as error:
+        raise NotFired(str(error)) from error
 
 
 def wait_running(testbed: Testbed) -> None:
