@@ -30,7 +30,7 @@ def process(tmp_path: Path) -> Iterator[Process]:
     """A process that runs, with its child."""
     one = Parent("sinks-1", tmp_path)
     one.spawn()
-    wait_for("the child", lambda: len(leaders({mark(one)}).get(mark(one), ())) == 2, timeout_s=30)
+    wait_for("the child", lambda: len(leaders({mark(one)}).get(mark(one), ())) == 2, timeout_s=120)
     yield one
     one.kill()
 
@@ -69,6 +69,6 @@ def test_a_child_that_ends_is_no_death(process: Process) -> None:
     parent, child = leaders({mark(process)})[mark(process)]
     assert parent == process.pid()
     psutil.Process(child).kill()
-    wait_for("the child to end", lambda: len(leaders({mark(process)})[mark(process)]) == 1, timeout_s=30)
+    wait_for("the child to end", lambda: len(leaders({mark(process)})[mark(process)]) == 1, timeout_s=120)
     watch()
     assert not deaths
