@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from outbox.soak import Event, History, Refusal, Request
@@ -69,25 +71,66 @@ class Domain(Workload):
             return Request("read", f"/accounts/{account}", None, (200,), method="GET", has_key=False)
         return super().plan()
 
-    def cause_of_answer(self, body: Any) -> str:
+    def change_of_answer(self, body: Any) -> str:
         """A transfer by its id; a step in the life of an account by its new status."""
         return f"transfer {body['id']}" if "from_account" in body else f"account {body['id']} {body['status']}"
 
-    def cause_of_event(self, event: Event) -> str:
+    def change_of_event(self, event: Event) -> str:
         """The same of an event."""
         if "transfer_id" in event.data:
             return f"transfer {event.data['transfer_id']}"
         return f"account {event.key} {STATUSES[event.type.split('.')[1]]}"
 
     def contradictions(self, history: History, events: Mapping[str, Event]) -> Iterable[str]:
-        """A balance that was read is the one after the event of the version that was read."""
+        """A balance that was read is the one after the event of its version. A read is not older than a change of its
+        account that was acknowledged before it was sent, and finds the account from then on.
+        """
         after = {
             (event.key, event.version): event.data["balance_after"]
             for event in events.values()
             if "balance_after" in event.data
         }
+        acknowledged = Acknowledged(self._told(history, events))
         for read in history.reads:
-            account = read.answer
-            balance = after.get((account["id"], account["version"]), 0 if account["version"] == 0 else None)
-            if balance != account["balance"]:
-                yield f"account {account['id']} version {account['version']}: read {account['balance']}, was {balance}"
+            account = read.path.rpartition("/")[2]
+            oldest = acknowledged.before(account, read.sent_s)
+            if read.outcome == "failed":
+                if oldest is not None:
+                    yield f"account {account}: {read.status} to a read, and version {oldest} was acknowledged before"
+                continue
+            version, balance = read.answer["version"], read.answer["balance"]
+            if balance != after.get((account, version), 0 if version == 0 else None):
+                yield f"account {account} version {version}: read {balance}, was {after.get((account, version))}"
+            if oldest is not None and version < oldest:
+                yield f"account {account}: read version {version}, and {oldest} was acknowledged before"
+
+    def _told(self, history: History, events: Mapping[str, Event]) -> Iterator[tuple[str, float, int]]:
+        """The versions of accounts that clients knew of, and since when: 0 of an opening, then those of transfers."""
+        since: dict[str, float] = {}
+        for operation in history.operations.values():
+            if operation.outcome == "ok" and operation.acknowledged_s is not None:
+                since[self.change_of_answer(operation.answers[0][1])] = operation.acknowledged_s
+        for event in events.values():
+            time_s = since.get(self.change_of_event(event))
+            if time_s is not None and event.type.startswith("account.opened"):
+                yield event.key, time_s, 0
+            elif time_s is not None and "balance_after" in event.data and event.version is not None:
+                yield event.key, time_s, event.version
+
+
+class Acknowledged:
+    """The versions of accounts that clients knew of."""
+
+    def __init__(self, told: Iterable[tuple[str, float, int]]) -> None:
+        """``told``: account, time in seconds, and version."""
+        self._times_s: dict[str, list[float]] = defaultdict(list)
+        self._highest: dict[str, list[int]] = defaultdict(list)
+        for account, time_s, version in sorted(told, key=lambda one: one[1]):
+            highest = self._highest[account]
+            highest.append(max(version, highest[-1]) if highest else version)
+            self._times_s[account].append(time_s)
+
+    def before(self, account: str, time_s: float) -> int | None:
+        """The highest version that somebody knew of before a time; None if nobody knew the account."""
+        count = bisect_left(self._times_s[account], time_s)
+        return self._highest[account][count - 1] if count else None

@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from outbox.walkthrough import Request
 
 ACCOUNTS = 100
+ACCOUNTS_MIN = ACCOUNTS // 2  # so many stay open
 FROZEN = CLOSED = 5  # beside these
 FUNDS_MINOR = 1_000_000
 INVALID_SHARE, OPENING_SHARE, FREEZE_SHARE = 0.05, 0.01, 0.005
@@ -54,11 +56,16 @@ class Workload:
             return self._invalid()
         if chance < INVALID_SHARE + OPENING_SHARE:
             return self._opening("user")
-        if chance < INVALID_SHARE + OPENING_SHARE + FREEZE_SHARE:
+        if chance < INVALID_SHARE + OPENING_SHARE + FREEZE_SHARE and len(self._accounts) > ACCOUNTS_MIN:
             account = self._accounts.pop()  # transfers that are under way may be refused: 409 is expected of each
             self._frozen.append(account)
             return _change(account, "freeze", {"reason": "court order"}, (200,))
         return _transfer("transfer", self._transfer_body(), (201, 409))
+
+    def answered(self, request: Request, status: int, body: Any) -> None:
+        """Use an account that was opened."""
+        if request.kind == "account" and status == HTTPStatus.CREATED:
+            self._accounts.append(body["id"])
 
     def _invalid(self) -> Request:
         body = self._transfer_body()

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
-from http import HTTPStatus
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
 import pytest
 
-from outbox.soak.checkers import answers, arrival, causes, faults, invariants, order, reads, results
-from outbox.soak.history import Attempt, History
+from outbox.soak.checked import Checked, Problem, of_report
+from outbox.soak.checkers import answers, arrival, changes, checks, deaths, faults, invariants, order, reads, results
+from outbox.soak.death import Death
+from outbox.soak.folder import Folder, Plan
+from outbox.soak.history import SET_UP, Attempt, History
 from outbox.soak.injection import Injection, Planned
-from outbox.soak.seen import Answer, Comparison, Event, Seen, Sink, Source
-from outbox.soak.verdict import judge
+from outbox.soak.observe import Kept, forgotten
+from outbox.soak.seen import Adds, Answer, Comparison, Event, Seen, Sink, Source
+from outbox.soak.verdict import Record, broken_off, judge
 
 OK, REFUSED, BROKEN = 201, 409, 503
 
@@ -28,15 +31,15 @@ class Domain:
     changes = ""
     invariants: Mapping[str, str] = MappingProxyType({})
 
-    def cause_of_answer(self, body: Any) -> str:
+    def change_of_answer(self, body: Any) -> str:
         return f"order {body['id']}"
 
-    def cause_of_event(self, event: Event) -> str:
+    def change_of_event(self, event: Event) -> str:
         return f"order {event.data['order']}"
 
     def contradictions(self, history: History, events: dict[str, Event]) -> list[str]:
         known = {event.data["order"] for event in events.values()}
-        return [read.path for read in history.reads if read.answer["id"] not in known]
+        return [read.path for read in history.reads if read.outcome == "failed" or read.answer["id"] not in known]
 
 
 def attempt(number: int, status: int | None = OK, answer: Any = None, method: str = "POST") -> Attempt:
@@ -49,27 +52,37 @@ def stored(number: int, status: int = OK) -> Answer:
     return Answer(f"key-{number}", status, {"id": number})
 
 
-def event(number: int, version: int, offset: int, *, order_number: int = 1, key: str = "a") -> Event:
-    return Event(f"event-{number}", "orders", 0, offset, key, "order.placed.v1", version, {"order": order_number})
+def event(number: int, version: int, offset: int, *, order_number: int = 1, key: str = "a", pieces: int = 0) -> Event:
+    data, numbers = {"order": order_number, "pieces": pieces}, {"pieces": Decimal(pieces)}
+    return Event(f"event-{number}", "orders", 0, offset, key, "order.placed.v1", version, data, numbers)
 
 
-EVENTS = (event(1, 1, 0), event(2, 2, 1), event(3, 3, 3, order_number=2))
-ADDS = {"event-1": Decimal(5), "event-2": Decimal(7), "event-3": Decimal(1)}
+EVENTS = (event(1, 1, 0, pieces=5), event(2, 2, 1, pieces=7), event(3, 3, 3, order_number=2, pieces=1))
+ADDS = {"order.placed.v1": Adds(1, "pieces")}
 DUE = {"a": Decimal(13)}
+VERSIONS = {"a": 3}
 SOURCE = Source([stored(1), stored(2)], {"order 1": 2, "order 2": 1}, frozenset({"event-2", "event-3"}))
-SEEN = Seen(EVENTS, SOURCE, [Sink("totals", comparisons=[Comparison("totals", DUE, DUE, ADDS)])])
-HISTORY = History((attempt(1), attempt(2), attempt(3, REFUSED, {"title": "sold out"}), attempt(4, None)))
+SEEN = Seen(EVENTS, SOURCE, [Sink("totals", comparisons=[Comparison("totals", DUE, DUE, ADDS, VERSIONS)])])
+SOLD_OUT = {"title": "sold out"}
+READ = attempt(1, method="GET")
+HISTORY = History((attempt(1), READ, attempt(2), attempt(3, REFUSED, SOLD_OUT), attempt(4, None)))
 REPEATED = (*EVENTS, replace(EVENTS[1], offset=7))  # event 2 adds 7
+
+
+def repeated(**changed: Any) -> Seen:
+    """What was left, with event 2 twice, once with something else; a transaction was released, so it may be twice."""
+    return replace(SEEN, events=(*EVENTS, replace(EVENTS[1], offset=7, **changed)), released=1)
+
 
 Check = Callable[[History, Seen], list[Any]]
 CHECKS: dict[str, Check] = {
     "answers": lambda history, seen: answers.check(history, seen.source),
-    "causes": lambda _, seen: causes.check(Domain(), seen),  # type: ignore[arg-type]
+    "changes": lambda _, seen: changes.check(Domain(), seen),  # type: ignore[arg-type]
     "arrival": lambda _, seen: arrival.check(seen, may_repeat=False),
     "order": lambda _, seen: order.check(seen),
     "invariants": lambda _, seen: invariants.check(seen.source),
     "reads": lambda history, seen: reads.check(Domain(), history, seen),  # type: ignore[arg-type]
-    "results": lambda _, seen: results.check(seen),
+    "results": lambda _, seen: results.check(seen, may_reread=True),
 }
 
 
@@ -90,7 +103,12 @@ def sink(**changed: Any) -> Seen:
 
 def having(total: int, repeats: Any = "all", **changed: Any) -> Seen:
     """What was left, with another total of the key, and perhaps another strategy."""
-    return sink(comparisons=[Comparison("totals", {"a": Decimal(total)}, DUE, ADDS)], repeats=repeats, **changed)
+    return sink(comparisons=[comparison({"a": Decimal(total)})], repeats=repeats, **changed)
+
+
+def comparison(totals: Mapping[str, Decimal], **changed: Any) -> Comparison:
+    """The sink's totals, and perhaps other things that they are compared with."""
+    return replace(Comparison("totals", totals, DUE, ADDS, VERSIONS), **changed)
 
 
 @pytest.mark.parametrize("checker", CHECKS)
@@ -114,14 +132,20 @@ def test_a_sound_run_is_sound(checker: str) -> None:
         "a failed change is there": ("answers", source(answers=[stored(1), stored(2), stored(3)])),
         "a key that is stored twice": ("answers", source(answers=[stored(1), stored(1), stored(2)])),
         "a key that nobody sent": ("answers", source(answers=[stored(1), stored(2), stored(9)])),
-        "a change without its answer": ("causes", source(answers=[stored(1)])),
-        "an answer without its change": ("causes", source(causes={"order 1": 2})),
-        "a change whose only event is lost": ("causes", replace(SEEN, events=EVENTS[:2])),
-        "a change without an event": ("causes", replace(SEEN, events=EVENTS[:1] + EVENTS[2:])),
-        "an event without a change": ("causes", replace(SEEN, events=(*EVENTS, event(4, 4, 9, order_number=9)))),
-        "a change made twice": ("causes", source(answers=[stored(1), stored(2), replace(stored(2), key="key-9")])),
+        "a change without its answer": ("changes", source(answers=[stored(1)])),
+        "an answer without its change": ("changes", source(changes={"order 1": 2})),
+        "a change whose only event is lost": ("changes", replace(SEEN, events=EVENTS[:2])),
+        "a change without an event": ("changes", replace(SEEN, events=EVENTS[:1] + EVENTS[2:])),
+        "an event without a change": ("changes", replace(SEEN, events=(*EVENTS, event(4, 4, 9, order_number=9)))),
+        "a change made twice": ("changes", source(answers=[stored(1), stored(2), replace(stored(2), key="key-9")])),
         "an event that is not on the topic": ("arrival", replace(SEEN, events=EVENTS[:2])),
         "an event that is on the topic twice": ("arrival", replace(SEEN, events=REPEATED)),
+        "a repeat with other content": ("arrival", repeated(data={"order": 1, "pieces": 70})),
+        "a repeat with another key": ("arrival", repeated(key="b")),
+        "a repeat with another version": ("arrival", repeated(version=9)),
+        "a repeat of another type": ("arrival", repeated(type="order.placed.v2")),
+        "a repeat in another partition": ("arrival", repeated(partition=1)),
+        "a repeat on another topic": ("arrival", repeated(topic="others")),
         "a gap": ("order", replace(SEEN, events=(EVENTS[0], EVENTS[2]))),
         "a wrong order": ("order", replace(SEEN, events=(EVENTS[1], EVENTS[0], EVENTS[2]))),
         "a version twice": ("order", replace(SEEN, events=(*EVENTS, event(4, 3, 9)))),
@@ -129,10 +153,10 @@ def test_a_sound_run_is_sound(checker: str) -> None:
         "an invariant": ("invariants", source(violations={"no money is lost": ["5 is lost"]})),
         "a total too low": ("results", having(6)),
         "a total too high": ("results", having(20)),
-        "a key without a total": ("results", sink(comparisons=[Comparison("totals", {}, DUE, ADDS)])),
-        "a total of nobody": ("results", sink(comparisons=[Comparison("totals", {**DUE, "b": Decimal(1)}, DUE, ADDS)])),
+        "a key without a total": ("results", sink(comparisons=[comparison({})])),
+        "a total of nobody": ("results", sink(comparisons=[comparison({**DUE, "b": Decimal(1)})])),
         "an event set aside": ("results", having(12, set_aside=frozenset({"event-3"}))),
-        "a state that is wrong": ("results", sink(comparisons=[Comparison("totals", {"a": Decimal(1)}, DUE, None)])),
+        "a state that is wrong": ("results", sink(comparisons=[comparison({"a": Decimal(1)}, adds=None)])),
         "a naive sink that lost an event": (
             "results",
             having(12, "none", applied={"event-1": 1, "event-2": 1}),
@@ -141,9 +165,25 @@ def test_a_sound_run_is_sound(checker: str) -> None:
             "results",
             having(20, "none", applied={"event-1": 2, "event-2": 2, "event-3": 1}),
         ),
+        "a naive sink that applied nothing": ("results", having(0, "none", applied={})),
+        "a naive sink that applied one record of two": (
+            "results",
+            replace(having(13, "none", applied=dict.fromkeys(("event-1", "event-2", "event-3"), 1)), events=REPEATED),
+        ),
+        "an event lost behind another one of the same size": (
+            "results",
+            sink(comparisons=[comparison(DUE, versions={"a": 2})]),
+        ),
+        "a version that no event has": ("results", sink(comparisons=[comparison(DUE, versions={"a": 4})])),
+        "a key without its version": ("results", sink(comparisons=[comparison(DUE, versions={})])),
+        "an event that a strategy does not remember": ("results", sink(forgotten=frozenset({"event-2"}))),
+        "events that do not add up to the source, and nobody counts": (
+            "results",
+            sink(comparisons=[comparison(DUE, source={"a": Decimal(14)})], repeats="none"),
+        ),
         "events that do not add up to the source": (
             "results",
-            sink(comparisons=[Comparison("totals", DUE, {"a": Decimal(14)}, ADDS)]),
+            sink(comparisons=[comparison(DUE, source={"a": Decimal(14)})]),
         ),
     }.values(),
     ids=lambda value: value if isinstance(value, str) else "",
@@ -153,9 +193,9 @@ def test_what_is_wrong_is_found(checker: str, seen: Seen) -> None:
 
 
 def test_a_refusal_and_a_change_that_needs_no_event_are_sound() -> None:
-    answers_of_all = [*SOURCE.answers, stored(3, HTTPStatus.BAD_REQUEST), stored(4)]
-    seen = source(answers=answers_of_all, causes={**SOURCE.causes, "order 4": 0})
-    assert cases("answers", seen=seen) == cases("causes", seen=seen) == 0
+    answers_of_all = [*SOURCE.answers, Answer("key-3", REFUSED, SOLD_OUT), stored(4)]
+    seen = source(answers=answers_of_all, changes={**SOURCE.changes, "order 4": 0})
+    assert cases("answers", seen=seen) == cases("changes", seen=seen) == 0
 
 
 def test_an_answer_that_contradicts_an_earlier_one_is_found() -> None:
@@ -174,20 +214,20 @@ def test_an_unknown_change_may_be_there_or_not(is_there: bool) -> None:
     whole = replace(
         SEEN,
         events=(*EVENTS, added),
-        source=replace(SOURCE, answers=[*SOURCE.answers, stored(4)], causes={**SOURCE.causes, "order 4": 1}),
+        source=replace(SOURCE, answers=[*SOURCE.answers, stored(4)], changes={**SOURCE.changes, "order 4": 1}),
     )
     seen = whole if is_there else SEEN
-    assert cases("answers", seen=seen) == cases("causes", seen=seen) == cases("order", seen=seen) == 0
+    assert cases("answers", seen=seen) == cases("changes", seen=seen) == cases("order", seen=seen) == 0
 
 
 def test_an_unknown_change_that_is_half_there_is_found() -> None:
-    assert cases("causes", seen=source(causes={**SOURCE.causes, "order 4": 1})) > 0
-    assert cases("causes", seen=source(answers=[*SOURCE.answers, stored(4)])) > 0
+    assert cases("changes", seen=source(changes={**SOURCE.changes, "order 4": 1})) > 0
+    assert cases("changes", seen=source(answers=[*SOURCE.answers, stored(4)])) > 0
 
 
 def test_a_finding_hides_no_other() -> None:
     wrong = having(12, set_aside=frozenset({"event-3"}))
-    assert cases("results", seen=wrong) == 2  # the event, and the total that lacks it
+    assert cases("results", seen=wrong) == 2  # the event, and the source that has it
     assert cases("results", seen=replace(wrong, sinks=[*wrong.sinks, *SEEN.sinks])) == 2
 
 
@@ -196,11 +236,13 @@ def test_an_event_that_was_not_applied_is_found_though_the_total_is_right() -> N
 
 
 def test_an_event_that_no_comparison_counts_need_not_be_applied() -> None:
-    asked_for = {name: ADDS[name] for name in ("event-1", "event-2")}
     totals = {"a": Decimal(12)}
     applied = {"event-1": 1, "event-2": 1}
-    comparisons = [Comparison("totals", totals, totals, asked_for)]
-    assert cases("results", seen=sink(comparisons=comparisons, repeats="none", applied=applied)) == 0
+    comparisons = [comparison(totals, source=totals)]
+    seen = sink(comparisons=comparisons, repeats="none", applied=applied)
+    other = replace(EVENTS[2], type="order.cancelled.v1")
+    assert cases("results", seen=seen) > 0
+    assert cases("results", seen=replace(seen, events=(*EVENTS[:2], other))) == 0
 
 
 def test_an_answer_after_broken_ones_counts() -> None:
@@ -212,8 +254,19 @@ def test_an_answer_after_broken_ones_counts() -> None:
 
 def test_a_repeat_is_allowed_where_the_relay_may_repeat() -> None:
     assert not arrival.check(replace(SEEN, events=REPEATED), may_repeat=True)
-    assert not arrival.check(replace(SEEN, events=REPEATED, released=1), may_repeat=False)
     assert arrival.repeats(replace(SEEN, events=REPEATED)) == [REPEATED[-1]]
+
+
+def test_a_released_transaction_explains_one_block_of_repeats_in_each_partition() -> None:
+    block = [replace(one, offset=one.offset + 10) for one in EVENTS]
+    elsewhere = [replace(event(number, 1, 0, key="b"), partition=1) for number in (8, 9)]
+    again = [replace(one, offset=5) for one in elsewhere]
+    once = [*EVENTS, *block, *elsewhere, *again]
+    twice = [*EVENTS, *block, event(4, 4, 20), replace(EVENTS[0], offset=30)]
+    assert not arrival.check(replace(SEEN, events=once, released=1), may_repeat=False)
+    [found] = arrival.check(replace(SEEN, events=twice, released=1), may_repeat=False)
+    assert found.cases == 2
+    assert not arrival.check(replace(SEEN, events=twice, released=2), may_repeat=False)
 
 
 @pytest.mark.parametrize(
@@ -230,9 +283,19 @@ def test_the_drift_is_what_the_strategy_does_not_recognise(repeats: str, applied
     assert cases("results", seen=replace(having(total + 1, repeats, applied=applied), events=REPEATED)) == 1
 
 
+KILLED = Injection(
+    Planned(10.0, 10.0, "kafka-killed"),
+    "process 7 was killed",
+    is_healed=True,
+    fired_s=10.0,
+    healed_s=20.0,
+    parts=("kafka",),
+)
+LOST = Checked("before sink-rewound", problems=[Problem("events-lost", "1 event lost")])
+
+
 def test_a_fault_that_did_not_happen_or_was_not_healed_is_found() -> None:
-    planned = Planned(1.0, 2.0, "kafka-killed")
-    happened = Injection(planned, "process 7 was killed", is_healed=True)
+    planned, happened = KILLED.planned, KILLED
     assert not faults.check([happened])
     missed = Injection(planned, problem="it did not run", is_healed=True)
     broken = replace(happened, is_healed=False)
@@ -240,21 +303,172 @@ def test_a_fault_that_did_not_happen_or_was_not_healed_is_found() -> None:
         assert [found.examples for found in faults.check([one, happened])] == [[str(one)]]
 
 
-def test_what_was_left_is_the_same_after_it_was_kept_in_a_file() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(SEEN), type=Seen).sinks == SEEN.sinks
-    kept = msgspec.json.decode(msgspec.json.encode(SEEN), type=Seen)
-    assert (kept.source, list(kept.events)) == (SEEN.source, list(SEEN.events))
+def test_what_was_left_is_the_same_after_it_was_kept_in_files(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write_seen(replace(SEEN, released=2))
+    kept = folder.seen
+    assert (kept.source, list(kept.events), kept.sinks, kept.released) == (SEEN.source, [*EVENTS], SEEN.sinks, 2)
+    assert len((tmp_path / "events.jsonl").read_bytes().splitlines()) == len(EVENTS)
+
+
+def test_the_record_of_a_run_is_the_same_after_it_was_kept_in_files(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write("run.json", Plan(1, 60.0, 30.0, 5.0, exactly_once=False, faults=["kafka-killed"]))
+    folder.write_seen(SEEN)
+    folder.write("injections.json", [KILLED])
+    folder.write("deaths.json", [Death("sinks-0", 12.0, "killed")])
+    folder.write("checks.json", [Checked("at the end", 1, [Problem("sink-drift", "drifts", "totals")], "nothing")])
+    folder.history_file.write_text("")
+    found = folder.record
+    assert (found.injections, found.deaths) == ([KILLED], [Death("sinks-0", 12.0, "killed")])
+    assert found.checks == [Checked("at the end", 1, [Problem("sink-drift", "drifts", "totals")], "nothing")]
+    assert (found.selected, found.may_repeat) == (["kafka-killed"], True)
+
+
+def set_up(history: History) -> History:
+    """The same, as it was when only the set-up had sent."""
+    return History(tuple(replace(one, client=SET_UP) for one in history.attempts))
 
 
 @pytest.mark.parametrize(
-    ("history", "seen", "result"),
-    [
-        (HISTORY, SEEN, "valid"),
-        (HISTORY, having(20), "invalid"),
-        (History(), Seen(), "unknown"),
-        (History((attempt(3, REFUSED, {"title": "sold out"}), attempt(4, None))), Seen(), "unknown"),
-    ],
-    ids=["sound", "wrong", "empty", "nothing succeeded"],
+    ("record", "result"),
+    {
+        "sound": (Record(HISTORY, SEEN), "valid"),
+        "wrong": (Record(HISTORY, having(20)), "invalid"),
+        "empty": (Record(), "unknown"),
+        "nothing succeeded": (Record(History((attempt(3, REFUSED, SOLD_OUT), attempt(4, None)))), "unknown"),
+        "only the set-up succeeded": (Record(set_up(HISTORY), SEEN), "unknown"),
+        "no read succeeded": (
+            Record(History(tuple(HISTORY.attempts[number] for number in (0, 2, 3, 4))), SEEN),
+            "unknown",
+        ),
+        "no fault happened": (Record(HISTORY, SEEN, selected=["kafka-killed", "prune"]), "unknown"),
+        "one of two faults happened": (Record(HISTORY, SEEN, [KILLED], selected=["kafka-killed", "prune"]), "valid"),
+        "a loss was repaired": (Record(HISTORY, SEEN, checks=[LOST]), "invalid"),
+        "a process died": (Record(HISTORY, SEEN, deaths=[Death("service", 9.0)]), "invalid"),
+    }.values(),
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_run_in_which_nothing_succeeded_is_not_valid(history: History, seen: Seen, result: str) -> None:
-    assert judge(Domain(), history, seen, [], may_repeat=False).result == result  # type: ignore[arg-type]
+def test_the_verdict(record: Record, result: str) -> None:
+    assert judge(Domain(), record).result == result  # type: ignore[arg-type]
+
+
+def test_the_verdict_names_the_faults_that_did_not_happen() -> None:
+    verdict = judge(Domain(), Record(HISTORY, SEEN, [KILLED], selected=["kafka-killed", "prune"]))  # type: ignore[arg-type]
+    assert (verdict.selected, verdict.not_happened) == (2, ["prune"])
+
+
+def test_a_run_that_broke_off_is_judged_by_its_faults() -> None:
+    assert broken_off(Record(injections=[KILLED]), "Kafka is unavailable").result == "unknown"
+    assert broken_off(Record(injections=[replace(KILLED, is_healed=False)]), "Kafka is unavailable").result == "invalid"
+
+
+def test_a_refusal_that_is_stored_otherwise_is_found() -> None:
+    refusal = Answer("key-3", REFUSED, SOLD_OUT)
+    other = replace(refusal, body={"title": "no such order"})
+    assert cases("answers", seen=source(answers=[*SOURCE.answers, refusal])) == 0
+    assert cases("answers", seen=source(answers=[*SOURCE.answers, other])) == 1
+
+
+@pytest.mark.parametrize(("status", "found"), [(REFUSED, 0), (BROKEN, 0), (OK, 1)])
+def test_a_used_key_must_be_refused_to_another_request(status: int, found: int) -> None:
+    misuse = replace(attempt(1, status, {"id": 1}), body={"pieces": 9})
+    history = History((*HISTORY.attempts, misuse))
+    assert cases("answers", history) == found
+    assert history.operations == HISTORY.operations
+    assert history.misuses == [misuse]
+
+
+def test_a_read_that_the_service_refuses_is_judged() -> None:
+    missing = attempt(1, 404, {"title": "no such order"}, method="GET")
+    assert cases("reads", History((*HISTORY.attempts, missing))) == 1
+    assert cases("reads", History((*HISTORY.attempts, replace(missing, status=BROKEN)))) == 0
+
+
+def test_a_counting_sink_that_read_nothing_again_applies_each_record_once() -> None:
+    seen = having(20, "none", applied={"event-1": 1, "event-2": 2, "event-3": 1})
+    assert not results.check(seen, may_reread=True)
+    [found] = results.check(seen, may_reread=False)
+    assert found.cases == 1
+    assert not results.check(replace(seen, events=REPEATED), may_reread=False)
+
+
+def test_a_later_version_of_events_that_a_comparison_is_not_about_is_sound() -> None:
+    other = replace(event(4, 4, 9), type="order.cancelled.v1")
+    seen = replace(sink(comparisons=[comparison(DUE, versions={"a": 4})]), events=(*EVENTS, other))
+    assert cases("results", seen=seen) == 0
+
+
+@pytest.mark.parametrize(
+    ("kept", "lacking"),
+    [
+        (Kept(), {"event-2", "event-3"}),
+        (Kept(horizon="event-3"), {"event-3"}),
+        (Kept(bases={"orders": {"a": 2}}), {"event-3"}),
+        (Kept(bases={"orders": {"b": 9}, "others": {"a": 9}}), {"event-2", "event-3"}),
+    ],
+    ids=["all", "below the horizon", "taken from the source", "of other keys"],
+)
+def test_what_a_strategy_forgot(kept: Kept, lacking: set[str]) -> None:
+    assert forgotten(EVENTS, {"order.placed.v1"}, {"event-1"}, kept) == lacking
+    assert not forgotten(EVENTS, {"order.cancelled.v1"}, set(), kept)
+    assert not forgotten(EVENTS, {"order.placed.v1"}, {one.id for one in EVENTS}, kept)
+
+
+@pytest.mark.parametrize(
+    ("process", "at_s", "parts", "found"),
+    [
+        ("sinks-1", 15.0, ("sinks",), 0),
+        ("sinks-1", 15.0, ("sinks-postgres",), 0),
+        ("sinks-1", 21.0, ("postgres",), 0),
+        ("sinks-1", 9.0, ("sinks",), 1),
+        ("sinks-1", 20.0 + deaths.GRACE_S + 1, ("sinks",), 1),
+        ("sinks-1", 15.0, ("service", "connect"), 1),
+        ("service", 15.0, ("service", "postgres"), 0),
+        ("service", 15.0, ("postgres",), 1),
+        ("kafka", 15.0, ("kafka",), 0),
+        ("kafka", 15.0, ("connect-kafka",), 1),
+        ("postgres", 15.0, ("sinks",), 1),
+        ("connector", 15.0, ("debezium-postgres",), 0),
+        ("connector", 15.0, ("sinks",), 1),
+    ],
+)
+def test_a_death_needs_a_fault_of_what_the_process_needs(
+    process: str, at_s: float, parts: tuple[str, ...], found: int
+) -> None:
+    fault = replace(KILLED, parts=parts)
+    assert len(deaths.check([Death(process, at_s)], [fault])) == found
+    assert len(deaths.check([Death(process, at_s)], [])) == 1
+    assert not deaths.check([], [fault])
+
+
+@pytest.mark.parametrize(
+    ("code", "repeats", "duplicates", "found"),
+    [
+        ("events-lost", "all", 0, 1),
+        ("versions-repeated", "all", 0, 1),
+        ("versions-missing", "all", 3, 1),
+        ("malformed-records", "all", 0, 0),
+        ("sink-parked", "all", 0, 0),
+        ("sink-drift", "all", 3, 1),
+        ("sink-drift", "re-reads", 3, 0),
+        ("sink-drift", "re-reads", 0, 1),
+        ("sink-drift", "none", 0, 0),
+    ],
+)
+def test_a_loss_is_found_before_a_rebuild_repairs_it(code: str, repeats: Any, duplicates: int, found: int) -> None:
+    one = Checked("before sink-rewound", duplicates, [Problem(code, "something is wrong", "totals")])
+    assert len(checks.check([one, Checked("at the end")], [Sink("totals", repeats)])) == found
+
+
+def test_sinks_that_do_not_catch_up_are_found() -> None:
+    assert not checks.check([Checked("at the end")], SEEN.sinks)
+    assert checks.check([Checked("at the end", in_flight="sink totals is 3 events behind")], SEEN.sinks)
+
+
+def test_a_check_is_read_from_its_report() -> None:
+    report = {
+        "total": {"duplicates": 2},
+        "findings": [{"code": "sink-drift", "message": "it drifts", "sink": "totals", "count": 1}],
+    }
+    assert of_report("now", report) == Checked("now", 2, [Problem("sink-drift", "it drifts", "totals")])

@@ -67,3 +67,11 @@ def test_an_unknown_fault_is_refused() -> None:
     done = CliRunner().invoke(soak, ["--faults", "kafka-killed,nothing-*"])
     assert isinstance(done.exception, Failure)
     assert done.exception.code == "fault-unknown"
+
+
+def test_a_domain_that_does_not_group_its_sinks_is_refused(without_domain: Path) -> None:
+    source = "class Domain:\n    sinks = ('orders',)\n\n    def __init__(self, seed): pass\n"
+    (without_domain / "smallest" / "soak.py").write_text(source)
+    with pytest.raises(Failure) as raised:
+        domain.load(1)
+    assert raised.value.code == "soak-domain-wrong"

@@ -15,7 +15,7 @@ from outbox.testing.queries import query
 from outbox.walkthrough import Request
 from werkzeug.test import TestResponse
 
-from demo.workload import Workload
+from demo.workload import ACCOUNTS, ACCOUNTS_MIN, Workload
 
 PLANNED = 1_000
 
@@ -46,6 +46,12 @@ class Clients:
         return [self.send(request).get_json() for request in planned]
 
 
+def set_up(seed: int = 1) -> Workload:
+    workload = Workload(seed)
+    workload.set_up(lambda requests: [{"id": str(uuid.UUID(int=number))} for number in range(len(requests))])
+    return workload
+
+
 def test_each_request_is_answered_as_expected_and_writes_its_events(app: Flask, databases: Settings) -> None:
     clients, workload = Clients(app, databases), Workload(seed=7)
     workload.set_up(clients.send_all)
@@ -58,11 +64,30 @@ def test_each_request_is_answered_as_expected_and_writes_its_events(app: Flask, 
 
 def test_the_same_seed_plans_the_same() -> None:
     def planned(seed: int) -> list[Request]:
-        workload = Workload(seed)
-        workload.set_up(lambda requests: [{"id": str(uuid.UUID(int=number))} for number in range(len(requests))])
+        workload = set_up(seed)
         return [workload.plan() for _ in range(200)]
 
     assert planned(3) == planned(3) != planned(4)
+
+
+def test_it_finds_a_request_for_hours() -> None:
+    workload = set_up()
+    kinds = Counter(workload.plan().kind for _ in range(100_000))
+    assert kinds["freeze"] == ACCOUNTS - ACCOUNTS_MIN, "nobody has told it of other accounts"
+    assert kinds["transfer"] > 90_000
+
+
+def test_it_uses_the_accounts_that_were_opened() -> None:
+    workload = set_up()
+    used: set[object] = set()
+    for number in range(2_000):
+        request = workload.plan()
+        if request.kind == "account":
+            workload.answered(request, 409, {"title": "refused"})
+            workload.answered(request, 201, {"id": f"new {number}"})
+        if isinstance(request.body, dict):
+            used.add(request.body.get("to_account"))
+    assert any(str(account).startswith("new") for account in used)
 
 
 def test_it_names_sinks_of_the_project(databases: Settings) -> None:

@@ -86,7 +86,6 @@ def soak(
         pause_s=pause,
         exactly_once=not at_least_once,
         faults=list(chosen),
-        may_repeat=at_least_once or any(make().may_repeat for make in chosen.values()),
     )
     click.echo(f"seed {seed}; files in {path}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
@@ -112,5 +111,9 @@ def _tell(verdict: Verdict, folder: Folder) -> None:
         f"{verdict.events} events, {verdict.repeats} repeated on the topics, {verdict.faults} faults"
         + (f"; {verdict.why_unknown}" if verdict.why_unknown else "")
     )
+    if verdict.selected:
+        happened = verdict.selected - len(verdict.not_happened)
+        missing = f"; not {', '.join(verdict.not_happened)}" if verdict.not_happened else ""
+        click.echo(f"{happened} of {verdict.selected} selected faults happened{missing}")
     click.echo(f"`outbox soak --judge {folder.path}` judges it again")
     sys.exit({"valid": 0, "invalid": 1, "unknown": 3}[verdict.result])

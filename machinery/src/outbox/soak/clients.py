@@ -7,8 +7,9 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import requests
@@ -16,14 +17,16 @@ import requests
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.soak.domain import Domain
-from outbox.soak.history import Attempt, Recorder
+from outbox.soak.history import SET_UP, Attempt, Recorder
 from outbox.walkthrough.workload import Listener, Request
 
 CLIENTS = 4
 TIMEOUT_S = 5.0
 SET_UP_TIMEOUT_S = 60.0
-ATTEMPTS = 6  # then a client gives up, and never knows
-AGAIN_S = (0.2, 3.0)  # a client waits so long before it repeats a request: from, to
+ATTEMPTS = 6  # then a client gives up: the outcome stays unknown
+AGAIN_S = (0.2, 3.0)  # how long a client waits before it repeats a request: from, to
+KEPT = 200  # answered requests whose keys may be used again much later
+REUSED = 0.005  # the share of requests after which one of these keys is used again, for its request or for another one
 REPEATED = 0.03  # the share of answered requests that a client sends again, as if it had missed the answer
 
 
@@ -41,6 +44,7 @@ class Clients:
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(CLIENTS)
         self._running: list[Future[None]] = []
+        self._kept: list[tuple[Request, str]] = []
         self.began_s = time.monotonic()
 
     def set_up(self) -> None:
@@ -52,25 +56,28 @@ class Clients:
 
             self._domain.set_up(send)
 
-    def start(self) -> None:
-        """Send in the background until `stop`."""
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Send in the background until the end of the block, and return when every request has ended."""
         self._running = [self._pool.submit(self._run, number) for number in range(CLIENTS)]
-
-    def stop(self) -> None:
-        """Send nothing more, and return when every request has ended. Raises what a client has raised."""
-        self._stopped.set()
-        for one in self._running:
-            one.result()
-        self._pool.shutdown()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+            self._pool.shutdown()
+        self.require_running()
 
     def require_running(self) -> None:
-        """Raises what a client has raised."""
+        """Raises Failure if a client has ended by an exception, such as one of the domain."""
         for one in self._running:
-            if one.done():
-                one.result()
+            error = one.exception() if one.done() else None
+            if error is not None:
+                raise Failure(
+                    f"a client has ended: {type(error).__name__}: {error}", code="soak-client-ended"
+                ) from error
 
     def _made(self, session: requests.Session, request: Request) -> Any:
-        attempt = self._attempt(session, 0, request, _key(request), SET_UP_TIMEOUT_S)
+        attempt = self._attempt(session, SET_UP, request, _key(request), SET_UP_TIMEOUT_S)
         if attempt.outcome != "ok":
             raise Failure(f"the service answered {attempt.status} to {request.kind}: {attempt.answer}")
         return attempt.answer
@@ -82,6 +89,8 @@ class Clients:
                 with self._planning:
                     request = self._domain.plan()
                 self._send(session, client, request, chance)
+                if chance.random() < REUSED:
+                    self._use_again(session, client, chance)
 
     def _send(self, session: requests.Session, client: int, request: Request, chance: random.Random) -> None:
         """Send a request until there is an answer, with the same key; and some of them once more."""
@@ -89,14 +98,34 @@ class Clients:
         for _ in range(ATTEMPTS):
             attempt = self._attempt(session, client, request, key, TIMEOUT_S)
             if attempt.outcome != "unknown":
-                with self._planning:
-                    if isinstance(self._domain, Listener):
-                        self._domain.answered(request, attempt.status or 0, attempt.answer)
+                self._note(request, key, attempt, chance)
                 if key is not None and chance.random() < REPEATED:
                     self._attempt(session, client, request, key, TIMEOUT_S)
                 return
             if self._stopped.wait(chance.uniform(*AGAIN_S)):
                 return
+
+    def _note(self, request: Request, key: str | None, attempt: Attempt, chance: random.Random) -> None:
+        """Tell the domain of an answer, and keep some of the keys: any of the run with the same chance, roughly."""
+        with self._planning:
+            if isinstance(self._domain, Listener):
+                self._domain.answered(request, attempt.status or 0, attempt.answer)
+            if key is not None and attempt.outcome == "ok" and not isinstance(request.body, bytes):
+                if len(self._kept) < KEPT:
+                    self._kept.append((request, key))
+                elif chance.random() < REPEATED:
+                    self._kept[chance.randrange(KEPT)] = request, key
+
+    def _use_again(self, session: requests.Session, client: int, chance: random.Random) -> None:
+        """Send an old key again, with its own body or with that of another request to the same path."""
+        with self._planning:
+            if not self._kept:
+                return
+            request, key = chance.choice(self._kept)
+            others = [other for other, _ in self._kept if other.path == request.path and other.body != request.body]
+        if others and chance.random() < 1 / 2:
+            request = chance.choice(others)
+        self._attempt(session, client, request, key, TIMEOUT_S)
 
     def _attempt(
         self, session: requests.Session, client: int, request: Request, key: str | None, timeout_s: float

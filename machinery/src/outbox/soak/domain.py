@@ -31,8 +31,8 @@ class Domain(Workload, Protocol):
     """
 
     @property
-    def sinks(self) -> Sequence[str]:
-        """The sinks to run, of any strategies."""
+    def sinks(self) -> Sequence[Sequence[str]]:
+        """The sinks to run, of any strategies: the names of those of each process."""
 
     @property
     def changes(self) -> str:
@@ -42,10 +42,10 @@ class Domain(Workload, Protocol):
     def invariants(self) -> Mapping[str, str]:
         """Queries in the source database, run by the owner: each returns a row, of one text, for what violates it."""
 
-    def cause_of_answer(self, body: Any) -> str:
+    def change_of_answer(self, body: Any) -> str:
         """The change that a successful answer of the service is about."""
 
-    def cause_of_event(self, event: Event) -> str:
+    def change_of_event(self, event: Event) -> str:
         """The change that has written an event."""
 
 
@@ -67,7 +67,7 @@ class Refuser(Protocol):
 
 
 def load(seed: int) -> Domain:
-    """The project's domain. Raises Failure if the project has none."""
+    """The project's domain. Raises Failure if the project has none, or if it does not group its sinks."""
     named = project.current().soak
     module, _, attribute = named.partition(":")
     try:
@@ -78,4 +78,10 @@ def load(seed: int) -> Domain:
             "write that class, as docs/soak.md shows, or name another one: `soak` in [tool.outbox] of pyproject.toml",
             code="soak-domain-missing",
         ) from error
+    if any(isinstance(names, str) for names in domain.sinks):
+        raise Failure(
+            f"{named}: `sinks` names processes, and each is a sequence of sinks",
+            'write one process of two sinks as sinks = (("orders", "totals"),)',
+            code="soak-domain-wrong",
+        )
     return domain

@@ -22,8 +22,6 @@ class Fault(ABC):
     """What it breaks. No other fault breaks these parts at the same time."""
     lasts_s: tuple[float, float] = (2.0, 10.0)
     """How long it lasts before it is healed: from, to."""
-    may_repeat = False
-    """Whether the relay may then bring an event twice, with exactly-once on."""
 
     def is_possible(self, testbed: Testbed) -> bool:
         """Whether it can happen on this chain at all. One that cannot is never drawn."""

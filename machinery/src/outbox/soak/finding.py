@@ -1,4 +1,4 @@
-"""What contradicts a promise."""
+"""A finding: the cases that contradict one promise."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ class Finding(NamedTuple):
 
 
 def findings(promise: str, cases: Iterable[str]) -> list[Finding]:
-    """One finding of all cases; none without any."""
+    """One finding of all cases; an empty list without a case."""
     found = sorted(cases)
     return [Finding(promise, len(found), found[:SHOWN])] if found else []

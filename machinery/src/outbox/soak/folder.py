@@ -3,15 +3,18 @@
 run.json          seed, duration, faults, sinks
 history.jsonl     the requests, a line each
 injections.json   the faults
-seen.json         what was left
+deaths.json       the processes that have ended
+checks.json       what `outbox check` said during the run and at its end
+events.jsonl      the events on the topics, a line each
+seen.json         the rest of what was left: source and sinks
 verdict.json      the verdict
 stack/logs/       the logs of all parts
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,10 +22,12 @@ import msgspec
 
 from outbox.base.errors import Failure
 from outbox.soak import history
+from outbox.soak.checked import Checked
+from outbox.soak.death import Death
 from outbox.soak.history import History
 from outbox.soak.injection import Injection
-from outbox.soak.seen import Seen
-from outbox.soak.verdict import Verdict
+from outbox.soak.seen import Event, Seen
+from outbox.soak.verdict import Record, Verdict
 
 T = TypeVar("T")
 
@@ -37,7 +42,7 @@ class Plan:
     pause_s: float
     exactly_once: bool
     faults: Sequence[str]
-    may_repeat: bool
+    """Those that were selected."""
 
 
 class Folder:
@@ -48,9 +53,19 @@ class Folder:
         self.history_file = path / "history.jsonl"
 
     def write(self, name: str, content: Any) -> None:
-        """Write a file, whole or not at all."""
+        """Write a file for people and programs, whole or not at all."""
+        self._write(name, [msgspec.json.format(msgspec.json.encode(content))])
+
+    def write_seen(self, seen: Seen) -> None:
+        """Write what was left. After hours that is much, so each event is a line, and nothing is indented."""
+        encode = msgspec.json.Encoder().encode
+        self._write("events.jsonl", (encode(event) + b"\n" for event in seen.events))
+        self._write("seen.json", [encode(replace(seen, events=()))])
+
+    def _write(self, name: str, parts: Iterable[bytes]) -> None:
         new = self.path / f"{name}.new"
-        new.write_bytes(msgspec.json.format(msgspec.json.encode(content)))
+        with new.open("wb") as file:
+            file.writelines(parts)
         new.rename(self.path / name)
 
     @property
@@ -64,9 +79,35 @@ class Folder:
         return self._read("injections.json", list[Injection])
 
     @property
+    def deaths(self) -> list[Death]:
+        """The processes that have ended."""
+        return self._read("deaths.json", list[Death])
+
+    @property
+    def checks(self) -> list[Checked]:
+        """The results of `outbox check`."""
+        return self._read("checks.json", list[Checked])
+
+    @property
     def seen(self) -> Seen:
         """What was left."""
-        return self._read("seen.json", Seen)
+        decode = msgspec.json.Decoder(Event).decode
+        with self._opened("events.jsonl").open("rb") as lines:
+            events = [decode(line) for line in lines]
+        return replace(self._read("seen.json", Seen), events=events)
+
+    @property
+    def record(self) -> Record:
+        """All that is judged. Raises Failure if the run did not get so far."""
+        return Record(
+            history=self.history,
+            seen=self.seen,
+            injections=self.injections,
+            deaths=self.deaths,
+            checks=self.checks,
+            selected=self.plan.faults,
+            may_repeat=not self.plan.exactly_once,
+        )
 
     @property
     def verdict(self) -> Verdict:

@@ -1,6 +1,6 @@
-"""The history of a run: each request that a client has sent, and what came of it.
+"""The history of a run: each request that a client has sent, and its answer.
 
-One line of JSON an attempt, written when it ends. A client that gets no answer may repeat its request with the same
+One line of JSON an attempt, written when it ends. A client without an answer may repeat its request with the same
 Idempotency-Key: that is another attempt of the same operation.
 """
 
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 Outcome = Literal["ok", "failed", "unknown"]
+SET_UP = -1  # the client that creates what the others use
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """A request of a client, sent once. Times are seconds since the run began."""
 
@@ -40,18 +41,23 @@ class Attempt:
             return "unknown"
         return "ok" if self.status < HTTPStatus.BAD_REQUEST else "failed"
 
+    @property
+    def request(self) -> tuple[str, str, Any]:
+        """The request, which is the same in all attempts of an operation."""
+        return self.method, self.path, self.body
+
 
 @dataclass(frozen=True)
 class Operation:
-    """All attempts with one key, in the order in which they ended."""
+    """All attempts with one key and one request, in the order in which they ended."""
 
     key: str
     attempts: tuple[Attempt, ...]
 
     @property
     def outcome(self) -> Outcome:
-        """That of its definite attempts; ``unknown`` if there is none. Those that contradict each other are a finding
-        of the checker `answers`; here the first one counts.
+        """That of its definite attempts; ``unknown`` without any. If they contradict each other, the first one counts,
+        and the checker `answers` has a finding.
         """
         return next((one.outcome for one in self.attempts if one.outcome != "unknown"), "unknown")
 
@@ -64,6 +70,11 @@ class Operation:
                 found.append((one.status, one.answer))
         return found
 
+    @property
+    def acknowledged_s(self) -> float | None:
+        """When a client was first told that the change is made; None if nobody was."""
+        return next((one.ended_s for one in self.attempts if one.outcome == "ok"), None)
+
 
 @dataclass(frozen=True)
 class History:
@@ -73,17 +84,29 @@ class History:
 
     @cached_property
     def operations(self) -> Mapping[str, Operation]:
-        """By key, what clients wanted to change."""
+        """By key, the changes that clients asked for. An attempt that uses a key again is in `misuses`."""
+        return {key: Operation(key, tuple(attempts)) for key, attempts in self._by_key[0].items()}
+
+    @cached_property
+    def misuses(self) -> list[Attempt]:
+        """The attempts with a key that another request had before. The service must refuse them."""
+        return self._by_key[1]
+
+    @cached_property
+    def _by_key(self) -> tuple[dict[str, list[Attempt]], list[Attempt]]:
         by_key: dict[str, list[Attempt]] = {}
+        misuses: list[Attempt] = []
         for one in self.attempts:
             if one.key is not None:
-                by_key.setdefault(one.key, []).append(one)
-        return {key: Operation(key, tuple(attempts)) for key, attempts in by_key.items()}
+                earlier = by_key.setdefault(one.key, [])
+                is_same = not earlier or earlier[0].request == one.request
+                (earlier if is_same else misuses).append(one)
+        return by_key, misuses
 
     @property
     def reads(self) -> Iterator[Attempt]:
-        """The reads that got an answer."""
-        return (one for one in self.attempts if one.method == "GET" and one.outcome == "ok")
+        """The reads with a definite answer, also those that the service has refused, for example with 404."""
+        return (one for one in self.attempts if one.method == "GET" and one.outcome != "unknown")
 
 
 class Recorder:

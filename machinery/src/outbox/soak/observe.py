@@ -3,56 +3,65 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+import msgspec
+
 from outbox.audit import declared, sinks
 from outbox.audit.comparison_files import Comparison as Declaration
+from outbox.audit.comparison_files import folder_of
 from outbox.audit.declared import Declared, EventTopic, Kind
-from outbox.audit.totals import read_totals
+from outbox.audit.totals import Totals, read_totals
 from outbox.base.database import connect, query
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import records, topics
 from outbox.sink.records import Records
 from outbox.sink.spec import SinkSpec
 from outbox.soak.domain import Domain
-from outbox.soak.seen import Answer, Comparison, Event, Seen, Sink, Source
+from outbox.soak.seen import Adds, Answer, Comparison, Event, Seen, Sink, Source
 
 ANSWERS = "SELECT key, status, body FROM idempotency_keys ORDER BY key"
 # Not that of an event that the sink has applied: of each letter the place of the record that it was written for.
 OPEN_LETTERS = "SELECT sink, topic, partition, \"offset\" FROM dead_letters WHERE status <> 'replayed'"
 APPLIED = "SELECT event_id::text, times FROM applied_events WHERE sink = %s"
-HAS_APPLIED = "SELECT to_regclass('applied_events') IS NOT NULL"
+# By table of a strategy, the ids that it remembers.
+REMEMBERED = {
+    "processed_events": "SELECT event_id::text FROM processed_events WHERE sink = %s",
+    "landed_events": "SELECT event_id::text FROM landed_events WHERE sink = %s",
+}
+HORIZON = "SELECT horizon::text FROM dedup_horizon"
 OUTBOX = "SELECT id::text FROM outbox WHERE aggregatetype NOT LIKE '%.markers'"  # those are sent by `outbox prune`
-Place = tuple[str, int, int]  # topic, partition, offset
-Numbers = Mapping[Place, Mapping[str, Decimal]]  # by place, what an event has of each property that is added up
 
 
 def read(settings: Settings, domain: Domain, names: Sequence[str]) -> Seen:
     """All of it, with the sinks of these names. Raises Failure if a part cannot be read."""
     known = declared.load(settings)
-    events: list[Event] = []
-    kinds: dict[str, Kind] = {}
-    numbers: dict[str, Mapping[str, Decimal]] = {}
-    for topic in known.topics:
-        for event, kind, of_event in _events(settings, known, topic):
-            events.append(event)
-            kinds[event.id], numbers[event.id] = kind, of_event
-    places = {(event.topic, event.partition, event.offset): event.id for event in events}
-    seen_sinks = _Sinks(settings, known, kinds, numbers, places)
+    events = [event for topic in known.topics for event in _events(settings, known, topic)]
+    events.sort(key=lambda event: (event.topic, event.partition, event.offset))
+    seen_sinks = _Sinks(settings, known, events)
     return Seen(
-        events=sorted(events, key=lambda event: (event.topic, event.partition, event.offset)),
+        events=events,
         source=_source(settings, domain),
         sinks=[seen_sinks.sink(known.sinks[name]) for name in names],
     )
 
 
-def _events(
-    settings: Settings, known: Declared, topic: EventTopic
-) -> Iterator[tuple[Event, Kind, Mapping[str, Decimal]]]:
-    """The valid events of a topic, each with its kind, and its numbers by property."""
+def forgotten(events: Iterable[Event], types: Container[str], remembered: Container[str], kept: Kept) -> frozenset[str]:
+    """The ids of the events that a sink asks for, that its strategy has to remember, and that it does not."""
+    return frozenset(
+        event.id
+        for event in events
+        if event.type in types and event.id not in remembered and not kept.may_forget(event)
+    )
+
+
+def _events(settings: Settings, known: Declared, topic: EventTopic) -> Iterator[Event]:
+    """The valid events of a topic."""
     within = topics.watermarks(settings, topic.name)
     for messages in records.batches(settings, topic.name, within):
         values = {(one.partition(), one.offset()): one.value() for one in messages}
@@ -60,7 +69,7 @@ def _events(
             kind = known.kinds[topic.kinds[name]]
             for row in rows.to_pylist():
                 version = topic.decoder.version
-                event = Event(
+                yield Event(
                     id=row["event_id"],
                     topic=topic.name,
                     partition=row["partition"],
@@ -68,9 +77,9 @@ def _events(
                     key=str(row[topic.decoder.key]),
                     type=kind.schema.name,
                     version=None if version is None else row[version],
-                    data=json.loads(values[row["partition"], row["offset"]] or b"{}"),
+                    data=msgspec.json.decode(values[row["partition"], row["offset"]] or b"{}"),
+                    numbers={one: Decimal(row.get(one) or 0) for one in topic.properties},
                 )
-                yield event, kind, {one: Decimal(row.get(one) or 0) for one in topic.properties}
 
 
 def _source(settings: Settings, domain: Domain) -> Source:
@@ -82,27 +91,35 @@ def _source(settings: Settings, domain: Domain) -> Source:
 
         return Source(
             answers=[Answer(key, status, json.loads(body)) for key, status, body in rows(ANSWERS)],
-            causes=dict(rows(domain.changes)),
+            changes=dict(rows(domain.changes)),
             outbox=frozenset(event_id for (event_id,) in rows(OUTBOX)),
             violations={name: [text for (text,) in rows(query)] for name, query in domain.invariants.items()},
         )
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Which events a sink need not remember: those below the horizon, and those that a rebuild took from the source."""
+
+    horizon: str = ""
+    bases: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By topic and key, the version up to which the result was taken from the source."""
+
+    def may_forget(self, event: Event) -> bool:
+        """Whether the strategy may have forgotten an event."""
+        base = self.bases.get(event.topic, {}).get(event.key, 0)
+        return event.id < self.horizon or (event.version is not None and event.version <= base)
+
+
 class _Sinks:
     """Reads the sinks."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        known: Declared,
-        kinds: Mapping[str, Kind],
-        numbers: Mapping[str, Mapping[str, Decimal]],
-        places: Mapping[Place, str],
-    ) -> None:
-        self._known, self._kinds, self._numbers = known, kinds, numbers
-        self._settings = settings
+    def __init__(self, settings: Settings, known: Declared, events: Sequence[Event]) -> None:
+        self._known, self._events, self._settings = known, events, settings
         self._states = {state.name: state for state in sinks.read(settings, known).states}
         self._source = self._totals_of_source()
+        [(self._horizon,)] = self._rows(HORIZON)
+        places = {(event.topic, event.partition, event.offset): event.id for event in events}
         self._set_aside: dict[str, set[str]] = {}
         for sink, *place in self._rows(OPEN_LETTERS):
             event_id = places.get(tuple(place))
@@ -110,33 +127,35 @@ class _Sinks:
                 self._set_aside.setdefault(sink, set()).add(event_id)
 
     def sink(self, spec: SinkSpec) -> Sink:
-        """What a sink has."""
-        totals = self._states[spec.name].totals if spec.name in self._states else {}
+        """What a sink has. Raises Failure if nothing says what it must have."""
+        comparisons = self._known.comparisons_of(spec.name)
+        if not comparisons:
+            raise Failure(
+                f"sink {spec.name} has no comparison, so nothing says what it must have",
+                f"write one in {folder_of(spec)} (docs/projections.md), or leave the sink out of the soak",
+                code="comparison-missing",
+            )
+        kinds = [kind for kind in self._known.kinds if declared.name_in(spec, kind) is not None]
         return Sink(
             name=spec.name,
             repeats=spec.strategy.repeats,
-            comparisons=[
-                Comparison(
-                    name=one.name,
-                    totals=dict(totals[one.id].totals) if one.id in totals else {},
-                    source=self._source[one.id],
-                    adds=self._adds(spec, one) if one.adds else None,
-                )
-                for one in self._known.comparisons_of(spec.name)
-            ],
+            comparisons=[self._comparison(spec.name, kinds, one) for one in comparisons],
             set_aside=frozenset(self._set_aside.get(spec.name, ())),
-            applied=self._applied(spec.name),
+            applied=self._applied(spec),
+            forgotten=self._forgotten(spec, {kind.schema.name for kind in kinds}),
         )
 
-    def _adds(self, spec: SinkSpec, comparison: Declaration) -> dict[str, Decimal]:
-        """By event id, what it adds; only events that the sink has asked for."""
-        found: dict[str, Decimal] = {}
-        for event_id, kind in self._kinds.items():
-            adds = comparison.adds_of(kind.schema) if declared.name_in(spec, kind) is not None else None
-            if adds is not None:
-                number = Decimal(1) if adds.property is None else self._numbers[event_id][adds.property]
-                found[event_id] = adds.sign * number
-        return found
+    def _comparison(self, sink: str, kinds: Sequence[Kind], declaration: Declaration) -> Comparison:
+        found = self._states[sink].totals.get(declaration.id, Totals()) if sink in self._states else Totals()
+        of_kinds = {kind.schema.name: declaration.adds_of(kind.schema) for kind in kinds}
+        adds = {name: Adds(one.sign, one.property) for name, one in of_kinds.items() if one}
+        return Comparison(
+            name=declaration.name,
+            totals=dict(found.totals),
+            source=self._source[declaration.id],
+            adds=adds if declaration.adds else None,
+            versions=dict(found.versions) if found.has_version else None,
+        )
 
     def _totals_of_source(self) -> dict[str, Mapping[str, Decimal]]:
         with closing(connect(self._settings, SourceRole.AUDITOR)) as connection:
@@ -144,9 +163,22 @@ class _Sinks:
                 one.id: dict(read_totals(connection, one, one.source)[""].totals) for one in self._known.all_comparisons
             }
 
-    def _applied(self, sink: str) -> Mapping[str, int] | None:
-        [(is_counted,)] = self._rows(HAS_APPLIED)
-        return (dict(self._rows(APPLIED, sink)) or None) if is_counted else None
+    def _applied(self, spec: SinkSpec) -> Mapping[str, int] | None:
+        """By event id, how often it was applied; None if the strategy does not count that."""
+        return dict(self._rows(APPLIED, spec.name)) if _uses(spec, "applied_events") else None
+
+    def _forgotten(self, spec: SinkSpec, types: set[str]) -> frozenset[str]:
+        """See `forgotten`. A transform may leave events out, so nobody knows which its sink has to remember."""
+        tables = [table for table in REMEMBERED if _uses(spec, table)]
+        if not tables or spec.job.transform is not None or spec.name not in self._states:
+            return frozenset()
+        remembered = {event_id for table in tables for (event_id,) in self._rows(REMEMBERED[table], spec.name)}
+        kept = Kept(self._horizon, self._states[spec.name].bases)
+        return forgotten(self._events, types, remembered, kept)
 
     def _rows(self, statement: str, *parameters: str) -> list[tuple[Any, ...]]:
         return query(self._settings, SinkRole.OWNER, statement, parameters)
+
+
+def _uses(spec: SinkSpec, table: str) -> bool:
+    return table in spec.strategy.select + spec.strategy.remember

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from outbox.audit import check
+from outbox.audit.report import Report as CheckReport
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.soak import observe, verdict
+from outbox.soak import checked, observe, verdict
+from outbox.soak.checked import Checked
 from outbox.soak.clients import Clients
+from outbox.soak.death import Death
 from outbox.soak.domain import Domain, Refuser
 from outbox.soak.faults import Make
 from outbox.soak.folder import Folder, Plan
 from outbox.soak.history import Recorder
+from outbox.soak.injection import Injection
 from outbox.soak.keeper import keeping
 from outbox.soak.nemesis import Nemesis
 from outbox.soak.testbed import Testbed
-from outbox.soak.verdict import Verdict
+from outbox.soak.verdict import Record, Verdict
 
-SETTLE_TIMEOUT_S = 300.0
+STUCK_S = 300.0  # so long nothing that is in flight arrives: then the run is judged as it is
 Report = Callable[[str], None]
 
 
@@ -29,7 +34,8 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
 ) -> Verdict:
     """Run the plan on a new stack in the home folder of the settings, and judge it.
 
-    A run that breaks off has the verdict `unknown`. Nothing of it runs when this returns or raises.
+    A run of which nobody can read what was left is judged by its faults alone: `unknown`, or `invalid`. Nothing of it
+    runs when this returns or raises.
     """
     testbed = Testbed(settings, domain.sinks, domain.refusals if isinstance(domain, Refuser) else {})
     began_s = time.monotonic()
@@ -39,29 +45,33 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
 
     folder.write("run.json", plan)
     recorder = Recorder(folder.history_file)
+    injections: list[Injection] = []
+    deaths: list[Death] = []
     try:
         testbed.start(say)
         clients = Clients(testbed.stack.through("client-service"), domain, recorder, plan.rate, plan.seed)
         clients.set_up()
         breaker = Nemesis(testbed, faults, plan.seed, say)
         say(f"faults begin, for {plan.duration_s:.0f} s")
-        with keeping(testbed, say):
-            clients.start()
+        with keeping(testbed, say) as deaths:
             try:
-                breaker.run(plan.duration_s, plan.pause_s, clients.require_running)
+                with clients.sending():
+                    breaker.run(plan.duration_s, plan.pause_s, clients.require_running)
             finally:
-                folder.write("injections.json", breaker.injections)
-            clients.stop()
-            if breaker.not_happened:
-                say(f"have never happened: {', '.join(breaker.not_happened)}")
+                injections = [replace(one, parts=faults[one.planned.fault]().parts) for one in breaker.injections]
+                folder.write("injections.json", injections)
             say("every fault is healed; waiting until the sinks have applied everything")
-            problem = _settle(testbed.settings)
-        if problem:
-            return _unknown(folder, problem)
-        seen = observe.read(testbed.settings, domain, testbed.sink_names)
-        folder.write("seen.json", replace(seen, released=testbed.released))
+            last = _settled(testbed.settings, say)
+        folder.write("checks.json", [*testbed.checks, last])
+        folder.write("deaths.json", deaths)
+        folder.write_seen(
+            replace(observe.read(testbed.settings, domain, testbed.sink_names), released=testbed.released)
+        )
     except (Failure, TimeoutError) as error:
-        return _unknown(folder, str(error))
+        record = Record(injections=injections, deaths=deaths, selected=plan.faults)
+        found = verdict.broken_off(record, str(error))
+        folder.write("verdict.json", found)
+        return found
     finally:
         recorder.close()
         testbed.stop()
@@ -70,21 +80,28 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
 
 def judge(domain: Domain, folder: Folder) -> Verdict:
     """Judge the files of a run, and write the verdict beside them."""
-    found = verdict.judge(domain, folder.history, folder.seen, folder.injections, may_repeat=folder.plan.may_repeat)
+    found = verdict.judge(domain, folder.record)
     folder.write("verdict.json", found)
     return found
 
 
-def _settle(settings: Settings) -> str:
-    """Wait until nothing is in flight; what is wrong with that, if it does not come to be."""
-    try:
-        check.check_settled(settings, SETTLE_TIMEOUT_S)
-    except (Failure, TimeoutError) as error:
-        return str(error)
-    return ""
+def _settled(settings: Settings, report: Report) -> Checked:
+    """Wait until nothing is in flight, for as long as it becomes less, and return the last check.
+
+    It says what is in flight if the sinks stand still. Raises Failure if a part is unavailable.
+    """
+    before = math.inf
+    while True:
+        try:
+            done = check.check_settled(settings, STUCK_S)
+        except check.InFlightError as error:
+            if _in_flight(error.report) >= before:
+                return checked.of_report("at the end", error.report.as_dict(), error.report.in_flight_text)
+            before = _in_flight(error.report)
+            report(f"in flight: {error.report.in_flight_text}")
+        else:
+            return checked.of_report("at the end", done.as_dict(), "" if done.settled else done.in_flight_text)
 
 
-def _unknown(folder: Folder, why: str) -> Verdict:
-    found = replace(Verdict("unknown"), why_unknown=why)
-    folder.write("verdict.json", found)
-    return found
+def _in_flight(report: CheckReport) -> int:
+    return report.in_flight + sum(sink.in_flight for sink in report.sinks)

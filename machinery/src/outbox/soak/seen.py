@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Event:
     """A valid event on a topic."""
 
@@ -21,9 +21,23 @@ class Event:
     type: str  # with its version, as the catalog names it
     version: int | None  # of its key
     data: Mapping[str, Any]
+    numbers: Mapping[str, Decimal] = field(default_factory=dict)
+    """By property, the numbers that totals add up, of the newest version of the event."""
+
+    @property
+    def place(self) -> str:
+        """Where it stands."""
+        return f"{self.topic}-{self.partition}@{self.offset}"
+
+    def is_same_as(self, other: Event) -> bool:
+        """Whether both records carry the same event, at any offset of one partition."""
+        mine, others = (
+            (one.id, one.topic, one.partition, one.key, one.type, one.version, one.data) for one in (self, other)
+        )
+        return mine == others
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A row of idempotency_keys: what the service has promised to answer to a key, in the transaction of the change."""
 
@@ -37,12 +51,19 @@ class Source:
     """The source."""
 
     answers: Sequence[Answer] = ()
-    causes: Mapping[str, int] = field(default_factory=dict)
+    changes: Mapping[str, int] = field(default_factory=dict)
     """By change, as the domain names it: how many events it must have."""
     outbox: frozenset[str] = frozenset()
     """The ids in the outbox table, which `outbox prune` has left there."""
     violations: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By invariant of the domain: the rows that violate it."""
+
+
+class Adds(NamedTuple):
+    """What an event adds to the total of its key: the number of a property, or 1; or that much less."""
+
+    sign: int = 1
+    property: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,10 +75,19 @@ class Comparison:
     """By key, of the sink."""
     source: Mapping[str, Decimal] = field(default_factory=dict)
     """By key, of the source."""
-    adds: Mapping[str, Decimal] | None = field(default_factory=dict)
-    """By event id, what the event adds to the total of its key; None if its file does not say, or if the sink carries
+    adds: Mapping[str, Adds] | None = field(default_factory=dict)
+    """By type of event, of those that the sink has asked for; None if its file does not say, or if the sink carries
     states.
     """
+    versions: Mapping[str, int] | None = None
+    """By key, the highest version that the sink has applied, where it says so."""
+
+    def added_by(self, event: Event) -> Decimal | None:
+        """What an event adds to the total of its key; None if this comparison is not about it."""
+        adds = (self.adds or {}).get(event.type)
+        if adds is None:
+            return None
+        return adds.sign * (Decimal(1) if adds.property is None else event.numbers[adds.property])
 
 
 @dataclass(frozen=True)
@@ -70,7 +100,9 @@ class Sink:
     set_aside: frozenset[str] = frozenset()
     """The ids of valid events with a letter that is not closed."""
     applied: Mapping[str, int] | None = None
-    """By event id, how often the sink has applied it, where it counts that."""
+    """By event id, how often the sink has applied it; None if it does not count that."""
+    forgotten: frozenset[str] = frozenset()
+    """The ids of valid events that its strategy has to remember, and does not."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
 from outbox.relay.rest import Rest, State
 from outbox.soak import operator
+from outbox.soak.checked import Checked
 from outbox.soak.domain import Refusal
 from outbox.soak.operator import Done
 from outbox.soak.proxy import Proxy
@@ -94,6 +95,7 @@ class Testbed:
         self.refusals = refusals or {}  # of the domain, by sink
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
         self.released = 0  # how many such transactions were ended; their events are on the topics twice
+        self.checks: list[Checked] = []  # what `checked` has found
         self._groups = sinks
         self._locks = {part: threading.Lock() for part in PARTS}
 

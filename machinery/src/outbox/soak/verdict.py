@@ -1,25 +1,51 @@
-"""The verdict on a run: what the checkers say of its files."""
+"""The verdict on a run: what the checkers say of its record."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from outbox.soak.checkers import answers, arrival, causes, faults, invariants, order, reads, results
-from outbox.soak.domain import Domain
+from outbox.soak.checked import Checked
+from outbox.soak.checkers import answers, arrival, changes, checks, deaths, faults, invariants, order, reads, results
+from outbox.soak.death import Death
+from outbox.soak.domain import Domain, Reader
 from outbox.soak.finding import Finding
-from outbox.soak.history import History
+from outbox.soak.history import SET_UP, History
 from outbox.soak.injection import Injection
 from outbox.soak.seen import Seen
 
 Result = Literal["valid", "invalid", "unknown"]
+# A fault of one of these may let sinks read records again: they repeat a batch if they do not know its outcome.
+REREADING = {"sinks", "postgres", "kafka", "sinks-postgres", "sinks-kafka"}
+
+
+@dataclass(frozen=True)
+class Record:
+    """Everything that is judged."""
+
+    history: History = field(default_factory=History)
+    seen: Seen = field(default_factory=Seen)
+    injections: Sequence[Injection] = ()
+    deaths: Sequence[Death] = ()
+    checks: Sequence[Checked] = ()
+    selected: Sequence[str] = ()
+    """The faults that were asked for."""
+    may_repeat: bool = False
+    """Whether the relay may bring an event twice: Connect's exactly-once was off."""
+
+    @property
+    def may_reread(self) -> bool:
+        """Whether something may have let sinks read records again."""
+        return any(not REREADING.isdisjoint(one.parts) for one in self.injections) or any(
+            one.part in REREADING for one in self.deaths
+        )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``valid``: every promise held and every planned fault happened. ``unknown``: the run cannot be judged."""
+    """``valid``: every promise held, and every fault that began has happened. ``unknown``: the run cannot be judged."""
 
     result: Result
     findings: Sequence[Finding] = ()
@@ -28,32 +54,63 @@ class Verdict:
     events: int = 0
     repeats: int = 0  # records on the topics that repeat an event
     faults: int = 0
+    selected: int = 0  # how many kinds of faults were asked for
+    not_happened: Sequence[str] = ()  # those of them that the run had no time for
     why_unknown: str = ""
 
 
-def judge(
-    domain: Domain, history: History, seen: Seen, injections: Sequence[Injection], *, may_repeat: bool
-) -> Verdict:
-    """Let every checker look. ``may_repeat``: whether the relay may have brought an event twice."""
+def judge(domain: Domain, record: Record) -> Verdict:
+    """Let every checker look."""
+    history, seen = record.history, record.seen
     found = [
-        *faults.check(injections),
+        *faults.check(record.injections),
+        *deaths.check(record.deaths, record.injections),
+        *checks.check(record.checks, seen.sinks),
         *answers.check(history, seen.source),
-        *causes.check(domain, seen),
-        *arrival.check(seen, may_repeat=may_repeat),
+        *changes.check(domain, seen),
+        *arrival.check(seen, may_repeat=record.may_repeat),
         *order.check(seen),
         *invariants.check(seen.source),
         *reads.check(domain, history, seen),
-        *results.check(seen),
+        *results.check(seen, may_reread=record.may_reread),
     ]
     outcomes = Counter(operation.outcome for operation in history.operations.values())
-    is_judged = found or outcomes["ok"]
+    missed = faults.not_happened(record.selected, record.injections)
+    why_unknown = "" if found else _lacking(domain, record, missed)
     return Verdict(
-        "invalid" if found else "valid" if is_judged else "unknown",
+        "invalid" if found else "unknown" if why_unknown else "valid",
         found,
         operations=outcomes.total(),
         unknown_operations=outcomes["unknown"],
         events=len(seen.firsts),
         repeats=len(arrival.repeats(seen)),
-        faults=len(injections),
-        why_unknown="" if is_judged else "no operation succeeded",
+        faults=len(record.injections),
+        selected=len(record.selected),
+        not_happened=missed,
+        why_unknown=why_unknown,
     )
+
+
+def broken_off(record: Record, why: str) -> Verdict:
+    """The verdict on a run that could not read what was left: only its faults can be judged."""
+    found = [*faults.check(record.injections), *deaths.check(record.deaths, record.injections)]
+    return Verdict(
+        "invalid" if found else "unknown",
+        found,
+        faults=len(record.injections),
+        selected=len(record.selected),
+        not_happened=faults.not_happened(record.selected, record.injections),
+        why_unknown=why,
+    )
+
+
+def _lacking(domain: Domain, record: Record, missed: Sequence[str]) -> str:
+    """What a run without findings lacks to be valid. The operations that set it up do not count."""
+    sent = [operation for operation in record.history.operations.values() if operation.attempts[0].client != SET_UP]
+    if not any(operation.outcome == "ok" for operation in sent):
+        return "no operation succeeded"
+    if isinstance(domain, Reader) and not any(read.outcome == "ok" for read in record.history.reads):
+        return "no read succeeded"
+    if record.selected and len(missed) == len(record.selected):
+        return "no fault happened"
+    return ""

@@ -1,7 +1,8 @@
-"""Each key is answered once, and what was answered is what the source has.
+"""Each key is answered once, and the source has the answers that clients got.
 
-A change that a client was told about is there. One that was refused is not. One whose client knows nothing is there
-with its whole answer, or is not there at all.
+An acknowledged change is there. A refused one is not, and the refusal is the stored one if it is stored. A change with
+an unknown outcome is there with its whole answer, or is not there at all. A key that was used is refused to another
+request.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def check(history: History, source: Source) -> list[Finding]:
     operations = history.operations
     return [
         *findings("a key is answered once", _contradictions(history)),
+        *findings("a used key is refused to another request", _accepted(history)),
         *findings("a key is stored once", (key for key, count in times.items() if count > 1)),
         *findings("a stored key was sent by a client", stored.keys() - operations.keys()),
         *findings("an acknowledged change is there, a failed one is not", _untrue(operations.values(), stored)),
@@ -34,13 +36,22 @@ def _contradictions(history: History) -> Iterator[str]:
             yield f"{operation.key}: {', '.join(str(answer) for answer in operation.answers)}"
 
 
+def _accepted(history: History) -> Iterator[str]:
+    for one in history.misuses:
+        if one.outcome == "ok":
+            yield f"{one.key}: {one.method} {one.path} with another body was answered {one.status}"
+
+
 def _untrue(operations: Iterable[Operation], stored: Mapping[str, Answer]) -> Iterator[str]:
     for operation in operations:
         answer = stored.get(operation.key)
         is_made = answer is not None and answer.status < HTTPStatus.BAD_REQUEST
-        if operation.outcome == "ok" and answer is None:
-            yield f"{operation.key}: acknowledged, and not there"
-        elif operation.outcome == "ok" and answer is not None and (answer.status, answer.body) not in operation.answers:
-            yield f"{operation.key}: acknowledged as {operation.answers[0]}, and stored as {answer.status, answer.body}"
+        if operation.outcome == "unknown":
+            continue
+        if answer is None:
+            if operation.outcome == "ok":
+                yield f"{operation.key}: acknowledged, and not there"
         elif operation.outcome == "failed" and is_made:
             yield f"{operation.key}: failed with {operation.answers[0][0]}, and is there"
+        elif (answer.status, answer.body) not in operation.answers:
+            yield f"{operation.key}: answered {operation.answers[0]}, and stored as {answer.status, answer.body}"

@@ -1,20 +1,53 @@
-"""No event is lost between the outbox and its topic; and without a fault that repeats events, none comes twice."""
+"""No event is lost between the outbox and its topic. A repeat is equal to its first, and has a reason.
+
+With exactly-once there is one reason: `outbox connect apply` has ended a hanging transaction, whose events the task
+then sends again, all of them and before any other. So each of these has at most one block of repeats in a partition.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
 
 from outbox.soak.finding import Finding, findings
 from outbox.soak.seen import Event, Seen
 
 
 def check(seen: Seen, *, may_repeat: bool) -> list[Finding]:
-    """Compare the outbox with the topics. What `outbox prune` has deleted is judged by `causes`."""
-    repeated = () if may_repeat or seen.released else (event.id for event in repeats(seen))
+    """Compare the outbox with the topics. What `outbox prune` has deleted is judged by `changes`."""
     return [
         *findings("an event of the outbox is on its topic", seen.source.outbox - seen.firsts.keys()),
-        *findings("with exactly-once an event is on its topic once", repeated),
+        *findings("a repeated event is the same event", _changed(seen)),
+        *findings("with exactly-once an event is on its topic once", () if may_repeat else _unexplained(seen)),
     ]
 
 
 def repeats(seen: Seen) -> list[Event]:
     """The records that carry an event which another record has brought before."""
     return [event for event in seen.events if event is not seen.firsts[event.id]]
+
+
+def _changed(seen: Seen) -> Iterator[str]:
+    for event in repeats(seen):
+        first = seen.firsts[event.id]
+        if not event.is_same_as(first):
+            yield f"{event.id}: {first.place} and {event.place} differ"
+
+
+def _unexplained(seen: Seen) -> Iterator[str]:
+    """The beginnings of the blocks, of each partition that has more blocks than transactions were released."""
+    for blocks in _blocks(seen).values():
+        if len(blocks) > seen.released:
+            yield from (f"{event.id} at {event.place}" for event in blocks)
+
+
+def _blocks(seen: Seen) -> Mapping[tuple[str, int], list[Event]]:
+    """By partition, the first record of each block: of repeats behind each other, without a new event between them."""
+    found: dict[tuple[str, int], list[Event]] = {}
+    is_open: dict[tuple[str, int], bool] = {}
+    for event in seen.events:
+        partition = event.topic, event.partition
+        is_repeat = event is not seen.firsts[event.id]
+        if is_repeat and not is_open.get(partition):
+            found.setdefault(partition, []).append(event)
+        is_open[partition] = is_repeat
+    return found

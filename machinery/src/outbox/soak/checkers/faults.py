@@ -1,4 +1,4 @@
-"""Every planned fault has happened, and what it broke works again. Otherwise the run says nothing."""
+"""Every fault that began has happened, and what it broke works again. Otherwise the run says nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from outbox.soak.injection import Injection
 
 
 def check(injections: Sequence[Injection]) -> list[Finding]:
-    """A finding for the faults that did not fire, and one for those that were not healed."""
+    """A finding for the faults that did not happen, and one for those that were not healed."""
     return [
-        *findings("a planned fault has happened", (str(one) for one in injections if not one.evidence)),
+        *findings("a fault that began has happened", (str(one) for one in injections if not one.evidence)),
         *findings("a fault is healed", (str(one) for one in injections if one.evidence and not one.is_healed)),
     ]
+
+
+def not_happened(selected: Sequence[str], injections: Sequence[Injection]) -> list[str]:
+    """The faults that were selected, and that the run had no time for."""
+    happened = {one.planned.fault for one in injections if one.evidence}
+    return [name for name in selected if name not in happened]

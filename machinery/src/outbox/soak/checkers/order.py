@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from outbox.soak.finding import Finding, findings
 from outbox.soak.seen import Event, Seen
 
 
 def check(seen: Seen) -> list[Finding]:
-    """Look at the first of each numbered event, in the order in which they stand."""
+    """Look at the first of each numbered event, in the order in which they stand. `arrival` looks at the repeats."""
     by_key: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in seen.firsts.values():
         if event.version is not None:
             by_key[event.topic, event.key].append(event)
     return [
-        *findings(
-            "the events of a key are on one partition",
-            (f"{key}" for (_, key), events in by_key.items() if len({event.partition for event in events}) > 1),
-        ),
-        *findings(
-            "the versions of a key are 1, 2, 3 and so on, in this order",
-            (f"{key}: {_first_gap(events)}" for (_, key), events in by_key.items() if _first_gap(events)),
-        ),
+        *findings("the events of a key are on one partition", _spread(by_key.values())),
+        *findings("the versions of a key are 1, 2, 3 and so on, in this order", _gaps(by_key.values())),
     ]
 
 
-def _first_gap(events: Sequence[Event]) -> str:
-    """The first place where the versions do not go on by one; empty if there is none."""
-    for expected, event in enumerate(events, start=1):
-        if event.version != expected:
-            return f"{event.version} instead of {expected} at {event.topic}-{event.partition}@{event.offset}"
-    return ""
+def _spread(keys: Iterable[Sequence[Event]]) -> Iterator[str]:
+    for events in keys:
+        if len({event.partition for event in events}) > 1:
+            yield events[0].key
+
+
+def _gaps(keys: Iterable[Sequence[Event]]) -> Iterator[str]:
+    """The first version of each key that does not go on by one."""
+    for events in keys:
+        for expected, event in enumerate(events, start=1):
+            if event.version != expected:
+                yield f"{event.key}: {event.version} instead of {expected} at {event.place}"
+                break

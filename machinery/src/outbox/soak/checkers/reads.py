@@ -1,4 +1,4 @@
-"""What clients have read is true: as the domain judges it."""
+"""Every read returned the truth: the domain compares it with the events and with the changes acknowledged before it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outbox.soak.seen import Seen
 
 
 def check(domain: Domain, history: History, seen: Seen) -> list[Finding]:
-    """A finding of the reads that the events contradict; none if the domain does not judge reads."""
+    """A finding of the reads that are wrong; an empty list if the domain does not judge reads."""
     if not isinstance(domain, Reader):
         return []
-    return findings("what was read is true", domain.contradictions(history, seen.firsts))
+    return findings("a read returns the truth", domain.contradictions(history, seen.firsts))

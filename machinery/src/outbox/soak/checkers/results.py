@@ -1,24 +1,33 @@
-"""Each sink has what its strategy promises: nothing more, or what was repeated and it does not recognise."""
+"""Each sink has what its strategy promises: nothing more, or the repeats that it does not recognise.
+
+Totals alone would hide a lost event behind another one of the same size. So the highest version of each key, and the
+events that a strategy remembers or counts, are compared too.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 
 from outbox.soak.finding import Finding, findings
-from outbox.soak.seen import Comparison, Seen, Sink
+from outbox.soak.seen import Comparison, Event, Seen, Sink
 
 ZERO = Decimal(0)
 Totals = Mapping[str, Decimal]
 
 
-def check(seen: Seen) -> list[Finding]:
-    """Compare every sink with the source and with the events on the topics."""
+def check(seen: Seen, *, may_reread: bool) -> list[Finding]:
+    """Compare every sink with the source and with the events on the topics.
+
+    ``may_reread``: whether a fault may have let the sinks read records again.
+    """
     found: list[Finding] = []
+    records = Counter(event.id for event in seen.events)
     for sink in seen.sinks:
         found += findings(f"{sink.name} sets no valid event aside", sink.set_aside)
-        found += findings(f"{sink.name} applies every event", _skipped(seen, sink))
+        found += findings(f"{sink.name} remembers every event", sink.forgotten - sink.set_aside)
+        found += findings(f"{sink.name} applies every record", _miscounted(seen, sink, records, may_reread=may_reread))
         for one in sink.comparisons:
             found += findings(f"{sink.name} has the {one.name} that its strategy promises", _wrong(seen, sink, one))
     return found
@@ -34,21 +43,56 @@ def _due(seen: Seen, sink: Sink, one: Comparison) -> Totals:
     if one.adds is None:
         return one.source
     due: dict[str, Decimal] = defaultdict(Decimal)
-    for event in seen.firsts.values():
-        if event.id not in sink.set_aside:
-            due[event.key] += one.adds.get(event.id, ZERO)
+    for event, number in _counted(seen, sink, one):
+        due[event.key] += number
     return due
 
 
+def _counted(seen: Seen, sink: Sink, one: Comparison) -> Iterator[tuple[Event, Decimal]]:
+    """The events that a comparison is about and that the sink has not set aside, with what they add."""
+    for event in seen.firsts.values():
+        number = one.added_by(event)
+        if number is not None and event.id not in sink.set_aside:
+            yield event, number
+
+
 def _wrong(seen: Seen, sink: Sink, one: Comparison) -> Iterator[str]:
-    found, promised = drift(seen, sink, one), _repeated(seen, sink, one)
+    due = _due(seen, sink, one)
+    for key, difference in _difference(due, one.source).items():
+        yield f"{key}: the events on the topics add up to {difference} more than the source has"
+    yield from _behind(seen, sink, one)
+    promised = _repeated(seen, sink, one)
     if promised is None:
         return
+    found = _difference(one.totals, due)
     for key in found.keys() | promised.keys():
         if found.get(key, ZERO) != promised.get(key, ZERO):
             yield f"{key}: off by {found.get(key, ZERO)}, and {promised.get(key, ZERO)} was repeated"
-    for key, difference in _difference(_due(seen, sink, one), one.source).items():
-        yield f"{key}: the events on the topics add up to {difference} more than the source has"
+
+
+def _behind(seen: Seen, sink: Sink, one: Comparison) -> Iterator[str]:
+    """The keys whose highest applied version is not that of their last event.
+
+    The sink may have applied later events of the key that the comparison is not about.
+    """
+    if one.versions is None or one.adds is None:
+        return
+    counted = _highest(event for event, _ in _counted(seen, sink, one))
+    latest = _highest(seen.firsts.values())
+    for place, version in counted.items():
+        applied = one.versions.get(place[1])
+        if applied is None or not version <= applied <= latest[place]:
+            yield f"{place[1]}: version {applied} is applied, and {version} is the last"
+
+
+def _highest(events: Iterable[Event]) -> dict[tuple[str, str], int]:
+    """By topic and key, the highest version."""
+    found: dict[tuple[str, str], int] = {}
+    for event in events:
+        if event.version is not None:
+            place = event.topic, event.key
+            found[place] = max(event.version, found.get(place, event.version))
+    return found
 
 
 def _repeated(seen: Seen, sink: Sink, one: Comparison) -> Totals | None:
@@ -62,18 +106,20 @@ def _repeated(seen: Seen, sink: Sink, one: Comparison) -> Totals | None:
     else:
         times = sink.applied
     repeated: dict[str, Decimal] = defaultdict(Decimal)
-    for event in seen.firsts.values():
-        repeated[event.key] += (max(times.get(event.id, 1), 1) - 1) * one.adds.get(event.id, ZERO)
+    for event, number in _counted(seen, sink, one):
+        repeated[event.key] += (max(times.get(event.id, 1), 1) - 1) * number
     return repeated
 
 
-def _skipped(seen: Seen, sink: Sink) -> Iterator[str]:
+def _miscounted(seen: Seen, sink: Sink, records: Mapping[str, int], *, may_reread: bool) -> Iterator[str]:
+    """The events that a counting sink has not applied once for each record; more often is right if it may re-read."""
     if sink.applied is None:
         return
     for event_id, event in seen.firsts.items():
-        is_due = any(event_id in (one.adds or {}) for one in sink.comparisons) and event_id not in sink.set_aside
-        if is_due and not sink.applied.get(event_id):
-            yield f"{event_id} at {event.topic}-{event.partition}@{event.offset}"
+        is_due = any(one.added_by(event) is not None for one in sink.comparisons) and event_id not in sink.set_aside
+        times, due = sink.applied.get(event_id, 0), records[event_id] if is_due else 0
+        if times < due or (is_due and times > due and not may_reread):
+            yield f"{event_id} at {event.place}: applied {times} times, and {due} times on the topic"
 
 
 def _difference(left: Totals, right: Totals) -> dict[str, Decimal]:

@@ -15,6 +15,7 @@ from outbox.base.database import connect
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import fence, spec
+from outbox.soak.checked import checked
 from outbox.soak.fault import Fault, NotFired
 from outbox.soak.operator import Done
 from outbox.soak.testbed import Testbed
@@ -116,6 +117,7 @@ class Rebuild(Fault):
         return f"`outbox rebuild SINK --from {self._source}` of a sink that recognises every repeat, while it runs."
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        checked(testbed, f"before {self.name}")
         return run(testbed, "rebuild", chance.choice(self._sinks(testbed)), "--from", self._source, "--yes").end
 
     def is_possible(self, testbed: Testbed) -> bool:
@@ -128,7 +130,7 @@ class Rebuild(Fault):
 
 
 class Refused(Fault):
-    """A sink refuses valid events for a while. Then they are valid again, and their dead letters are replayed."""
+    """A sink refuses valid events for a while. Then their dead letters are replayed."""
 
     name = "letters-become-valid"
     parts = ("sinks", "postgres")

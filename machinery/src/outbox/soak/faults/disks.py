@@ -24,7 +24,7 @@ WRITE = "SELECT pg_logical_emit_message(true, 'soak', 'one more byte')"
 
 
 class DiskFailing(Fault):
-    """Every write behind the first kilobytes of a file fails, as on a failing disk, until the disk works again."""
+    """Writes behind the first kilobytes of a file fail for a while, as on a failing disk."""
 
     # It needs no file system of its own, and so no root: the limit is that on the size of files (RLIMIT_FSIZE). On a
     # disk that is only full, reserved room can still be written to, such as the segments of Postgres's write-ahead log.

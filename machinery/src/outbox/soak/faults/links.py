@@ -70,7 +70,7 @@ class Slow(Link):
 
 
 class HalfOpen(Link):
-    """Connections stay and new ones are accepted, and no byte passes; sometimes for longer than clients wait."""
+    """Connections stay and begin, and no byte passes, sometimes for longer than clients wait."""
 
     what, effect = "half-open", "chunks held"
 

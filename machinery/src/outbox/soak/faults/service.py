@@ -59,7 +59,7 @@ class KilledInRequest(Fault):
 
 
 class KilledAfterCommit(Fault):
-    """SIGKILL to the service's workers after a COMMIT and before its answer has reached the client."""
+    """SIGKILL to the service's workers between a COMMIT and the answer to the client."""
 
     name = "service-killed-after-commit"
     parts = ("service", "postgres", "client-service", "service-postgres")

@@ -13,11 +13,11 @@ from outbox.soak.seen import Seen, Source
 
 def check(domain: Domain, seen: Seen) -> list[Finding]:
     """Compare the changes that the source has promised, those that it has, and the events on the topics."""
-    made = seen.source.causes
+    made = seen.source.changes
     promised = _promised(domain, seen.source)
-    events = Counter(domain.cause_of_event(event) for event in seen.firsts.values())
+    events = Counter(domain.change_of_event(event) for event in seen.firsts.values())
     return [
-        *findings("a change is made for one key", (cause for cause, keys in promised.items() if keys > 1)),
+        *findings("a change is made for one key", (change for change, keys in promised.items() if keys > 1)),
         *findings("a change is whole: its answer and its rows", promised.keys() ^ made.keys()),
         *findings("a change has its events, and an event its change", _incomplete(made, events)),
     ]
@@ -25,10 +25,10 @@ def check(domain: Domain, seen: Seen) -> list[Finding]:
 
 def _promised(domain: Domain, source: Source) -> Counter[str]:
     successes = (answer for answer in source.answers if answer.status < HTTPStatus.BAD_REQUEST)
-    return Counter(domain.cause_of_answer(answer.body) for answer in successes)
+    return Counter(domain.change_of_answer(answer.body) for answer in successes)
 
 
 def _incomplete(made: Mapping[str, int], events: Mapping[str, int]) -> Iterator[str]:
-    for cause in made.keys() | events.keys():
-        if events.get(cause, 0) != made.get(cause, 0):
-            yield f"{cause}: {events.get(cause, 0)} of {made.get(cause, 0)} events"
+    for change in made.keys() | events.keys():
+        if events.get(change, 0) != made.get(change, 0):
+            yield f"{change}: {events.get(change, 0)} of {made.get(change, 0)} events"

@@ -1,0 +1,52 @@
+"""The results of `outbox check` during a run. A rebuild or a rewind erases a loss of its sink: it is checked before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outbox.base.errors import Failure
+
+if TYPE_CHECKING:
+    from outbox.soak.testbed import Testbed
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A finding of the check."""
+
+    code: str
+    message: str
+    sink: str | None = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One check. It is sound beside writers, and beside sinks that run or do not."""
+
+    when: str
+    duplicates: int = 0  # on the topics
+    problems: Sequence[Problem] = ()
+    in_flight: str = ""  # at the end: where events still were when the run gave up; empty before
+
+
+def checked(testbed: Testbed, when: str) -> Checked:
+    """Check source, topics and sinks before something makes them equal, and keep the result in the testbed.
+
+    ``when`` names the fault. Raises Failure if a part that the check needs does not run.
+    """
+    done = testbed.run("check", "--json")
+    try:
+        found = of_report(when, json.loads(done.output))
+    except ValueError:
+        raise Failure(f"outbox check ended with {done.status}: {done.end}", code="check-failed") from None
+    testbed.checks.append(found)
+    return found
+
+
+def of_report(when: str, report: Mapping[str, Any], in_flight: str = "") -> Checked:
+    """The check of a report, as JSON has it."""
+    problems = [Problem(one["code"], one["message"], one["sink"]) for one in report["findings"]]
+    return Checked(when, report["total"]["duplicates"], problems, in_flight)

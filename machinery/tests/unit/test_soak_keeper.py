@@ -1,0 +1,74 @@
+"""The keeper of the soak sees the ends of processes, whoever starts them again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from outbox.base.wait import wait_for
+from outbox.soak.death import Death
+from outbox.soak.keeper import Watch, leaders
+from outbox.stack.process import Process
+
+# It starts a session of its own, as a backend of Postgres does, and keeps the mark.
+CHILD = "import subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)"
+
+
+class Parent(Process):
+    """A process with a child."""
+
+    def argv(self) -> Sequence[str | Path]:
+        return [sys.executable, "-c", CHILD]
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    """A process that runs, with its child."""
+    one = Parent("sinks-1", tmp_path)
+    one.spawn()
+    wait_for("the child", lambda: len(leaders({mark(one)}).get(mark(one), ())) == 2, timeout_s=120)
+    yield one
+    one.kill()
+
+
+def mark(process: Process) -> str:
+    return f"{process.home}:{process.name}"
+
+
+def test_a_process_that_ends_is_noted_once(process: Process) -> None:
+    deaths: list[Death] = []
+    watch = Watch({mark(process): process}, deaths)
+    watch()
+    watch()
+    assert not deaths
+    process.kill()
+    watch()
+    watch()
+    assert [(one.process, one.part) for one in deaths] == [("sinks-1", "sinks")]
+
+
+def test_a_process_that_was_started_again_between_two_looks_has_ended(process: Process) -> None:
+    deaths: list[Death] = []
+    watch = Watch({mark(process): process}, deaths)
+    watch()
+    process.kill()
+    process.spawn()
+    watch()
+    watch()
+    assert len(deaths) == 1
+
+
+def test_a_child_that_ends_is_no_death(process: Process) -> None:
+    deaths: list[Death] = []
+    watch = Watch({mark(process): process}, deaths)
+    watch()
+    parent, child = leaders({mark(process)})[mark(process)]
+    assert parent == process.pid()
+    psutil.Process(child).kill()
+    wait_for("the child to end", lambda: len(leaders({mark(process)})[mark(process)]) == 1, timeout_s=120)
+    watch()
+    assert not deaths
