@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psycopg2
 from outbox import Failure, load_settings
 from outbox.walkthrough import Player, Story
 
@@ -100,6 +101,8 @@ class PagePlayer(Player, Desk):
                 row = outbox_row(self._story.chain.settings, event_id)
             except Failure as failure:
                 row = json.dumps({"unavailable": failure.message})
+            except psycopg2.Error:
+                row = json.dumps({"unavailable": "the database does not answer"})
         if journey is None and row is None:
             return None
         records = [

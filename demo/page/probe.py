@@ -21,6 +21,7 @@ from outbox.walkthrough import (
     connect,
     connector_status,
     consumer_config,
+    headers_of,
     sink_specs,
 )
 
@@ -292,12 +293,11 @@ class Tail:
 
 
 def is_uuid(text: str) -> bool:
-    """Whether a text is a UUID."""
+    """Whether a text is a UUID as Postgres and the relay write it. Python's class accepts other forms too."""
     try:
-        UUID(text)
+        return str(UUID(text)) == text.lower()
     except ValueError:
         return False
-    return True
 
 
 def outbox_row(settings: Settings, event_id: str) -> str | None:
@@ -313,7 +313,7 @@ def _outbox_row(row: Row) -> OutboxRow:
 
 
 def _record(message: Message) -> Record:
-    headers = {str(one[0]): _text(one[1]) for one in message.headers() or ()}
+    headers = {str(one[0]): _text(one[1]) for one in headers_of(message)}
     return Record(
         topic=message.topic() or "",
         partition=message.partition() or 0,
