@@ -71,11 +71,11 @@ class PagePlayer(Player, Desk):
 
     def close(self) -> None:
         """Stop the page."""
-        self._poller.stop()
+        has_ended = self._poller.stop()
         if self._server is not None:
             self._hub.close()
             self._server.stop()
-        if self._probe is not None:
+        if self._probe is not None and has_ended:  # else its connections are in use, and end with this process
             self._probe.close()
 
     # The desk: asked by the threads of the server ---------------------------------------------------------------------

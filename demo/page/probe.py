@@ -50,6 +50,7 @@ BATCHES = 12  # the newest of a sink
 VALUE_MAX = 4_000  # characters of a record that are kept
 REQUEST_TIMEOUT_S = 2.0
 KAFKA_TIMEOUT_S = 2.0
+STATEMENT_TIMEOUT_MS = 10_000
 MODE_EVERY_S = 10.0  # Connect validates a configuration for it
 
 COUNTS = """
@@ -97,6 +98,7 @@ class Database:
                 self._connection = connect(self._settings, self._role)
                 self._connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
             with self._connection, self._connection.cursor() as cursor:
+                cursor.execute("SET LOCAL statement_timeout = %s", [STATEMENT_TIMEOUT_MS])
 
                 def query(statement: str, values: Sequence[object] = ()) -> list[Row]:
                     cursor.execute(statement, values)
