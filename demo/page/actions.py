@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from outbox import Failure
 from outbox.dbapi import Event, append
-from outbox.walkthrough import Chain, SourceRole, connect, crash_sinks, rewind_sink, terminate_replication
+from outbox.walkthrough import Chain, Part, SourceRole, connect, crash_sinks, rewind_sink, terminate_replication
 
 from demo.page.client import Client, write_bad_record
 
@@ -40,6 +40,13 @@ class Hands:
     def client(self) -> Client:
         """A client of the service, whose address is known once the chain has started."""
         return Client(self.chain.settings)
+
+    @property
+    def broker(self) -> Part:
+        """Kafka. Raises Failure if its process is out of reach."""
+        if self.chain.broker is None:
+            raise Failure("Kafka's process is out of reach", code="part-out-of-reach")
+        return self.chain.broker
 
     @property
     def sinks(self) -> list[str]:
@@ -161,11 +168,11 @@ def _crash_sinks(hands: Hands, _: Report) -> str:
     )
 
 
-def _rewind(name: Callable[[Hands], str | None]) -> Callable[[Hands, Report], str]:
+def _rewind(number: int) -> Callable[[Hands, Report], str]:
+    """Rewind a sink of those that the chain runs."""
+
     def do(hands: Hands, _: Report) -> str:
-        sink = name(hands)
-        if sink is None:
-            raise Failure("there is no such sink", code="sink-unknown")
+        sink = hands.sinks[number]
         records = rewind_sink(hands.chain, sink)
         return (
             f"{sink} was stopped and its offsets were set to the beginning: it reads {records} offsets again. What it"
@@ -176,9 +183,7 @@ def _rewind(name: Callable[[Hands], str | None]) -> Callable[[Hands, Report], st
 
 
 def _stop_broker(hands: Hands, _: Report) -> str:
-    if hands.chain.broker is None:
-        raise Failure("Kafka's process is out of reach", code="part-out-of-reach")
-    hands.chain.broker.kill()
+    hands.broker.kill()
     hands.client.transfers(BURST // 10)
     return (
         f"Kafka is dead, and {BURST // 10} transfers were committed all the same: the service needs its database only."
@@ -187,9 +192,7 @@ def _stop_broker(hands: Hands, _: Report) -> str:
 
 
 def _start_broker(hands: Hands, report: Report) -> str:
-    if hands.chain.broker is None:
-        raise Failure("Kafka's process is out of reach", code="part-out-of-reach")
-    hands.chain.broker.start()
+    hands.broker.start()
     hands.chain.start(report)
     return "Kafka is back. The connector relays what has waited, in order, and the sinks go on where they stopped."
 
@@ -240,14 +243,12 @@ ACTIONS: dict[str, Action] = {
     "exactly-once-off": Action("Exactly-once off", "Restarts the worker", "relay", _switch(exactly_once=False)),
     "exactly-once-on": Action("Exactly-once on", "Restarts the worker", "relay", _switch(exactly_once=True)),
     "crash-sinks": Action("Crash the sinks", "Between their commit and Spark's", "sinks", _crash_sinks),
-    "rewind-right": Action(
-        "Rewind sink A", "It reads every event again", "sinks", _rewind(lambda hands: hands.right), _may_rewind
-    ),
+    "rewind-right": Action("Rewind sink A", "It reads every event again", "sinks", _rewind(0), _may_rewind),
     "rewind-naive": Action(
         "Rewind sink B",
         "It reads every event again",
         "sinks",
-        _rewind(lambda hands: hands.naive),
+        _rewind(1),
         lambda hands: hands.naive is not None and _may_rewind(hands),
     ),
 }

@@ -23,7 +23,10 @@ class Desk:
     """What the page may ask for. The player answers."""
 
     def act(self, name: str) -> bool:
-        """Begin an action; False if something else is being done. Raises KeyError if there is no such action."""
+        """Begin an action; False if something else is being done, or if this chain cannot do it.
+
+        Raises KeyError if there is no such action.
+        """
         raise NotImplementedError
 
     def lesson(self, verb: str) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +29,7 @@ TOKEN_FILE = "page.token"  # noqa: S105 - in the home folder
 WAIT_S = 0.2
 LOGS = {"samples": 600, "marks": 60, "lines": 200, "said": 30}
 TABLES = {"events": 120}
+LOG = logging.getLogger(__name__)
 
 
 class PagePlayer(Player, Desk):
@@ -41,6 +44,7 @@ class PagePlayer(Player, Desk):
         self._lesson = Lesson(self._hub, self._mark, self._played)
         self._poller = Poller(self._read, self._hub)
         self._asked: queue.Queue[Callable[[], None]] = queue.Queue(maxsize=1)
+        self._freedom = threading.Lock()  # of what follows, and of the page's word on it
         self._is_free = False
         self._is_started = False  # whether the chain is
         self._probe: Probe | None = None
@@ -83,7 +87,7 @@ class PagePlayer(Player, Desk):
     def act(self, name: str) -> bool:
         """Begin an action."""
         action = ACTIONS[name]
-        return self._ask(action.label, lambda: self._do(action))
+        return action.needs(self._hands) and self._ask(action.label, lambda: self._do(action))
 
     def lesson(self, verb: str) -> bool:
         """Play, pause, resume or step the lesson."""
@@ -130,14 +134,12 @@ class PagePlayer(Player, Desk):
         self._terminal.address(f"http://127.0.0.1:{server.port}/#{guard.token}")
 
     def _ask(self, label: str, do: Callable[[], None]) -> bool:
-        if not self._is_free:
-            return False
-        try:
+        with self._freedom:
+            if not self._is_free:
+                return False
+            self._is_free = False
+            self._show_stage(label)
             self._asked.put_nowait(do)
-        except queue.Full:
-            return False
-        self._is_free = False
-        self._show_stage(label)
         return True
 
     def _do(self, action: Action) -> None:
@@ -147,8 +149,8 @@ class PagePlayer(Player, Desk):
             self._mark("fault", action.label)
         try:
             said = action.do(self._hands, self._report)
-        except (Failure, TimeoutError) as failure:
-            self._say("failed", action.label, str(failure).splitlines()[0])
+        except Exception as error:
+            self._say("failed", action.label, _reason(error))
             return
         if self._probe is not None:
             self._probe.ask_mode_again()
@@ -168,10 +170,23 @@ class PagePlayer(Player, Desk):
         """Another story on the same chain. Its failures are shown, and do not change this command's exit status."""
         screen = PageScreen(self._hub)
         story = Story(self._story.chain, self._story.workload, screen)
+        has_failed = False
         try:
             self._lesson.play(story, screen, paused=True)
-        except (Failure, TimeoutError) as failure:
-            screen.say(f"The lesson ended: {failure}")
+        except Exception as error:
+            screen.say(f"The lesson ended: {_reason(error)}")
+            has_failed = True
+        finally:
+            story.stop()
+        if has_failed:
+            self._repair(screen)
+
+    def _repair(self, screen: PageScreen) -> None:
+        """Start the parts that a step of the lesson has left dead."""
+        try:
+            self._story.chain.start(self._report)
+        except Exception as error:
+            screen.say(f"The chain cannot be repaired: {_reason(error)}")
 
     def _played(self, step: int) -> None:
         self._is_started = self._is_started or step == 0
@@ -186,8 +201,9 @@ class PagePlayer(Player, Desk):
         return self._probe.read()
 
     def _finish(self) -> None:
-        self._is_free = True
-        self._show_stage(None)
+        with self._freedom:
+            self._is_free = True
+            self._show_stage(None)
 
     def _report(self, text: str) -> None:
         self.screen.progress(text)
@@ -206,6 +222,14 @@ class PagePlayer(Player, Desk):
             for name, one in ACTIONS.items()
         ]
         self._hub.publish({"stage": {"busy": busy, "actions": actions}})
+
+
+def _reason(error: Exception) -> str:
+    """Why something failed, in one line. The traceback of an unexpected error goes to the terminal."""
+    if isinstance(error, (Failure, TimeoutError)):
+        return next(iter(str(error).splitlines()), "it took too long")
+    LOG.error("unexpected error", exc_info=error)
+    return f"unexpected {type(error).__name__}; the terminal has more"
 
 
 def _listening(host: str, port: int) -> Server:

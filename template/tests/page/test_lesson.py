@@ -27,7 +27,11 @@ class Told:
     def __init__(self, fails_at: int | None = None) -> None:
         self.played: list[int] = []
         self.phases: list[object] = []
+        self.is_stopped = False
         self._fails_at = fails_at
+
+    def stop(self) -> None:
+        self.is_stopped = True
 
     @property
     def steps(self) -> list[Step]:

@@ -98,7 +98,7 @@ class Story:
             step.play()
 
     def stop(self) -> None:
-        """Stop the traffic, and resume the parts that a step has frozen. The chain goes on. May be called at any time."""
+        """Stop the traffic, and resume the parts that a step has frozen. The chain, which has started, goes on."""
         self._stop_traffic()
         for part in (self.chain.worker, self.chain.sinks):
             part.resume()
