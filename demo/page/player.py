@@ -93,8 +93,7 @@ class PagePlayer(Player, Desk):
         """Play, pause, resume or step the lesson."""
         if verb == "play":
             return self._ask("the lesson is played", self._play_again)
-        {"pause": self._lesson.pause, "resume": self._lesson.resume, "step": self._lesson.step}[verb]()
-        return True
+        return {"pause": self._lesson.pause, "resume": self._lesson.resume, "step": self._lesson.step}[verb]()
 
     def look_up(self, event_id: str) -> dict[str, Any] | None:
         """The outbox row and the records of an event."""

@@ -204,15 +204,16 @@ def lesson(phase: str, step: int, *, paused: bool) -> dict[str, Any]:
     """The lesson at a step."""
     question = QUESTIONS.get(step)
     return {
+        "run": 1,
         "steps": list(TITLES),
         "done": step + (phase in ("played", "over")),
         "step": step,
         "phase": phase,
         "paused": paused,
         "failed": None,
-        "question": question and {"text": question.text, "options": list(question.options), "right": question.right},
+        "question": question and {"text": question.text, "options": list(question.options)},
         "answers": {
-            str(number): QUESTIONS[number].explain(PHASES[min(number, 4) - 1])
+            str(number): QUESTIONS[number].explain(PHASES[: min(number, 4)])
             for number in QUESTIONS
             if number < step or (number == step and phase in ("played", "over"))
         },

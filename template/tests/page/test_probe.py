@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 from confluent_kafka import Message
 
@@ -13,7 +15,7 @@ ID = "01990a6f-3c1e-7a10-8f00-0123456789ab"
 class Unreadable(Message):
     """A record with a header whose name is not UTF-8, as confluent-kafka reports it."""
 
-    def headers(self) -> list[tuple[str, bytes | None]]:
+    def headers(self) -> NoReturn:
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
 
 
