@@ -23,7 +23,7 @@ from demo.page.poller import Poller
 from demo.page.probe import Probe, is_uuid, not_readable, now_ms, outbox_row
 from demo.page.readings import Readings
 from demo.page.security import Guard, kept_token
-from demo.page.state import State
+from demo.page.state import NO_CAUSE, State
 
 TOKEN_FILE = "page.token"  # noqa: S105 - in the home folder
 WAIT_S = 0.2
@@ -59,6 +59,7 @@ class PagePlayer(Player, Desk):
         self._serve()
         self._show_stage("the lesson is played")
         self._lesson.play(story, self.screen, paused=False)
+        self._poller.when_settled(_forget_cause)
 
     def wait(self) -> None:
         """Do what the page asks for, until Ctrl-C."""
@@ -144,12 +145,14 @@ class PagePlayer(Player, Desk):
     def _do(self, action: Action) -> None:
         """Do an action, say what happened, and say when everything agrees again."""
         began = time.monotonic()
+        self._poller.forget_settled()
         if action.group != "traffic":
             self._mark("fault", action.label)
         try:
             said = action.do(self._hands, self._report)
         except Exception as error:
             self._say("failed", action.label, _reason(error))
+            self._poller.when_settled(_forget_cause)  # it may have done a part of it
             return
         if self._probe is not None:
             self._probe.ask_mode_again()
@@ -157,19 +160,20 @@ class PagePlayer(Player, Desk):
         self._poller.when_settled(lambda state: self._settled(action.label, state, time.monotonic() - began))
 
     def _settled(self, label: str, state: State, after_s: float) -> None:
+        _forget_cause(state)
+        when = "" if self._poller.has_gap else f", {after_s:.1f} s after it began"
         drifts = [
             f"{name} {'agrees with the ledger' if not one['drift'] else 'is off by ' + format(one['drift'], ',')}"
             for name, one in state.summary.items()
         ]
-        self._say(
-            "settled", label, f"Nothing is in flight any more, {after_s:.1f} s after it began: {'; '.join(drifts)}."
-        )
+        self._say("settled", label, f"Nothing is in flight any more{when}: {'; '.join(drifts)}.")
 
     def _play_again(self) -> None:
         """Another story on the same chain. Its failures are shown, and do not change this command's exit status."""
         screen = PageScreen(self._hub)
         story = Story(self._story.chain, self._story.workload, screen)
         has_failed = False
+        self._poller.forget_settled()
         try:
             self._lesson.play(story, screen, paused=True)
         except Exception as error:
@@ -177,6 +181,7 @@ class PagePlayer(Player, Desk):
             has_failed = True
         finally:
             story.stop()
+        self._poller.when_settled(_forget_cause)
         if has_failed:
             self._repair(screen)
 
@@ -221,6 +226,11 @@ class PagePlayer(Player, Desk):
             for name, one in ACTIONS.items()
         ]
         self._hub.publish({"stage": {"busy": busy, "actions": actions}})
+
+
+def _forget_cause(state: State) -> None:
+    """What was done last has no effect any more."""
+    state.cause = NO_CAUSE
 
 
 def _reason(error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from demo.page.hub import Hub
@@ -12,6 +13,7 @@ from demo.page.readings import Readings
 from demo.page.state import State
 
 EVERY_S = 0.5
+GAP_S = 15.0  # after so long without a reading, nobody knows when something happened
 SETTLED_READINGS = 2  # one may have begun before
 IDLE_S = 1.0  # how long it waits for somebody to look, before it looks whether it should end
 STOP_TIMEOUT_S = 15.0  # a reading may wait for a part that does not answer
@@ -28,6 +30,8 @@ class Poller:
         self._ended = threading.Event()
         self._settled_after: Callable[[State], None] | None = None
         self._readings_settled = 0
+        self._read_at_s = 0.0
+        self.has_gap = False  # whether nobody looked for a while since `forget_settled`
         self._logged = ""  # the kind of error that the last reading ended with
         self._thread = threading.Thread(target=self._run, name="page-poller", daemon=True)
 
@@ -42,6 +46,11 @@ class Poller:
             self._thread.join(STOP_TIMEOUT_S)
         return not self._thread.is_alive()
 
+    def forget_settled(self) -> None:
+        """Something new begins: drop the report that still waits, because it would be about both."""
+        self._settled_after = None
+        self._read_at_s, self.has_gap = time.monotonic(), False
+
     def when_settled(self, report: Callable[[State], None]) -> None:
         """Call ``report`` once, after a later reading that finds nothing in flight and every sink running."""
         self._readings_settled, self._settled_after = 0, report
@@ -52,10 +61,14 @@ class Poller:
         if readings is None:
             return
         self._publish(readings)
-        if self._settled_after is not None:
+        now_s = time.monotonic()
+        self.has_gap = self.has_gap or now_s - self._read_at_s > GAP_S
+        self._read_at_s = now_s
+        report = self._settled_after
+        if report is not None:
             self._readings_settled = self._readings_settled + 1 if self.state.settled else 0
             if self._readings_settled >= SETTLED_READINGS:
-                report, self._settled_after = self._settled_after, None
+                self._settled_after = None
                 report(self.state)
 
     def _publish(self, readings: Readings) -> None:

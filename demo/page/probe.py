@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 from uuid import UUID
@@ -205,9 +205,7 @@ class Probe:
         by_sink: dict[str, dict[str, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
         for sink, topic, partition, next_offset in positions:
             by_sink[sink][topic][partition] = next_offset
-        totals_of: dict[str, dict[str, Total]] = defaultdict(dict)
-        for sink, key, total, version in totals:
-            totals_of[sink][key] = Total(int(total), version)
+        totals_of = balances(totals)
         return [
             self._sink(name, generation, (applied, duplicates, set_aside), by_sink[name], totals_of.get(name))
             for name, generation, applied, duplicates, set_aside in sinks
@@ -292,6 +290,15 @@ class Tail:
             consumer.close()
             raise
         return consumer
+
+
+def balances(rows: Iterable[Row]) -> dict[str, dict[str, Total]]:
+    """The totals by sink and key. One without a version is no balance: it is not compared with the source's."""
+    found: dict[str, dict[str, Total]] = defaultdict(dict)
+    for sink, key, total, version in rows:
+        if version is not None:
+            found[sink][key] = Total(int(total), version)
+    return found
 
 
 def is_uuid(text: str) -> bool:

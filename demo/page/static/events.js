@@ -112,7 +112,8 @@ export class EventsView {
       hops.push([text, index || event.written_ms === null ? clock(record.at_ms) : later(begin, record.at_ms), `${record.topic}, partition ${record.partition}, offset ${record.offset}`]);
     });
     for (const [name, sink] of Object.entries(event.sinks)) {
-      hops.push([`Sink ${name}`, sink.at_ms === null ? "not yet" : later(begin, sink.at_ms), sink.batch === null ? "" : `Spark batch ${sink.batch}`]);
+      const when = sink.at_ms === null ? (sink.applied ? "applied earlier" : "not yet") : later(begin, sink.at_ms);
+      hops.push([`Sink ${name}`, when, sink.batch === null ? "" : `Spark batch ${sink.batch}`]);
     }
     this.hops.replaceChildren(...hops.map(([what, when, where]) => h("li", {}, h("strong", {}, what), h("span", { class: "when" }, when), h("span", { class: "where" }, where))));
   }
@@ -133,10 +134,11 @@ async function lookUp(id) {
 
 function applied(event) {
   const names = Object.entries(event.sinks);
-  const done = names.filter(([, sink]) => sink.at_ms !== null);
+  const done = names.filter(([, sink]) => sink.applied);
   if (!event.records.length) return "not yet";
   if (!names.length) return "no sink compared here reads it";
   if (done.length < names.length) return `${done.length} of ${names.length}`;
+  if (done.some(([, sink]) => sink.at_ms === null)) return "earlier"; // before this page looked
   return later(event.written_ms ?? event.records[0].at_ms, Math.max(...done.map(([, sink]) => sink.at_ms)));
 }
 

@@ -74,3 +74,28 @@ def test_the_end_does_not_wait_for_ever(hub: Hub, monkeypatch: pytest.MonkeyPatc
         assert not poller.stop()
         go_on.set()
         wait_for("the thread to end", poller.stop, timeout_s=10)
+
+
+def test_what_has_settled_is_what_was_done_last(hub: Hub) -> None:
+    model, said = MadeUp(), list[str]()
+    poller = Poller(lambda: model.readings(AT_MS), hub)
+    poller.forget_settled()
+    poller.when_settled(lambda _: said.append("first"))
+    poller.read_once()
+    poller.forget_settled()  # the second begins
+    poller.read_once()
+    poller.when_settled(lambda _: said.append("second"))
+    assert said == []
+    for _ in range(3):
+        poller.read_once()
+    assert said == ["second"]
+    assert not poller.has_gap
+
+
+def test_a_time_that_nobody_saw_is_known_as_such(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MadeUp()
+    poller = Poller(lambda: model.readings(AT_MS), hub)
+    poller.forget_settled()
+    monkeypatch.setattr(pollers, "GAP_S", -1.0)  # any time is too long
+    poller.read_once()
+    assert poller.has_gap
