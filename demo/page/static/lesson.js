@@ -60,7 +60,7 @@ export class LessonView {
     const asked = lesson.question ? { ...lesson.question, step: lesson.step } : this.asked;
     if (asked) this.questions.set(asked.step, asked);
     this.asked = asked;
-    const key = JSON.stringify([asked, lesson.answers, this.answers.get(asked?.step), lesson.failed]);
+    const key = JSON.stringify([asked, lesson.answers, this.answers.get(asked?.step), lesson.failed, lesson.phase === "failed"]);
     if (key === this.shownCard) return;
     this.shownCard = key;
     setText(this.parts.status, this.spoken(lesson, asked));
@@ -87,7 +87,7 @@ export class LessonView {
     if (lesson.failed) return failure(lesson)[0].textContent;
     if (!asked) return "";
     const explained = this.explained(lesson, asked.step);
-    return explained.length ? explained[0].textContent : `Question ${asked.step}. ${asked.text}`;
+    return explained.length ? explained[0].textContent : `Question ${asked.step} is asked.`;
   }
 
   /** The measured answer of a step, if there is one. */

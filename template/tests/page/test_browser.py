@@ -32,8 +32,9 @@ def test_the_numbers_are_those_of_the_chain(page: Page, stage: Stage) -> None:
 
 
 def test_the_moment_at_which_the_sinks_part_is_on_the_plot(page: Page) -> None:
-    expect(page.locator("#marks .part")).to_contain_text("part:")
-    assert page.locator("#plot .moment.part").count() == 1
+    expect(page.locator("#marks .part").first).to_contain_text("part:")
+    expect(page.locator("#marks .part").last).to_contain_text("further apart:")
+    assert page.locator("#plot .moment.part").count() == 2
     assert "Drift" in str(page.locator("#plot svg").get_attribute("aria-label"))
 
 
