@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from outbox.commands import demo as command
+from outbox.walkthrough import player, workload
 from outbox.walkthrough.player import Player
 
 
@@ -35,8 +36,8 @@ def handlers() -> Iterator[None]:
 def test_the_chain_is_torn_down_when_the_player_cannot_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     story = SimpleNamespace(tear_down=lambda: ended.append("the chain"))
-    monkeypatch.setattr(command.players, "load", Careless)
-    monkeypatch.setattr(command.workload, "load", lambda _: SimpleNamespace())
+    monkeypatch.setattr(player, "load", Careless)
+    monkeypatch.setattr(workload, "load", lambda _: SimpleNamespace())
     monkeypatch.setattr(command, "_processes", lambda *_: SimpleNamespace())
     monkeypatch.setattr(command, "Story", lambda *_: story)
     with pytest.raises(RuntimeError, match="hangs"):
