@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,9 +72,9 @@ class Journeys:
 
     def __init__(self) -> None:
         self._by_id: OrderedDict[str, Journey] = OrderedDict()  # the one that was seen last is the last
-        self._seen_ids: dict[str, None] = {}
+        self._seen_ids: OrderedDict[str, None] = OrderedDict()
         self._changed: dict[str, Journey] = {}
-        self._strangers: dict[str, None] = {}
+        self._strangers: OrderedDict[str, None] = OrderedDict()
         self._oldest_ms: int | None = None  # when the oldest row of the outbox was written
         self.repeats = 0  # records of events that were on the topics already
 
@@ -177,9 +177,10 @@ def _batch_of(record: Record, sink: Sink) -> int | None:
     return None
 
 
-def _bound(entries: MutableMapping[str, Any], most: int) -> None:
-    for name in list(entries)[: max(0, len(entries) - most)]:
-        del entries[name]
+def _bound(entries: OrderedDict[str, Any], most: int) -> None:
+    """Drop the oldest entries."""
+    while len(entries) > most:
+        entries.popitem(last=False)
 
 
 def _lsn(position: int | None) -> str | None:

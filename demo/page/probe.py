@@ -58,12 +58,15 @@ SELECT count(*), coalesce(sum(version), 0) / 2, -- a transfer has an event for e
        (SELECT count(*) FROM outbox)
   FROM source_totals
 """
+# Two look-ups in the index of the ids: the outbox is not scanned.
 EVENTS = """
-SELECT id::text, aggregatetype, type, schema_version, aggregateid, (payload ->> 'amount')::numeric,
+SELECT DISTINCT ON (found.id)
+       found.id::text, aggregatetype, type, schema_version, aggregateid, (payload ->> 'amount')::numeric,
        (extract(epoch FROM occurred_at) * 1000)::bigint
-  FROM outbox
- WHERE id IN (SELECT id FROM outbox ORDER BY id DESC LIMIT %s) OR id = ANY (%s::uuid[])
- ORDER BY id
+  FROM (SELECT * FROM (SELECT * FROM outbox ORDER BY id DESC LIMIT %s) AS newest
+        UNION ALL
+        SELECT * FROM outbox WHERE id = ANY (%s::uuid[])) AS found
+ ORDER BY found.id
 """
 OLDEST = "SELECT (extract(epoch FROM occurred_at) * 1000)::bigint FROM outbox ORDER BY id LIMIT 1"
 SOURCE_TOTALS = "SELECT key, total, version FROM source_totals"
