@@ -160,9 +160,9 @@ class PageScreen(Screen):
         super().expect(held, claim, found)
         self._hub.publish(logs={"lines": [{"kind": "expect", "text": claim, "found": found, "held": held}]})
 
-    def address(self, url: str) -> None:
+    def address(self, url: str, note: str = "") -> None:
         """Where the page is. The address has the token, so the terminal alone shows it."""
-        super().say(f"watch it, and break it, in a browser: {url}")
+        super().say(f"watch it, and break it, in a browser: {url}{note}")
 
     def _add(self, kind: str, text: str) -> None:
         if text.strip():

@@ -29,6 +29,7 @@ TOKEN_FILE = "page.token"  # noqa: S105 - in the home folder
 WAIT_S = 0.2
 LOGS = {"samples": 600, "marks": 60, "lines": 200, "said": 30}
 TABLES = {"events": 120}
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LOG = logging.getLogger(__name__)
 
 
@@ -88,7 +89,7 @@ class PagePlayer(Player, Desk):
     def act(self, name: str) -> bool:
         """Begin an action."""
         action = ACTIONS[name]
-        return action.needs(self._hands) and self._ask(action.label, lambda: self._do(action))
+        return action.lacks(self._hands) is None and self._ask(action.label, lambda: self._do(action))
 
     def lesson(self, verb: str) -> bool:
         """Play, pause, resume or step the lesson."""
@@ -131,7 +132,8 @@ class PagePlayer(Player, Desk):
         guard = Guard(kept_token(settings.home / TOKEN_FILE), server.port)
         server.start(create_app(self._hub, self, guard))
         self._poller.start()
-        self._terminal.address(f"http://127.0.0.1:{server.port}/#{guard.token}")
+        note = "" if settings.demo_host in LOOPBACK else " (`docker compose run --service-ports` publishes it)"
+        self._terminal.address(f"http://127.0.0.1:{server.port}/#{guard.token}", note)
 
     def _ask(self, label: str, do: Callable[[], None]) -> bool:
         with self._freedom:
@@ -222,7 +224,7 @@ class PagePlayer(Player, Desk):
 
     def _show_stage(self, busy: str | None) -> None:
         actions = [
-            {"name": name, "label": one.label, "hint": one.hint, "group": one.group, "possible": one.needs(self._hands)}
+            {"name": name, "label": one.label, "hint": one.hint, "group": one.group, "lacks": one.lacks(self._hands)}
             for name, one in ACTIONS.items()
         ]
         self._hub.publish({"stage": {"busy": busy, "actions": actions}})

@@ -157,11 +157,12 @@ class MadeUpDesk(Desk):
 
     def __init__(self, state: State) -> None:
         self.asked: list[str] = []
+        self.is_free = True
         self._state = state
 
     def act(self, name: str) -> bool:
         self.asked.append(ACTIONS[name].label)
-        return True
+        return self.is_free
 
     def lesson(self, verb: str) -> bool:
         self.asked.append(verb)
@@ -229,7 +230,7 @@ class Stage:
         self.desk = MadeUpDesk(self.state)
         tell(self.hub, self.state, self.model, now_ms())
         actions = [
-            {"name": name, "label": one.label, "hint": one.hint, "group": one.group, "possible": True}
+            {"name": name, "label": one.label, "hint": one.hint, "group": one.group, "lacks": None}
             for name, one in ACTIONS.items()
         ]
         self.hub.publish({"stage": {"busy": None, "actions": actions}}, {"lines": LINES, "said": said(self.state)})
