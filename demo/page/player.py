@@ -18,7 +18,7 @@ from outbox.walkthrough import Player, Story
 from demo.page.actions import ACTIONS, Action, Hands
 from demo.page.app import Desk, Server, create_app
 from demo.page.hub import Hub
-from demo.page.lesson import Lesson, PageScreen
+from demo.page.lesson import WAIT_S, Lesson, PageScreen
 from demo.page.poller import Poller
 from demo.page.probe import Probe, is_uuid, not_readable, now_ms, outbox_row
 from demo.page.readings import Readings
@@ -26,7 +26,6 @@ from demo.page.security import Guard, kept_token
 from demo.page.state import NO_CAUSE, State
 
 TOKEN_FILE = "page.token"  # noqa: S105 - in the home folder
-WAIT_S = 0.2
 LOGS = {"samples": 600, "marks": 60, "lines": 200, "said": 30}
 TABLES = {"events": 120}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -72,8 +72,7 @@ OLDEST = "SELECT (extract(epoch FROM occurred_at) * 1000)::bigint FROM outbox OR
 SOURCE_TOTALS = "SELECT key, total, version FROM source_totals"
 LSN = "SELECT pg_current_wal_insert_lsn() - '0/0'"
 SLOT = """
-SELECT active, coalesce(confirmed_flush_lsn - '0/0', 0), coalesce(pg_current_wal_lsn() - confirmed_flush_lsn, 0),
-       coalesce(wal_status, 'unknown')
+SELECT active, coalesce(confirmed_flush_lsn - '0/0', 0), coalesce(pg_current_wal_lsn() - confirmed_flush_lsn, 0)
   FROM pg_replication_slots WHERE slot_name = %s
 """
 SINKS = """
@@ -146,7 +145,7 @@ class Probe:
         self._mode = (float("-inf"), *self._mode[1:])
 
     def read(self) -> Readings:
-        """Read every part. Sinks come first and the source last, so that nothing is applied that is not known."""
+        """Read every part. Sinks come first and the source last, so that the source knows all that a sink has applied."""
         sinks = _or_down(self._read_sinks)
         topics = _or_down(self._topics.read)
         connector = _or_down(self._read_connector)
@@ -174,8 +173,8 @@ class Probe:
             found = query(SLOT, [self._settings.connector])
         if not found:
             raise Failure("there is no replication slot", code="slot-missing")
-        [(is_active, confirmed, lag, wal_status)] = found
-        return Slot(is_active, int(confirmed), max(0, int(lag)), wal_status)
+        [(is_active, confirmed, lag)] = found
+        return Slot(is_active, int(confirmed), max(0, int(lag)))
 
     def _read_connector(self) -> Connector:
         settings = self._settings

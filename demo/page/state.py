@@ -1,4 +1,4 @@
-"""What the page shows of the chain, made of one reading after the other. Nothing here asks anybody anything."""
+"""What the page shows of the chain, made of one reading after the other. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ class State:
                     "newest": [
                         {"id": row.id, "key": row.key, "version": row.schema_version} for row in source.rows[-DRAWN:]
                     ],
-                    "total": sum(abs(one.total) for one in source.totals.values()),
                 }
         match readings.slot:
             case Down(reason):
@@ -87,7 +86,6 @@ class State:
                     "active": slot.is_active,
                     "lag_bytes": slot.lag_bytes,
                     "confirmed": f"{slot.confirmed_lsn >> 32:X}/{slot.confirmed_lsn & 0xFFFFFFFF:X}",
-                    "wal_status": slot.wal_status,
                 }
 
     def _apply_connector(self, readings: Readings, shown: Shown) -> None:
@@ -160,11 +158,9 @@ class State:
             and all(self._has_read_all(sink) for sink in readings.sinks if sink.totals is not None)
         )
         self.summary = {one["name"]: one for one in compared}
-        source = readings.source
         shown.logs["samples"] = [
             {
                 "at_ms": readings.at_ms,
-                "events": None if isinstance(source, Down) else source.events,
                 "sinks": {
                     one["name"]: [one["total"], one["drift"], one["duplicates"], one["set_aside"], one["lag"]]
                     for one in compared

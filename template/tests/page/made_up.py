@@ -138,9 +138,7 @@ class MadeUp:
         return Readings(
             at_ms,
             source,
-            down
-            if "slot" in self.down
-            else Slot(True, position - 3_000, 3_000 + 997 * (self.transfers % 9), "reserved"),
+            down if "slot" in self.down else Slot(True, position - 3_000, 3_000 + 997 * (self.transfers % 9)),
             down if "connect" in self.down else Connector("RUNNING", "RUNNING", self.mode, "poll", None),
             down if "topics" in self.down else Topics(_copy(self.ends), records),
             [*sinks, accounts],

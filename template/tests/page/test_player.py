@@ -199,7 +199,7 @@ def test_an_action_that_ends_at_once_leaves_the_player_free(
     assert played._hub.part("stage")["busy"] is None
 
 
-def test_an_unknown_action_or_verb_is_none(played: PagePlayer) -> None:
+def test_an_unknown_action_or_verb_is_refused(played: PagePlayer) -> None:
     with pytest.raises(KeyError):
         played.act("nothing")
     with pytest.raises(KeyError):
