@@ -145,7 +145,7 @@ class Probe:
         self._mode = (float("-inf"), *self._mode[1:])
 
     def read(self) -> Readings:
-        """Read every part. Sinks come first and the source last, so that the source knows all that a sink has applied."""
+        """Read every part. Sinks come first and the source last, so that the source knows all that they applied."""
         sinks = _or_down(self._read_sinks)
         topics = _or_down(self._topics.read)
         connector = _or_down(self._read_connector)

@@ -55,11 +55,11 @@ def chain(sinks: Sinks) -> Chain:
 def test_sinks_that_missed_the_window_run_again(chain: Chain, sinks: Sinks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "Window", lambda *_: Window(sinks))
     with pytest.raises(WaitTimeoutError, match="commit"):
-        faults.crash_sinks(chain, ["balances"], lambda: None)
+        faults.crash_sinks(chain, ["dedup"], lambda: None)
     assert sinks.done[:3] == ["release", "resume", "start"]
 
 
 def test_sinks_that_were_not_rewound_run_again(chain: Chain, sinks: Sinks) -> None:
     with pytest.raises(WaitTimeoutError, match="end"):
-        faults.rewind_sink(chain, "balances")
+        faults.rewind_sink(chain, "dedup")
     assert sinks.done == ["start"]
