@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from outbox import Failure
 from outbox.dbapi import Event, append
-from outbox.walkthrough import Chain, SourceRole, connect, crash_sinks, rewind_sink, terminate_replication
+from outbox.walkthrough import Chain, Part, SourceRole, connect, crash_sinks, rewind_sink, terminate_replication
 
 from demo.page.client import Client, write_bad_record
 
@@ -40,6 +40,13 @@ class Hands:
     def client(self) -> Client:
         """A client of the service, whose address is known once the chain has started."""
         return Client(self.chain.settings)
+
+    @property
+    def broker(self) -> Part:
+        """Kafka. Raises Failure if its process is out of reach."""
+        if self.chain.broker is None:
+            raise Failure("Kafka's process is out of reach", code="part-out-of-reach")
+        return self.chain.broker
 
     @property
     def sinks(self) -> list[str]:
@@ -76,7 +83,7 @@ class Action:
     hint: str
     group: str  # traffic, relay or sinks
     do: Callable[[Hands, Report], str]
-    needs: Callable[[Hands], bool] = lambda _: True  # whether this chain can do it
+    lacks: Callable[[Hands], str | None] = lambda _: None  # why this chain cannot do it; None if it can
 
 
 def _transfer(hands: Hands, _: Report) -> str:
@@ -119,7 +126,7 @@ def _old_version(hands: Hands, _: Report) -> str:
     hands.client.open_account("written by the new release")
     return (
         "Two releases of the service run side by side: one opened an account with account.opened version 1, the other"
-        " with version 2, which has a label. Both are on the topic, and a sink turns version 1 into version 2."
+        " with version 2, which has a label. A sink turns version 1 into version 2."
     )
 
 
@@ -135,9 +142,8 @@ def _kill_worker(hands: Hands, report: Report) -> str:
 
     pid = hands.under_load(kill)
     return (
-        f"kill -9 {pid}: the Connect worker died while it relayed. Started again, Debezium reads on from the stored"
-        " offset. With exactly-once it was committed with the records; without, it may be older, and events are sent"
-        " again."
+        f"kill -9 {pid}: the Connect worker died while it relayed, and Debezium reads on from the stored offset. With"
+        " exactly-once that was committed with the records; without, it may be older, and events are sent again."
     )
 
 
@@ -161,11 +167,11 @@ def _crash_sinks(hands: Hands, _: Report) -> str:
     )
 
 
-def _rewind(name: Callable[[Hands], str | None]) -> Callable[[Hands, Report], str]:
+def _rewind(number: int) -> Callable[[Hands, Report], str]:
+    """Rewind a sink of those that the chain runs."""
+
     def do(hands: Hands, _: Report) -> str:
-        sink = name(hands)
-        if sink is None:
-            raise Failure("there is no such sink", code="sink-unknown")
+        sink = hands.sinks[number]
         records = rewind_sink(hands.chain, sink)
         return (
             f"{sink} was stopped and its offsets were set to the beginning: it reads {records} offsets again. What it"
@@ -176,9 +182,7 @@ def _rewind(name: Callable[[Hands], str | None]) -> Callable[[Hands, Report], st
 
 
 def _stop_broker(hands: Hands, _: Report) -> str:
-    if hands.chain.broker is None:
-        raise Failure("Kafka's process is out of reach", code="part-out-of-reach")
-    hands.chain.broker.kill()
+    hands.broker.kill()
     hands.client.transfers(BURST // 10)
     return (
         f"Kafka is dead, and {BURST // 10} transfers were committed all the same: the service needs its database only."
@@ -187,9 +191,7 @@ def _stop_broker(hands: Hands, _: Report) -> str:
 
 
 def _start_broker(hands: Hands, report: Report) -> str:
-    if hands.chain.broker is None:
-        raise Failure("Kafka's process is out of reach", code="part-out-of-reach")
-    hands.chain.broker.start()
+    hands.broker.start()
     hands.chain.start(report)
     return "Kafka is back. The connector relays what has waited, in order, and the sinks go on where they stopped."
 
@@ -214,40 +216,40 @@ def _ignore(_: object) -> None:
     """A burst returns nothing."""
 
 
-def _has_broker(hands: Hands) -> bool:
-    return hands.chain.broker is not None
+def _lacks_broker(hands: Hands) -> str | None:
+    return "Kafka's process is out of reach here" if hands.chain.broker is None else None
 
 
-def _may_write_events(hands: Hands) -> bool:
-    """Whether the walkthrough has the password of the service's role: not in containers."""
-    return bool(hands.chain.settings.source_db_app_password.get_secret_value())
+def _lacks_service_role(hands: Hands) -> str | None:
+    """In containers the walkthrough has no password of the service's role."""
+    has_it = hands.chain.settings.source_db_app_password.get_secret_value()
+    return None if has_it else "The demo cannot log in as the service here"
 
 
-def _may_rewind(hands: Hands) -> bool:
-    """Whether it has the password of the sinks' role: not in containers, where Docker also starts at once what ends."""
-    return bool(hands.chain.settings.sink_db_writer_password.get_secret_value())
+def _lacks_sink_role(hands: Hands) -> str | None:
+    """In containers it has no password of the sinks' role. Docker also starts at once what ends."""
+    has_it = hands.chain.settings.sink_db_writer_password.get_secret_value()
+    return None if has_it else "The demo cannot log in as a sink here"
+
+
+def _lacks_naive_sink(hands: Hands) -> str | None:
+    return "There is no sink B" if hands.naive is None else _lacks_sink_role(hands)
 
 
 ACTIONS: dict[str, Action] = {
     "transfer": Action("One transfer", "Two events, one transaction", "traffic", _transfer),
     "burst": Action(f"A burst of {BURST}", f"{2 * BURST} events at once", "traffic", _burst),
     "bad-record": Action("A bad event", "A foreign record breaks the contract", "traffic", _bad_record),
-    "old-version": Action("Two versions", "An old and a new release write", "traffic", _old_version, _may_write_events),
+    "old-version": Action(
+        "Two versions", "An old and a new release write", "traffic", _old_version, _lacks_service_role
+    ),
     "kill-worker": Action("Kill the connector", "kill -9 while it relays", "relay", _kill_worker),
     "cut": Action("Cut replication", "Postgres ends Debezium's connection", "relay", _terminate_replication),
-    "stop-kafka": Action("Stop Kafka", "kill -9 of the broker", "relay", _stop_broker, _has_broker),
-    "start-kafka": Action("Start Kafka", "And everything that fell with it", "relay", _start_broker, _has_broker),
+    "stop-kafka": Action("Stop Kafka", "kill -9 of the broker", "relay", _stop_broker, _lacks_broker),
+    "start-kafka": Action("Start Kafka", "And everything that fell with it", "relay", _start_broker, _lacks_broker),
     "exactly-once-off": Action("Exactly-once off", "Restarts the worker", "relay", _switch(exactly_once=False)),
     "exactly-once-on": Action("Exactly-once on", "Restarts the worker", "relay", _switch(exactly_once=True)),
     "crash-sinks": Action("Crash the sinks", "Between their commit and Spark's", "sinks", _crash_sinks),
-    "rewind-right": Action(
-        "Rewind sink A", "It reads every event again", "sinks", _rewind(lambda hands: hands.right), _may_rewind
-    ),
-    "rewind-naive": Action(
-        "Rewind sink B",
-        "It reads every event again",
-        "sinks",
-        _rewind(lambda hands: hands.naive),
-        lambda hands: hands.naive is not None and _may_rewind(hands),
-    ),
+    "rewind-right": Action("Rewind sink A", "It reads every event again", "sinks", _rewind(0), _lacks_sink_role),
+    "rewind-naive": Action("Rewind sink B", "It reads every event again", "sinks", _rewind(1), _lacks_naive_sink),
 }

@@ -23,7 +23,10 @@ class Desk:
     """What the page may ask for. The player answers."""
 
     def act(self, name: str) -> bool:
-        """Begin an action; False if something else is being done. Raises KeyError if there is no such action."""
+        """Begin an action; False if something else is being done, or if this chain cannot do it.
+
+        Raises KeyError if there is no such action.
+        """
         raise NotImplementedError
 
     def lesson(self, verb: str) -> bool:
@@ -77,7 +80,6 @@ class Server:
     def __init__(self, host: str, port: int) -> None:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._server: BaseWSGIServer = make_server(host, port, Flask("not yet"), threaded=True)
-        self._server.daemon_threads = True  # type: ignore[attr-defined]
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="page-server", daemon=True)
 

@@ -2,7 +2,7 @@
 
 A total of a sink can be compared with the source's only where the sink has applied as many events of the key as the
 source has written: where the versions are equal. For the other keys the last known drift stays, and they count as
-pending. So a number on the page may be a moment old, and is never wrong.
+pending, which the page shows beside it. A key that the source does not have drifts by all that the sink has.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 from demo.page.readings import Total
 
+NOTHING = Total(0, 0)
+
 
 class Drift:
     """The drift of one sink, by key."""
@@ -18,14 +20,16 @@ class Drift:
     def __init__(self) -> None:
         self._by_key: dict[str, int] = {}
         self.pending = 0  # keys whose events are not all applied
+        self.is_compared = False  # whether there was a comparison
 
     def compare(self, source: Mapping[str, Total], sink: Mapping[str, Total]) -> None:
         """Compare the totals of two readings, the sink's read before the source's."""
         self.pending = 0
-        for key, due in source.items():
-            found = sink.get(key, Total(0, 0))
-            if found.version == due.version:
-                self._by_key[key] = found.total - due.total
+        self.is_compared = True
+        for key in source.keys() | sink.keys():
+            found, due = sink.get(key, NOTHING), source.get(key)
+            if due is None or found.version == due.version:
+                self._by_key[key] = found.total - (due or NOTHING).total
             else:
                 self.pending += 1
 

@@ -47,11 +47,6 @@ class Hub:
         with self._changed:
             return self._parts.get(name)
 
-    def row(self, table: str, row_id: str) -> Json:
-        """A row as it is now; None if there is none."""
-        with self._changed:
-            return self._tables[table].get(row_id)
-
     def publish(
         self,
         parts: Mapping[str, Json] | None = None,
@@ -96,7 +91,7 @@ class Hub:
             self._changed.notify_all()
 
     def wait_for_subscribers(self, timeout_s: float) -> bool:
-        """Wait until somebody looks. Returns whether somebody does."""
+        """Wait for a subscriber. Returns whether there is one."""
         with self._changed:
             return self._changed.wait_for(lambda: self._subscribers > 0 or self._is_closed, timeout_s)
 
@@ -134,7 +129,7 @@ class Hub:
     def _document(self) -> bytes:
         if self._whole[0] != self._version:
             tables = {name: list(rows.values()) for name, rows in self._tables.items()}
-            whole = {"parts": self._parts, "logs": self._logs, "tables": tables}
+            whole = {"parts": self._parts, "logs": self._logs, "tables": tables, "limits": self._limits}
             self._whole = (self._version, _frame("whole", whole))
         return self._whole[1]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,9 @@ IDS_KEPT = 50_000  # to recognise repeats on the topics
 class Applied:
     """What one sink did with an event."""
 
-    batch: int | None = None  # the Spark batch that has it
-    at_ms: int | None = None  # when Spark recorded that batch; or when the position was seen behind the event
+    batch: int | None = None  # the Spark batch that has it, if it is known
+    is_applied: bool = False
+    at_ms: int | None = None  # when Spark recorded that batch; or when the position was seen behind the event; if known
 
 
 @dataclass
@@ -55,7 +56,10 @@ class Journey:
                 {"topic": one.topic, "partition": one.partition, "offset": one.offset, "at_ms": one.at_ms}
                 for one in self.records
             ],
-            "sinks": {name: {"batch": one.batch, "at_ms": one.at_ms} for name, one in self.sinks.items()},
+            "sinks": {
+                name: {"batch": one.batch, "applied": one.is_applied, "at_ms": one.at_ms}
+                for name, one in self.sinks.items()
+            },
         }
 
     def _header(self, name: str) -> str:
@@ -68,9 +72,9 @@ class Journeys:
 
     def __init__(self) -> None:
         self._by_id: OrderedDict[str, Journey] = OrderedDict()  # the one that was seen last is the last
-        self._seen_ids: dict[str, None] = {}
+        self._seen_ids: OrderedDict[str, None] = OrderedDict()
         self._changed: dict[str, Journey] = {}
-        self._strangers: dict[str, None] = {}
+        self._strangers: OrderedDict[str, None] = OrderedDict()
         self._oldest_ms: int | None = None  # when the oldest row of the outbox was written
         self.repeats = 0  # records of events that were on the topics already
 
@@ -140,15 +144,18 @@ class Journeys:
         position = sink.positions.get(record.topic, {}).get(record.partition)
         if position is None:
             return  # it does not read that topic
+        is_new = sink.name not in journey.sinks
         applied = journey.sinks.setdefault(sink.name, Applied())
-        if applied.batch is None:
-            ends = ((one.number, one.ends.get(record.topic, {}).get(record.partition, 0)) for one in sink.batches)
-            applied.batch = next((number for number, end in ends if end > record.offset), None)
-            if applied.batch is not None:
-                self._changed[journey.id] = journey
-        if applied.at_ms is None and position > record.offset:
-            recorded = (one.committed_ms for one in sink.batches if one.number == applied.batch)
-            applied.at_ms = next(recorded, None) or at_ms
+        if applied.is_applied:
+            return
+        batch = _batch_of(record, sink) if applied.batch is None else None
+        if batch is not None:
+            applied.batch = batch
+            self._changed[journey.id] = journey
+        if position > record.offset:
+            recorded = next((one.committed_ms for one in sink.batches if one.number == applied.batch), None)
+            applied.is_applied = True
+            applied.at_ms = recorded or (None if is_new and applied.batch is None else at_ms)
             self._changed[journey.id] = journey
 
     def _of(self, event_id: str) -> Journey:
@@ -158,9 +165,22 @@ class Journeys:
         return journey
 
 
-def _bound(entries: MutableMapping[str, Any], most: int) -> None:
-    for name in list(entries)[: max(0, len(entries) - most)]:
-        del entries[name]
+def _batch_of(record: Record, sink: Sink) -> int | None:
+    """The batch that has a record; None if it is not planned, or not certain: before the first batch that is kept there
+    were others.
+    """
+    known = -1  # the number of the batch before
+    for batch in sink.batches:
+        if batch.ends.get(record.topic, {}).get(record.partition, 0) > record.offset:
+            return batch.number if batch.number == known + 1 else None
+        known = batch.number
+    return None
+
+
+def _bound(entries: OrderedDict[str, Any], most: int) -> None:
+    """Drop the oldest entries."""
+    while len(entries) > most:
+        entries.popitem(last=False)
 
 
 def _lsn(position: int | None) -> str | None:

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import psycopg2
 from outbox import Failure, load_settings
 from outbox.walkthrough import Player, Story
 
 from demo.page.actions import ACTIONS, Action, Hands
 from demo.page.app import Desk, Server, create_app
 from demo.page.hub import Hub
-from demo.page.lesson import Lesson, PageScreen
+from demo.page.lesson import WAIT_S, Lesson, PageScreen
 from demo.page.poller import Poller
 from demo.page.probe import Probe, is_uuid, not_readable, now_ms, outbox_row
 from demo.page.readings import Readings
 from demo.page.security import Guard, kept_token
-from demo.page.state import State
+from demo.page.state import NO_CAUSE, State
 
 TOKEN_FILE = "page.token"  # noqa: S105 - in the home folder
-WAIT_S = 0.2
 LOGS = {"samples": 600, "marks": 60, "lines": 200, "said": 30}
 TABLES = {"events": 120}
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOG = logging.getLogger(__name__)
 
 
 class PagePlayer(Player, Desk):
@@ -40,6 +44,7 @@ class PagePlayer(Player, Desk):
         self._lesson = Lesson(self._hub, self._mark, self._played)
         self._poller = Poller(self._read, self._hub)
         self._asked: queue.Queue[Callable[[], None]] = queue.Queue(maxsize=1)
+        self._freedom = threading.Lock()  # of what follows, and of the page's word on it
         self._is_free = False
         self._is_started = False  # whether the chain is
         self._probe: Probe | None = None
@@ -54,6 +59,7 @@ class PagePlayer(Player, Desk):
         self._serve()
         self._show_stage("the lesson is played")
         self._lesson.play(story, self.screen, paused=False)
+        self._poller.when_settled(_forget_cause)
 
     def wait(self) -> None:
         """Do what the page asks for, until Ctrl-C."""
@@ -70,11 +76,11 @@ class PagePlayer(Player, Desk):
 
     def close(self) -> None:
         """Stop the page."""
-        self._poller.stop()
+        has_ended = self._poller.stop()
         if self._server is not None:
             self._hub.close()
             self._server.stop()
-        if self._probe is not None:
+        if self._probe is not None and has_ended:  # else its connections are in use, and end with this process
             self._probe.close()
 
     # The desk: asked by the threads of the server ---------------------------------------------------------------------
@@ -82,14 +88,13 @@ class PagePlayer(Player, Desk):
     def act(self, name: str) -> bool:
         """Begin an action."""
         action = ACTIONS[name]
-        return self._ask(action.label, lambda: self._do(action))
+        return action.lacks(self._hands) is None and self._ask(action.label, lambda: self._do(action))
 
     def lesson(self, verb: str) -> bool:
         """Play, pause, resume or step the lesson."""
         if verb == "play":
             return self._ask("the lesson is played", self._play_again)
-        {"pause": self._lesson.pause, "resume": self._lesson.resume, "step": self._lesson.step}[verb]()
-        return True
+        return {"pause": self._lesson.pause, "resume": self._lesson.resume, "step": self._lesson.step}[verb]()
 
     def look_up(self, event_id: str) -> dict[str, Any] | None:
         """The outbox row and the records of an event."""
@@ -100,6 +105,8 @@ class PagePlayer(Player, Desk):
                 row = outbox_row(self._story.chain.settings, event_id)
             except Failure as failure:
                 row = json.dumps({"unavailable": failure.message})
+            except psycopg2.Error:
+                row = json.dumps({"unavailable": "the database does not answer"})
         if journey is None and row is None:
             return None
         records = [
@@ -124,28 +131,29 @@ class PagePlayer(Player, Desk):
         guard = Guard(kept_token(settings.home / TOKEN_FILE), server.port)
         server.start(create_app(self._hub, self, guard))
         self._poller.start()
-        self._terminal.address(f"http://127.0.0.1:{server.port}/#{guard.token}")
+        note = "" if settings.demo_host in LOOPBACK else " (`docker compose run --service-ports` publishes it)"
+        self._terminal.address(f"http://127.0.0.1:{server.port}/#{guard.token}", note)
 
     def _ask(self, label: str, do: Callable[[], None]) -> bool:
-        if not self._is_free:
-            return False
-        try:
+        with self._freedom:
+            if not self._is_free:
+                return False
+            self._is_free = False
+            self._show_stage(label)
             self._asked.put_nowait(do)
-        except queue.Full:
-            return False
-        self._is_free = False
-        self._show_stage(label)
         return True
 
     def _do(self, action: Action) -> None:
         """Do an action, say what happened, and say when everything agrees again."""
         began = time.monotonic()
+        self._poller.forget_settled()
         if action.group != "traffic":
             self._mark("fault", action.label)
         try:
             said = action.do(self._hands, self._report)
-        except (Failure, TimeoutError) as failure:
-            self._say("failed", action.label, str(failure).splitlines()[0])
+        except Exception as error:
+            self._say("failed", action.label, _reason(error))
+            self._poller.when_settled(_forget_cause)  # it may have done a part of it
             return
         if self._probe is not None:
             self._probe.ask_mode_again()
@@ -153,22 +161,37 @@ class PagePlayer(Player, Desk):
         self._poller.when_settled(lambda state: self._settled(action.label, state, time.monotonic() - began))
 
     def _settled(self, label: str, state: State, after_s: float) -> None:
+        _forget_cause(state)
+        when = "" if self._poller.has_gap else f", {after_s:.1f} s after it began"
         drifts = [
             f"{name} {'agrees with the ledger' if not one['drift'] else 'is off by ' + format(one['drift'], ',')}"
             for name, one in state.summary.items()
         ]
-        self._say(
-            "settled", label, f"Nothing is in flight any more, {after_s:.1f} s after it began: {'; '.join(drifts)}."
-        )
+        self._say("settled", label, f"Nothing is in flight any more{when}: {'; '.join(drifts)}.")
 
     def _play_again(self) -> None:
         """Another story on the same chain. Its failures are shown, and do not change this command's exit status."""
         screen = PageScreen(self._hub)
         story = Story(self._story.chain, self._story.workload, screen)
+        has_failed = False
+        self._poller.forget_settled()
         try:
             self._lesson.play(story, screen, paused=True)
-        except (Failure, TimeoutError) as failure:
-            screen.say(f"The lesson ended: {failure}")
+        except Exception as error:
+            screen.say(f"The lesson ended: {_reason(error)}")
+            has_failed = True
+        finally:
+            story.stop()
+        self._poller.when_settled(_forget_cause)
+        if has_failed:
+            self._repair(screen)
+
+    def _repair(self, screen: PageScreen) -> None:
+        """Start the parts that a step of the lesson has left dead."""
+        try:
+            self._story.chain.start(self._report)
+        except Exception as error:
+            screen.say(f"The chain cannot be repaired: {_reason(error)}")
 
     def _played(self, step: int) -> None:
         self._is_started = self._is_started or step == 0
@@ -183,8 +206,9 @@ class PagePlayer(Player, Desk):
         return self._probe.read()
 
     def _finish(self) -> None:
-        self._is_free = True
-        self._show_stage(None)
+        with self._freedom:
+            self._is_free = True
+            self._show_stage(None)
 
     def _report(self, text: str) -> None:
         self.screen.progress(text)
@@ -199,10 +223,23 @@ class PagePlayer(Player, Desk):
 
     def _show_stage(self, busy: str | None) -> None:
         actions = [
-            {"name": name, "label": one.label, "hint": one.hint, "group": one.group, "possible": one.needs(self._hands)}
+            {"name": name, "label": one.label, "hint": one.hint, "group": one.group, "lacks": one.lacks(self._hands)}
             for name, one in ACTIONS.items()
         ]
         self._hub.publish({"stage": {"busy": busy, "actions": actions}})
+
+
+def _forget_cause(state: State) -> None:
+    """What was done last has no effect any more."""
+    state.cause = NO_CAUSE
+
+
+def _reason(error: Exception) -> str:
+    """Why something failed, in one line. The traceback of an unexpected error goes to the terminal."""
+    if isinstance(error, (Failure, TimeoutError)):
+        return next(iter(str(error).splitlines()), "it took too long")
+    LOG.error("unexpected error", exc_info=error)
+    return f"unexpected {type(error).__name__}; the terminal has more"
 
 
 def _listening(host: str, port: int) -> Server:

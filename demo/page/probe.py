@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 from uuid import UUID
@@ -21,6 +21,7 @@ from outbox.walkthrough import (
     connect,
     connector_status,
     consumer_config,
+    headers_of,
     sink_specs,
 )
 
@@ -49,6 +50,7 @@ BATCHES = 12  # the newest of a sink
 VALUE_MAX = 4_000  # characters of a record that are kept
 REQUEST_TIMEOUT_S = 2.0
 KAFKA_TIMEOUT_S = 2.0
+STATEMENT_TIMEOUT_MS = 10_000
 MODE_EVERY_S = 10.0  # Connect validates a configuration for it
 
 COUNTS = """
@@ -56,19 +58,21 @@ SELECT count(*), coalesce(sum(version), 0) / 2, -- a transfer has an event for e
        (SELECT count(*) FROM outbox)
   FROM source_totals
 """
+# Two look-ups in the index of the ids: the outbox is not scanned.
 EVENTS = """
-SELECT id::text, aggregatetype, type, schema_version, aggregateid, (payload ->> 'amount')::numeric,
+SELECT DISTINCT ON (found.id)
+       found.id::text, aggregatetype, type, schema_version, aggregateid, (payload ->> 'amount')::numeric,
        (extract(epoch FROM occurred_at) * 1000)::bigint
-  FROM outbox
- WHERE id IN (SELECT id FROM outbox ORDER BY id DESC LIMIT %s) OR id = ANY (%s::uuid[])
- ORDER BY id
+  FROM (SELECT * FROM (SELECT * FROM outbox ORDER BY id DESC LIMIT %s) AS newest
+        UNION ALL
+        SELECT * FROM outbox WHERE id = ANY (%s::uuid[])) AS found
+ ORDER BY found.id
 """
 OLDEST = "SELECT (extract(epoch FROM occurred_at) * 1000)::bigint FROM outbox ORDER BY id LIMIT 1"
 SOURCE_TOTALS = "SELECT key, total, version FROM source_totals"
 LSN = "SELECT pg_current_wal_insert_lsn() - '0/0'"
 SLOT = """
-SELECT active, coalesce(confirmed_flush_lsn - '0/0', 0), coalesce(pg_current_wal_lsn() - confirmed_flush_lsn, 0),
-       coalesce(wal_status, 'unknown')
+SELECT active, coalesce(confirmed_flush_lsn - '0/0', 0), coalesce(pg_current_wal_lsn() - confirmed_flush_lsn, 0)
   FROM pg_replication_slots WHERE slot_name = %s
 """
 SINKS = """
@@ -96,6 +100,7 @@ class Database:
                 self._connection = connect(self._settings, self._role)
                 self._connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
             with self._connection, self._connection.cursor() as cursor:
+                cursor.execute("SET LOCAL statement_timeout = %s", [STATEMENT_TIMEOUT_MS])
 
                 def query(statement: str, values: Sequence[object] = ()) -> list[Row]:
                     cursor.execute(statement, values)
@@ -140,7 +145,7 @@ class Probe:
         self._mode = (float("-inf"), *self._mode[1:])
 
     def read(self) -> Readings:
-        """Read every part. Sinks come first and the source last, so that nothing is applied that is not known."""
+        """Read every part. Sinks come first and the source last, so that the source knows all that they applied."""
         sinks = _or_down(self._read_sinks)
         topics = _or_down(self._topics.read)
         connector = _or_down(self._read_connector)
@@ -168,8 +173,8 @@ class Probe:
             found = query(SLOT, [self._settings.connector])
         if not found:
             raise Failure("there is no replication slot", code="slot-missing")
-        [(is_active, confirmed, lag, wal_status)] = found
-        return Slot(is_active, int(confirmed), max(0, int(lag)), wal_status)
+        [(is_active, confirmed, lag)] = found
+        return Slot(is_active, int(confirmed), max(0, int(lag)))
 
     def _read_connector(self) -> Connector:
         settings = self._settings
@@ -202,9 +207,7 @@ class Probe:
         by_sink: dict[str, dict[str, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
         for sink, topic, partition, next_offset in positions:
             by_sink[sink][topic][partition] = next_offset
-        totals_of: dict[str, dict[str, Total]] = defaultdict(dict)
-        for sink, key, total, version in totals:
-            totals_of[sink][key] = Total(int(total), version)
+        totals_of = balances(totals)
         return [
             self._sink(name, generation, (applied, duplicates, set_aside), by_sink[name], totals_of.get(name))
             for name, generation, applied, duplicates, set_aside in sinks
@@ -291,13 +294,21 @@ class Tail:
         return consumer
 
 
+def balances(rows: Iterable[Row]) -> dict[str, dict[str, Total]]:
+    """The totals by sink and key. One without a version is no balance: it is not compared with the source's."""
+    found: dict[str, dict[str, Total]] = defaultdict(dict)
+    for sink, key, total, version in rows:
+        if version is not None:
+            found[sink][key] = Total(int(total), version)
+    return found
+
+
 def is_uuid(text: str) -> bool:
-    """Whether a text is a UUID."""
+    """Whether a text is a UUID as Postgres and the relay write it. Python's class accepts other forms too."""
     try:
-        UUID(text)
+        return str(UUID(text)) == text.lower()
     except ValueError:
         return False
-    return True
 
 
 def outbox_row(settings: Settings, event_id: str) -> str | None:
@@ -313,7 +324,7 @@ def _outbox_row(row: Row) -> OutboxRow:
 
 
 def _record(message: Message) -> Record:
-    headers = {str(one[0]): _text(one[1]) for one in message.headers() or ()}
+    headers = {str(one[0]): _text(one[1]) for one in headers_of(message)}
     return Record(
         topic=message.topic() or "",
         partition=message.partition() or 0,

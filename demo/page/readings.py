@@ -57,7 +57,6 @@ class Slot:
     is_active: bool
     confirmed_lsn: int
     lag_bytes: int
-    wal_status: str
 
 
 @dataclass(frozen=True)

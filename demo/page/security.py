@@ -47,6 +47,9 @@ class Guard:
     """The token, and the checks of every request."""
 
     def __init__(self, token: str, port: int) -> None:
+        """Raises ValueError if the token is empty: it would let everybody in."""
+        if not token:
+            raise ValueError("an empty token")
         self.token = token
         self._cookie = f"page-{port}"  # cookies do not know ports
 
@@ -72,16 +75,33 @@ class Guard:
             abort(HTTPStatus.UNAUTHORIZED)
 
     def _is_ours(self, token: str) -> bool:
-        return hmac.compare_digest(token.encode(), self.token.encode())
+        return hmac.compare_digest(token.encode(errors="surrogatepass"), self.token.encode())
 
 
 def kept_token(file: Path) -> str:
     """The token in a file that its owner alone can read. It is made once, so that an open page lives on when the server
     starts again.
+
+    The file is there whole or not at all. An empty one, as a full disk may leave it, is made again.
     """
-    with suppress(FileExistsError), os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
-        made.write(secrets.token_urlsafe(24))
+    if not _is_whole(file):
+        staging = file.with_name(f"{file.name}.{os.getpid()}")
+        staging.unlink(missing_ok=True)
+        try:
+            with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
+                made.write(secrets.token_urlsafe(24))
+            with suppress(FileExistsError):  # another demo was first
+                os.link(staging, file)
+        finally:
+            staging.unlink()
     return file.read_text()
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether there is a token. An empty file is deleted."""
+    if file.exists() and not file.stat().st_size:
+        file.unlink()
+    return file.exists()
 
 
 def _add_headers(response: Response) -> Response:

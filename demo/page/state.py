@@ -1,18 +1,19 @@
-"""What the page shows of the chain, made of one reading after the other. Nothing here asks anybody anything."""
+"""What the page shows of the chain, made of one reading after the other. Pure: no I/O."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from demo.page.drift import Drift
 from demo.page.journeys import Journeys
-from demo.page.readings import Connector, Down, Readings, Sink, Slot, Source, Topics, Total
+from demo.page.readings import Batch, Connector, Down, Readings, Sink, Slot, Source, Topics, Total
 
 DRAWN = 24  # marks of a partition on the page
 UNSEEN_MS = 60_000  # after so long without a reading, a cause is not known
+NO_CAUSE = "no button of this page"
 
 Json = dict[str, Any]
 
@@ -35,11 +36,22 @@ class State:
         self._totals: Mapping[str, Total] = {}
         self._ends: Mapping[str, Mapping[int, int]] = {}
         self._partitions: dict[tuple[str, int], list[Json]] = {}
-        self._apart: set[frozenset[str]] = set()  # pairs of sinks that have parted
-        self.cause = "the beginning"  # what was done last
+        self._gaps: dict[frozenset[str], int] = {}  # by pair of sinks, how far their drifts differ
+        self._marked: set[frozenset[str]] = set()  # pairs with a mark for the present cause
+        self._cause = "the beginning"
         self._compared_ms: int | None = None  # when the sinks were last compared
         self.settled = False
         self.summary: Json = {}
+
+    @property
+    def cause(self) -> str:
+        """What was done last, until everything has settled."""
+        return self._cause
+
+    @cause.setter
+    def cause(self, cause: str) -> None:
+        self._cause = cause
+        self._marked.clear()
 
     def apply(self, readings: Readings) -> Shown:
         """Take a reading, and return what it changes on the page."""
@@ -65,7 +77,6 @@ class State:
                     "newest": [
                         {"id": row.id, "key": row.key, "version": row.schema_version} for row in source.rows[-DRAWN:]
                     ],
-                    "total": sum(abs(one.total) for one in source.totals.values()),
                 }
         match readings.slot:
             case Down(reason):
@@ -75,7 +86,6 @@ class State:
                     "active": slot.is_active,
                     "lag_bytes": slot.lag_bytes,
                     "confirmed": f"{slot.confirmed_lsn >> 32:X}/{slot.confirmed_lsn & 0xFFFFFFFF:X}",
-                    "wal_status": slot.wal_status,
                 }
 
     def _apply_connector(self, readings: Readings, shown: Shown) -> None:
@@ -148,11 +158,9 @@ class State:
             and all(self._has_read_all(sink) for sink in readings.sinks if sink.totals is not None)
         )
         self.summary = {one["name"]: one for one in compared}
-        source = readings.source
         shown.logs["samples"] = [
             {
                 "at_ms": readings.at_ms,
-                "events": None if isinstance(source, Down) else source.events,
                 "sinks": {
                     one["name"]: [one["total"], one["drift"], one["duplicates"], one["set_aside"], one["lag"]]
                     for one in compared
@@ -165,15 +173,8 @@ class State:
         health = readings.health
         state = "down" if isinstance(health, Down) else health.get(sink.name, {}).get("state", "not running")
         drift = self._drifts[sink.name]
-        if sink.totals is not None:
+        if sink.totals is not None and not isinstance(readings.source, Down):
             drift.compare(self._totals, sink.totals)
-        lags = [
-            max(0, end - sink.positions[topic].get(partition, 0))
-            for topic, ends in self._ends.items()
-            if topic in sink.positions
-            for partition, end in ends.items()
-        ]
-        begins = [0, *(sum(sum(of.values()) for of in batch.ends.values()) for batch in sink.batches)]
         return {
             "name": sink.name,
             "strategy": sink.strategy,
@@ -182,20 +183,27 @@ class State:
             "applied": sink.applied,
             "duplicates": sink.duplicates,
             "set_aside": sink.set_aside,
-            "lag": sum(lags),
+            "lag": self._lag(sink),
             "total": None if sink.totals is None else sum(abs(one.total) for one in sink.totals.values()),
             "drift": None if sink.totals is None else drift.total,
             "drift_keys": drift.keys,
             "pending": drift.pending,
-            "batches": [
-                {
-                    "number": batch.number,
-                    "records": end - begin if begin else None,
-                    "committed": batch.committed_ms is not None,
-                }
-                for batch, begin, end in zip(sink.batches, begins, begins[1:], strict=False)
-            ],
+            "compared": drift.is_compared,
+            "batches": _sizes(sink.batches),
         }
+
+    def _lag(self, sink: Sink) -> int:
+        """Offsets that Spark has not recorded as read. Positions do not fall when a sink is rewound, so they count only
+        without a checkpoint to look at.
+        """
+        read = next((one.ends for one in reversed(sink.batches) if one.committed_ms is not None), {})
+        done = read if sink.batches else sink.positions
+        return sum(
+            max(0, end - done.get(topic, {}).get(partition, 0))
+            for topic, ends in self._ends.items()
+            if topic in sink.positions
+            for partition, end in ends.items()
+        )
 
     def _has_read_all(self, sink: Sink) -> bool:
         """Whether Spark has recorded a batch up to the end of the topics. Positions do not fall when a sink is rewound,
@@ -212,18 +220,37 @@ class State:
         )
 
     def _partings(self, compared: list[Json], at_ms: int) -> list[Json]:
-        """A mark for each pair of sinks whose drifts begin to differ. Nobody may have looked when they did."""
+        """A mark for each pair of sinks whose drifts begin to differ, or differ more: one for each cause. The cause is
+        not known if nobody looked.
+        """
         is_seen = self._compared_ms is not None and at_ms - self._compared_ms < UNSEEN_MS
         self._compared_ms = at_ms
-        cause = self.cause if is_seen else "while nobody looked"
+        cause = self._cause if is_seen else "while nobody looked"
         found = []
         for index, left in enumerate(compared):
             for right in compared[index + 1 :]:
                 pair = frozenset((left["name"], right["name"]))
-                if left["drift"] != right["drift"] and pair not in self._apart and not left["pending"]:
-                    self._apart.add(pair)
-                    text = f"{left['name']} and {right['name']} part: {cause}"
+                gap, before = abs(left["drift"] - right["drift"]), self._gaps.get(pair, 0)
+                if left["pending"] and gap > before:
+                    continue  # it may be less when all is applied
+                self._gaps[pair] = gap
+                if gap > before and pair not in self._marked:
+                    self._marked.add(pair)
+                    what = "drift further apart" if before else "part"
+                    text = f"{left['name']} and {right['name']} {what}: {cause}"
                     found.append({"at_ms": at_ms, "kind": "part", "text": text})
-                elif left["drift"] == right["drift"]:
-                    self._apart.discard(pair)
         return found
+
+
+def _sizes(batches: Sequence[Batch]) -> list[Json]:
+    """The batches with their sizes in offsets. The first one's is not known, unless it is the first of its checkpoint,
+    which reads from the beginning.
+    """
+    found: list[Json] = []
+    begin = 0 if batches and batches[0].number == 0 else None
+    for batch in batches:
+        end = sum(sum(of.values()) for of in batch.ends.values())
+        size = None if begin is None else end - begin
+        found.append({"number": batch.number, "records": size, "committed": batch.committed_ms is not None})
+        begin = end
+    return found

@@ -1,6 +1,6 @@
 // The buttons that break the chain, and what has happened.
 
-import { arrange, byId, h } from "./dom.js";
+import { arrange, byId, h, setText } from "./dom.js";
 import { wallClock } from "./format.js";
 import { post } from "./post.js";
 
@@ -21,8 +21,9 @@ export class BreakView {
       for (const action of stage.actions) {
         const button = this.buttons.get(action.name);
         // aria-disabled, so that the focus stays on a button while it works
-        const isOff = Boolean(stage.busy) || !action.possible || action.name === isSo;
+        const isOff = Boolean(stage.busy) || action.lacks !== null || action.name === isSo;
         button.setAttribute("aria-disabled", String(isOff));
+        setText(button.querySelector(".hint"), action.lacks ?? action.hint);
         button.classList.toggle("busy", stage.busy === action.label);
       }
       byId("break").classList.toggle("working", Boolean(stage.busy));

@@ -1,10 +1,11 @@
 // The chain from left to right. Each station shows what the part itself says.
 
-import { byId, h } from "./dom.js";
+import { byId, h, refresh } from "./dom.js";
 import { bytes, count } from "./format.js";
 import { mark } from "./marks.js";
 
 const BATCHES = 3;
+const SLOP = 10; // pixels that a pointer may move in a click
 const WAL_SCALE = 4 * 1024 * 1024; // a lag of this fills the bar
 
 const STATIONS = [
@@ -18,8 +19,10 @@ const STATIONS = [
 ];
 
 export class ChainView {
-  constructor(openEvent) {
-    this.openEvent = openEvent;
+  /** `events` opens an event, and says which one is followed. */
+  constructor(events) {
+    this.events = events;
+    this.watchPointer(byId("stations"));
     byId("stations").replaceChildren(
       ...STATIONS.map((station) =>
         h("li", { id: `station-${station.id}`, class: "station" }, h("h3", {}, station.title), h("div", { class: "body" }, note("waiting"))),
@@ -34,8 +37,9 @@ export class ChainView {
       const part = doc.parts[station.wants[0]];
       const isDown = part?.down !== undefined;
       element.classList.toggle("down", isDown);
-      element.querySelector(".body").replaceChildren(
-        ...(isDown ? [badge("down", "bad"), note(part.down)] : part ? station.draw(part, this) : [note("waiting")]),
+      refresh(
+        element.querySelector(".body"),
+        isDown ? [badge("down", "bad"), note(part.down)] : part ? station.draw(part, this) : [note("waiting")],
       );
     }
   }
@@ -43,8 +47,23 @@ export class ChainView {
   dot(one) {
     const dot = mark(one, one.again);
     dot.dataset.event = one.id;
-    dot.addEventListener("click", () => this.openEvent(one.id));
+    dot.classList.toggle("followed", one.id === this.events.followed);
     return dot;
+  }
+
+  /** Open the event of a dot that is pressed. The dot may have been drawn again before it is released. */
+  watchPointer(stations) {
+    let pressed = null;
+    stations.addEventListener("pointerdown", (event) => {
+      const dot = event.target.closest("[data-event]");
+      pressed = dot && { id: dot.dataset.event, x: event.clientX, y: event.clientY };
+    });
+    document.addEventListener("pointercancel", () => (pressed = null)); // a touch that scrolls
+    document.addEventListener("pointerup", (event) => {
+      const isClick = pressed && Math.hypot(event.clientX - pressed.x, event.clientY - pressed.y) < SLOP;
+      if (isClick) this.events.open(pressed.id);
+      pressed = null;
+    });
   }
 }
 
@@ -60,7 +79,7 @@ function drawSlot(slot) {
   return [
     figure(bytes(slot.lag_bytes), "behind the log"),
     meter(slot.lag_bytes / WAL_SCALE, "Lag of the replication slot", bytes(slot.lag_bytes)),
-    badge(slot.active ? "read by Debezium" : "nobody reads it", slot.active ? "good" : "bad"),
+    badge(slot.active ? "read by Debezium" : "inactive", slot.active ? "good" : "bad"),
     note(`confirmed ${slot.confirmed}`),
   ];
 }
@@ -91,7 +110,7 @@ function drawTopics(topics, view) {
       ),
     ),
   );
-  return [...blocks, note(`${count(topics.repeats)} came again, ${count(topics.strangers)} not ours`)];
+  return [...blocks, note(`${count(topics.repeats)} duplicates, ${count(topics.strangers)} foreign records`)];
 }
 
 function drawSpark({ sinks }) {

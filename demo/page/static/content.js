@@ -1,8 +1,6 @@
 // The page's copy of the server's document: parts, which are replaced; logs, which grow; tables, whose rows have an id.
 
-const LIMITS = { samples: 600, marks: 60, lines: 200, said: 30, events: 120 };
-
-export const empty = () => ({ parts: {}, logs: {}, tables: {} });
+export const empty = () => ({ parts: {}, logs: {}, tables: {}, limits: {} }); // limits: the greatest lengths
 
 /** Apply a message of the server. Returns the content, and the names of what has changed. */
 export function apply(content, kind, message) {
@@ -16,13 +14,13 @@ export function apply(content, kind, message) {
     changed.add(name);
   }
   for (const [name, entries] of Object.entries(message.logs ?? {})) {
-    content.logs[name] = [...(content.logs[name] ?? []), ...entries].slice(-LIMITS[name]);
+    content.logs[name] = [...(content.logs[name] ?? []), ...entries].slice(-content.limits[name]);
     changed.add(name);
   }
   for (const [name, rows] of Object.entries(message.tables ?? {})) {
     const byId = new Map((content.tables[name] ?? []).map((row) => [row.id, row]));
     for (const row of rows) byId.set(row.id, row);
-    content.tables[name] = [...byId.values()].slice(-LIMITS[name]);
+    content.tables[name] = [...byId.values()].slice(-content.limits[name]);
     changed.add(name);
   }
   return [content, changed];

@@ -18,11 +18,11 @@ function made(element, attributes, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false).map(String_));
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false).map(asNode));
   return element;
 }
 
-function String_(child) {
+function asNode(child) {
   return child instanceof Node ? child : document.createTextNode(String(child));
 }
 
@@ -31,6 +31,16 @@ export const byId = (id) => document.getElementById(id);
 /** Set the text of an element if it is another one: what is unchanged is not announced again. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
+}
+
+/** Let an element have these children. One that is equal to its predecessor stays, and a reader's cursor with it. */
+export function refresh(parent, children) {
+  children.forEach((child, index) => {
+    const known = parent.children[index];
+    if (!known) parent.append(child);
+    else if (!known.isEqualNode(child)) known.replaceWith(child);
+  });
+  while (parent.children.length > children.length) parent.lastElementChild.remove();
 }
 
 /** Let an element have these children. Those that stay are not moved: a moved element loses the focus. */

@@ -1,15 +1,18 @@
 // The newest events, and the way of one of them through every hop.
 
-import { arrange, byId, h } from "./dom.js";
+import { arrange, byId, h, setText } from "./dom.js";
 import { clock, later, money, short } from "./format.js";
 import { mark } from "./marks.js";
 
-const SHOWN = 14;
+const SHOWN = 14; // until somebody asks for more
+const REFUSED = "Open the address that the terminal shows: it has the token.";
 
 export class EventsView {
   constructor() {
     this.rows = new Map(); // by id: a row stays the same element, so that the focus stays
     this.dialog = byId("event");
+    this.shown = SHOWN;
+    byId("more").addEventListener("click", () => this.showMore());
     this.followed = null;
     this.dialog.addEventListener("close", () => this.follow(null));
     this.dialog.addEventListener("click", (event) => event.target === this.dialog && this.dialog.close());
@@ -18,10 +21,22 @@ export class EventsView {
   render(doc, changed) {
     if (!changed.has("events")) return;
     this.events = new Map((doc.tables.events ?? []).map((event) => [event.id, event]));
-    const newest = [...this.events.values()].slice(-SHOWN).reverse();
+    this.draw();
+  }
+
+  showMore() {
+    const isMore = this.shown === SHOWN;
+    this.shown = isMore ? Infinity : SHOWN;
+    byId("more").setAttribute("aria-expanded", String(isMore));
+    setText(byId("more"), isMore ? "Show fewer events" : "Show more events");
+    this.draw();
+  }
+
+  draw() {
+    const newest = [...(this.events?.values() ?? [])].reverse().slice(0, this.shown);
     for (const id of [...this.rows.keys()]) if (!newest.some((event) => event.id === id)) this.rows.delete(id);
     arrange(byId("rows"), newest.map((event) => this.row(event)));
-    if (this.followed && this.events.has(this.followed)) this.drawHops(this.events.get(this.followed));
+    if (this.followed && this.events?.has(this.followed)) this.drawHops(this.events.get(this.followed));
   }
 
   row(event) {
@@ -66,10 +81,9 @@ export class EventsView {
     );
     if (event) this.drawHops(event);
     if (!this.dialog.open) this.dialog.showModal();
-    const response = await fetch(`/api/events/${encodeURIComponent(id)}`);
+    const { row, records, reason } = await lookUp(id);
     if (this.followed !== id) return;
-    if (!response.ok) return this.content.replaceChildren(h("p", { class: "note" }, "It is not kept any more."));
-    const { row, records } = await response.json();
+    if (reason) return this.content.replaceChildren(h("p", { class: "note" }, reason));
     this.content.replaceChildren(
       ...(row ? [h("h3", {}, "Row of the outbox"), code(JSON.stringify(row, null, 2))] : []),
       ...records.flatMap((record, index) => [
@@ -98,18 +112,33 @@ export class EventsView {
       hops.push([text, index || event.written_ms === null ? clock(record.at_ms) : later(begin, record.at_ms), `${record.topic}, partition ${record.partition}, offset ${record.offset}`]);
     });
     for (const [name, sink] of Object.entries(event.sinks)) {
-      hops.push([`Sink ${name}`, sink.at_ms === null ? "not yet" : later(begin, sink.at_ms), sink.batch === null ? "" : `Spark batch ${sink.batch}`]);
+      const when = sink.at_ms === null ? (sink.applied ? "applied earlier" : "not yet") : later(begin, sink.at_ms);
+      hops.push([`Sink ${name}`, when, sink.batch === null ? "" : `Spark batch ${sink.batch}`]);
     }
     this.hops.replaceChildren(...hops.map(([what, when, where]) => h("li", {}, h("strong", {}, what), h("span", { class: "when" }, when), h("span", { class: "where" }, where))));
   }
 }
 
+/** The row and the records of an event, or the reason why there are none. */
+async function lookUp(id) {
+  try {
+    const response = await fetch(`/api/events/${encodeURIComponent(id)}`);
+    if (response.status === 401) return { reason: REFUSED };
+    if (response.status === 404) return { reason: "It is not kept any more." };
+    if (!response.ok) return { reason: `It cannot be looked up: the server answered ${response.status}.` };
+    return await response.json();
+  } catch {
+    return { reason: "It cannot be looked up: the server does not answer." };
+  }
+}
+
 function applied(event) {
   const names = Object.entries(event.sinks);
-  const done = names.filter(([, sink]) => sink.at_ms !== null);
+  const done = names.filter(([, sink]) => sink.applied);
   if (!event.records.length) return "not yet";
   if (!names.length) return "no sink compared here reads it";
   if (done.length < names.length) return `${done.length} of ${names.length}`;
+  if (done.some(([, sink]) => sink.at_ms === null)) return "earlier"; // before this page looked
   return later(event.written_ms ?? event.records[0].at_ms, Math.max(...done.map(([, sink]) => sink.at_ms)));
 }
 

@@ -1,6 +1,6 @@
 // The lesson: each step asks first, then does it, then explains the answer with what was measured.
 
-import { byId, h, setText } from "./dom.js";
+import { byId, h, refresh, setText } from "./dom.js";
 import { count } from "./format.js";
 import { post } from "./post.js";
 
@@ -14,17 +14,19 @@ export class LessonView {
       controls: h("div", { class: "controls" }),
       steps: h("ol", { class: "steps", "aria-label": "Steps of the lesson" }),
       now: h("p", { class: "now-title" }),
-      card: h("div", { class: "quiz", "aria-live": "polite" }),
+      card: h("div", { class: "quiz" }),
+      status: h("p", { class: "hidden", role: "status" }), // the one line that a screen reader hears
       lines: h("div", { class: "lines", tabindex: "0", role: "region", "aria-label": "What the terminal says" }),
       table: h("div", { class: "verdict", tabindex: "0", role: "region", "aria-label": "Measured so far" }),
     };
-    const { controls, steps, now, card, lines, table } = this.parts;
-    byId("lesson-body").replaceChildren(steps, now, card, controls, table, h("details", { open: true }, h("summary", {}, "What the terminal says"), lines));
+    const { controls, steps, now, card, status, lines, table } = this.parts;
+    byId("lesson-body").replaceChildren(steps, now, status, card, controls, table, h("details", { open: true }, h("summary", {}, "What the terminal says"), lines));
   }
 
   render(doc, changed) {
     const lesson = doc.parts.lesson;
     if (!lesson) return;
+    if (lesson.run !== this.run) this.begin(lesson.run);
     if (changed.has("lesson") || changed.has("stage")) {
       this.drawSteps(lesson);
       this.drawCard(lesson);
@@ -34,25 +36,39 @@ export class LessonView {
     if (changed.has("lines")) this.drawLines(doc.logs.lines ?? []);
   }
 
+  /** Forget what was chosen and asked in another run of the lesson. */
+  begin(run) {
+    this.run = run;
+    this.answers.clear();
+    this.questions.clear();
+    this.asked = undefined;
+  }
+
   drawSteps(lesson) {
     const state = (index) => (index < lesson.done ? "done" : index === lesson.step && lesson.phase !== "over" ? "now" : "next");
     const words = lesson.steps.map((title) => title.replace(/^\d\. /, ""));
-    this.parts.steps.replaceChildren(
-      ...words.map((title, index) =>
-        h("li", { class: state(index), "aria-current": state(index) === "now" ? "step" : null, title }, h("span", { class: "hidden" }, title))),
+    const name = (title, index) => (state(index) === "done" ? `${title}, done` : title);
+    refresh(
+      this.parts.steps,
+      words.map((title, index) =>
+        h("li", { class: state(index), "aria-current": state(index) === "now" ? "step" : null, title: name(title, index) }, h("span", { class: "hidden" }, name(title, index)))),
     );
     setText(this.parts.now, lesson.phase === "over" ? "The lesson is over" : words[lesson.step] ?? "");
   }
 
   drawCard(lesson) {
     const asked = lesson.question ? { ...lesson.question, step: lesson.step } : this.asked;
-    if (lesson.phase === "ready") this.answers.clear();
     if (asked) this.questions.set(asked.step, asked);
-    this.asked = lesson.phase === "ready" ? undefined : asked;
-    const key = JSON.stringify([asked, lesson.answers, this.answers.get(asked?.step), lesson.failed]);
+    this.asked = asked;
+    const key = JSON.stringify([asked, lesson.answers, this.answers.get(asked?.step), lesson.failed, lesson.phase === "failed"]);
     if (key === this.shownCard) return;
     this.shownCard = key;
-    if (!asked) return this.parts.card.replaceChildren(h("p", { class: "note" }, lesson.phase === "failed" ? lesson.failed : "The chain is being started."));
+    setText(this.parts.status, this.spoken(lesson, asked));
+    if (!asked) {
+      const starts = lesson.phase === "failed" ? [] : [h("p", { class: "note" }, "The chain is being started.")];
+      return this.parts.card.replaceChildren(...starts, ...failure(lesson));
+    }
+    const focused = [...this.parts.card.querySelectorAll(".option")].indexOf(document.activeElement);
     const chosen = this.answers.get(asked.step);
     const explained = lesson.answers[asked.step];
     this.parts.card.replaceChildren(
@@ -61,29 +77,42 @@ export class LessonView {
       h("h3", {}, asked.text),
       h("div", { class: "options", role: "group", "aria-label": "Your answer" }, asked.options.map((option, index) => this.option(lesson, asked, option, index, chosen, explained))),
       ...(explained ? this.explained(lesson, asked.step) : [h("p", { class: "note" }, chosen === undefined ? "What do you expect?" : "Noted. Now watch.")]),
+      ...failure(lesson),
     );
+    if (focused >= 0) this.parts.card.querySelectorAll(".option")[focused]?.focus();
+  }
+
+  /** What has changed, for those who do not see it. */
+  spoken(lesson, asked) {
+    if (lesson.failed) return failure(lesson)[0].textContent;
+    if (!asked) return "";
+    const explained = this.explained(lesson, asked.step);
+    return explained.length ? explained[0].textContent : `Question ${asked.step} is asked.`;
   }
 
   /** The measured answer of a step, if there is one. */
   explained(lesson, step) {
-    if (!lesson.answers[step]) return [];
+    const answer = lesson.answers[step];
+    if (!answer) return [];
     const chosen = this.answers.get(step);
-    const verdict = chosen === undefined ? "Measured: " : chosen === this.questions.get(step)?.right ? "You were right. " : "Not quite. ";
-    return [h("p", { class: "answer", "data-step": step }, h("strong", {}, `Question ${step}. ${verdict}`), lesson.answers[step])];
+    let verdict = chosen === answer.right ? "You were right. " : "Not quite. ";
+    if (chosen === undefined) verdict = "Measured: ";
+    if (answer.right === null) verdict = "The measured result is none of the options: ";
+    return [h("p", { class: "answer", "data-step": step }, h("strong", {}, `Question ${step}. ${verdict}`), answer.text)];
   }
 
   option(lesson, asked, option, index, chosen, explained) {
-    const kind = explained && index === asked.right ? "right" : explained && index === chosen ? "wrong" : "";
+    const kind = explained && index === explained.right ? "right" : explained && index === chosen ? "wrong" : "";
     return h(
       "button",
       {
         class: `option ${kind}`,
         "aria-pressed": String(chosen === index),
-        disabled: Boolean(explained),
+        "aria-disabled": String(Boolean(explained)), // not disabled: the focus stays
         onclick: () => {
+          if (explained) return;
           this.answers.set(asked.step, index);
           this.drawCard(lesson);
-          this.parts.card.querySelectorAll(".option")[index]?.focus();
         },
       },
       option,
@@ -132,6 +161,13 @@ export class LessonView {
     );
     if (follows) box.scrollTop = box.scrollHeight;
   }
+}
+
+/** What did not hold, or why the lesson has ended. */
+function failure(lesson) {
+  if (!lesson.failed) return [];
+  const title = lesson.phase === "failed" ? "The lesson has ended: " : "An expectation did not hold: ";
+  return [h("p", { class: "broken" }, h("strong", {}, title), lesson.failed)];
 }
 
 function control(verb, label, isFirst = false, disabled = false) {

@@ -23,13 +23,19 @@ async function begin() {
     history.replaceState(null, "", location.pathname);
   }
   const events = new EventsView();
-  const views = [new ChainView((id) => events.open(id)), new SinksView(), new Plot(), new LessonView(), new BreakView(), events];
+  const views = [new ChainView(events), new SinksView(), new Plot(), new LessonView(), new BreakView(), events];
   let latest;
   let pending = new Set();
   const draw = () => {
     const changed = pending;
     pending = new Set();
-    for (const view of views) view.render(latest, changed);
+    for (const view of views) {
+      try {
+        view.render(latest, changed);
+      } catch (error) {
+        console.error(error); // the other views are drawn all the same
+      }
+    }
   };
   follow(
     (doc, changed) => {

@@ -1,13 +1,14 @@
-// The mark of an event: a colour for its key, a shape for its version. The shape says what the colour says not.
+// The mark of an event: a colour for its key, a shape for its version.
 
 import { s } from "./dom.js";
 
 const COLOURS = 8;
-const colours = new Map(); // by key: the first accounts get the colours that differ most
 
+/** The colour of a key: the same in every tab. Keys may share one. */
 export function colourOf(key) {
-  if (!colours.has(key)) colours.set(key, colours.size % COLOURS);
-  return colours.get(key);
+  let hash = 0;
+  for (const letter of key) hash = (Math.imul(hash, 31) + letter.codePointAt(0)) >>> 0;
+  return hash % COLOURS;
 }
 
 /** The mark of an event; `again` draws a ring. */

@@ -1,6 +1,6 @@
 // A plot of the last minutes, drawn as SVG. Lines differ in dash as well as in colour.
 
-import { byId, h, s, setText } from "./dom.js";
+import { byId, h, refresh, s, setText } from "./dom.js";
 import { count, wallClock } from "./format.js";
 
 const WINDOW_MS = 5 * 60_000;
@@ -79,7 +79,7 @@ export class Plot {
           s("path", { d: line.points.map(([ms, value], at) => `${at ? "L" : "M"}${x(ms).toFixed(1)} ${y(value).toFixed(1)}`).join(""), class: `line s${index}` })),
       ),
     );
-    byId("marks").replaceChildren(...marks.map((one) => h("li", { class: one.kind }, h("time", {}, wallClock(one.at_ms)), " ", one.text)));
+    refresh(byId("marks"), marks.map((one) => h("li", { class: one.kind }, h("time", {}, wallClock(one.at_ms)), " ", one.text)));
   }
 
   words(lines) {

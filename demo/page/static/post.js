@@ -1,15 +1,24 @@
 // Ask the server to do something.
 
-/** Send JSON. Returns whether the server will do it. */
+import { byId, setText } from "./dom.js";
+
+const ADMIT = "open the address that the terminal shows: it has the token";
+const REASONS = { 401: ADMIT, 403: ADMIT, 409: "something else is being done, or it cannot be done now" };
+
+/** Send JSON. If the server does not do it, the page says why. */
 export async function post(path, body) {
+  setText(byId("notice"), (await refusal(path, body)) ?? "");
+}
+
+async function refusal(path, body) {
   try {
     const response = await fetch(path, {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify(body),
     });
-    return response.ok;
+    return response.ok ? null : `Not done: ${REASONS[response.status] ?? `the server answered ${response.status}`}`;
   } catch {
-    return false;
+    return "Not done: the server does not answer";
   }
 }

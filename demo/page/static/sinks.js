@@ -1,30 +1,30 @@
 // The sinks side by side: what each has added up, and how far that is from the ledger.
 
-import { byId, h } from "./dom.js";
+import { byId, h, refresh } from "./dom.js";
 import { count } from "./format.js";
 
 export class SinksView {
   render(doc, changed) {
     if (!changed.has("sinks")) return;
     const part = doc.parts.sinks;
+    if (!part) return byId("cards").replaceChildren(); // the server has started again
     if (part.down !== undefined) {
       byId("cards").replaceChildren(h("p", { class: "note" }, `The sinks' database: ${part.down}`));
       return;
     }
     const compared = part.sinks.filter((sink) => sink.drift !== null);
-    byId("cards").replaceChildren(...compared.map(card));
+    refresh(byId("cards"), compared.map(card));
   }
 }
 
 function card(sink, index) {
-  const agrees = sink.drift === 0;
-  const verdict = agrees ? "agrees with the ledger" : `off by ${count(sink.drift)} in ${count(sink.drift_keys)} accounts`;
+  const [kind, verdict] = judged(sink);
   return h(
     "article",
     { class: `card s${index}` },
     h("h3", {}, h("span", { class: "swatch", "aria-hidden": "true" }), sink.name, h("span", { class: "tag" }, sink.strategy)),
     h("p", { class: "figure" }, count(sink.drift), h("span", { class: "unit" }, "cents of drift")),
-    h("p", { class: `badge ${agrees ? "good" : "bad"}` }, verdict),
+    h("p", { class: `badge ${kind}` }, verdict),
     h(
       "dl",
       {},
@@ -34,6 +34,14 @@ function card(sink, index) {
       fact("set aside", count(sink.set_aside)),
     ),
   );
+}
+
+/** Whether a sink agrees with the ledger: a kind of badge, and words. */
+function judged(sink) {
+  const pending = sink.pending ? `${count(sink.pending)} accounts in flight` : "";
+  if (sink.drift) return ["bad", [`off by ${count(sink.drift)} in ${count(sink.drift_keys)} accounts`, pending].filter(Boolean).join(", ")];
+  if (pending) return ["open", pending];
+  return sink.compared ? ["good", "agrees with the ledger"] : ["open", "not compared yet"];
 }
 
 const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));

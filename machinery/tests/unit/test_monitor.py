@@ -8,7 +8,9 @@ import threading
 from decimal import Decimal
 from pathlib import Path
 
+import psycopg2
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -62,16 +64,26 @@ def test_what_a_check_has_found_stays_until_the_next(settings: Settings) -> None
     assert found["outbox_check_timestamp_seconds",] > 0
 
 
-def test_a_check_that_fails_leaves_the_findings_of_the_last(settings: Settings) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Failure("Kafka is unavailable", code="kafka-unavailable"), "kafka-unavailable"),
+        (psycopg2.OperationalError("the server has closed the connection"), "check-failed"),
+        (KafkaException(KafkaError(KafkaError._TRANSPORT)), "check-failed"),
+    ],
+    ids=["failure", "database", "kafka"],
+)
+def test_a_check_that_fails_leaves_the_findings_of_the_last(settings: Settings, error: Exception, code: str) -> None:
     monitor = monitoring.of(settings)
     monitor.check(lambda: REPORT)
 
     def fails() -> Report:
-        raise Failure("Kafka is unavailable", code="kafka-unavailable")
+        raise error
 
     failure = monitor.check(fails)
     assert failure is not None
-    assert failure.code == "kafka-unavailable"
+    assert failure.code == code
+    assert failure.message
     found = samples(monitor)
     assert found["outbox_check_failed",] == 1
     assert found["outbox_check_drift", "c", "s"] == 7

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from outbox.audit.report import ComparisonReport, EventCounts, Report, SinkReport, TopicReport
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.testing.failures import raises
 from outbox.walkthrough import faults, story
@@ -49,7 +50,7 @@ class Model(Chain):
         self.drift = {RIGHT: {"a": Decimal(0)}, NAIVE: {"a": Decimal(0), "b": Decimal(0)}}
         self.exactly_once, self.resends_with_exactly_once, self.right_skips = True, 0, True
         self.restored = 0
-        self.is_killed = False
+        self.is_killed = self.is_frozen = False
         self.worker = self.sinks = self.service = self  # type: ignore[assignment]
         self.name = "model"
         self.write(history)
@@ -76,7 +77,10 @@ class Model(Chain):
     # Its parts
 
     def pause(self) -> None:
-        pass
+        self.is_frozen = True
+
+    def resume(self) -> None:
+        self.is_frozen = False
 
     def kill(self) -> None:
         self.is_killed = True
@@ -139,6 +143,7 @@ class Traffic:
         self.events = 0
         self.answered: dict[str, int] = {}
         self.surprises: list[str] = []
+        self.is_stopped = False
 
     def set_up(self) -> None:
         self.run(1)
@@ -152,7 +157,7 @@ class Traffic:
         return lambda: None
 
     def stop(self) -> None:
-        pass
+        self.is_stopped = True
 
 
 class Window:
@@ -208,15 +213,21 @@ def tell(model: Model, monkeypatch: pytest.MonkeyPatch, workload: Workload | Non
     def mode(_: object) -> Any:
         return SimpleNamespace(mode="exactly-once" if model.exactly_once else "at-least-once")
 
+    traffic = Traffic(model)
     published = iter(range(0, 10**9, story.PUBLISHED_EVENTS))
     monkeypatch.setattr(story, "check", SimpleNamespace(check=model.report, check_settled=model.report))
     monkeypatch.setattr(story, "relay", SimpleNamespace(status=mode))
-    monkeypatch.setattr(story, "Traffic", lambda *_, **__: Traffic(model))
+    monkeypatch.setattr(story, "Traffic", lambda *_, **__: traffic)
     monkeypatch.setattr(faults, "Window", lambda *_: Window(model))
     monkeypatch.setattr(Story, "_published", lambda _: next(published))
     monkeypatch.setattr(Story, "_unrelayed", lambda _: story.BACKLOG_EVENTS)
     told = Told()
-    Story(model, workload or Workload(), told).play()
+    one = Story(model, workload or Workload(), told)
+    try:
+        one.play()
+    finally:
+        one.stop()
+        assert traffic.is_stopped
     return told
 
 
@@ -301,6 +312,18 @@ def test_traffic_of_others_is_found(settings: Settings, monkeypatch: pytest.Monk
     model = Model(settings)
     monkeypatch.setattr(Traffic, "set_up", lambda _: model.write(1))
     assert "each successful request wrote its events, no other wrote any" in tell(model, monkeypatch).broken
+
+
+def test_a_step_that_fails_leaves_nothing_frozen(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(settings)
+
+    def never() -> None:
+        raise Failure("it does not die", code="part-lives")
+
+    monkeypatch.setattr(model, "kill", never)
+    with raises("part-lives", "does not die"):
+        tell(model, monkeypatch)
+    assert not model.is_frozen
 
 
 def test_the_end_leaves_the_chain_as_it_was(settings: Settings) -> None:

@@ -138,9 +138,7 @@ class MadeUp:
         return Readings(
             at_ms,
             source,
-            down
-            if "slot" in self.down
-            else Slot(True, position - 3_000, 3_000 + 997 * (self.transfers % 9), "reserved"),
+            down if "slot" in self.down else Slot(True, position - 3_000, 3_000 + 997 * (self.transfers % 9)),
             down if "connect" in self.down else Connector("RUNNING", "RUNNING", self.mode, "poll", None),
             down if "topics" in self.down else Topics(_copy(self.ends), records),
             [*sinks, accounts],
@@ -157,11 +155,12 @@ class MadeUpDesk(Desk):
 
     def __init__(self, state: State) -> None:
         self.asked: list[str] = []
+        self.is_free = True
         self._state = state
 
     def act(self, name: str) -> bool:
         self.asked.append(ACTIONS[name].label)
-        return True
+        return self.is_free
 
     def lesson(self, verb: str) -> bool:
         self.asked.append(verb)
@@ -204,15 +203,16 @@ def lesson(phase: str, step: int, *, paused: bool) -> dict[str, Any]:
     """The lesson at a step."""
     question = QUESTIONS.get(step)
     return {
+        "run": 1,
         "steps": list(TITLES),
         "done": step + (phase in ("played", "over")),
         "step": step,
         "phase": phase,
         "paused": paused,
         "failed": None,
-        "question": question and {"text": question.text, "options": list(question.options), "right": question.right},
+        "question": question and {"text": question.text, "options": list(question.options)},
         "answers": {
-            str(number): QUESTIONS[number].explain(PHASES[min(number, 4) - 1])
+            str(number): QUESTIONS[number].explain(PHASES[: min(number, 4)])
             for number in QUESTIONS
             if number < step or (number == step and phase in ("played", "over"))
         },
@@ -228,7 +228,7 @@ class Stage:
         self.desk = MadeUpDesk(self.state)
         tell(self.hub, self.state, self.model, now_ms())
         actions = [
-            {"name": name, "label": one.label, "hint": one.hint, "group": one.group, "possible": True}
+            {"name": name, "label": one.label, "hint": one.hint, "group": one.group, "lacks": None}
             for name, one in ACTIONS.items()
         ]
         self.hub.publish({"stage": {"busy": None, "actions": actions}}, {"lines": LINES, "said": said(self.state)})

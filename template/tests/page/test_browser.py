@@ -32,8 +32,9 @@ def test_the_numbers_are_those_of_the_chain(page: Page, stage: Stage) -> None:
 
 
 def test_the_moment_at_which_the_sinks_part_is_on_the_plot(page: Page) -> None:
-    expect(page.locator("#marks .part")).to_contain_text("part:")
-    assert page.locator("#plot .moment.part").count() == 1
+    expect(page.locator("#marks .part").first).to_contain_text("part:")
+    expect(page.locator("#marks .part").last).to_contain_text("further apart:")
+    assert page.locator("#plot .moment.part").count() == 2
     assert "Drift" in str(page.locator("#plot svg").get_attribute("aria-label"))
 
 
@@ -104,7 +105,7 @@ def test_the_lesson_asks_then_explains(page: Page, stage: Stage) -> None:
     stage.hub.publish({"lesson": lesson("played", 4, paused=True)})
     expect(page.locator(".answer")).to_contain_text("Not quite.")
     expect(page.locator(".answer")).to_contain_text("604")
-    expect(page.locator(".option.right")).to_contain_text(question.options[question.right])
+    expect(page.locator(".option.right")).to_contain_text(question.options[1])
     assert stage.desk.asked == ["step"]
 
 
@@ -114,6 +115,97 @@ def test_the_answer_stays_while_the_next_question_is_asked(page: Page, stage: St
     stage.hub.publish({"lesson": lesson("asking", 5, paused=True)})
     expect(page.get_by_text(QUESTIONS[5].text)).to_be_visible()
     expect(page.locator(".answer[data-step='4']")).to_contain_text("You were right.")
+
+
+def test_another_run_of_the_lesson_has_no_answers_yet(page: Page, stage: Stage) -> None:
+    page.get_by_role("button", name=QUESTIONS[4].options[0]).click()
+    expect(page.locator(".option[aria-pressed=true]")).to_have_count(1)
+    stage.hub.publish({"lesson": {**lesson("asking", 4, paused=True), "run": 2}})
+    expect(page.locator(".option[aria-pressed=true]")).to_have_count(0)
+
+
+def test_a_result_that_no_option_has_is_said(page: Page, stage: Stage) -> None:
+    page.get_by_role("button", name=QUESTIONS[4].options[0]).click()
+    played = lesson("played", 4, paused=True)
+    played["answers"]["4"] = {"right": None, "text": "A drifts by 3."}
+    stage.hub.publish({"lesson": {**played, "failed": "sink A agrees with the source: drift 3"}})
+    expect(page.locator(".answer[data-step='4']")).to_contain_text("none of the options")
+    expect(page.locator(".option.right")).to_have_count(0)
+    expect(page.locator(".quiz .broken")).to_contain_text("drift 3")
+
+
+def test_the_focus_stays_on_the_choice_when_the_answer_comes(page: Page, stage: Stage) -> None:
+    page.get_by_role("button", name=QUESTIONS[4].options[0]).focus()
+    page.keyboard.press("Enter")
+    stage.hub.publish({"lesson": lesson("played", 4, paused=True)})
+    expect(page.locator(".option.wrong")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(".option[aria-pressed=true]")).to_have_text(QUESTIONS[4].options[0])
+
+
+def test_done_steps_are_not_told_by_colour_alone(page: Page) -> None:
+    expect(page.locator(".steps li.done").first).to_contain_text(", done")
+
+
+def test_a_request_that_is_refused_is_said(context: BrowserContext, stage: Stage) -> None:
+    page = context.new_page()  # the browser reports it as an error
+    page.goto(stage.url)
+    button = page.locator("[data-action=transfer]")
+    expect(button).to_have_attribute("aria-disabled", "false")
+    stage.desk.is_free = False
+    button.click()
+    expect(page.locator("#notice")).to_contain_text("something else is being done")
+    stage.desk.is_free = True
+    button.click()
+    expect(page.locator("#notice")).to_be_empty()
+
+
+def test_a_dot_opens_its_event_also_if_it_is_drawn_again_meanwhile(page: Page, stage: Stage) -> None:
+    page.locator("#station-outbox .mark").first.hover()
+    page.mouse.down()
+    stage.advance()
+    expect(page.locator("#station-client .figure")).to_contain_text(str(stage.model.transfers))
+    page.mouse.up()
+    expect(page.get_by_role("dialog")).to_have_count(1)
+    expect(page.locator("#station-outbox .mark.followed")).to_have_count(1)
+    stage.advance()
+    expect(page.locator("#station-client .figure")).to_contain_text(str(stage.model.transfers))
+    expect(page.locator("#station-outbox .mark.followed")).to_have_count(1)
+
+
+def test_more_events_are_shown_by_keyboard_too(page: Page) -> None:
+    rows = page.locator("#rows tr")
+    before = rows.count()
+    more = page.get_by_role("button", name="Show more events")
+    more.focus()
+    page.keyboard.press("Enter")
+    expect(rows.nth(before)).to_be_attached()
+    page.get_by_role("button", name="Show fewer events").click()
+    expect(rows).to_have_count(before)
+
+
+def test_nothing_is_green_before_all_has_come(page: Page, stage: Stage) -> None:
+    def show(**changes: object) -> None:
+        sinks = [{**one, "drift": 0, "pending": 0, **changes} for one in stage.hub.part("sinks")["sinks"]]
+        stage.hub.publish({"sinks": {"sinks": sinks[:1]}})
+
+    badge = page.locator(".card .badge").first
+    show(pending=3)
+    expect(badge).to_have_text("3 accounts in flight")
+    expect(badge).not_to_have_class("badge good")
+    show(compared=False)
+    expect(badge).to_have_text("not compared yet")
+    show(compared=True)
+    expect(badge).to_have_class("badge good")
+
+
+def test_a_server_that_knows_nothing_yet_empties_the_page_without_an_error(page: Page, stage: Stage) -> None:
+    stage.hub._parts.clear()
+    stage.hub.clear_log("said")  # everybody gets the whole document
+    expect(page.locator(".card")).to_have_count(0)
+    expect(page.locator("#said p")).to_have_count(0)
+    stage.read()
+    expect(page.locator(".card")).to_have_count(2)
 
 
 def test_a_lesson_that_is_over_can_be_played_again(page: Page, stage: Stage) -> None:

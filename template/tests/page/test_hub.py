@@ -36,6 +36,7 @@ def test_a_subscriber_gets_the_whole_document_and_then_what_changes(hub: Hub) ->
         "parts": {"slot": 1, "source": 2},
         "logs": {"lines": ["a"]},
         "tables": {"events": [{"id": "x", "n": 1}]},
+        "limits": {"lines": 3, "events": 2},
     }
     hub.publish({"slot": 1, "source": 3}, tables={"events": [{"id": "x", "n": 2}]})
     assert read(frames) == ("change", {"parts": {"source": 3}, "tables": {"events": [{"id": "x", "n": 2}]}})

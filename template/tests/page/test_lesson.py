@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,7 +29,11 @@ class Told:
     def __init__(self, fails_at: int | None = None) -> None:
         self.played: list[int] = []
         self.phases: list[object] = []
+        self.is_stopped = False
         self._fails_at = fails_at
+
+    def stop(self) -> None:
+        self.is_stopped = True
 
     @property
     def steps(self) -> list[Step]:
@@ -80,10 +86,95 @@ def test_each_answer_has_what_was_measured(lesson: Lesson, hub: Hub) -> None:
     play(lesson, Told())
     answers = shown(hub)["answers"]
     assert answers.keys() == {str(number) for number in QUESTIONS}
-    assert "214" in answers["2"]
-    assert "268,113" in answers["2"]
-    assert "604" in answers["4"]
-    assert "911,870" in answers["5"]
+    assert {number: answer["right"] for number, answer in answers.items()} == {"1": 1, "2": 2, "3": 0, "4": 1, "5": 0}
+    assert "214" in answers["2"]["text"]
+    assert "268,113" in answers["2"]["text"]
+    assert "604" in answers["4"]["text"]
+    assert "911,870" in answers["5"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "right"),
+    [
+        (1, {"drift_naive": Decimal(5)}, 0),
+        (1, {"topic_duplicates": 3}, 2),
+        (1, {"drift_right": Decimal(5)}, None),
+        (1, {"drift_naive": None}, None),
+        (2, {"topic_duplicates": 0}, 1),
+        (3, {"topic_duplicates": 300}, 1),
+        (3, {"topic_duplicates": 3}, 2),
+        (4, {"drift_naive": PHASES[2].drift_naive}, 0),
+        (4, {"drift_right": Decimal(7)}, 2),
+        (5, {"drift_right": Decimal(7)}, None),
+    ],
+)
+def test_the_right_option_is_the_one_that_was_measured(number: int, change: dict[str, Any], right: int | None) -> None:
+    phases = list(PHASES[: min(number, 4)])
+    phases[-1] = replace(phases[-1], **change)
+    assert QUESTIONS[number].explain(phases)["right"] == right
+
+
+def test_the_right_option_is_not_told_with_the_question(lesson: Lesson, hub: Hub) -> None:
+    play(lesson, Told())
+    assert shown(hub)["question"].keys() == {"text", "options"}
+
+
+def test_an_expectation_that_did_not_hold_is_shown_after_its_step(lesson: Lesson, hub: Hub) -> None:
+    shown_at: list[object] = []
+    screen = SimpleNamespace(title=lambda _: shown_at.append(shown(hub)["failed"]), failed="sink A agrees: drift 3")
+    lesson.play(cast(Story, Told()), cast(Screen, screen), paused=False)
+    assert shown_at[:2] == [None, "sink A agrees: drift 3"]
+    assert shown(hub)["failed"] == "sink A agrees: drift 3"
+
+
+def test_a_step_is_played_once_however_often_it_is_asked_for(lesson: Lesson, hub: Hub) -> None:
+    story = Told()
+    player = threading.Thread(target=play, args=[lesson, story], kwargs={"paused": True})
+    player.start()
+    wait_for("the first wait", lambda: _asks(hub, 0), timeout_s=10)
+    assert [lesson.step(), lesson.step()] == [True, False]
+    wait_for("the first question", lambda: _asks(hub, 1), timeout_s=10)
+    with pytest.raises(TimeoutError):
+        wait_for("a step that nobody asked for", lambda: len(story.played) > 1, timeout_s=0.5)
+    assert lesson.resume()
+    player.join(10)
+    assert story.played == list(range(len(TITLES)))
+
+
+def test_a_pause_counts_also_after_play_on(lesson: Lesson, hub: Hub) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    story = Told()
+    first = story.steps[0]
+
+    def slow() -> None:
+        begun.set()
+        assert go_on.wait(10)
+        first.play()
+
+    class Slow(Told):
+        steps = [Step(first.title, slow), *story.steps[1:]]  # noqa: RUF012
+
+    player = threading.Thread(target=play, args=[lesson, Slow()])
+    player.start()
+    assert begun.wait(10)
+    assert lesson.resume()
+    assert lesson.pause()
+    assert not lesson.step()  # nothing is asked
+    go_on.set()
+    wait_for("the first question", lambda: _asks(hub, 1), timeout_s=10)
+    with pytest.raises(TimeoutError):
+        wait_for("a step that nobody asked for", lambda: len(story.played) > 1, timeout_s=0.5)
+    assert lesson.resume()
+    player.join(10)
+
+
+def test_nothing_is_paused_or_stepped_when_no_lesson_is_played(lesson: Lesson, hub: Hub) -> None:
+    assert [lesson.pause(), lesson.resume(), lesson.step()] == [False] * 3
+    play(lesson, Told())
+    assert [lesson.pause(), lesson.resume(), lesson.step()] == [False] * 3
+    assert shown(hub)["run"] == 1
+    play(lesson, Told())
+    assert shown(hub)["run"] == 2
 
 
 def test_a_paused_lesson_asks_and_waits_for_each_step(lesson: Lesson, hub: Hub) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import stat
 from http import HTTPStatus
 from pathlib import Path
@@ -86,7 +87,7 @@ def test_the_page_itself_is_open_and_holds_nothing_secret(client: FlaskClient) -
 
 
 def test_a_wrong_token_is_refused(client: FlaskClient) -> None:
-    for wrong in ("", "other", None, 1, {"token": TOKEN}):
+    for wrong in ("", "other", "\ud800", None, 1, {"token": TOKEN}):
         assert post(client, "/session", {"token": wrong}) == HTTPStatus.FORBIDDEN
     assert post(client, "/session", [TOKEN]) == HTTPStatus.FORBIDDEN
 
@@ -170,3 +171,25 @@ def test_the_token_is_kept_for_its_owner(tmp_path: Path) -> None:
     assert len(token) >= 32
     assert kept_token(file) == token
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_an_empty_token_lets_nobody_in(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        Guard("", PORT)
+    file = tmp_path / "token"
+    file.touch(0o600)  # as a full disk leaves it
+    assert len(kept_token(file)) >= 32
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_token_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> str:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(secrets, "token_urlsafe", full)
+        with pytest.raises(OSError, match="no space"):
+            kept_token(tmp_path / "token")
+    assert list(tmp_path.iterdir()) == []
+    assert len(kept_token(tmp_path / "token")) >= 32

@@ -9,6 +9,7 @@ import pytest
 
 from demo.page.drift import Drift
 from demo.page.journeys import KEPT, SENT, Journeys
+from demo.page.probe import balances
 from demo.page.readings import Batch, Down, OutboxRow, Readings, Record, Sink, Total
 from demo.page.state import State
 from template.tests.page.made_up import NAIVE, RIGHT, MadeUp
@@ -61,6 +62,17 @@ def test_a_key_without_events_is_compared_too() -> None:
     assert (drift.total, drift.pending) == (0, 0)
 
 
+def test_a_key_that_only_the_sink_has_drifts() -> None:
+    drift = Drift()
+    drift.compare({}, {"a": Total(-4, 1)})
+    assert (drift.total, drift.keys, drift.pending) == (4, 1, 0)
+
+
+def test_a_total_without_a_version_is_not_compared() -> None:
+    rows = [("balances", "a", 5, 1), ("accounts", "a", 9, None)]
+    assert balances(rows) == {"balances": {"a": Total(5, 1)}}
+
+
 # Journeys ---------------------------------------------------------------------------------------------------------
 
 
@@ -97,7 +109,26 @@ def test_an_event_is_applied_when_spark_recorded_its_batch() -> None:
     batches = [Batch(3, {"t": {0: 7}}, AT_MS + 20), Batch(4, {"t": {0: 9}}, AT_MS + 40)]
     journeys.add_sinks([replace(reader(9), batches=batches)], AT_MS + 500)
     [changed] = journeys.changed()
-    assert changed.as_json()["sinks"]["s"] == {"batch": 4, "at_ms": AT_MS + 40}
+    assert changed.as_json()["sinks"]["s"] == {"batch": 4, "applied": True, "at_ms": AT_MS + 40}
+
+
+def test_the_batch_of_an_old_event_is_not_guessed() -> None:
+    journeys = Journeys()
+    journeys.add_records([record(7)])
+    batches = [Batch(3, {"t": {0: 9}}, AT_MS + 40), Batch(4, {"t": {0: 12}}, AT_MS + 60)]  # 0 to 2 are not kept
+    for _ in range(2):
+        journeys.add_sinks([replace(reader(12), batches=batches)], AT_MS + 500)
+        batches = batches[1:]
+    [changed] = journeys.changed()
+    assert changed.as_json()["sinks"]["s"] == {"batch": None, "applied": True, "at_ms": None}
+
+
+def test_the_first_batch_of_all_is_certain() -> None:
+    journeys = Journeys()
+    journeys.add_records([record(7)])
+    journeys.add_sinks([replace(reader(9), batches=[Batch(0, {"t": {0: 9}}, AT_MS + 40)])], AT_MS + 500)
+    [changed] = journeys.changed()
+    assert changed.as_json()["sinks"]["s"] == {"batch": 0, "applied": True, "at_ms": AT_MS + 40}
 
 
 def test_a_repeat_is_counted_and_belongs_to_its_event() -> None:
@@ -158,7 +189,7 @@ def test_a_burst_does_not_hide_what_became_of_the_newest_events() -> None:
         found = journeys.get(row.id)
         assert found is not None
         assert len(found.records) == 1
-        assert found.sinks["s"].at_ms is not None
+        assert found.sinks["s"].is_applied
 
 
 def test_the_newest_events_are_sent_in_their_order() -> None:
@@ -192,6 +223,12 @@ def test_the_moment_at_which_sinks_part_is_marked_once_with_its_cause(model: Mad
     assert "Kill the connector" in mark["text"]
     assert {RIGHT, NAIVE} <= set(mark["text"].replace(":", " ").split())
     assert state.apply(model.readings(AT_MS + 1_000)).logs["marks"] == []
+    model.repeat(1, AT_MS)  # more of the same
+    assert state.apply(model.readings(AT_MS + 1_500)).logs["marks"] == []
+    state.cause = "Rewind sink B"
+    model.repeat(1, AT_MS)
+    [mark] = state.apply(model.readings(AT_MS + 2_000)).logs["marks"]
+    assert "Rewind sink B" in mark["text"]
     assert state.summary[NAIVE]["drift"] > 0
     assert state.summary[RIGHT]["drift"] == 0
 
@@ -206,6 +243,36 @@ def test_a_parting_that_nobody_saw_has_no_cause(model: MadeUp, looked_ms: list[i
     state.cause = "Exactly-once on"
     [mark] = state.apply(model.readings(AT_MS + 10 * 60_000)).logs["marks"]
     assert "Exactly-once on" not in mark["text"]
+
+
+def test_nothing_is_compared_while_the_source_is_down(model: MadeUp) -> None:
+    state = State()
+    shown = sink(state.apply(without(model.readings(AT_MS), "source")).parts, NAIVE)
+    assert (shown["drift"], shown["compared"]) == (0, False)
+    shown = sink(state.apply(model.readings(AT_MS)).parts, NAIVE)
+    assert (shown["drift"], shown["compared"]) == (0, True)
+
+
+def test_a_rewound_sink_is_behind_and_shows_its_first_batch(model: MadeUp) -> None:
+    state = State()
+    readings = model.readings(AT_MS)
+    sinks = readings.sinks
+    assert not isinstance(sinks, Down)
+    ends = {"ledger.balance": {0: 3}}
+    for committed_ms, lag in ((None, 480), (AT_MS, 477)):
+        again = replace(sinks[0], generation=1, batches=[Batch(0, ends, committed_ms)])
+        shown = sink(state.apply(replace(readings, sinks=[again, *sinks[1:]])).parts, RIGHT)
+        assert shown["batches"] == [{"number": 0, "records": 3, "committed": committed_ms is not None}]
+        assert shown["lag"] == sum(sum(of.values()) for of in model.ends.values()) - 480 + lag
+
+
+def test_the_size_of_the_first_batch_that_is_kept_is_not_known(model: MadeUp) -> None:
+    state = State()
+    batches = [Batch(4, {"t": {0: 3}}, AT_MS), Batch(5, {"t": {0: 8}}, None)]
+    readings = model.readings(AT_MS)
+    assert not isinstance(readings.sinks, Down)
+    shown = state.apply(replace(readings, sinks=[replace(readings.sinks[0], batches=batches)])).parts
+    assert [one["records"] for one in shown["sinks"]["sinks"][0]["batches"]] == [None, 5]
 
 
 def test_a_record_that_came_again_is_drawn_with_a_ring(model: MadeUp) -> None:

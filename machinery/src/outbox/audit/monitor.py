@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import psycopg2
 import requests
+from confluent_kafka import KafkaException
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -75,10 +76,10 @@ class Monitor(Collector):
         failed = GaugeMetricFamily("outbox_check_failed", "Whether the last check could not be made")
         try:
             report = compare()
-        except Failure as failure:
+        except (Failure, psycopg2.Error, KafkaException) as error:
             failed.add_metric([], 1)
             self._checked = [failed, *(one for one in self._checked if one.name != failed.name)]
-            return failure
+            return error if isinstance(error, Failure) else Failure(str(error).strip(), code="check-failed")
         failed.add_metric([], 0)
         self._checked = [failed, *_of_report(report)]
         return None

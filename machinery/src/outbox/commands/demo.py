@@ -74,9 +74,11 @@ def demo(once: bool, seed: int | None, shared: Path | None) -> None:
         screen.say("")
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it running
-        player.close()
-        if story is not None:
-            story.tear_down()
+        try:
+            player.close()
+        finally:
+            if story is not None:
+                story.tear_down()
     if screen.failed is not None:
         logs = f"in {_home() / 'logs'}" if shared is None else "shown by `docker compose logs`"
         click.echo(f"demo: expectation failed: {screen.failed}\ndemo: logs are {logs}", err=True)

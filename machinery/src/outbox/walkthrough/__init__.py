@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from outbox.base.database import connect
     from outbox.base.settings import SinkRole, SourceRole
     from outbox.kafka.clients import client_config, consumer_config
+    from outbox.kafka.headers import headers_of
     from outbox.relay.apply import status as connector_status
     from outbox.sink.spec import sinks as sink_specs
     from outbox.walkthrough.chain import Chain, Part
@@ -42,6 +43,7 @@ else:  # when they are used: a workload needs none of them
             "connector_status": "outbox.relay.apply:status",
             "consumer_config": "outbox.kafka.clients:consumer_config",
             "crash_sinks": "outbox.walkthrough.faults:crash_sinks",
+            "headers_of": "outbox.kafka.headers:headers_of",
             "rewind_sink": "outbox.walkthrough.faults:rewind_sink",
             "sink_specs": "outbox.sink.spec:sinks",
             "terminate_replication": "outbox.walkthrough.faults:terminate_replication",
@@ -66,6 +68,7 @@ __all__ = [
     "connector_status",
     "consumer_config",
     "crash_sinks",
+    "headers_of",
     "rewind_sink",
     "sink_specs",
     "terminate_replication",

@@ -50,8 +50,8 @@ def rewind_sink(chain: Chain, sink: str) -> int:
             return False  # the database has not yet noticed that the driver is gone
         return True
 
-    chain.sinks.kill()
     try:
+        chain.sinks.kill()
         moves = rewind.to_earliest(chain.settings, sink)
         wait_for(f"sink {sink} to be without a driver", is_rewound, timeout_s=FENCE_TIMEOUT_S, poll_s=0.5)
     finally:
@@ -62,12 +62,19 @@ def rewind_sink(chain: Chain, sink: str) -> int:
 def crash_sinks(chain: Chain, sinks: Sequence[str], burst: Callable[[], None]) -> dict[str, Crash]:
     """Kill the sinks between the commit of their database and Spark's, restart them, and wait until they have processed
     the batch again. ``burst`` brings the events of that batch. Return the evidence by sink.
+
+    After a failure the sinks run again too, whatever it has left frozen or dead.
     """
     window = Window(chain.settings, chain.sinks, sinks)
     try:
         crashes = window.kill_in_it(burst)
         chain.sinks.start()
         window.wait_replayed(crashes)
+    except Exception:
+        window.close()  # first: a sink that waits for its fence goes on
+        chain.sinks.resume()
+        chain.sinks.start()
+        raise
     finally:
         window.close()
     return crashes

@@ -97,6 +97,12 @@ class Story:
             self._screen.title(step.title)
             step.play()
 
+    def stop(self) -> None:
+        """Stop the traffic, and resume the parts that a step has frozen. The chain, which has started, goes on."""
+        self._stop_traffic()
+        for part in (self.chain.worker, self.chain.sinks):
+            part.resume()
+
     def tear_down(self) -> None:
         """Stop the traffic, and leave the chain as it was."""
         self._stop_traffic()
