@@ -8,6 +8,7 @@ from functools import partial
 
 import psutil
 
+from outbox.base.wait import wait_for
 from outbox.soak.fault import Fault, NotFired
 from outbox.soak.testbed import Testbed
 
@@ -53,11 +54,17 @@ class Frozen(_OfServer):
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
         process = testbed.stack.part(self.part)
-        process.pause()
-        states = {one.status() for one in process.processes()}
-        if states != {psutil.STATUS_STOPPED}:
-            raise NotFired(f"{self.part} is {', '.join(states) or 'not there'}")
-        return f"{len(process.processes())} processes were stopped"
+
+        def stopped() -> int:
+            process.pause()  # again each time: one may have been forked meanwhile, and a signal needs a moment
+            states = [one.status() for one in process.processes()]
+            return len(states) if set(states) == {psutil.STATUS_STOPPED} else 0
+
+        try:
+            count = wait_for(f"all processes of {self.part} to be stopped", stopped, timeout_s=30, poll_s=0.1)
+        except TimeoutError as error:
+            raise NotFired(str(error)) from error
+        return f"{count} processes were stopped"
 
     def heal(self, testbed: Testbed) -> None:
         process = testbed.stack.part(self.part)
