@@ -14,12 +14,14 @@ from template.tests.page.made_up import Stage
 
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+OWN = Path(__file__).parents[3] / ".outbox" / "chromium" / "chromium"
+MISSING = "no Chromium: `make chromium` gets one without root, or name one in the variable CHROMIUM"
 WAIT_MS = 60_000  # a browser on a busy machine
 
 
 def executable() -> str | None:
-    """The Chromium to use: of the variable CHROMIUM, or the first on the path."""
-    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    """The Chromium to use: of the variable CHROMIUM, the first on the path, or that of `make chromium`."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, (*NAMES, str(OWN)))), None)
 
 
 def arguments() -> list[str]:
@@ -32,10 +34,9 @@ def chromium() -> Iterator[Browser]:
     """A headless browser. Without one the test is skipped, in CI it fails."""
     found = executable()
     if found is None:
-        reason = "no Chromium: `apt-get install chromium`, or name one in the variable CHROMIUM"
         if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+            pytest.fail(MISSING)
+        pytest.skip(MISSING)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=arguments())
         yield browser

@@ -9,7 +9,7 @@ import sys
 
 from playwright.sync_api import Browser, sync_playwright
 
-from template.tests.page.conftest import WAIT_MS, arguments, executable
+from template.tests.page.conftest import MISSING, WAIT_MS, arguments, executable
 from template.tests.page.made_up import Stage
 from template.tests.paths import ROOT
 
@@ -37,7 +37,7 @@ def main() -> None:
     """Take them."""
     found = executable()
     if found is None:
-        sys.exit("shots: no Chromium: `apt-get install chromium`, or name one in the variable CHROMIUM")
+        sys.exit(f"shots: {MISSING}")
     stage = None if sys.argv[1:] else Stage()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=arguments())
