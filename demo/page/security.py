@@ -82,19 +82,31 @@ def kept_token(file: Path) -> str:
     """The token in a file that its owner alone can read. It is made once, so that an open page lives on when the server
     starts again.
 
-    The file is there whole or not at all. An empty one, as a full disk may leave it, is made again.
+    The file is there whole or not at all. An empty one, as a full disk may leave it, is made again. Where no file can
+    be made, as in a container whose folders belong to another user, the token is new each time.
     """
-    if not _is_whole(file):
-        staging = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        if not _is_whole(file):
+            _make(file)
+        return file.read_text()
+    except OSError:
+        return _new_token()
+
+
+def _new_token() -> str:
+    return secrets.token_urlsafe(24)
+
+
+def _make(file: Path) -> None:
+    staging = file.with_name(f"{file.name}.{os.getpid()}")
+    staging.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
+            made.write(_new_token())
+        with suppress(FileExistsError):  # another demo was first
+            os.link(staging, file)
+    finally:
         staging.unlink(missing_ok=True)
-        try:
-            with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
-                made.write(secrets.token_urlsafe(24))
-            with suppress(FileExistsError):  # another demo was first
-                os.link(staging, file)
-        finally:
-            staging.unlink()
-    return file.read_text()
 
 
 def _is_whole(file: Path) -> bool:
