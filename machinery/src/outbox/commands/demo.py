@@ -27,6 +27,12 @@ Everything still runs, until Ctrl-C. In another terminal, in this folder:
   outbox status                the parts; kill -9 any of them, and `outbox up` restarts them
   outbox connect status        the effective exactly-once mode
   tail -f .outbox/demo/logs/sink-*.log"""
+TO_TRY_CONTAINERS = """\
+This stays until Ctrl-C, and the containers after it. In another terminal, in this folder:
+  docker compose run --rm outbox check           the comparison you saw, at any time
+  docker compose run --rm outbox connect status  the effective exactly-once mode
+  docker compose kill connect                    or another; `docker compose up --detach` restarts it
+  docker compose logs --follow sink"""
 
 
 @click.command()
@@ -64,7 +70,7 @@ def demo(once: bool, seed: int | None, shared: Path | None) -> None:
         if screen.failed is None:
             screen.say("\nEvery expectation held.")
         if not once:
-            screen.say("\n" + TO_TRY)
+            screen.say("\n" + (TO_TRY if shared is None else TO_TRY_CONTAINERS))
             player.wait()
     except Failure as failure:
         if story is None:
