@@ -1,7 +1,7 @@
 // The chain from left to right. Each station shows what the part itself says.
 
 import { byId, h, refresh } from "./dom.js";
-import { bytes, count } from "./format.js";
+import { bytes, count, plural } from "./format.js";
 import { mark } from "./marks.js";
 
 const BATCHES = 3;
@@ -68,7 +68,7 @@ export class ChainView {
 }
 
 function drawService(source) {
-  return [figure(count(source.transfers), "transfers"), note(`${count(source.accounts)} accounts`), note("one transaction: rows and events")];
+  return [figure(count(source.transfers), "transfers"), note(plural(source.accounts, "account")), note("one transaction: rows and events")];
 }
 
 function drawOutbox(source, view) {
@@ -110,7 +110,7 @@ function drawTopics(topics, view) {
       ),
     ),
   );
-  return [...blocks, note(`${count(topics.repeats)} duplicates, ${count(topics.strangers)} foreign records`)];
+  return [...blocks, note(`${plural(topics.repeats, "duplicate")}, ${plural(topics.strangers, "foreign record")}`)];
 }
 
 function drawSpark({ sinks }) {

@@ -5,6 +5,8 @@ const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-dig
 
 export const count = (number) => (number === null || number === undefined ? "–" : WHOLE.format(number));
 
+export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+
 /** An amount in cents, as money. */
 export const money = (cents) => (cents === null || cents === undefined ? "" : (cents > 0 ? "+" : "") + WHOLE.format(cents));
 

@@ -131,7 +131,7 @@ class TopicReport:
         reasons = ", ".join(f"{reason} {count}" for reason, count in malformed.reasons.most_common())
         missing = max(0, self.missing_versions - len(self.lost))
         nothing = self.records if malformed.count == self.records else 0
-        broken = f"{plural(malformed.count, 'record')} violate the contract: {reasons}"
+        broken = f"{plural(malformed.count, 'record')} outside the contract: {reasons}"
         lost = f"{plural(len(self.lost), 'event')} lost: in the outbox, skipped on the topic"
         repeated = f"{plural(self.repeated_versions, 'version')} of a key on different events"
         spread = f"{plural(self.spread_keys, 'key')} with events on several partitions, which have no common order"

@@ -125,9 +125,9 @@ def _topic(topic: TopicReport) -> Iterator[Line]:
     if topic.spread_keys:
         yield "", f"{plural(topic.spread_keys, 'key')} with events on several partitions"
     if topic.malformed.count:
-        yield "", f"{plural(topic.malformed.count, 'record')} violate the contract"
+        yield "", f"{plural(topic.malformed.count, 'record')} outside the contract"
     if topic.malformed.acknowledged:
-        yield "", f"{plural(topic.malformed.acknowledged, 'record')} violate the contract, and were discarded"
+        yield "", f"{plural(topic.malformed.acknowledged, 'record')} outside the contract, discarded"
     if topic.pruned or topic.foreign.count:
         yield "", f"{plural(topic.pruned, 'event')} pruned from the outbox, {topic.foreign.count} foreign"
 
