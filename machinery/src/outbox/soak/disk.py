@@ -12,7 +12,7 @@ from outbox.soak import namespace
 REMOUNT = 1 << 5  # MS_REMOUNT
 FLAGS = 0b110  # MS_NOSUID, MS_NODEV
 ROOM = "size=50%"  # of the memory, of which it takes only what the part writes
-MIB = 1 << 20
+KIB = 1 << 10
 
 
 class Disk:

@@ -13,7 +13,7 @@ import psutil
 import psycopg2
 
 from outbox.soak import namespace
-from outbox.soak.disk import MIB, Disk
+from outbox.soak.disk import KIB, Disk
 from outbox.soak.fault import Fault, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 from outbox.stack.process import Process
@@ -88,7 +88,7 @@ class DiskFull(_OfDisk):
 
         what = f"{self.part} to log that its disk is full"
         noticed = wait_or_not_fired(what, is_noticed, timeout_s=NOTICED_TIMEOUT_S, poll_s=0.2)
-        return f"with {disk.used_bytes // MIB} MiB it was full: {noticed[:300]}"
+        return f"with {disk.used_bytes // KIB} KiB it was full: {noticed[:300]}"
 
     def make_room(self, testbed: Testbed) -> None:
         testbed.disks[self.part].free()
