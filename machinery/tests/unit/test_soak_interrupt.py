@@ -31,7 +31,8 @@ except KeyboardInterrupt:
 
 def said_after(name: str, ignored: str | None = None) -> str:
     """What a process says that gets this signal, and was started with another one ignored."""
-    begin = f"import signal; signal.signal(signal.{ignored}, signal.SIG_IGN)" if ignored else ""
+    handlers = {one.name: "SIG_IGN" if one.name == ignored else "SIG_DFL" for one in SIGNALS}  # whatever ours are
+    begin = "import signal" + "".join(f"; signal.signal(signal.{one}, signal.{how})" for one, how in handlers.items())
     return subprocess.check_output([sys.executable, "-c", begin + STOPS, name], text=True).strip()
 
 
