@@ -430,6 +430,8 @@ def test_what_a_strategy_forgot(kept: Kept, lacking: set[str]) -> None:
         ("kafka", 15.0, ("connect-kafka",), 1),
         ("postgres", 15.0, ("sinks",), 1),
         ("connector", 15.0, ("debezium-postgres",), 0),
+        ("connector", 15.0, ("connector",), 0),
+        ("connect", 15.0, ("connector",), 1),
         ("connector", 15.0, ("sinks",), 1),
     ],
 )
@@ -438,6 +440,7 @@ def test_a_death_needs_a_fault_of_what_the_process_needs(
 ) -> None:
     fault = replace(KILLED, parts=parts)
     assert len(deaths.check([Death(process, at_s)], [fault])) == found
+    assert len(deaths.check([Death(process, at_s)], [replace(fault, parts=(), held=parts)])) == 1
     assert len(deaths.check([Death(process, at_s)], [])) == 1
     assert not deaths.check([], [fault])
 

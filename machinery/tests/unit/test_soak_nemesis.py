@@ -12,7 +12,7 @@ import pytest
 
 from outbox.base.settings import load
 from outbox.soak import nemesis, testbed
-from outbox.soak.fault import Fault, NotFired
+from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.faults import every
 from outbox.soak.nemesis import Nemesis
 from outbox.testing import chosen_seed
@@ -71,6 +71,39 @@ class Slow(Quick):
         del testbed, chance
         time.sleep(0.5)
         return "it happened"
+
+
+class Needing(Quick):
+    """Happens while nobody else breaks the broker."""
+
+    name = "needing"
+    needs = ("kafka",)
+
+    def fire(self, testbed: testbed.Testbed, chance: random.Random) -> str:
+        del chance
+        with testbed.free("kafka") as is_free:
+            return "" if is_free else "the broker was held"
+
+
+def test_what_a_fault_breaks_is_kept_apart_from_what_it_needs(unstarted: testbed.Testbed) -> None:
+    breaker = Nemesis(unstarted, {"needing": Needing}, chosen_seed(), print)
+    breaker.run(duration_s=0.2, pause_s=0)
+    assert {(one.evidence, one.parts, one.held) for one in breaker.injections} == {
+        ("the broker was held", ("service",), ("kafka",))
+    }
+
+
+def test_every_part_that_a_fault_names_exists() -> None:
+    for name, make in every().items():
+        fault = make()
+        assert {*fault.parts, *fault.needs} <= set(testbed.PARTS), name
+        assert not {*fault.parts} & {*fault.needs}, name
+
+
+def test_a_wait_that_ends_in_vain_means_that_a_fault_has_not_happened() -> None:
+    assert wait_or_not_fired("the evidence", lambda: "seen", timeout_s=1) == "seen"
+    with pytest.raises(NotFired, match="the evidence"):
+        wait_or_not_fired("the evidence", lambda: None, timeout_s=0.01)
 
 
 def test_no_fault_begins_after_the_deadline(unstarted: testbed.Testbed) -> None:

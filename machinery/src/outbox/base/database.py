@@ -29,6 +29,7 @@ WAITS = {
 BUSY = ("25006", "40", "53", "55P03", "57014")
 # What a server says that takes no login now.
 NOT_NOW = ("the database system is", "connection slots", "too many")
+NO_ROOM = "No space left on device"  # at a login it writes a cache
 
 COLUMN_NAMES = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
 
@@ -87,6 +88,7 @@ def _refusal(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[str,
         "password": ("login-refused", f"correct {password}; outbox/migrations/roles.sql sets it in the database"),
         "no encryption": ("tls", f"set {prefix}_SSLMODE: the server requires TLS"),
         **dict.fromkeys(NOT_NOW, ("unavailable", "wait until it takes logins")),
+        NO_ROOM: ("unavailable", "give its disk room"),
         "SSL": ("tls", f"correct {prefix}_SSLMODE, or {place}"),
         "FATAL": (
             "login-refused",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import random
 import re
-import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -16,8 +15,9 @@ import click
 from outbox.base import project, settings
 from outbox.base.errors import Failure
 from outbox.soak import domain as domains
-from outbox.soak import run
+from outbox.soak import interrupt, namespace, run
 from outbox.soak.faults import Make, every
+from outbox.soak.faults.disks import DiskFull
 from outbox.soak.folder import Folder, Plan
 from outbox.soak.verdict import Verdict
 
@@ -75,6 +75,7 @@ def soak(
     chosen = _chosen(known, faults)
     seed = random.randrange(10**6) if seed is None else seed  # noqa: S311
     domain = domains.load(seed)
+    _enter_namespace(chosen)
     path = project.current().home / "soak" / f"{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path.mkdir(parents=True)
     folder = Folder(path)
@@ -88,8 +89,18 @@ def soak(
         faults=list(chosen),
     )
     click.echo(f"seed {seed}; files in {path}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
+    interrupt.once()
     _tell(run.soak(given, domain, plan, chosen, folder, click.echo), folder)
+
+
+def _enter_namespace(chosen: Mapping[str, Make]) -> None:
+    """Go on in a mount namespace, if a fault needs it."""
+    if namespace.is_entered() or not any(isinstance(make(), DiskFull) for make in chosen.values()):
+        return
+    why = namespace.why_impossible()
+    if not why:
+        namespace.restart_in_one()
+    click.echo(f"no disk can be full here: {why}")
 
 
 def _chosen(known: Mapping[str, Make], patterns: str) -> dict[str, Make]:

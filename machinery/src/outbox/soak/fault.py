@@ -5,8 +5,13 @@ from __future__ import annotations
 import inspect
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
 
+from outbox.base.wait import wait_for
 from outbox.soak.testbed import Testbed
+
+T = TypeVar("T")
 
 
 class NotFired(Exception):
@@ -19,7 +24,9 @@ class Fault(ABC):
     name: str
     """How a schedule calls it."""
     parts: tuple[str, ...]
-    """What it breaks. No other fault breaks these parts at the same time."""
+    """What it breaks. Each may end what depends on it, and no other fault breaks it at the same time."""
+    needs: tuple[str, ...] = ()
+    """What else no other fault may break meanwhile, because this one needs it."""
     lasts_s: tuple[float, float] = (2.0, 10.0)
     """How long it lasts before it is healed: from, to."""
 
@@ -27,6 +34,9 @@ class Fault(ABC):
         """Whether it can happen on this chain at all. One that cannot is never drawn."""
         del testbed
         return True
+
+    def prepare(self, testbed: Testbed) -> None:  # noqa: B027 - few faults need it
+        """Prepare the testbed for it, before anything of that runs."""
 
     def draw_duration_s(self, chance: random.Random) -> float:
         """How long this one lasts, drawn before it begins."""
@@ -43,3 +53,11 @@ class Fault(ABC):
 
     def heal(self, testbed: Testbed) -> None:  # noqa: B027 - some faults pass by themselves
         """Undo it, and return once the part works again. Also called if `fire` has failed."""
+
+
+def wait_or_not_fired(what: str, condition: Callable[[], T | None], *, timeout_s: float, poll_s: float = 0.05) -> T:
+    """Wait as `wait_for` does, for something without which a fault has not happened: NotFired if it does not come."""
+    try:
+        return wait_for(what, condition, timeout_s=timeout_s, poll_s=poll_s)
+    except TimeoutError as error:
+        raise NotFired(str(error)) from error

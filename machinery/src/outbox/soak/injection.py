@@ -24,7 +24,8 @@ class Injection:
     is_healed: bool = False
     fired_s: float = 0.0
     healed_s: float = 0.0
-    parts: tuple[str, ...] = ()  # that it breaks
+    parts: tuple[str, ...] = ()  # that it broke
+    held: tuple[str, ...] = ()  # that it needed, and only kept from other faults
 
     def __str__(self) -> str:
         return f"{self.planned.fault} at {self.planned.at_s:.0f} s: {self.problem or self.evidence}"

@@ -118,7 +118,7 @@ class Nemesis:
 
     def _inject(self, number: int, planned: Planned, began_s: float, until_s: float) -> None:
         fault = self._faults[planned.fault]()
-        with self._testbed.holding(fault.parts):
+        with self._testbed.holding({*fault.parts, *fault.needs}):
             if self._stopped.is_set() or time.monotonic() >= until_s:
                 return  # it has waited for its parts for too long
             evidence = problem = ""
@@ -133,7 +133,8 @@ class Nemesis:
                 self._report(f"{planned.fault} did not happen: {problem}")
             is_healed = not self._stopped.is_set() and self._heal(fault)
             healed_s = time.monotonic() - began_s
-            self._done.append(Injection(planned, evidence, problem, is_healed, fired_s, healed_s))
+            done = Injection(planned, evidence, problem, is_healed, fired_s, healed_s, fault.parts, fault.needs)
+            self._done.append(done)
 
     def _heal(self, fault: Fault) -> bool:
         try:

@@ -48,6 +48,8 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
     injections: list[Injection] = []
     deaths: list[Death] = []
     try:
+        for make in faults.values():
+            make().prepare(testbed)
         testbed.start(say)
         clients = Clients(testbed.stack.through("client-service"), domain, recorder, plan.rate, plan.seed)
         clients.set_up()
@@ -58,7 +60,7 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
                 with clients.sending():
                     breaker.run(plan.duration_s, plan.pause_s, clients.require_running)
             finally:
-                injections = [replace(one, parts=faults[one.planned.fault]().parts) for one in breaker.injections]
+                injections = breaker.injections
                 folder.write("injections.json", injections)
             say("every fault is healed; waiting until the sinks have applied everything")
             last = _settled(testbed.settings, say)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from outbox.relay import apply as relay
 from outbox.relay.rest import Rest, State
 from outbox.soak import operator
 from outbox.soak.checked import Checked
+from outbox.soak.disk import Disk
 from outbox.soak.domain import Refusal
 from outbox.soak.operator import Done
 from outbox.soak.proxy import Proxy
@@ -30,7 +31,7 @@ from outbox.stack.stack import Report, Stack, quiet
 from outbox.walkthrough.processes import SinkProcess
 
 LINKS = ("client-service", "service-postgres", "debezium-postgres", "connect-kafka", "sinks-kafka", "sinks-postgres")
-PARTS = ("postgres", "kafka", "connect", "service", "sinks", "outbox-ids", *LINKS)
+PARTS = ("postgres", "kafka", "connect", "connector", "service", "sinks", "outbox-ids", *LINKS)
 
 
 class LinkedKafka(Kafka):
@@ -96,6 +97,7 @@ class Testbed:
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
         self.released = 0  # how many such transactions were ended; their events are on the topics twice
         self.checks: list[Checked] = []  # what `checked` has found
+        self.disks: dict[str, Disk] = {}  # by part, that of its data, if it has one of its own
         self._groups = sinks
         self._locks = {part: threading.Lock() for part in PARTS}
 
@@ -183,8 +185,8 @@ class Testbed:
         return Rest(self.settings).state()
 
     @contextmanager
-    def holding(self, parts: Sequence[str]) -> Iterator[None]:
-        """Wait until no other fault breaks one of these parts, and keep others from doing so."""
+    def holding(self, parts: Collection[str]) -> Iterator[None]:
+        """Wait until no other fault breaks one of these parts, or needs it, and keep others from doing so."""
         with ExitStack() as held:
             for part in sorted(parts):
                 held.enter_context(self._locks[part])

@@ -17,7 +17,7 @@ EXCUSES = {
     "postgres": {"postgres"},
     "kafka": {"kafka"},
     "connect": {"connect", "kafka", "connect-kafka"},
-    "connector": {"connect", "kafka", "postgres", "connect-kafka", "debezium-postgres"},
+    "connector": {"connector", "connect", "kafka", "postgres", "connect-kafka", "debezium-postgres"},
     "service": {"service", "service-postgres"},
     "sinks": {"sinks", "kafka", "postgres", "sinks-kafka", "sinks-postgres"},
 }

@@ -16,7 +16,7 @@ from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import fence, spec
 from outbox.soak.checked import checked
-from outbox.soak.fault import Fault, NotFired
+from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.operator import Done
 from outbox.soak.testbed import Testbed
 
@@ -104,7 +104,8 @@ class Replay(Operator):
 class Rebuild(Fault):
     """`outbox rebuild` of a sink that recognises every repeat, from the topic or from the source."""
 
-    parts = ("postgres", "kafka")
+    parts = ("sinks",)  # the process of the sink ends when it sees the rebuild
+    needs = ("postgres", "kafka")
     lasts_s = (0.0, 0.0)
 
     def __init__(self, source: str) -> None:
@@ -133,7 +134,8 @@ class Refused(Fault):
     """A sink refuses valid events for a while. Then their dead letters are replayed."""
 
     name = "letters-become-valid"
-    parts = ("sinks", "postgres")
+    parts = ()
+    needs = ("sinks", "postgres")
     lasts_s = (2.0, 5.0)
 
     def __init__(self) -> None:
@@ -145,10 +147,9 @@ class Refused(Fault):
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         self._sink = chance.choice(sorted(self._refusals(testbed)))
         self._change(testbed, testbed.refusals[self._sink].begin)
-        try:
-            count = wait_for(f"{self._sink} to refuse events", lambda: self._open(testbed), timeout_s=120, poll_s=0.5)
-        except TimeoutError as error:
-            raise NotFired(str(error)) from error
+        count = wait_or_not_fired(
+            f"{self._sink} to refuse events", lambda: self._open(testbed), timeout_s=120, poll_s=0.5
+        )
         return f"{self._sink} has refused {count} events"
 
     def heal(self, testbed: Testbed) -> None:
@@ -193,10 +194,7 @@ def run(testbed: Testbed, *words: str, expected: Collection[str] = (), links: Se
         done = testbed.run(*words, links=links)
         return None if done.code in UNAVAILABLE else done
 
-    try:
-        done = wait_for(f"what `outbox {' '.join(words)}` needs", ended, timeout_s=AGAIN_TIMEOUT_S, poll_s=1)
-    except TimeoutError as error:
-        raise NotFired(str(error)) from error
+    done = wait_or_not_fired(f"what `outbox {' '.join(words)}` needs", ended, timeout_s=AGAIN_TIMEOUT_S, poll_s=1)
     if done.status != 0 and done.code not in expected:
         raise NotFired(f"outbox {' '.join(words)} ended with {done.code or done.status}: {done.end}")
     return done

@@ -1,4 +1,4 @@
-"""Failing disks of Postgres and of Kafka."""
+"""Disks of Postgres and of Kafka that fail, or that are full."""
 
 from __future__ import annotations
 
@@ -12,27 +12,94 @@ from functools import partial
 import psutil
 import psycopg2
 
-from outbox.base.wait import wait_for
-from outbox.soak.fault import Fault, NotFired
+from outbox.soak import namespace
+from outbox.soak.disk import KIB, Disk
+from outbox.soak.fault import Fault, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 from outbox.stack.process import Process
 
 ROOM_BYTES = 32 * 1024  # in the part's own log, for the error
+NOTICED_TIMEOUT_S = 120.0
 FREE = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-ERROR = re.compile(r".*File too large.*")  # as the C library calls it, in the log of either
+# As the C library calls the errors, in the log of either.
+FAILING = re.compile(r".*File too large.*")
+FULL = re.compile(r".*No space left on device.*")
 WRITE = "SELECT pg_logical_emit_message(true, 'soak', 'one more byte')"
+# Its write-ahead log has reserved room; a table has not.
+GROW = "CREATE TEMPORARY TABLE filler AS SELECT generate_series(1, 100000)"
 
 
-class DiskFailing(Fault):
-    """Writes behind the first kilobytes of a file fail for a while, as on a failing disk."""
+class _OfDisk(Fault):
+    """A part cannot write. It has happened once the part logs that since."""
 
-    # It needs no file system of its own, and so no root: the limit is that on the size of files (RLIMIT_FSIZE). On a
-    # disk that is only full, reserved room can still be written to, such as the segments of Postgres's write-ahead log.
+    what: str
 
     def __init__(self, part: str) -> None:
         self.part = part
         self.parts = (part,)
-        self.name = f"{part}-disk-failing"
+        self.name = f"{part}-{self.what}"
+
+    def make_room(self, testbed: Testbed) -> None:
+        """Let the part write again."""
+        raise NotImplementedError
+
+    def heal(self, testbed: Testbed) -> None:
+        process = testbed.stack.part(self.part)
+        self.make_room(testbed)
+        if not process.is_ready():  # it may be about to end
+            process.kill()
+        process.start()
+        testbed.may_hang |= self.part == "kafka"
+
+    def refusal(self, testbed: Testbed, statement: str) -> str:
+        """How Postgres refuses to write; empty if it does not. A broker writes all the time, and ends by itself."""
+        if self.part == "postgres":
+            try:
+                testbed.superuser(statement)
+            except psycopg2.Error as error:
+                return str(error).splitlines()[0]
+        return ""
+
+
+class DiskFull(_OfDisk):
+    """The disk of its data is full for a while: a write that needs more room is refused."""
+
+    what = "disk-full"
+
+    def prepare(self, testbed: Testbed) -> None:
+        """Give the part a disk of its own."""
+        if namespace.is_entered():
+            testbed.disks[self.part] = Disk(testbed.stack.part(self.part).folder)
+            testbed.disks[self.part].mount()
+
+    def is_possible(self, testbed: Testbed) -> bool:
+        return self.part in testbed.disks
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        del chance
+        disk, process = testbed.disks[self.part], testbed.stack.part(self.part)
+        size = process.log_size()
+
+        def is_noticed() -> str:
+            disk.fill()
+            self.refusal(testbed, GROW)
+            logged = FULL.search(process.log_since(size))
+            return logged[0].strip() if logged else ""
+
+        what = f"{self.part} to log that its disk is full"
+        noticed = wait_or_not_fired(what, is_noticed, timeout_s=NOTICED_TIMEOUT_S, poll_s=0.2)
+        return f"with {disk.used_bytes // KIB} KiB it was full: {noticed[:300]}"
+
+    def make_room(self, testbed: Testbed) -> None:
+        testbed.disks[self.part].free()
+
+
+class DiskFailing(_OfDisk):
+    """Writes behind the first kilobytes of a file fail for a while, as on a failing disk."""
+
+    # It needs no file system of its own: the limit is that on the size of files (RLIMIT_FSIZE). On a disk that is only
+    # full, reserved room can still be written to, such as the segments of Postgres's write-ahead log.
+    what = "disk-failing"
 
     def is_possible(self, testbed: Testbed) -> bool:
         del testbed
@@ -45,33 +112,17 @@ class DiskFailing(Fault):
         count = _limit(process, (size + ROOM_BYTES, resource.RLIM_INFINITY))
 
         def is_noticed() -> str:
-            refusal = self._refusal(testbed)  # which makes Postgres write
-            logged = ERROR.search(process.log_since(size))
+            refusal = self.refusal(testbed, WRITE)
+            logged = FAILING.search(process.log_since(size))
             how = refusal or ("" if process.is_running() else "it has ended")
             return f"{logged[0].strip()} ({how})" if logged and how else ""
 
-        try:
-            noticed = wait_for(f"{self.part} to log that it cannot write", is_noticed, timeout_s=60, poll_s=0.2)
-        except TimeoutError as error:
-            raise NotFired(str(error)) from error
+        what = f"{self.part} to log that it cannot write"
+        noticed = wait_or_not_fired(what, is_noticed, timeout_s=NOTICED_TIMEOUT_S, poll_s=0.2)
         return f"{count} processes could not write: {noticed}"
 
-    def heal(self, testbed: Testbed) -> None:
-        process = testbed.stack.part(self.part)
-        _limit(process, FREE)
-        if not process.is_ready():  # it may be about to end
-            process.kill()
-        process.start()
-        testbed.may_hang |= self.part == "kafka"
-
-    def _refusal(self, testbed: Testbed) -> str:
-        """How Postgres refuses a write; empty if it does not. A broker that cannot write ends by itself."""
-        if self.part == "postgres":
-            try:
-                testbed.superuser(WRITE)
-            except psycopg2.Error as error:
-                return str(error).splitlines()[0]
-        return ""
+    def make_room(self, testbed: Testbed) -> None:
+        _limit(testbed.stack.part(self.part), FREE)
 
 
 def _limit(process: Process, limit: tuple[int, int]) -> int:
@@ -83,4 +134,6 @@ def _limit(process: Process, limit: tuple[int, int]) -> int:
     return len(found)
 
 
-FAULTS: list[Callable[[], Fault]] = [partial(DiskFailing, part) for part in ("postgres", "kafka")]
+FAULTS: list[Callable[[], Fault]] = [
+    partial(kind, part) for part in ("postgres", "kafka") for kind in (DiskFailing, DiskFull)
+]

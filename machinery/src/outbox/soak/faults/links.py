@@ -6,8 +6,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from outbox.base.wait import wait_for
-from outbox.soak.fault import Fault, NotFired
+from outbox.soak.fault import Fault, wait_or_not_fired
 from outbox.soak.proxy import Proxy
 from outbox.soak.testbed import LINKS, Testbed
 
@@ -35,12 +34,9 @@ class Link(Fault):
         def in_use() -> bool:
             return proxy.bytes > before and proxy.connections > 0
 
-        try:
-            wait_for(f"link {self.link} to be used", in_use, timeout_s=60)
-            connections = self.affect(proxy)
-            wait_for(f"{self.effect} on link {self.link}", lambda: proxy.affected, timeout_s=60)
-        except TimeoutError as error:
-            raise NotFired(str(error)) from error
+        wait_or_not_fired(f"link {self.link} to be used", in_use, timeout_s=60)
+        connections = self.affect(proxy)
+        wait_or_not_fired(f"{self.effect} on link {self.link}", lambda: proxy.affected, timeout_s=60)
         return f"{connections} connections, {proxy.affected} {self.effect} so far"
 
     def affect(self, proxy: Proxy) -> int:

@@ -14,13 +14,12 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
-from outbox.base.wait import wait_for
 from outbox.events import catalog
 from outbox.kafka import records as kafka_records
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink import spec
-from outbox.soak.fault import Fault, NotFired
+from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.faults import commands
 from outbox.soak.testbed import Testbed
 
@@ -48,7 +47,8 @@ class Record(NamedTuple):
 class Hostile(Fault):
     """Records of one kind on one topic, chosen by chance. They have happened once sinks have set each of them aside."""
 
-    parts = ("kafka",)
+    parts = ()
+    needs = ("kafka",)
     lasts_s = (0.0, 0.0)
     has_id_of_event = False  # then its letter stays open: to discard it would give up the event
 
@@ -67,10 +67,9 @@ class Hostile(Fault):
                 return has_passed(testbed, sinks, topic, places) and self._has_letters(testbed, sinks, topic, places)
             return False
 
-        try:
-            wait_for(f"{', '.join(sinks)} to set the records aside", set_aside, timeout_s=LETTERS_TIMEOUT_S, poll_s=1)
-        except TimeoutError as error:
-            raise NotFired(str(error)) from error
+        wait_or_not_fired(
+            f"{', '.join(sinks)} to set the records aside", set_aside, timeout_s=LETTERS_TIMEOUT_S, poll_s=1
+        )
         return f"{len(places)} records on {topic}, read by {len(sinks)} sinks and set aside"
 
     def heal(self, testbed: Testbed) -> None:

@@ -15,7 +15,7 @@ from outbox.base.wait import wait_for
 from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.relay import connectors
-from outbox.soak.fault import Fault, NotFired
+from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 from outbox.stack import ports
 from outbox.stack.connect import Connect
@@ -38,7 +38,8 @@ class ReplicationTerminated(Fault):
     """`pg_terminate_backend` on Debezium's connection, several times."""
 
     name = "replication-terminated"
-    parts = ("connect", "postgres")
+    parts = ("connector",)
+    needs = ("connect", "postgres")
     lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
@@ -58,34 +59,31 @@ class ReplicationTerminated(Fault):
         def terminated() -> list[tuple[int]]:
             return testbed.superuser(TERMINATE, [role, list(before)])
 
-        try:
-            [(pid,), *_] = wait_for("another replication connection", terminated, timeout_s=90)
-        except TimeoutError as error:
-            raise NotFired(str(error)) from error
+        [(pid,), *_] = wait_or_not_fired("another replication connection", terminated, timeout_s=90)
         return int(pid)
 
 
 class _Restarting(Fault):
     """A fault that Connect answers at once. It has happened once another task reads the slot."""
 
-    parts: tuple[str, ...] = ("connect", "postgres", "kafka", "debezium-postgres", "connect-kafka")
+    parts = ("connector",)
+    needs = ("connect", "postgres", "kafka", "debezium-postgres", "connect-kafka")
     lasts_s: tuple[float, float] = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         slot = testbed.settings.connector
-        try:
-            [(before,)] = wait_for("a task to read the slot", lambda: testbed.superuser(READER, [slot]), timeout_s=60)
-            answer = self.ask(testbed, chance)
-            if not answer.ok:
-                raise NotFired(f"Connect answered {answer.status_code}: {answer.text[:300]}")
+        [(before,)] = wait_or_not_fired(
+            "a task to read the slot", lambda: testbed.superuser(READER, [slot]), timeout_s=60
+        )
+        answer = self.ask(testbed, chance)
+        if not answer.ok:
+            raise NotFired(f"Connect answered {answer.status_code}: {answer.text[:300]}")
 
-            def other() -> int | None:
-                rows = testbed.superuser(READER, [slot])
-                return next((int(pid) for (pid,) in rows if pid != before), None)
+        def other() -> int | None:
+            rows = testbed.superuser(READER, [slot])
+            return next((int(pid) for (pid,) in rows if pid != before), None)
 
-            after = wait_for("another task to read the slot", other, timeout_s=TASK_TIMEOUT_S)
-        except TimeoutError as error:
-            raise NotFired(str(error)) from error
+        after = wait_or_not_fired("another task to read the slot", other, timeout_s=TASK_TIMEOUT_S)
         return f"backend {after} reads the slot, and {before} no longer does"
 
     def ask(self, testbed: Testbed, chance: random.Random) -> requests.Response:
@@ -142,7 +140,8 @@ class ConnectorReconfigured(_Restarting):
 class _TwoWorkers(Fault):
     """A fault with a second worker in the group."""
 
-    parts: tuple[str, ...] = ("connect", "kafka", "connect-kafka")
+    parts = ("connect", "connector")
+    needs: tuple[str, ...] = ("kafka", "connect-kafka")
     lasts_s = (2.0, 5.0)
 
     def __init__(self) -> None:
@@ -176,18 +175,15 @@ class _TwoWorkers(Fault):
 
     def wait_for_task(self, testbed: Testbed, url: str) -> str:
         """Wait until the worker with this URL has the task, and return its name."""
-        try:
-            what = f"the worker at {url} to have the task"
-            return wait_for(what, lambda: self.task_of(testbed, url), timeout_s=TASK_TIMEOUT_S)
-        except TimeoutError as error:
-            raise NotFired(str(error)) from error
+        what = f"the worker at {url} to have the task"
+        return wait_or_not_fired(what, lambda: self.task_of(testbed, url), timeout_s=TASK_TIMEOUT_S)
 
 
 class Zombie(_TwoWorkers):
     """The worker is frozen until another worker has its task. Then it returns, and must be fenced."""
 
     name = "connect-zombie"
-    parts = (*_TwoWorkers.parts, "postgres", "debezium-postgres")
+    needs = (*_TwoWorkers.needs, "postgres", "debezium-postgres")
     lasts_s = (0.0, 2.0)
     attempts = 4
 
@@ -245,10 +241,7 @@ def wait_relaying(testbed: Testbed) -> None:
         return sum(sum(topics.high_watermarks(settings, name).values()) for name in catalog.of(settings).topics)
 
     before = records()
-    try:
-        wait_for("an event to be relayed", lambda: records() > before, timeout_s=TASK_TIMEOUT_S)
-    except TimeoutError as error:
-        raise NotFired(str(error)) from error
+    wait_or_not_fired("an event to be relayed", lambda: records() > before, timeout_s=TASK_TIMEOUT_S)
 
 
 def wait_running(testbed: Testbed) -> None:

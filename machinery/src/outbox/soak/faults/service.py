@@ -14,7 +14,7 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import SourceRole
 from outbox.base.wait import wait_for
-from outbox.soak.fault import Fault, NotFired
+from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 
 STORED = "SELECT key FROM idempotency_keys WHERE %s IS NULL OR expires_at > %s"
@@ -32,7 +32,8 @@ class KilledInRequest(Fault):
     """SIGKILL to the service's workers while requests are in their transactions."""
 
     name = "service-killed-in-request"
-    parts = ("service", "postgres")
+    parts = ("service",)
+    needs = ("postgres",)
     lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
@@ -46,10 +47,7 @@ class KilledInRequest(Fault):
                 [(count,)] = testbed.superuser(WAITING, [role])
                 return int(count)
 
-            try:
-                inside = wait_for("a request in its transaction", waiting, timeout_s=30)
-            except TimeoutError as error:
-                raise NotFired(str(error)) from error
+            inside = wait_or_not_fired("a request in its transaction", waiting, timeout_s=30)
             killed = kill_workers(testbed)
             holder.rollback()
         return f"workers {', '.join(map(str, killed))} were killed with {inside} requests in their transactions"
@@ -62,7 +60,8 @@ class KilledAfterCommit(Fault):
     """SIGKILL to the service's workers between a COMMIT and the answer to the client."""
 
     name = "service-killed-after-commit"
-    parts = ("service", "postgres", "client-service", "service-postgres")
+    parts = ("service", "client-service")
+    needs = ("postgres", "service-postgres")
     lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
@@ -75,10 +74,7 @@ class KilledAfterCommit(Fault):
             held = proxy.affected  # first: each of these answers is that of a transaction, or of a read
             return [key for (key,) in testbed.query(STORED, [before, before])] if held else []
 
-        try:
-            keys = wait_for("an answer that is committed and held", committed, timeout_s=60)
-        except TimeoutError as error:
-            raise NotFired(str(error)) from error
+        keys = wait_or_not_fired("an answer that is committed and held", committed, timeout_s=60)
         killed = kill_workers(testbed)
         answers = proxy.affected
         proxy.cut()  # the answers are lost
@@ -107,10 +103,7 @@ class IdsOfThePast(Fault):
                 return len(self._past(testbed) - before)
             return 0
 
-        try:
-            count = wait_for("events with ids of the past", written, timeout_s=60, poll_s=0.2)
-        except TimeoutError as error:
-            raise NotFired(str(error)) from error
+        count = wait_or_not_fired("events with ids of the past", written, timeout_s=60, poll_s=0.2)
         return f"{count} events have ids of an hour ago"
 
     def heal(self, testbed: Testbed) -> None:

@@ -14,7 +14,7 @@ from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink.spark import local_checkpoint
 from outbox.soak.checked import checked
-from outbox.soak.fault import Fault, NotFired
+from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 from outbox.stack.command import Command
 from outbox.walkthrough.crash import Window
@@ -65,10 +65,7 @@ class SparkKilled(_OfProcess):
             one.kill()
         if not jvms:
             raise NotFired(f"{process.name} had no JVM")
-        try:
-            wait_for(f"{process.name} to notice", lambda: not process.is_running(), timeout_s=90)
-        except TimeoutError as error:
-            raise NotFired(str(error)) from error
+        wait_or_not_fired(f"{process.name} to notice", lambda: not process.is_running(), timeout_s=90)
         return f"{process.name}, JVM {jvms[0].pid}, was killed, and the process has ended"
 
 
@@ -76,7 +73,7 @@ class KilledBetweenCommits(_OfProcess):
     """SIGKILL after the commit to the sink database and before Spark's."""
 
     name = "sinks-killed-between-commits"
-    parts = ("sinks", "postgres", "kafka", "connect", "sinks-kafka", "sinks-postgres")
+    needs = ("postgres", "kafka", "connect", "sinks-kafka", "sinks-postgres")
     lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
@@ -109,7 +106,7 @@ class KilledBetweenCommits(_OfProcess):
 class _Damaged(_OfProcess):
     """A checkpoint that is damaged while its sink is down. It has happened once the sink has committed again."""
 
-    parts = ("sinks", "postgres", "kafka", "sinks-kafka", "sinks-postgres")
+    needs = ("postgres", "kafka", "sinks-kafka", "sinks-postgres")
     lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
@@ -143,7 +140,7 @@ class CommitLost(_OfProcess):
     """The last entry of Spark's commit log is deleted, so that its batch is repeated."""
 
     name = "commit-deleted"
-    parts = ("sinks", "postgres", "kafka", "sinks-kafka", "sinks-postgres")
+    needs = ("postgres", "kafka", "sinks-kafka", "sinks-postgres")
     lasts_s = (0.0, 0.0)
     attempts = 5
 
@@ -165,10 +162,7 @@ class CommitLost(_OfProcess):
 
     @staticmethod
     def _repeated(sink: str, entry: Path) -> str:
-        try:
-            wait_for(f"{sink} to commit batch {entry.name} again", entry.exists, timeout_s=COMMIT_TIMEOUT_S)
-        except TimeoutError as error:
-            raise NotFired(str(error)) from error
+        wait_or_not_fired(f"{sink} to commit batch {entry.name} again", entry.exists, timeout_s=COMMIT_TIMEOUT_S)
         return f"{sink}: batch {entry.name} was committed, and again after its entry was deleted"
 
 
@@ -191,7 +185,7 @@ class Rewound(_OfProcess):
     """`outbox rewind` to the beginning of the topics: every event is read again."""
 
     name = "sink-rewound"
-    parts = ("sinks", "postgres", "kafka")
+    needs = ("postgres", "kafka")
     lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
@@ -218,7 +212,8 @@ class SecondDriver(_OfProcess):
     """A second process starts for the same sink, and must be refused."""
 
     name = "second-driver"
-    parts = ("sinks", "postgres", "kafka")
+    parts = ()  # the first driver must not notice
+    needs = ("sinks", "postgres", "kafka")
     lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
@@ -264,10 +259,7 @@ def wait_committed(testbed: Testbed, sink: str, since_s: float = 0.0) -> str:
                     return f"{folder.name}/commits/{entry.name}"
         return None
 
-    try:
-        return str(wait_for(f"{sink} to commit a batch", committed, timeout_s=COMMIT_TIMEOUT_S))
-    except TimeoutError as error:
-        raise NotFired(str(error)) from error
+    return str(wait_or_not_fired(f"{sink} to commit a batch", committed, timeout_s=COMMIT_TIMEOUT_S))
 
 
 def _folder(testbed: Testbed, sink: str) -> Path:

@@ -1,0 +1,26 @@
+"""The signals that end a run."""
+
+from __future__ import annotations
+
+import signal
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def once() -> None:
+    """Let the first of these signals raise KeyboardInterrupt, and the later ones do nothing: they must not end what
+    stops the stack.
+
+    `timeout`, for example, sends SIGTERM to make and to us, and make sends it to us again. What is ignored already
+    stays ignored, such as SIGHUP after nohup.
+    """
+    heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+    def interrupt(number: int, frame: object) -> None:
+        del number, frame
+        for one in heard:
+            signal.signal(one, lambda *_: None)  # a process that we start would inherit SIG_IGN, but not this
+        raise KeyboardInterrupt
+
+    for number in heard:
+        signal.signal(number, interrupt)
