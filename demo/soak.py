@@ -41,6 +41,7 @@ class Domain(Workload):
         ("balances", "balances-merge", "balances-versions", "balances-upsert"),
         ("balances-naive-logged", "balances-offsets", "accounts", "turnover"),
     )
+    clustered = ("lakehouse",)
     changes = """
         SELECT 'transfer ' || id, 2 FROM transfers
         UNION ALL

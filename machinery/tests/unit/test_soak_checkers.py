@@ -61,6 +61,7 @@ EVENTS = (event(1, 1, 0, pieces=5), event(2, 2, 1, pieces=7), event(3, 3, 3, ord
 ADDS = {"order.placed.v1": Adds(1, "pieces")}
 DUE = {"a": Decimal(13)}
 VERSIONS = {"a": 3}
+ROWS = {"event-1": 1, "event-2": 1, "event-3": 1}
 SOURCE = Source([stored(1), stored(2)], {"order 1": 2, "order 2": 1}, frozenset({"event-2", "event-3"}))
 SEEN = Seen(EVENTS, SOURCE, [Sink("totals", comparisons=[Comparison("totals", DUE, DUE, ADDS, VERSIONS)])])
 SOLD_OUT = {"title": "sold out"}
@@ -177,6 +178,11 @@ def test_a_sound_run_is_sound(checker: str) -> None:
         "a version that no event has": ("results", sink(comparisons=[comparison(DUE, versions={"a": 4})])),
         "a key without its version": ("results", sink(comparisons=[comparison(DUE, versions={})])),
         "an event that a strategy does not remember": ("results", sink(forgotten=frozenset({"event-2"}))),
+        "an event that a table lacks, behind a right total": ("results", sink(rows={**ROWS, "event-2": 0})),
+        "an event that a table has no row of": ("results", sink(rows={"event-1": 1, "event-3": 1})),
+        "an event that a table has twice": ("results", sink(rows={**ROWS, "event-2": 2})),
+        "an event that a table has, and no topic": ("results", sink(rows={**ROWS, "event-9": 1})),
+        "an empty table": ("results", sink(rows={})),
         "events that do not add up to the source, and nobody counts": (
             "results",
             sink(comparisons=[comparison(DUE, source={"a": Decimal(14)})], repeats="none"),
@@ -243,6 +249,23 @@ def test_an_event_that_no_comparison_counts_need_not_be_applied() -> None:
     other = replace(EVENTS[2], type="order.cancelled.v1")
     assert cases("results", seen=seen) > 0
     assert cases("results", seen=replace(seen, events=(*EVENTS[:2], other))) == 0
+
+
+def test_a_table_has_every_event_once_however_often_the_topic_has_it() -> None:
+    seen = replace(sink(rows=ROWS), events=REPEATED)
+    assert cases("results", seen=seen) == 0
+    [found] = results.check(replace(seen, sinks=[replace(seen.sinks[0], rows={**ROWS, "event-2": 2})]), may_reread=True)
+    assert (found.promise, found.cases) == ("totals has every event once", 1)
+
+
+def test_a_table_need_not_have_an_event_that_is_set_aside_or_that_it_has_not_asked_for() -> None:
+    rows = {"event-1": 1, "event-2": 1}
+    other = replace(EVENTS[2], type="order.cancelled.v1")
+    totals = {"a": Decimal(12)}
+    unasked = replace(sink(rows=rows, comparisons=[comparison(totals, source=totals)]), events=(*EVENTS[:2], other))
+    assert cases("results", seen=unasked) == 0
+    aside = sink(rows=rows, set_aside=frozenset({"event-3"}))
+    assert not [one for one in results.check(aside, may_reread=True) if one.promise == "totals has every event once"]
 
 
 def test_an_answer_after_broken_ones_counts() -> None:

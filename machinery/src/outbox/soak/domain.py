@@ -50,6 +50,15 @@ class Domain(Workload, Protocol):
 
 
 @runtime_checkable
+class Clustered(Protocol):
+    """A domain some of whose sinks run on a Spark cluster, with executors that can be killed."""
+
+    @property
+    def clustered(self) -> Sequence[str]:
+        """The sinks of one more process. Its driver is there, and its tasks run on a cluster of this host."""
+
+
+@runtime_checkable
 class Reader(Protocol):
     """A domain that also judges what clients have read."""
 
@@ -84,4 +93,13 @@ def load(seed: int) -> Domain:
             'write one process of two sinks as sinks = (("orders", "totals"),)',
             code="soak-domain-wrong",
         )
+    if isinstance(clustered_of(domain), str):
+        raise Failure(
+            f"{named}: `clustered` is a sequence of sinks", 'write clustered = ("orders",)', code="soak-domain-wrong"
+        )
     return domain
+
+
+def clustered_of(domain: Domain) -> Sequence[str]:
+    """The sinks that run on a cluster."""
+    return domain.clustered if isinstance(domain, Clustered) else ()

@@ -95,7 +95,7 @@ def leaders(marks: set[str]) -> dict[str, list[int]]:
 def _watched(testbed: Testbed) -> dict[str, Process]:
     home: Path = testbed.settings.home
     servers = [testbed.stack.part(name) for name in ("postgres", "kafka", "connect")]
-    return {f"{home}:{one.name}": one for one in (*servers, testbed.service, *testbed.sinks)}
+    return {f"{home}:{one.name}": one for one in (*servers, testbed.service, *testbed.sinks, *testbed.cluster)}
 
 
 def _restart(testbed: Testbed, report: Report) -> None:

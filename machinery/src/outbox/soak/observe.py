@@ -20,6 +20,8 @@ from outbox.base.database import connect, query
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import records, topics
+from outbox.sink.lakehouse import table
+from outbox.sink.lakehouse.target import LakehouseTarget
 from outbox.sink.records import Records
 from outbox.sink.spec import SinkSpec
 from outbox.soak.domain import Domain
@@ -143,6 +145,7 @@ class _Sinks:
             set_aside=frozenset(self._set_aside.get(spec.name, ())),
             applied=self._applied(spec),
             forgotten=self._forgotten(spec, {kind.schema.name for kind in kinds}),
+            rows=table.rows(self._settings, spec.name) if isinstance(spec.job.target, LakehouseTarget) else None,
         )
 
     def _comparison(self, sink: str, kinds: Sequence[Kind], declaration: Declaration) -> Comparison:

@@ -15,7 +15,7 @@ from outbox.soak import checked, observe, verdict
 from outbox.soak.checked import Checked
 from outbox.soak.clients import Clients
 from outbox.soak.death import Death
-from outbox.soak.domain import Domain, Refuser
+from outbox.soak.domain import Domain, Refuser, clustered_of
 from outbox.soak.faults import Make
 from outbox.soak.folder import Folder, Plan
 from outbox.soak.history import Recorder
@@ -37,7 +37,8 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
     A run of which nobody can read what was left is judged by its faults alone: `unknown`, or `invalid`. Nothing of it
     runs when this returns or raises.
     """
-    testbed = Testbed(settings, domain.sinks, domain.refusals if isinstance(domain, Refuser) else {})
+    refusals = domain.refusals if isinstance(domain, Refuser) else {}
+    testbed = Testbed(settings, domain.sinks, refusals, clustered_of(domain))
     began_s = time.monotonic()
 
     def say(text: str) -> None:

@@ -103,6 +103,8 @@ class Sink:
     """By event id, how often the sink has applied it; None if it does not count that."""
     forgotten: frozenset[str] = frozenset()
     """The ids of valid events that its strategy has to remember, and does not."""
+    rows: Mapping[str, int] | None = None
+    """By event id, how many rows its table of events has; None if its result is no such table."""
 
 
 @dataclass(frozen=True)

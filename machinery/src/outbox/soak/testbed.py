@@ -21,7 +21,7 @@ from outbox.soak.disk import Disk
 from outbox.soak.domain import Refusal
 from outbox.soak.operator import Done
 from outbox.soak.proxy import Proxy
-from outbox.stack import ports
+from outbox.stack import envfile, ports
 from outbox.stack.command import Command, ServiceCommand
 from outbox.stack.connect import Connect
 from outbox.stack.kafka import Kafka
@@ -31,7 +31,16 @@ from outbox.stack.stack import Report, Stack, quiet
 from outbox.walkthrough.processes import SinkProcess
 
 LINKS = ("client-service", "service-postgres", "debezium-postgres", "connect-kafka", "sinks-kafka", "sinks-postgres")
-PARTS = ("postgres", "kafka", "connect", "connector", "service", "sinks", "outbox-ids", *LINKS)
+PARTS = ("postgres", "kafka", "connect", "connector", "service", "sinks", "cluster", "outbox-ids", *LINKS)
+WORKERS = 2  # of the Spark cluster: the other one goes on with what a killed one had
+# Spark's own REST interface says which tasks run. It keeps little of what has ended.
+CLUSTER_PROPERTIES = """\
+spark.ui.retainedJobs            100
+spark.ui.retainedStages          100
+spark.sql.ui.retainedExecutions  10
+"""
+CLUSTER_DRIVER_MEMORY = "512m"
+IN_DRIVER = "local[2]"  # the master of sinks that use no cluster; without one they would use that of the stack
 
 
 class LinkedKafka(Kafka):
@@ -58,6 +67,29 @@ class LinkedStack(Stack):
 
     links: Mapping[str, Proxy] = {}
 
+    @property
+    def settings(self) -> Settings:
+        """Those of the stack. Its cluster is for one process of sinks alone (`on_cluster`)."""
+        return super().settings.model_copy(update={"spark_master": IN_DRIVER})
+
+    def on_cluster(self, settings: Settings) -> Settings:
+        """The settings of sinks whose tasks run on the cluster, and whose driver says what runs there."""
+        own = {
+            "spark_master": super().settings.spark_master,
+            "spark_properties": self.home / "clustered.properties",
+            "sink_ui_port": ports.choose(0)[0],
+            "sink_driver_memory": CLUSTER_DRIVER_MEMORY,
+        }
+        return settings.model_copy(update=own)
+
+    def start_cluster(self, report: Report) -> None:
+        """Start a Spark cluster of this host. Its workers need not be ready: sinks wait for them."""
+        self.up(["spark-master"], workers=WORKERS, report=report)
+        for number in range(WORKERS):
+            self.part(f"spark-worker-{number + 1}").spawn()
+        shared = self.settings.stack_spark_properties.read_text()
+        envfile.write_private(self.home / "clustered.properties", shared + CLUSTER_PROPERTIES)
+
     def part(self, name: str) -> Process:
         """As in any stack, but for the links."""
         if name == "kafka" and self.links:
@@ -82,6 +114,15 @@ class LinkedStack(Stack):
         return self.settings.model_copy(update=changed)
 
 
+class ClusteredSinks(SinkProcess):
+    """Sinks whose tasks run on the cluster."""
+
+    @property
+    def ui_port(self) -> int:
+        """Where Spark's REST interface says which tasks run."""
+        return self._settings.sink_ui_port
+
+
 class Testbed:
     """Everything that runs, and what faults do to it.
 
@@ -89,16 +130,21 @@ class Testbed:
     """
 
     def __init__(
-        self, settings: Settings, sinks: Sequence[Sequence[str]], refusals: Mapping[str, Refusal] | None = None
+        self,
+        settings: Settings,
+        sinks: Sequence[Sequence[str]],
+        refusals: Mapping[str, Refusal] | None = None,
+        clustered: Sequence[str] = (),
     ) -> None:
-        """``sinks``: the sinks of each process."""
+        """``sinks``: the sinks of each process. ``clustered``: those of one more, whose tasks run on a cluster."""
         self.stack = LinkedStack(settings)
         self.refusals = refusals or {}  # of the domain, by sink
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
         self.released = 0  # how many such transactions were ended; their events are on the topics twice
         self.checks: list[Checked] = []  # what `checked` has found
         self.disks: dict[str, Disk] = {}  # by part, that of its data, if it has one of its own
-        self._groups = sinks
+        self._groups = [*sinks, clustered] if clustered else sinks
+        self._has_cluster = bool(clustered)
         self._locks = {part: threading.Lock() for part in PARTS}
 
     @property
@@ -135,7 +181,22 @@ class Testbed:
     def sinks(self) -> Sequence[SinkProcess]:
         """The processes of the sinks."""
         settings = self.stack.through("sinks-kafka", "sinks-postgres")
-        return [SinkProcess(f"sinks-{number}", settings, ["sink", *names]) for number, names in enumerate(self._groups)]
+        alone = self._groups[:-1] if self._has_cluster else self._groups
+        made = [SinkProcess(f"sinks-{number}", settings, ["sink", *names]) for number, names in enumerate(alone)]
+        return [*made, self.clustered] if self.clustered else made
+
+    @cached_property
+    def clustered(self) -> ClusteredSinks | None:
+        """The process of sinks whose tasks run on the cluster, if the domain has one."""
+        if not self._has_cluster:
+            return None
+        settings = self.stack.on_cluster(self.stack.through("sinks-kafka", "sinks-postgres"))
+        return ClusteredSinks(f"sinks-{len(self._groups) - 1}", settings, ["sink", *self._groups[-1]])
+
+    @property
+    def cluster(self) -> Sequence[Process]:
+        """The processes of the Spark cluster: its master, then its workers."""
+        return [self.stack.part(name) for name in self.stack.parts if name.startswith("spark-")]
 
     def names_of(self, process: SinkProcess) -> Sequence[str]:
         """The sinks of a process."""
@@ -157,10 +218,12 @@ class Testbed:
         self.stack.up(["kafka", "connect"], report=report)
         migrate(settings)
         self.apply()
+        if self._has_cluster:
+            self.stack.start_cluster(report)
         self.service.spawn()
         for sink in self.sinks:
             sink.spawn()
-        parts: list[Process] = [self.service, *self.sinks]
+        parts: list[Process] = [self.service, *self.cluster, *self.sinks]
         for process in parts:
             process.wait_ready()
             report(f"{process.name}: ready")

@@ -59,6 +59,22 @@ def read(settings: Settings, sink: str, totals_query: Path) -> TargetState:
     return TargetState(positions, totals, versions, partial(lacking, delta))
 
 
+def rows(settings: Settings, sink: str) -> dict[str, int]:
+    """By event id, how many rows a sink's table has. Raises Failure if nobody can read the table."""
+    if importlib.util.find_spec("deltalake") is None:
+        raise Failure(f"sink {sink}: {UNREAD}", code="table-unreadable")
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        delta = DeltaTable(location(settings, sink).removeprefix("file://"))
+        found = _query(delta, "SELECT event_id, count(*) AS times FROM events GROUP BY event_id").to_pylist()
+    except DeltaError as error:
+        reason = str(error).partition("\n")[0]
+        raise Failure(f"sink {sink}: reading its table: {reason}", code="table-unreadable") from error
+    return {row["event_id"]: row["times"] for row in found}
+
+
 def lacking(delta: DeltaTable, event_ids: Collection[str]) -> set[str]:
     """Those of these events that the table does not have."""
     wanted, there = sorted(event_ids), set[str]()

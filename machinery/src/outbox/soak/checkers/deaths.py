@@ -20,6 +20,8 @@ EXCUSES = {
     "connector": {"connector", "connect", "kafka", "postgres", "connect-kafka", "debezium-postgres"},
     "service": {"service", "service-postgres"},
     "sinks": {"sinks", "kafka", "postgres", "sinks-kafka", "sinks-postgres"},
+    "spark-master": {"cluster"},
+    "spark-worker": {"cluster"},
 }
 
 

@@ -28,6 +28,7 @@ def check(seen: Seen, *, may_reread: bool) -> list[Finding]:
         found += findings(f"{sink.name} sets no valid event aside", sink.set_aside)
         found += findings(f"{sink.name} remembers every event", sink.forgotten - sink.set_aside)
         found += findings(f"{sink.name} applies every record", _miscounted(seen, sink, records, may_reread=may_reread))
+        found += findings(f"{sink.name} has every event once", _not_once(seen, sink))
         for one in sink.comparisons:
             found += findings(f"{sink.name} has the {one.name} that its strategy promises", _wrong(seen, sink, one))
     return found
@@ -120,6 +121,23 @@ def _miscounted(seen: Seen, sink: Sink, records: Mapping[str, int], *, may_rerea
         times, due = sink.applied.get(event_id, 0), records[event_id] if is_due else 0
         if times < due or (is_due and times > due and not may_reread):
             yield f"{event_id} at {event.place}: applied {times} times, and {due} times on the topic"
+
+
+def _not_once(seen: Seen, sink: Sink) -> Iterator[str]:
+    """The events that a table of events does not have once; and those that it has, and no topic."""
+    if sink.rows is None:
+        return
+    due = {
+        event.id: event
+        for event in seen.firsts.values()
+        if any(one.added_by(event) is not None for one in sink.comparisons) and event.id not in sink.set_aside
+    }
+    for event_id, event in due.items():
+        times = sink.rows.get(event_id, 0)
+        if times != 1:
+            yield f"{event_id} at {event.place}: {times} rows"
+    for event_id in sink.rows.keys() - due.keys() - sink.set_aside:
+        yield f"{event_id}: {sink.rows[event_id]} rows, and no topic has it"
 
 
 def _difference(left: Totals, right: Totals) -> dict[str, Decimal]:

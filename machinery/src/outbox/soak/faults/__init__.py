@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from outbox.soak.fault import Fault
-from outbox.soak.faults import commands, disks, links, records, relay, servers, service, sinks
+from outbox.soak.faults import commands, disks, executors, links, records, relay, servers, service, sinks
 
 Make = Callable[[], Fault]
 
@@ -18,6 +18,7 @@ def every() -> Mapping[str, Make]:
         *relay.FAULTS,
         *service.FAULTS,
         *sinks.FAULTS,
+        *executors.FAULTS,
         *links.FAULTS,
         *commands.FAULTS,
         *records.FAULTS,

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 
 from outbox.base.database import connect
+from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import fence, spec
+from outbox.sink.spec import SinkSpec
 from outbox.soak.checked import checked
 from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.operator import Done
@@ -127,7 +129,15 @@ class Rebuild(Fault):
     @staticmethod
     def _sinks(testbed: Testbed) -> list[str]:
         known = spec.sinks(testbed.settings) if testbed.sink_names else {}
-        return [name for name in testbed.sink_names if known[name].strategy.repeats == "all"]
+        return [name for name in testbed.sink_names if _is_rebuildable(known[name])]
+
+
+def _is_rebuildable(sink: SinkSpec) -> bool:
+    """Whether a rebuild computes the same result. It does not count repeats again, and makes no Delta table."""
+    with suppress(Failure):
+        sink.job.target.require_rebuildable(sink)
+        return sink.strategy.repeats == "all"
+    return False
 
 
 class Refused(Fault):

@@ -8,8 +8,7 @@ from functools import partial
 
 import psutil
 
-from outbox.base.wait import wait_for
-from outbox.soak.fault import Fault, NotFired
+from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 
 
@@ -57,14 +56,14 @@ class Frozen(_OfServer):
 
         def stopped() -> int:
             process.pause()  # again each time: one may have been forked meanwhile, and a signal needs a moment
-            states = [one.status() for one in process.processes()]
+            try:
+                states = [one.status() for one in process.processes()]
+            except psutil.NoSuchProcess:
+                return 0
             return len(states) if set(states) == {psutil.STATUS_STOPPED} else 0
 
-        try:
-            count = wait_for(f"all processes of {self.part} to be stopped", stopped, timeout_s=30, poll_s=0.1)
-        except TimeoutError as error:
-            raise NotFired(str(error)) from error
-        return f"{count} processes were stopped"
+        what = f"all processes of {self.part} to be stopped"
+        return f"{wait_or_not_fired(what, stopped, timeout_s=30, poll_s=0.1)} processes were stopped"
 
     def heal(self, testbed: Testbed) -> None:
         process = testbed.stack.part(self.part)
