@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+from outbox.soak.foreign import ForeignRecord
 from outbox.soak.testbed import Testbed
 
 
@@ -22,6 +24,8 @@ class Fault(ABC):
     """What it breaks. No other fault breaks these parts at the same time."""
     lasts_s: tuple[float, float] = (2.0, 10.0)
     """How long it lasts before it is healed: from, to."""
+    foreign: Sequence[ForeignRecord] = ()
+    """The foreign events that it has sent."""
 
     def is_possible(self, testbed: Testbed) -> bool:
         """Whether it can happen on this chain at all. One that cannot is never drawn."""

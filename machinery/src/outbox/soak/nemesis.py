@@ -133,7 +133,8 @@ class Nemesis:
                 self._report(f"{planned.fault} did not happen: {problem}")
             is_healed = not self._stopped.is_set() and self._heal(fault)
             healed_s = time.monotonic() - began_s
-            self._done.append(Injection(planned, evidence, problem, is_healed, fired_s, healed_s))
+            injection = Injection(planned, evidence, problem, is_healed, fired_s, healed_s, foreign=fault.foreign)
+            self._done.append(injection)
 
     def _heal(self, fault: Fault) -> bool:
         try:

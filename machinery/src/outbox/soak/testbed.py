@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
 from typing import Any
@@ -18,8 +19,10 @@ from outbox.relay.rest import Rest, State
 from outbox.soak import operator
 from outbox.soak.checked import Checked
 from outbox.soak.domain import Refusal
+from outbox.soak.foreign import ForeignEvent
 from outbox.soak.operator import Done
 from outbox.soak.proxy import Proxy
+from outbox.soak.seen import Event
 from outbox.stack import ports
 from outbox.stack.command import Command, ServiceCommand
 from outbox.stack.connect import Connect
@@ -29,6 +32,7 @@ from outbox.stack.process import Process
 from outbox.stack.stack import Report, Stack, quiet
 from outbox.walkthrough.processes import SinkProcess
 
+Forge = Callable[[random.Random], ForeignEvent]
 LINKS = ("client-service", "service-postgres", "debezium-postgres", "connect-kafka", "sinks-kafka", "sinks-postgres")
 PARTS = ("postgres", "kafka", "connect", "service", "sinks", "outbox-ids", *LINKS)
 
@@ -88,11 +92,18 @@ class Testbed:
     """
 
     def __init__(
-        self, settings: Settings, sinks: Sequence[Sequence[str]], refusals: Mapping[str, Refusal] | None = None
+        self,
+        settings: Settings,
+        sinks: Sequence[Sequence[str]],
+        refusals: Mapping[str, Refusal] | None = None,
+        forge: Forge | None = None,
     ) -> None:
         """``sinks``: the sinks of each process."""
         self.stack = LinkedStack(settings)
         self.refusals = refusals or {}  # of the domain, by sink
+        self.forge = forge  # of the domain, if it has one: makes a foreign event
+        self.foreign: list[ForeignEvent] = []  # those that a fault has sent, or is about to send
+        self.dropped: list[Event] = []  # by topics that a fault has shortened, foreign ones too
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
         self.released = 0  # how many such transactions were ended; their events are on the topics twice
         self.checks: list[Checked] = []  # what `checked` has found
