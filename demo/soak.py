@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from outbox.soak import Event, ForeignEvent, History, Refusal, Request
+from outbox.soak import Event, ForeignEvent, History, OlderRelease, Refusal, Request
 
 from demo.workload import Workload
 
@@ -60,6 +60,16 @@ class Domain(Workload):
             end="UPDATE balances SET currency = 'EUR' WHERE sink = 'balances'",
         )
     }
+
+    older = OlderRelease(
+        "account.opened",
+        2,
+        removed=("connect/events/account/opened.v2.schema.json", "connect/events/account/upcast.py"),
+        replaced={
+            "service/events.py": {'        "label": label,\n': "", ", schema_version=2": ""},
+            "sinks/accounts/projections/accounts.sql": {"currency, label, version\n": "currency, '', version\n"},
+        },
+    )
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)

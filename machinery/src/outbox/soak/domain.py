@@ -11,6 +11,7 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.soak.foreign import ForeignEvent
 from outbox.soak.history import History
+from outbox.soak.releases import OlderRelease
 from outbox.soak.seen import Event
 from outbox.walkthrough.workload import Workload
 
@@ -74,6 +75,15 @@ class Forger(Protocol):
 
     def foreign_event(self, chance: random.Random) -> ForeignEvent:
         """One with another key each time. It is the first of its key, with version 1 if events have versions."""
+
+
+@runtime_checkable
+class Released(Protocol):
+    """A domain that knows an older release of the project, from which a new version of an event can be rolled out."""
+
+    @property
+    def older(self) -> OlderRelease:
+        """What that release lacks."""
 
 
 def load(seed: int) -> Domain:

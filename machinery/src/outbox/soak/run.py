@@ -15,7 +15,7 @@ from outbox.soak import checked, observe, verdict
 from outbox.soak.checked import Checked
 from outbox.soak.clients import Clients
 from outbox.soak.death import Death
-from outbox.soak.domain import Domain, Forger, Refuser
+from outbox.soak.domain import Domain, Forger, Refuser, Released
 from outbox.soak.faults import Make
 from outbox.soak.folder import Folder, Plan
 from outbox.soak.history import Recorder
@@ -43,6 +43,7 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
         domain.refusals if isinstance(domain, Refuser) else {},
         domain.foreign_event if isinstance(domain, Forger) else None,
     )
+    testbed.older = domain.older if isinstance(domain, Released) else None
     began_s = time.monotonic()
 
     def say(text: str) -> None:

@@ -22,9 +22,10 @@ from outbox.soak.domain import Refusal
 from outbox.soak.foreign import ForeignEvent
 from outbox.soak.operator import Done
 from outbox.soak.proxy import Proxy
+from outbox.soak.releases import OlderRelease, ReleasedService, ReleasedSinks
 from outbox.soak.seen import Event
 from outbox.stack import ports
-from outbox.stack.command import Command, ServiceCommand
+from outbox.stack.command import Command
 from outbox.stack.connect import Connect
 from outbox.stack.kafka import Kafka
 from outbox.stack.postgres import Postgres
@@ -106,6 +107,7 @@ class Testbed:
         self.dropped: list[Event] = []  # by topics that a fault has shortened, foreign ones too
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
         self.released = 0  # how many such transactions were ended; their events are on the topics twice
+        self.older: OlderRelease | None = None  # of the domain, if it has one
         self.checks: list[Checked] = []  # what `checked` has found
         self._groups = sinks
         self._locks = {part: threading.Lock() for part in PARTS}
@@ -136,15 +138,17 @@ class Testbed:
         return self.stack.part("connect")
 
     @cached_property
-    def service(self) -> ServiceCommand:
+    def service(self) -> ReleasedService:
         """The service."""
-        return ServiceCommand("service", self.stack.through("service-postgres"), ["serve"])
+        return ReleasedService("service", self.stack.through("service-postgres"), ["serve"])
 
     @cached_property
-    def sinks(self) -> Sequence[SinkProcess]:
+    def sinks(self) -> Sequence[ReleasedSinks]:
         """The processes of the sinks."""
         settings = self.stack.through("sinks-kafka", "sinks-postgres")
-        return [SinkProcess(f"sinks-{number}", settings, ["sink", *names]) for number, names in enumerate(self._groups)]
+        return [
+            ReleasedSinks(f"sinks-{number}", settings, ["sink", *names]) for number, names in enumerate(self._groups)
+        ]
 
     def names_of(self, process: SinkProcess) -> Sequence[str]:
         """The sinks of a process."""

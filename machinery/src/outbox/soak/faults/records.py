@@ -10,7 +10,7 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -169,12 +169,12 @@ def asks_for(testbed: Testbed, sink: SinkSpec, topic: str, record: Record) -> bo
     return type_ is None or not sink.decoders[topic].asked_for.isdisjoint(events)
 
 
-def has_passed(testbed: Testbed, sinks: Sequence[SinkSpec], topic: str, delivered: Delivered) -> bool:
+def has_passed(testbed: Testbed, sinks: Sequence[SinkSpec], topic: str, places: Collection[Place]) -> bool:
     """Whether each sink has read these records."""
     names = [one.name for one in sinks]
     positions = testbed.query(POSITIONS, [topic, names], SinkRole.AUDITOR)
     read = {(sink, partition): next_offset for sink, partition, next_offset in positions}
-    return all(read.get((sink, partition), 0) > offset for sink in names for partition, offset in delivered)
+    return all(read.get((sink, partition), 0) > offset for sink in names for partition, offset in places)
 
 
 def send(testbed: Testbed, topic: str, made: Sequence[Record], delivered: dict[Place, Record]) -> None:
