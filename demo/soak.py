@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import random
+import uuid
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from outbox.soak import Event, History, Refusal, Request
+from outbox.soak import Event, ForeignEvent, History, OlderRelease, Refusal, Request
 
 from demo.workload import Workload
 
@@ -61,6 +62,16 @@ class Domain(Workload):
         )
     }
 
+    older = OlderRelease(
+        "account.opened",
+        2,
+        removed=("connect/events/account/opened.v2.schema.json", "connect/events/account/upcast.py"),
+        replaced={
+            "service/events.py": {'        "label": label,\n': "", ", schema_version=2": ""},
+            "sinks/accounts/projections/accounts.sql": {"currency, label, version\n": "currency, '', version\n"},
+        },
+    )
+
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self._reads = random.Random(f"{seed} reads")
@@ -81,6 +92,21 @@ class Domain(Workload):
         if "transfer_id" in event.data:
             return f"transfer {event.data['transfer_id']}"
         return f"account {event.key} {STATUSES[event.type.split('.')[1]]}"
+
+    def foreign_event(self, chance: random.Random) -> ForeignEvent:
+        """A credit in a currency that no account has, so that it changes no total of the service."""
+        account, transfer = (str(uuid.UUID(int=chance.getrandbits(128), version=4)) for _ in range(2))
+        amount = chance.randint(1, 5_000)
+        payload = {
+            "transfer_id": transfer,
+            "account_id": account,
+            "amount": amount,
+            "currency": "USD",
+            "balance_after": amount,
+            "version": 1,
+            "occurred_at": "2026-11-21T10:00:00.123456Z",
+        }
+        return ForeignEvent("balance.credited", account, payload, totals={"turnover": ("USD", amount)})
 
     def contradictions(self, history: History, events: Mapping[str, Event]) -> Iterable[str]:
         """A balance that was read is the one after the event of its version. A read is not older than a change of its

@@ -110,6 +110,20 @@ def test_duplicates_are_counted_and_no_finding(chain: Chain) -> None:
     assert only_comparison(report).repeated == {"a": 11}
 
 
+def test_the_first_record_of_an_id_is_the_one_that_stands_first_however_they_are_read(chain: Chain) -> None:
+    events = chain.written("a", "5", "6", "7")
+    other = replace(chain.event("b", 1), event_id=events[1].event_id)
+    at = chain.offsets[STOCK_TOPIC]
+    at[0] = 3
+    chain.publish(other)  # of another kind, so it is read before
+    at[0] = 0
+    chain.publish(*events)
+    at[0] = 4
+    chain.applied({"a": "18"})
+    report = chain.compare()
+    assert (codes(report), report.duplicates, report.missing_versions) == ([], 1, 0)
+
+
 def test_fractions_are_exact(chain: Chain) -> None:
     chain.publish(*chain.written("a", "0.1", "0.2"), *chain.written("b", "999999.000000001"))
     chain.applied({"a": "0.3", "b": "999999.000000002"})

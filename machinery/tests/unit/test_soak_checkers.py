@@ -11,14 +11,28 @@ from typing import Any
 
 import pytest
 
+from outbox.sink.dead_letters import OLDER_THAN_HORIZON
 from outbox.soak.checked import Checked, Problem, of_report
-from outbox.soak.checkers import answers, arrival, changes, checks, deaths, faults, invariants, order, reads, results
+from outbox.soak.checkers import (
+    answers,
+    arrival,
+    changes,
+    checks,
+    deaths,
+    faults,
+    foreign,
+    invariants,
+    order,
+    reads,
+    results,
+)
 from outbox.soak.death import Death
 from outbox.soak.folder import Folder, Plan
+from outbox.soak.foreign import ForeignRecord
 from outbox.soak.history import SET_UP, Attempt, History
 from outbox.soak.injection import Injection, Planned
 from outbox.soak.observe import Kept, forgotten
-from outbox.soak.seen import Adds, Answer, Comparison, Event, Seen, Sink, Source
+from outbox.soak.seen import Adds, Answer, Comparison, Event, Foreign, Seen, Sink, Source
 from outbox.soak.verdict import Record, broken_off, judge
 
 OK, REFUSED, BROKEN = 201, 409, 503
@@ -313,6 +327,7 @@ KILLED = Injection(
     fired_s=10.0,
     healed_s=20.0,
     parts=("kafka",),
+    foreign=(ForeignRecord("orders", 0, 7, "x", {"by region": ("Mars", 4)}),),
 )
 LOST = Checked("before sink-rewound", problems=[Problem("events-lost", "1 event lost")])
 
@@ -328,9 +343,15 @@ def test_a_fault_that_did_not_happen_or_was_not_healed_is_found() -> None:
 
 def test_what_was_left_is_the_same_after_it_was_kept_in_files(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    folder.write_seen(replace(SEEN, released=2))
+    folder.write_seen(replace(WITH_FOREIGN, released=2))
     kept = folder.seen
-    assert (kept.source, list(kept.events), kept.sinks, kept.released) == (SEEN.source, [*EVENTS], SEEN.sinks, 2)
+    assert (kept.foreign, kept.foreign_keys) == (WITH_FOREIGN.foreign, {"x", "y", "Mars"})
+    assert (kept.source, list(kept.events), kept.sinks, kept.released) == (
+        SEEN.source,
+        [*EVENTS],
+        WITH_FOREIGN.sinks,
+        2,
+    )
     assert len((tmp_path / "events.jsonl").read_bytes().splitlines()) == len(EVENTS)
 
 
@@ -338,13 +359,15 @@ def test_the_record_of_a_run_is_the_same_after_it_was_kept_in_files(tmp_path: Pa
     folder = Folder(tmp_path)
     folder.write("run.json", Plan(1, 60.0, 30.0, 5.0, exactly_once=False, faults=["kafka-killed"]))
     folder.write_seen(SEEN)
-    folder.write("injections.json", [KILLED])
+    folder.write("injections.json", [replace(KILLED, foreign=list(KILLED.foreign))])
     folder.write("deaths.json", [Death("sinks-0", 12.0, "killed")])
-    folder.write("checks.json", [Checked("at the end", 1, [Problem("sink-drift", "drifts", "totals")], "nothing")])
+    drift = Problem("sink-drift", "drifts", "totals", 1, ["a"])
+    folder.write("checks.json", [Checked("at the end", 1, [drift], "nothing")])
     folder.history_file.write_text("")
     found = folder.record
-    assert (found.injections, found.deaths) == ([KILLED], [Death("sinks-0", 12.0, "killed")])
-    assert found.checks == [Checked("at the end", 1, [Problem("sink-drift", "drifts", "totals")], "nothing")]
+    assert found.injections == [replace(KILLED, foreign=list(KILLED.foreign))]
+    assert found.deaths == [Death("sinks-0", 12.0, "killed")]
+    assert found.checks == [Checked("at the end", 1, [drift], "nothing")]
     assert (found.selected, found.may_repeat) == (["kafka-killed"], True)
 
 
@@ -493,8 +516,109 @@ def test_sinks_that_do_not_catch_up_are_found() -> None:
 
 
 def test_a_check_is_read_from_its_report() -> None:
+    drift = {"code": "sink-drift", "message": "it drifts", "sink": "totals", "comparison": "pieces", "count": 2}
     report = {
         "total": {"duplicates": 2},
-        "findings": [{"code": "sink-drift", "message": "it drifts", "sink": "totals", "count": 1}],
+        "findings": [drift],
+        "sinks": [
+            {"name": "totals", "comparisons": [{"name": "pieces", "drift": {"b": 1, "a": 2}}]},
+            {"name": "others", "comparisons": [{"name": "pieces", "drift": {"c": 2}}]},
+        ],
     }
-    assert of_report("now", report) == Checked("now", 2, [Problem("sink-drift", "it drifts", "totals")])
+    problem = Problem("sink-drift", "it drifts", "totals", 2, ["a", "b"])
+    assert of_report("now", report) == Checked("now", 2, [problem])
+
+
+@pytest.mark.parametrize(
+    ("problem", "found"),
+    [
+        (Problem("foreign-events", "2 events", count=2), 0),
+        (Problem("foreign-events", "3 events", count=3), 1),
+        (Problem("sink-drift", "it drifts", "totals", 2, ["x", "Mars"]), 0),
+        (Problem("sink-drift", "it drifts", "totals", 2, ["a", "x"]), 1),
+        (Problem("sink-drift", "nobody knows where", "totals", 2), 1),
+        (Problem("events-lost", "lost", count=1), 1),
+    ],
+)
+def test_a_check_may_find_foreign_events_that_were_sent_and_no_others(problem: Problem, found: int) -> None:
+    assert len(checks.check([Checked("now", 0, [problem])], SEEN.sinks, 2, {"x", "y", "Mars"})) == found
+
+
+TYPE = "order.placed.v1"
+
+
+def stranger(key: str, event_id: str, offset: int, pieces: int) -> Foreign:
+    """A foreign event."""
+    numbers = {"pieces": Decimal(pieces)}
+    event = Event(event_id, "orders", 0, offset, key, TYPE, 1, {"order": 99, "pieces": pieces}, numbers)
+    return Foreign(event, {"by region": ("Mars", pieces)})
+
+
+def region(total: int) -> Comparison:
+    """A comparison that does not say what an event adds."""
+    return Comparison("by region", {"Mars": Decimal(total)}, {}, None)
+
+
+# One with an id of its own, and one with the id of event 2.
+FOREIGN = [stranger("x", "event-8", 8, 4), stranger("y", "event-2", 9, 6)]
+TYPES = frozenset({TYPE})
+
+
+def foreign_of(x: int, y: int, *more: Comparison, total: int = 13, **changed: Any) -> Seen:
+    """What was left, with two foreign events and these totals of their keys."""
+    totals = {"a": Decimal(total), "x": Decimal(x), "y": Decimal(y)}
+    given = {"types": TYPES, **changed}
+    return replace(sink(comparisons=[comparison(totals), *more], **given), foreign=FOREIGN)
+
+
+WITH_FOREIGN = foreign_of(4, 0, region(4))
+ASIDE = {"orders-0@8": OLDER_THAN_HORIZON}
+TWICE = {"event-1": 1, "event-2": 2, "event-3": 1, "event-8": 1}
+
+
+FOREIGN_CASES = {
+    "by ids": (WITH_FOREIGN, 0),
+    "one was ignored": (foreign_of(0, 0), 1),
+    "one was applied twice": (foreign_of(8, 0), 1),
+    "a used id was applied": (foreign_of(4, 6), 1),
+    "another total says twice": (foreign_of(4, 0, region(8)), 1),
+    "another total lacks it": (foreign_of(4, 0, region(0)), 1),
+    "by versions": (foreign_of(4, 6, region(10), knows_ids=False), 0),
+    "by versions, and one was ignored": (foreign_of(4, 0, knows_ids=False), 1),
+    "of other types": (foreign_of(0, 0, types=frozenset()), 0),
+    "the id of an event of another type": (
+        replace(foreign_of(4, 6), events=[replace(one, type="order.cancelled.v1") for one in EVENTS]),
+        0,
+    ),
+    "rebuilt from the source": (foreign_of(0, 0, is_based=True), 0),
+    "rebuilt from the source, and twice since": (foreign_of(8, 0, is_based=True), 1),
+    "too old": (foreign_of(0, 0, foreign_set_aside=ASIDE), 0),
+    "too old, and applied": (foreign_of(4, 0, foreign_set_aside=ASIDE), 1),
+    "too old by versions": (foreign_of(0, 6, foreign_set_aside=ASIDE, knows_ids=False), 1),
+    "set aside": (foreign_of(0, 0, foreign_set_aside={"orders-0@8": "currency mismatch"}), 1),
+    "by offsets": (foreign_of(4, 6, repeats="re-reads", knows_ids=False), 0),
+    "by nothing": (foreign_of(8, 6, repeats="none", knows_ids=False), 0),
+    "by nothing, and one was ignored": (foreign_of(0, 6, repeats="none", knows_ids=False), 1),
+    "counted": (foreign_of(4, 6, repeats="none", knows_ids=False, applied=TWICE), 0),
+    "counted otherwise": (foreign_of(8, 6, repeats="none", knows_ids=False, applied=TWICE), 1),
+    "unreadable": (replace(WITH_FOREIGN, unreadable=["orders-0@7"]), 1),
+}
+
+
+@pytest.mark.parametrize(("seen", "found"), FOREIGN_CASES.values(), ids=FOREIGN_CASES)
+def test_a_foreign_event_is_applied_as_the_strategy_promises(seen: Seen, found: int) -> None:
+    assert sum(one.cases for one in foreign.check(seen, may_reread=True)) == found
+
+
+def test_a_sink_that_read_nothing_again_applies_a_foreign_event_once() -> None:
+    assert foreign.check(foreign_of(8, 6, repeats="none", knows_ids=False), may_reread=False)
+
+
+def test_foreign_events_change_no_judgement_on_others() -> None:
+    counted = foreign_of(4, 6, repeats="none", knows_ids=False, applied=TWICE)
+    for checker in CHECKS:
+        assert cases(checker, seen=WITH_FOREIGN) == cases(checker, seen=counted) == 0
+    assert not results.check(counted, may_reread=False), "the second application was that of the foreign event"
+    assert cases("results", seen=foreign_of(4, 0, total=12)) > 0
+    drifting = foreign_of(4, 6, total=20, repeats="none", knows_ids=False, applied=TWICE)
+    assert cases("results", seen=drifting) > 0, "and so nothing of it drifts"

@@ -13,6 +13,7 @@ from outbox.base.settings import Settings, load
 from outbox.soak import testbed
 from outbox.soak.fault import NotFired
 from outbox.soak.faults.commands import Check, ConnectApply
+from outbox.soak.foreign import ForeignEvent
 from outbox.soak.operator import Done
 from outbox.soak.proxy import Proxy
 from outbox.stack import ports
@@ -28,9 +29,11 @@ def unstarted(tmp_path: Path) -> Iterator[testbed.Testbed]:
     link.close()
 
 
-def found(code: str, sink: str | None = None) -> Done:
-    """The output of a check with one finding."""
-    return Done(1, json.dumps({"findings": [{"code": code, "sink": sink, "message": "…"}]}), "")
+def found(code: str, sink: str | None = None, *keys: str) -> Done:
+    """The output of a check with one finding; of a drift, in these keys."""
+    finding = {"code": code, "sink": sink, "comparison": "pieces", "message": "…", "count": 1}
+    sinks = [{"name": sink, "comparisons": [{"name": "pieces", "drift": dict.fromkeys(keys, 1)}]}]
+    return Done(1, json.dumps({"findings": [finding], "sinks": sinks, "total": {"duplicates": 0}}), "")
 
 
 class TestCheck:
@@ -44,6 +47,13 @@ class TestCheck:
     def test_a_loss_is_not(self, unstarted: testbed.Testbed, done: Done) -> None:
         with pytest.raises(NotFired, match=json.loads(done.output)["findings"][0]["code"]):
             self.fault.finish(unstarted, done)
+
+    @pytest.mark.parametrize("done", [found("foreign-events"), found("sink-drift", "unknown", "x")])
+    def test_foreign_events_that_a_fault_has_sent_are_accepted(self, unstarted: testbed.Testbed, done: Done) -> None:
+        with pytest.raises(NotFired):
+            self.fault.finish(unstarted, done)
+        unstarted.foreign.append(ForeignEvent("order.placed", "x", {}))
+        self.fault.finish(unstarted, done)
 
 
 def test_a_transaction_that_an_operator_has_released_is_counted(unstarted: testbed.Testbed) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
-from outbox.soak import Attempt, Event, History
+from outbox.base import project
+from outbox.base.errors import Failure
+from outbox.events import catalog
+from outbox.soak import Attempt, Event, History, releases
 
 from demo.soak import Domain
 
@@ -70,3 +75,28 @@ def test_a_read_is_judged(one: Attempt, wrong: int) -> None:
 def test_a_transfer_without_an_answer_may_be_seen_or_not() -> None:
     history = History((opening(A), transfer(1, (2.0, 3.0), status=503), read(0, 0, 3.5), read(1, -10, 3.5)))
     assert not list(Domain(1).contradictions(history, EVENTS))
+
+
+def test_a_foreign_event_is_valid_and_has_a_key_of_its_own() -> None:
+    chance = random.Random(1)  # noqa: S311
+    made = [Domain(1).foreign_event(chance) for _ in range(2)]
+    schema = catalog.load(project.current().events, "ledger").schema("balance", "credited", 1)
+    for one in made:
+        assert one.event == schema.event
+        assert one.payload["account_id"] == one.key
+        assert schema.violation(one.payload) is None
+    assert len({one.key for one in made}) == 2
+
+
+def test_the_older_release_can_be_made_and_does_not_know_the_newer_version(tmp_path: Path) -> None:
+    older = Domain(1).older
+    root, folder = project.current().root, tmp_path / "older"
+    for name in ("connect", "service", "sinks"):
+        releases.make(root / name, folder / name, older._replace(removed=(), replaced={}))
+    releases.take_out(folder, older)
+    known = catalog.load(folder / "connect" / "events", "ledger").aggregates["account"].events["opened"]
+    assert set(known) == {1}
+    assert set(catalog.load(root / "connect" / "events", "ledger").aggregates["account"].events["opened"]) == {1, 2}
+    with pytest.raises(Failure) as raised:
+        releases.take_out(folder, older._replace(removed=()))
+    assert raised.value.code == "soak-domain-wrong"

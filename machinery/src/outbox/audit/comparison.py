@@ -401,7 +401,10 @@ class _Comparison:
         for event_id, event in self._seen.logs.delivered.rows(bucket):
             of_topic = found[event.topic]
             of_topic.delivered.append((event_id, event))
-            of_topic.firsts.setdefault(event_id, event)
+            first = of_topic.firsts.setdefault(event_id, event)
+            # Records are read in batches, and within a batch by kind: one of another kind may stand before.
+            if first.partition == event.partition and event.offset < first.offset:
+                of_topic.firsts[event_id] = event
         for event_id, refused in self._seen.logs.refused.rows(bucket):
             found[refused.topic].refused.append((event_id, refused))
         for event_id, row in self._outbox.rows(bucket):

@@ -20,6 +20,8 @@ class Problem:
     code: str
     message: str
     sink: str | None = None
+    count: int = 0
+    keys: Sequence[str] = ()  # of the totals that drift
 
 
 @dataclass(frozen=True)
@@ -48,5 +50,17 @@ def checked(testbed: Testbed, when: str) -> Checked:
 
 def of_report(when: str, report: Mapping[str, Any], in_flight: str = "") -> Checked:
     """The check of a report, as JSON has it."""
-    problems = [Problem(one["code"], one["message"], one["sink"]) for one in report["findings"]]
+    drifts = {
+        (sink["name"], one["name"]): sorted(one["drift"]) for sink in report["sinks"] for one in sink["comparisons"]
+    }
+    problems = [
+        Problem(
+            one["code"],
+            one["message"],
+            one["sink"],
+            one["count"],
+            drifts.get((one["sink"], one["comparison"]), ()) if one["code"] == "sink-drift" else (),
+        )
+        for one in report["findings"]
+    ]
     return Checked(when, report["total"]["duplicates"], problems, in_flight)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from outbox.base import project
 from outbox.base.errors import Failure
+from outbox.soak.foreign import ForeignEvent
 from outbox.soak.history import History
+from outbox.soak.releases import OlderRelease
 from outbox.soak.seen import Event
 from outbox.walkthrough.workload import Workload
 
@@ -73,6 +76,23 @@ class Refuser(Protocol):
     @property
     def refusals(self) -> Mapping[str, Refusal]:
         """By sink that recognises every repeat."""
+
+
+@runtime_checkable
+class Forger(Protocol):
+    """A domain that knows valid events which its service would never write."""
+
+    def foreign_event(self, chance: random.Random) -> ForeignEvent:
+        """One with another key each time. It is the first of its key, with version 1 if events have versions."""
+
+
+@runtime_checkable
+class Released(Protocol):
+    """A domain that knows an older release of the project, from which a new version of an event can be rolled out."""
+
+    @property
+    def older(self) -> OlderRelease:
+        """What that release lacks."""
 
 
 def load(seed: int) -> Domain:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from outbox.base.wait import wait_for
+from outbox.soak.foreign import ForeignRecord
 from outbox.soak.testbed import Testbed
 
 T = TypeVar("T")
@@ -29,6 +30,8 @@ class Fault(ABC):
     """What else no other fault may break meanwhile, because this one needs it."""
     lasts_s: tuple[float, float] = (2.0, 10.0)
     """How long it lasts before it is healed: from, to."""
+    foreign: Sequence[ForeignRecord] = ()
+    """The foreign events that it has sent."""
 
     def is_possible(self, testbed: Testbed) -> bool:
         """Whether it can happen on this chain at all. One that cannot is never drawn."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from outbox.soak.foreign import ForeignRecord
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Injection:
     healed_s: float = 0.0
     parts: tuple[str, ...] = ()  # that it broke
     held: tuple[str, ...] = ()  # that it needed, and only kept from other faults
+    foreign: Sequence[ForeignRecord] = ()  # the foreign events that it has sent
 
     def __str__(self) -> str:
         return f"{self.planned.fault} at {self.planned.at_s:.0f} s: {self.problem or self.evidence}"

@@ -133,7 +133,9 @@ class Nemesis:
                 self._report(f"{planned.fault} did not happen: {problem}")
             is_healed = not self._stopped.is_set() and self._heal(fault)
             healed_s = time.monotonic() - began_s
-            done = Injection(planned, evidence, problem, is_healed, fired_s, healed_s, fault.parts, fault.needs)
+            done = Injection(
+                planned, evidence, problem, is_healed, fired_s, healed_s, fault.parts, fault.needs, fault.foreign
+            )
             self._done.append(done)
 
     def _heal(self, fault: Fault) -> bool:

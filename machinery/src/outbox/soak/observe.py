@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -20,37 +21,61 @@ from outbox.base.database import connect, query
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import records, topics
+from outbox.kafka.records import Within
 from outbox.sink.lakehouse import table
 from outbox.sink.lakehouse.target import LakehouseTarget
 from outbox.sink.records import Records
 from outbox.sink.spec import SinkSpec
 from outbox.soak.domain import Domain
-from outbox.soak.seen import Adds, Answer, Comparison, Event, Seen, Sink, Source
+from outbox.soak.foreign import ForeignRecord
+from outbox.soak.seen import Adds, Answer, Comparison, Event, Foreign, Seen, Sink, Source
 
 ANSWERS = "SELECT key, status, body FROM idempotency_keys ORDER BY key"
 # Not that of an event that the sink has applied: of each letter the place of the record that it was written for.
-OPEN_LETTERS = "SELECT sink, topic, partition, \"offset\" FROM dead_letters WHERE status <> 'replayed'"
+OPEN_LETTERS = "SELECT sink, reason, topic, partition, \"offset\" FROM dead_letters WHERE status <> 'replayed'"
 APPLIED = "SELECT event_id::text, times FROM applied_events WHERE sink = %s"
 # By table of a strategy, the ids that it remembers.
 REMEMBERED = {
     "processed_events": "SELECT event_id::text FROM processed_events WHERE sink = %s",
     "landed_events": "SELECT event_id::text FROM landed_events WHERE sink = %s",
 }
+BY_VERSION = ("applied_versions", "key_versions")  # tables of strategies that know an event by key and version
 HORIZON = "SELECT horizon::text FROM dedup_horizon"
 OUTBOX = "SELECT id::text FROM outbox WHERE aggregatetype NOT LIKE '%.markers'"  # those are sent by `outbox prune`
 
 
-def read(settings: Settings, domain: Domain, names: Sequence[str]) -> Seen:
-    """All of it, with the sinks of these names. Raises Failure if a part cannot be read."""
+def read(
+    settings: Settings,
+    domain: Domain,
+    names: Sequence[str],
+    foreign_records: Sequence[ForeignRecord] = (),
+    dropped: Sequence[Event] = (),
+) -> Seen:
+    """All of it, with the sinks of these names. Raises Failure if a part cannot be read.
+
+    ``dropped``: what a fault has let topics drop. A broker that is killed soon may have it again.
+    """
     known = declared.load(settings)
-    events = [event for topic in known.topics for event in _events(settings, known, topic)]
-    events.sort(key=lambda event: (event.topic, event.partition, event.offset))
-    seen_sinks = _Sinks(settings, known, events)
+    by_place = {_place(event): event for event in dropped}
+    for topic in known.topics:
+        by_place |= {_place(event): event for event in events_of(settings, known, topic)}
+    events = [event for _, event in sorted(by_place.items())]
+    sent = {(one.topic, one.partition, one.offset): one for one in foreign_records}
+    foreign = [Foreign(event, sent[_place(event)].totals) for event in events if _place(event) in sent]
+    events = [event for event in events if _place(event) not in sent]
+    valid = {_place(one.event) for one in foreign}
+    seen_sinks = _Sinks(settings, known, events, [one.event for one in foreign])
     return Seen(
         events=events,
         source=_source(settings, domain),
         sinks=[seen_sinks.sink(known.sinks[name]) for name in names],
+        foreign=foreign,
+        unreadable=[f"{topic}-{number}@{offset}" for topic, number, offset in sent.keys() - valid],
     )
+
+
+def _place(event: Event) -> tuple[str, int, int]:
+    return event.topic, event.partition, event.offset
 
 
 def forgotten(events: Iterable[Event], types: Container[str], remembered: Container[str], kept: Kept) -> frozenset[str]:
@@ -62,10 +87,9 @@ def forgotten(events: Iterable[Event], types: Container[str], remembered: Contai
     )
 
 
-def _events(settings: Settings, known: Declared, topic: EventTopic) -> Iterator[Event]:
-    """The valid events of a topic."""
-    within = topics.watermarks(settings, topic.name)
-    for messages in records.batches(settings, topic.name, within):
+def events_of(settings: Settings, known: Declared, topic: EventTopic, within: Within | None = None) -> Iterator[Event]:
+    """The valid events of a topic, or those within these offsets."""
+    for messages in records.batches(settings, topic.name, within or topics.watermarks(settings, topic.name)):
         values = {(one.partition(), one.offset()): one.value() for one in messages}
         for name, rows in topic.decoder.decode(Records.of(messages)).rows.items():
             kind = known.kinds[topic.kinds[name]]
@@ -116,17 +140,21 @@ class Kept:
 class _Sinks:
     """Reads the sinks."""
 
-    def __init__(self, settings: Settings, known: Declared, events: Sequence[Event]) -> None:
-        self._known, self._events, self._settings = known, events, settings
+    def __init__(self, settings: Settings, known: Declared, events: Sequence[Event], foreign: Sequence[Event]) -> None:
+        self._known, self._events, self._settings = known, [*events, *foreign], settings
         self._states = {state.name: state for state in sinks.read(settings, known).states}
         self._source = self._totals_of_source()
         [(self._horizon,)] = self._rows(HORIZON)
-        places = {(event.topic, event.partition, event.offset): event.id for event in events}
-        self._set_aside: dict[str, set[str]] = {}
-        for sink, *place in self._rows(OPEN_LETTERS):
-            event_id = places.get(tuple(place))
-            if event_id is not None:
-                self._set_aside.setdefault(sink, set()).add(event_id)
+        own = {_place(event): event.id for event in events}
+        others = {_place(event): event.place for event in foreign}
+        self._set_aside: dict[str, set[str]] = defaultdict(set)
+        self._foreign_set_aside: dict[str, dict[str, str]] = defaultdict(dict)
+        for sink, reason, *found in self._rows(OPEN_LETTERS):
+            place = tuple(found)
+            if place in own:
+                self._set_aside[sink].add(own[place])
+            elif place in others:
+                self._foreign_set_aside[sink][others[place]] = reason
 
     def sink(self, spec: SinkSpec) -> Sink:
         """What a sink has. Raises Failure if nothing says what it must have."""
@@ -142,10 +170,14 @@ class _Sinks:
             name=spec.name,
             repeats=spec.strategy.repeats,
             comparisons=[self._comparison(spec.name, kinds, one) for one in comparisons],
-            set_aside=frozenset(self._set_aside.get(spec.name, ())),
+            set_aside=frozenset(self._set_aside[spec.name]),
             applied=self._applied(spec),
             forgotten=self._forgotten(spec, {kind.schema.name for kind in kinds}),
             rows=table.rows(self._settings, spec.name) if isinstance(spec.job.target, LakehouseTarget) else None,
+            types=frozenset(kind.schema.name for kind in kinds),
+            knows_ids=spec.strategy.repeats == "all" and not any(_uses(spec, table) for table in BY_VERSION),
+            is_based=spec.name in self._states and any(self._states[spec.name].bases.values()),
+            foreign_set_aside=dict(self._foreign_set_aside[spec.name]),
         )
 
     def _comparison(self, sink: str, kinds: Sequence[Kind], declaration: Declaration) -> Comparison:

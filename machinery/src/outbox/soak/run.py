@@ -15,7 +15,7 @@ from outbox.soak import checked, observe, verdict
 from outbox.soak.checked import Checked
 from outbox.soak.clients import Clients
 from outbox.soak.death import Death
-from outbox.soak.domain import Domain, Refuser, clustered_of
+from outbox.soak.domain import Domain, Forger, Refuser, Released, clustered_of
 from outbox.soak.faults import Make
 from outbox.soak.folder import Folder, Plan
 from outbox.soak.history import Recorder
@@ -37,8 +37,14 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
     A run of which nobody can read what was left is judged by its faults alone: `unknown`, or `invalid`. Nothing of it
     runs when this returns or raises.
     """
-    refusals = domain.refusals if isinstance(domain, Refuser) else {}
-    testbed = Testbed(settings, domain.sinks, refusals, clustered_of(domain))
+    testbed = Testbed(
+        settings,
+        domain.sinks,
+        domain.refusals if isinstance(domain, Refuser) else {},
+        clustered_of(domain),
+        domain.foreign_event if isinstance(domain, Forger) else None,
+    )
+    testbed.older = domain.older if isinstance(domain, Released) else None
     began_s = time.monotonic()
 
     def say(text: str) -> None:
@@ -67,9 +73,9 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
             last = _settled(testbed.settings, say)
         folder.write("checks.json", [*testbed.checks, last])
         folder.write("deaths.json", deaths)
-        folder.write_seen(
-            replace(observe.read(testbed.settings, domain, testbed.sink_names), released=testbed.released)
-        )
+        foreign = [record for one in injections for record in one.foreign]
+        seen = observe.read(testbed.settings, domain, testbed.sink_names, foreign, testbed.dropped)
+        folder.write_seen(replace(seen, released=testbed.released))
     except (Failure, TimeoutError) as error:
         record = Record(injections=injections, deaths=deaths, selected=plan.faults)
         found = verdict.broken_off(record, str(error))

@@ -37,6 +37,20 @@ class Event:
         return mine == others
 
 
+@dataclass(frozen=True)
+class Foreign:
+    """A foreign event on a topic, with what it adds to comparisons that do not say what an event adds."""
+
+    event: Event
+    totals: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """By comparison, the key of the total and what is added to it."""
+
+    @property
+    def keys(self) -> set[str]:
+        """The keys of all totals that it adds to."""
+        return {self.event.key, *(key for key, _ in self.totals.values())}
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A row of idempotency_keys: what the service has promised to answer to a key, in the transaction of the change."""
@@ -105,6 +119,22 @@ class Sink:
     """The ids of valid events that its strategy has to remember, and does not."""
     rows: Mapping[str, int] | None = None
     """By event id, how many rows its table of events has; None if its result is no such table."""
+    types: frozenset[str] = frozenset()
+    """The types of events that it has asked for, as `Event.type`."""
+    knows_ids: bool = True
+    """Whether its strategy recognises a repeat by the id of the event, and not by key and version."""
+    is_based: bool = False
+    """Whether it was rebuilt from the source, which does not have the foreign events of before."""
+    foreign_set_aside: Mapping[str, str] = field(default_factory=dict)
+    """By place, the foreign events with a letter that is not closed, and its reason."""
+
+    def times(self, event: Event) -> Decimal | None:
+        """How often an event that is the only one of its key was applied; None if no total says it."""
+        for one in self.comparisons:
+            number = one.added_by(event)
+            if number:
+                return one.totals.get(event.key, Decimal(0)) / number
+        return None
 
 
 @dataclass(frozen=True)
@@ -112,11 +142,15 @@ class Seen:
     """All of it."""
 
     events: Sequence[Event] = ()
-    """The valid events on the topics, in the order of offsets within a partition."""
+    """The valid events of the service on the topics, in the order of offsets within a partition."""
     source: Source = field(default_factory=Source)
     sinks: Sequence[Sink] = ()
     released: int = 0
     """How many hanging transactions `outbox connect apply` has ended; the events of each are on their topics twice."""
+    foreign: Sequence[Foreign] = ()
+    """The foreign events on the topics."""
+    unreadable: Sequence[str] = ()
+    """The places of foreign events that are no valid events."""
 
     @cached_property
     def firsts(self) -> Mapping[str, Event]:
@@ -125,3 +159,8 @@ class Seen:
         for event in self.events:
             found.setdefault(event.id, event)
         return found
+
+    @cached_property
+    def foreign_keys(self) -> set[str]:
+        """The keys of all totals that foreign events add to."""
+        return {key for one in self.foreign for key in one.keys}

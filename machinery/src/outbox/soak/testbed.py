@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
 from typing import Any
@@ -19,10 +20,14 @@ from outbox.soak import operator
 from outbox.soak.checked import Checked
 from outbox.soak.disk import Disk
 from outbox.soak.domain import Refusal
+from outbox.soak.foreign import ForeignEvent
 from outbox.soak.operator import Done
 from outbox.soak.proxy import Proxy
+from outbox.soak.released import ReleasedService, ReleasedSinks
+from outbox.soak.releases import OlderRelease
+from outbox.soak.seen import Event
 from outbox.stack import envfile, ports
-from outbox.stack.command import Command, ServiceCommand
+from outbox.stack.command import Command
 from outbox.stack.connect import Connect
 from outbox.stack.kafka import Kafka
 from outbox.stack.postgres import Postgres
@@ -30,6 +35,7 @@ from outbox.stack.process import Process
 from outbox.stack.stack import Report, Stack, quiet
 from outbox.walkthrough.processes import SinkProcess
 
+Forge = Callable[[random.Random], ForeignEvent]
 LINKS = ("client-service", "service-postgres", "debezium-postgres", "connect-kafka", "sinks-kafka", "sinks-postgres")
 PARTS = ("postgres", "kafka", "connect", "connector", "service", "sinks", "cluster", "outbox-ids", *LINKS)
 WORKERS = 2  # of the Spark cluster: the other one goes on with what a killed one had
@@ -114,7 +120,7 @@ class LinkedStack(Stack):
         return self.settings.model_copy(update=changed)
 
 
-class ClusteredSinks(SinkProcess):
+class ClusteredSinks(ReleasedSinks):
     """Sinks whose tasks run on the cluster."""
 
     @property
@@ -135,12 +141,17 @@ class Testbed:
         sinks: Sequence[Sequence[str]],
         refusals: Mapping[str, Refusal] | None = None,
         clustered: Sequence[str] = (),
+        forge: Forge | None = None,
     ) -> None:
         """``sinks``: the sinks of each process. ``clustered``: those of one more, whose tasks run on a cluster."""
         self.stack = LinkedStack(settings)
         self.refusals = refusals or {}  # of the domain, by sink
+        self.forge = forge  # of the domain, if it has one: makes a foreign event
+        self.foreign: list[ForeignEvent] = []  # those that a fault has sent, or is about to send
+        self.dropped: list[Event] = []  # by topics that a fault has shortened, foreign ones too
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
         self.released = 0  # how many such transactions were ended; their events are on the topics twice
+        self.older: OlderRelease | None = None  # of the domain, if it has one
         self.checks: list[Checked] = []  # what `checked` has found
         self.disks: dict[str, Disk] = {}  # by part, that of its data, if it has one of its own
         self._groups = [*sinks, clustered] if clustered else sinks
@@ -173,16 +184,16 @@ class Testbed:
         return self.stack.part("connect")
 
     @cached_property
-    def service(self) -> ServiceCommand:
+    def service(self) -> ReleasedService:
         """The service."""
-        return ServiceCommand("service", self.stack.through("service-postgres"), ["serve"])
+        return ReleasedService("service", self.stack.through("service-postgres"), ["serve"])
 
     @cached_property
-    def sinks(self) -> Sequence[SinkProcess]:
+    def sinks(self) -> Sequence[ReleasedSinks]:
         """The processes of the sinks."""
         settings = self.stack.through("sinks-kafka", "sinks-postgres")
         alone = self._groups[:-1] if self._has_cluster else self._groups
-        made = [SinkProcess(f"sinks-{number}", settings, ["sink", *names]) for number, names in enumerate(alone)]
+        made = [ReleasedSinks(f"sinks-{number}", settings, ["sink", *names]) for number, names in enumerate(alone)]
         return [*made, self.clustered] if self.clustered else made
 
     @cached_property

@@ -8,7 +8,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from outbox.soak.checked import Checked
-from outbox.soak.checkers import answers, arrival, changes, checks, deaths, faults, invariants, order, reads, results
+from outbox.soak.checkers import (
+    answers,
+    arrival,
+    changes,
+    checks,
+    deaths,
+    faults,
+    foreign,
+    invariants,
+    order,
+    reads,
+    results,
+)
 from outbox.soak.death import Death
 from outbox.soak.domain import Domain, Reader
 from outbox.soak.finding import Finding
@@ -65,7 +77,7 @@ def judge(domain: Domain, record: Record) -> Verdict:
     found = [
         *faults.check(record.injections),
         *deaths.check(record.deaths, record.injections),
-        *checks.check(record.checks, seen.sinks),
+        *checks.check(record.checks, seen.sinks, len(seen.foreign), seen.foreign_keys),
         *answers.check(history, seen.source),
         *changes.check(domain, seen),
         *arrival.check(seen, may_repeat=record.may_repeat),
@@ -73,6 +85,7 @@ def judge(domain: Domain, record: Record) -> Verdict:
         *invariants.check(seen.source),
         *reads.check(domain, history, seen),
         *results.check(seen, may_reread=record.may_reread),
+        *foreign.check(seen, may_reread=record.may_reread),
     ]
     outcomes = Counter(operation.outcome for operation in history.operations.values())
     missed = faults.not_happened(record.selected, record.injections)

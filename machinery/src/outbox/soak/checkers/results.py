@@ -66,7 +66,7 @@ def _wrong(seen: Seen, sink: Sink, one: Comparison) -> Iterator[str]:
     if promised is None:
         return
     found = _difference(one.totals, due)
-    for key in found.keys() | promised.keys():
+    for key in (found.keys() | promised.keys()) - seen.foreign_keys:
         if found.get(key, ZERO) != promised.get(key, ZERO):
             yield f"{key}: off by {found.get(key, ZERO)}, and {promised.get(key, ZERO)} was repeated"
 
@@ -102,10 +102,10 @@ def _repeated(seen: Seen, sink: Sink, one: Comparison) -> Totals | None:
         return {}
     if sink.repeats == "re-reads":
         times: Mapping[str, int] = Counter(event.id for event in seen.events)
-    elif sink.applied is None:
+    elif (applied := _applied(seen, sink)) is None:
         return None
     else:
-        times = sink.applied
+        times = applied
     repeated: dict[str, Decimal] = defaultdict(Decimal)
     for event, number in _counted(seen, sink, one):
         repeated[event.key] += (max(times.get(event.id, 1), 1) - 1) * number
@@ -114,11 +114,12 @@ def _repeated(seen: Seen, sink: Sink, one: Comparison) -> Totals | None:
 
 def _miscounted(seen: Seen, sink: Sink, records: Mapping[str, int], *, may_reread: bool) -> Iterator[str]:
     """The events that a counting sink has not applied once for each record; more often is right if it may re-read."""
-    if sink.applied is None:
+    applied = _applied(seen, sink)
+    if applied is None:
         return
     for event_id, event in seen.firsts.items():
         is_due = any(one.added_by(event) is not None for one in sink.comparisons) and event_id not in sink.set_aside
-        times, due = sink.applied.get(event_id, 0), records[event_id] if is_due else 0
+        times, due = applied.get(event_id, 0), records[event_id] if is_due else 0
         if times < due or (is_due and times > due and not may_reread):
             yield f"{event_id} at {event.place}: applied {times} times, and {due} times on the topic"
 
@@ -136,8 +137,20 @@ def _not_once(seen: Seen, sink: Sink) -> Iterator[str]:
         times = sink.rows.get(event_id, 0)
         if times != 1:
             yield f"{event_id} at {event.place}: {times} rows"
-    for event_id in sink.rows.keys() - due.keys() - sink.set_aside:
+    foreign = {one.event.id for one in seen.foreign}
+    for event_id in sink.rows.keys() - due.keys() - sink.set_aside - foreign:
         yield f"{event_id}: {sink.rows[event_id]} rows, and no topic has it"
+
+
+def _applied(seen: Seen, sink: Sink) -> Mapping[str, int] | None:
+    """How often the sink has applied each event of the service: its counts, without foreign events of the same ids."""
+    if sink.applied is None:
+        return None
+    applied = dict(sink.applied)
+    for one in seen.foreign:
+        if one.event.id in seen.firsts and one.event.id in applied:
+            applied[one.event.id] -= round(sink.times(one.event) or 0)
+    return applied
 
 
 def _difference(left: Totals, right: Totals) -> dict[str, Decimal]:

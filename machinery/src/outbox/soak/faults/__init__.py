@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from outbox.soak.fault import Fault
-from outbox.soak.faults import commands, disks, executors, links, records, relay, servers, service, sinks
+from outbox.soak.faults import (
+    commands,
+    disks,
+    executors,
+    links,
+    records,
+    relay,
+    retention,
+    rollout,
+    servers,
+    service,
+    sinks,
+)
 
 Make = Callable[[], Fault]
 
@@ -21,6 +33,8 @@ def every() -> Mapping[str, Make]:
         *executors.FAULTS,
         *links.FAULTS,
         *commands.FAULTS,
+        *retention.FAULTS,
+        *rollout.FAULTS,
         *records.FAULTS,
     ]
     return {make().name: make for make in makes}

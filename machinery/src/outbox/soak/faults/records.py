@@ -1,11 +1,16 @@
-"""Hostile records on the topics, by a producer that is not the relay. None is a valid event: its key is another one."""
+"""Hostile records on the topics, by a producer that is not the relay.
+
+An invalid one becomes a dead letter of every sink that asks for such events. A valid one is a foreign event
+(`outbox.soak.foreign`), which the checkers know by its place.
+"""
 
 from __future__ import annotations
 
 import json
 import random
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -15,24 +20,31 @@ from confluent_kafka import KafkaError, Message, Producer
 from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.events import catalog
+from outbox.events.schema import EventSchema
 from outbox.kafka import records as kafka_records
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink import spec
+from outbox.sink.spec import SinkSpec
+from outbox.soak import foreign
 from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.faults import commands
+from outbox.soak.foreign import ForeignEvent, ForeignRecord
 from outbox.soak.testbed import Testbed
 
 RECORDS = 20
 HUGE_BYTES = 900_000
-DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 DECADES_MS = 365 * DAY_MS * 30
+ANY_PARTITION = -1  # that of the key
 Headers = Mapping[str, bytes | None]
 Place = tuple[int, int]  # partition and offset
-Places = Mapping[Place, str | None]  # with the id that the record claims
 LETTERS_TIMEOUT_S = 300.0  # sinks may be down, or begin again
 LETTERS_OF_ALL = "SELECT event_id::text FROM dead_letters WHERE topic = %s"
-LETTERS = 'SELECT identity, partition, "offset", event_id::text FROM dead_letters WHERE topic = %s AND sink = ANY(%s)'
+LETTERS = """
+SELECT sink, identity, partition, "offset", event_id::text FROM dead_letters WHERE topic = %s AND sink = ANY(%s)
+"""
 POSITIONS = "SELECT sink, partition, next_offset FROM positions WHERE topic = %s AND sink = ANY(%s)"
 
 
@@ -42,10 +54,23 @@ class Record(NamedTuple):
     key: bytes | None
     headers: Headers
     value: bytes | None
+    partition: int = ANY_PARTITION
+    event: ForeignEvent | None = None  # if it is valid
+
+    @property
+    def event_id(self) -> str | None:
+        """The id that it claims."""
+        claimed = self.headers.get("id")
+        return None if claimed is None else claimed.decode()
+
+
+Delivered = Mapping[Place, Record]
 
 
 class Hostile(Fault):
-    """Records of one kind on one topic, chosen by chance. They have happened once sinks have set each of them aside."""
+    """Records on one topic, chosen by chance. They have happened once all sinks of the topic have read them, and have
+    set each invalid one aside.
+    """
 
     parts = ()
     needs = ("kafka",)
@@ -56,76 +81,130 @@ class Hostile(Fault):
         self._identities: set[str] = set()  # of the letters
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        topic = chance.choice(sorted(catalog.of(testbed.settings).topics))
-        sinks = [name for name in testbed.sink_names if topic in spec.sinks(testbed.settings)[name].topics]
+        topic = self.topic(testbed, chance)
+        sinks = [one for name, one in spec.sinks(testbed.settings).items() if name in testbed.sink_names]
+        sinks = [one for one in sinks if topic in one.topics]
         if not sinks:
             raise NotFired(f"no sink reads topic {topic}")
-        places = send(testbed, topic, list(self.records(testbed, topic, chance)))
+        made = list(self.records(testbed, topic, chance))
+        testbed.foreign += [record.event for record in made if record.event is not None]  # a check may see them at once
+        delivered: dict[Place, Record] = {}
+        try:
+            send(testbed, topic, made, delivered)
+        finally:
+            self.foreign = _foreign(topic, delivered)
+        names = ", ".join(one.name for one in sinks)
+        lacking: list[str] = []
 
         def set_aside() -> bool:
             with suppress(Failure, psycopg2.Error):  # the database may be broken
-                return has_passed(testbed, sinks, topic, places) and self._has_letters(testbed, sinks, topic, places)
+                if has_passed(testbed, sinks, topic, delivered):
+                    lacking[:] = self._lacking(testbed, sinks, topic, delivered)
+                    return True
             return False
 
-        wait_or_not_fired(
-            f"{', '.join(sinks)} to set the records aside", set_aside, timeout_s=LETTERS_TIMEOUT_S, poll_s=1
-        )
-        return f"{len(places)} records on {topic}, read by {len(sinks)} sinks and set aside"
+        wait_or_not_fired(f"{names} to read the records", set_aside, timeout_s=LETTERS_TIMEOUT_S, poll_s=1)
+        if lacking:
+            raise NotFired(f"{len(lacking)} invalid records became no dead letter: {', '.join(lacking[:5])}")
+        invalid = len(delivered) - len(self.foreign)
+        return f"{topic}: {len(sinks)} sinks set {invalid} records aside, and read {len(self.foreign)} valid ones"
 
     def heal(self, testbed: Testbed) -> None:
-        """Give up their letters, so that `outbox check` finds no problem and stores how far it has come."""
+        """Give up their letters, as an operator does who has found their producer."""
         if not self.has_id_of_event:
             commands.discard(testbed, sorted(self._identities))
+
+    def topic(self, testbed: Testbed, chance: random.Random) -> str:
+        """The topic to send to."""
+        return chance.choice(sorted(catalog.of(testbed.settings).topics))
 
     def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
         """The records."""
         raise NotImplementedError
 
-    def _has_letters(self, testbed: Testbed, sinks: Sequence[str], topic: str, places: Places) -> bool:
-        """Whether there is a letter of each record: at its place, or of an earlier record with its id.
-
-        A sink has none of an event that it does not ask for.
-        """
-        by_place: dict[Place, str] = {}
-        by_id: dict[str | None, str] = {}
-        for identity, partition, offset, event_id in testbed.query(LETTERS, [topic, list(sinks)], SinkRole.AUDITOR):
-            by_place[partition, offset] = identity
+    def _lacking(self, testbed: Testbed, sinks: Sequence[SinkSpec], topic: str, delivered: Delivered) -> list[str]:
+        """The invalid records of which a sink has no letter: at their place, or of an earlier record with their id."""
+        by_place: dict[tuple[str, Place], str] = {}
+        by_id: dict[tuple[str, str], str] = {}
+        names = [one.name for one in sinks]
+        for sink, identity, partition, offset, event_id in testbed.query(LETTERS, [topic, names], SinkRole.AUDITOR):
+            by_place[sink, (partition, offset)] = identity
             if event_id is not None:
-                by_id[event_id] = identity
-        letters = [by_place.get(place) or by_id.get(event_id) for place, event_id in places.items()]
-        self._identities |= {letter for letter in letters if letter is not None}
-        return None not in letters
+                by_id[sink, event_id] = identity
+        found: list[str] = []
+        for place, record in delivered.items():
+            for sink in names:
+                letter = by_place.get((sink, place))
+                if letter is None and record.event is None:
+                    letter = by_id.get((sink, record.event_id or ""))
+                if letter is not None:
+                    self._identities.add(letter)
+            if record.event is None:
+                asking = [one.name for one in sinks if asks_for(testbed, one, topic, record)]
+                found += [
+                    f"{topic}-{place[0]}@{place[1]} of {sink}"
+                    for sink in asking
+                    if (sink, place) not in by_place and (sink, record.event_id or "") not in by_id
+                ]
+        return found
 
 
-def has_passed(testbed: Testbed, sinks: Sequence[str], topic: str, places: Places) -> bool:
+class Forged(Hostile):
+    """Records of which some are foreign events, if the domain knows any: then on their topic."""
+
+    def topic(self, testbed: Testbed, chance: random.Random) -> str:
+        if testbed.forge is None:
+            return super().topic(testbed, chance)
+        schema = newest(testbed, testbed.forge(chance).event)
+        return catalog.of(testbed.settings).aggregates[schema.aggregate].topic
+
+
+def asks_for(testbed: Testbed, sink: SinkSpec, topic: str, record: Record) -> bool:
+    """Whether a sink asks for the event that a record claims to be. It skips others without a look at them."""
+    type_ = record.headers.get("eventType")
+    events = [f"{one.name}.{(type_ or b'').decode()}" for one in catalog.of(testbed.settings).topics[topic]]
+    return type_ is None or not sink.decoders[topic].asked_for.isdisjoint(events)
+
+
+def has_passed(testbed: Testbed, sinks: Sequence[SinkSpec], topic: str, places: Collection[Place]) -> bool:
     """Whether each sink has read these records."""
-    positions = testbed.query(POSITIONS, [topic, list(sinks)], SinkRole.AUDITOR)
+    names = [one.name for one in sinks]
+    positions = testbed.query(POSITIONS, [topic, names], SinkRole.AUDITOR)
     read = {(sink, partition): next_offset for sink, partition, next_offset in positions}
-    return all(read.get((sink, partition), 0) > offset for sink in sinks for partition, offset in places)
+    return all(read.get((sink, partition), 0) > offset for sink in names for partition, offset in places)
 
 
-def send(testbed: Testbed, topic: str, made: Sequence[Record]) -> Places:
-    """Send records. Returns the id that each claims, by its place. Raises NotFired if one does not arrive."""
+def send(testbed: Testbed, topic: str, made: Sequence[Record], delivered: dict[Place, Record]) -> None:
+    """Send records, and add each that arrives. Raises NotFired if one does not."""
     producer = Producer({**client_config(testbed.settings), "message.max.bytes": 2_000_000, "enable.idempotence": True})
     failed: list[str] = []
-    places: dict[Place, str | None] = {}
     for record in made:
-        claimed = record.headers.get("id")
-        event_id = None if claimed is None else claimed.decode()
 
-        def delivered(error: KafkaError | None, message: Message, event_id: str | None = event_id) -> None:
+        def arrived(error: KafkaError | None, message: Message, record: Record = record) -> None:
             if error is not None:
                 failed.append(str(error))
             else:
-                places[message.partition() or 0, message.offset() or 0] = event_id
+                delivered[message.partition() or 0, message.offset() or 0] = record
 
         producer.produce(
-            topic, record.value, key=record.key, headers=list(record.headers.items()), on_delivery=delivered
+            topic,
+            record.value,
+            key=record.key,
+            headers=list(record.headers.items()),
+            partition=record.partition,
+            on_delivery=arrived,
         )
     left = producer.flush(60)
     if left or failed or not made:
         raise NotFired(f"{left + len(failed)} of {len(made)} records did not reach {topic}: {failed[:1]}")
-    return places
+
+
+def _foreign(topic: str, delivered: Delivered) -> list[ForeignRecord]:
+    return [
+        ForeignRecord(topic, *place, record.event.key, record.event.totals)
+        for place, record in delivered.items()
+        if record.event is not None
+    ]
 
 
 class Foreign(Hostile):
@@ -164,43 +243,78 @@ class Huge(Hostile):
             yield Record(b"huge", headers, json.dumps({**event, "more": "x" * HUGE_BYTES}).encode())
 
 
-class Decades(Hostile):
-    """Invalid events with ids of the last decades, and of the next."""
+class Decades(Forged):
+    """Valid events with ids of ten years, and invalid ones with older ids and those of the future."""
 
     name = "records-of-decades"
 
     def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
-        for _ in range(RECORDS):
-            headers, event = example(testbed, topic, chance)
-            event_id = uuid_v7(chance, round(chance.uniform(0, 2 * DECADES_MS)))
-            yield Record(b"decades", {**headers, "id": event_id.encode()}, json.dumps({**event, "version": 0}).encode())
+        now_ms = round(time.time() * 1000)
+        age_max_ms = testbed.settings.sink_id_age_max_days * DAY_MS
+        for number in range(RECORDS):
+            if number % 2 and testbed.forge is not None:
+                event_id = uuid_v7(chance, now_ms + chance.randint(HOUR_MS - age_max_ms, DAY_MS // 2))
+                yield forged(testbed, testbed.forge(chance), event_id)
+            else:
+                past = (0, now_ms - age_max_ms - HOUR_MS)
+                future = (now_ms + 2 * DAY_MS, now_ms + DECADES_MS)
+                headers, event = example(testbed, topic, chance)
+                event_id = uuid_v7(chance, chance.randint(*chance.choice([past, future])))
+                yield Record(b"decades", {**headers, "id": event_id.encode()}, json.dumps(event).encode())
 
 
-class SameId(Hostile):
-    """Records with the id of a real event, and other, invalid content."""
+class SameId(Forged):
+    """Records with the id of a real event and other content, valid and invalid."""
 
     name = "records-with-used-ids"
     has_id_of_event = True
 
     def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
-        for event_id in self._used_ids(testbed, topic, chance):
-            headers, event = example(testbed, topic, chance)
-            yield Record(b"used", {**headers, "id": event_id.encode()}, json.dumps({**event, "version": -1}).encode())
+        """On the partition of the real event: if a sink reads everything again, that comes first again."""
+        for number, (event_id, partition) in enumerate(self._used_ids(testbed, topic, chance)):
+            if number % 2 and testbed.forge is not None:
+                yield forged(testbed, testbed.forge(chance), event_id, partition)
+            else:
+                headers, event = example(testbed, topic, chance)
+                value = json.dumps({**event, "version": -1}).encode()
+                yield Record(b"used", {**headers, "id": event_id.encode()}, value)
 
     @staticmethod
-    def _used_ids(testbed: Testbed, topic: str, chance: random.Random) -> list[str]:
-        """Ids of records at a random place of the topic, whether or not the outbox still has them."""
+    def _used_ids(testbed: Testbed, topic: str, chance: random.Random) -> list[tuple[str, int]]:
+        """Ids of records at a random place of the topic, whether or not the outbox still has them, and where they are.
+
+        Without those of hostile records.
+        """
         within: dict[int, tuple[int, int]] = {}
         for partition, (first, last) in topics.watermarks(testbed.settings, topic).items():
             begin = chance.randint(first, max(first, last - 4 * RECORDS))
             within[partition] = (begin, min(last, begin + 4 * RECORDS))
         refused = {event_id for *_, event_id in testbed.query(LETTERS_OF_ALL, [topic], SinkRole.AUDITOR)}
-        found: list[str] = []
+        forged_keys = foreign.keys(testbed.foreign)
+        found: list[tuple[str, int]] = []
         for message in kafka_records.read(testbed.settings, topic, within):
             event_id = dict(message.headers() or []).get("id")
-            if isinstance(event_id, bytes) and event_id.decode() not in refused:
-                found.append(event_id.decode())
+            is_ours = (message.key() or b"").decode(errors="replace") not in forged_keys
+            if is_ours and isinstance(event_id, bytes) and event_id.decode() not in refused:
+                found.append((event_id.decode(), message.partition() or 0))
         return chance.sample(found, min(RECORDS, len(found)))
+
+
+def newest(testbed: Testbed, event: str) -> EventSchema:
+    """The newest version of an event."""
+    aggregate, _, type_ = event.partition(".")
+    return max(catalog.of(testbed.settings).aggregates[aggregate].events[type_].values(), key=lambda one: one.version)
+
+
+def forged(testbed: Testbed, event: ForeignEvent, event_id: str, partition: int = ANY_PARTITION) -> Record:
+    """The record of a foreign event, as the relay would write it."""
+    schema = newest(testbed, event.event)
+    headers = {
+        "id": event_id.encode(),
+        "eventType": schema.type.encode(),
+        "schemaVersion": str(schema.version).encode(),
+    }
+    return Record(event.key.encode(), headers, json.dumps(event.payload).encode(), partition, event)
 
 
 def example(testbed: Testbed, topic: str, chance: random.Random) -> tuple[Headers, dict[str, Any]]:
