@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = dict[str, Trial]()
         for one, tried in _tried(workshop, [one for one in mutations if not red.keys() & _tests(one)], until_s):
             found[one.name] = tried
-            if options.write:
+            if options.write and tried.verdict != "no verdict":
                 results.write([Result.from_trial(one, tried)])
     others = {one.name: found[one.name].verdict if one.name in found else "not tried" for one in mutations}
     others = {name: verdict for name, verdict in others.items() if verdict != "caught"}

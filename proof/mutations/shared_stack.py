@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 VARIABLE = "MUTATIONS_STACK"  # names the folder of the stack
 
 
-class SharedStack:
-    """Another ``stack_home`` than that of ``outbox.testing``, whose session ends only stacks in its own folder."""
-
-    @pytest.fixture(scope="session")
-    def stack_home(self) -> Path:
-        """The folder of the shared stack."""
-        return Path(os.environ[VARIABLE])
+@pytest.fixture(scope="session")
+def shared_stack_home() -> Path:
+    """The folder of the shared stack. A session ends only the stacks in its own folder."""
+    return Path(os.environ[VARIABLE])
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the fixture behind those of the conftest, which it replaces."""
-    config.pluginmanager.register(SharedStack())
+    """Let it replace the ``stack_home`` of ``outbox.testing``, whose plugin is registered before."""
+    late = ModuleType(f"{__name__}.late")
+    vars(late)["stack_home"] = shared_stack_home
+    config.pluginmanager.register(late)

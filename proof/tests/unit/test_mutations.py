@@ -49,6 +49,12 @@ GREEN = "def test_it() -> None:\n    import counting\n    assert counting.count(
 NOT_IMPORTED = "def test_it() -> None:\n    raise ImportError('counting')\n"
 BROKEN_FIXTURE = "import pytest\n@pytest.fixture\ndef one(): raise OSError('no server')\ndef test_it(one): pass\n"
 SKIPPED = "import pytest\n@pytest.mark.skip(reason='no server')\ndef test_it(): pass\n"
+USES_STACK = "def test_it(stack_home):\n    (stack_home / 'started').touch(exist_ok=False)\n"
+OWN_STACK = """import pytest
+@pytest.fixture(scope='session')
+def stack_home(tmp_path_factory):
+    return tmp_path_factory.mktemp('own')
+"""
 TEST = "tests/test_counting.py::test_it"
 
 
@@ -141,6 +147,16 @@ def test_only_a_failed_test_has_caught_it(tmp_path: Path, test: str, old: str, v
     with Workshop(small) as workshop:
         assert workshop.attempt(mutation(old, old.replace("1", "2"))).verdict == verdict
     assert "return 1" in (small / "machinery/src/counting.py").read_text()  # the copy was mutated
+
+
+@pytest.mark.usefixtures("bare_pytest")
+def test_a_trial_finds_the_stack_of_an_earlier_one(tmp_path: Path) -> None:
+    small = repository(tmp_path, USES_STACK)
+    (small / "machinery" / "conftest.py").write_text("pytest_plugins = ['own_stack']\n")
+    (small / "machinery" / "src" / "own_stack.py").write_text(OWN_STACK)
+    unused = mutation("UNUSED = 1", "UNUSED = 2")
+    with Workshop(small) as workshop:
+        assert [workshop.attempt(unused).verdict for _ in range(2)] == ["not caught", "caught"]
 
 
 @pytest.mark.usefixtures("bare_pytest")
