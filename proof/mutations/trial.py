@@ -58,7 +58,8 @@ class Trial(NamedTuple):
 class Workshop:
     """A copy of a repository, in which one trial after another runs. Ended by ``with``.
 
-    Trials share a stack, which is most of their time otherwise. Each test has databases and topics of its own there.
+    Trials of a suite share a stack, which is most of their time otherwise. Each test has databases and topics of its
+    own there.
     """
 
     def __init__(self, root: Path) -> None:
@@ -66,7 +67,7 @@ class Workshop:
             self._folder = opened.enter_context(copy_of(root))
             self._homes = Homes(self._folder.parent / "homes")
             opened.callback(self._homes.close, keep_logs=False)
-            self._stack = self._homes.new("stack")
+            self._stacks = dict[str, Path]()  # by suite: each has roles and passwords of its own
             self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
@@ -92,11 +93,13 @@ class Workshop:
         results = self._folder.parent / "results.xml"
         results.unlink(missing_ok=True)
         path = os.pathsep.join([str(self._folder / "machinery" / "src"), os.environ.get("PYTHONPATH", ""), str(ROOT)])
+        if suite not in self._stacks:
+            self._stacks[suite] = self._homes.new("stack")
         plugins = ["-p", shared_stack.__name__] if is_shared else []
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", "-q", *NOT_NEEDED, *plugins, f"--junitxml={results}", *options, *tests],
             cwd=self._folder / suite,
-            env={**os.environ, "PYTHONPATH": path, shared_stack.VARIABLE: str(self._stack)},
+            env={**os.environ, "PYTHONPATH": path, shared_stack.VARIABLE: str(self._stacks[suite])},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -178,6 +181,7 @@ def copy_of(root: Path) -> Iterator[Path]:
             if source.is_file() or source.is_symlink():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, target, follow_symlinks=False)
+        subprocess.run(["git", "init", "-q", copy], check=True)  # tests of the template ask git for its files
         yield copy
         if sys.pycache_prefix:
             shutil.rmtree(Path(sys.pycache_prefix, *copy.parent.parts[1:]), ignore_errors=True)
