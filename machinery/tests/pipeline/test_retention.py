@@ -257,6 +257,7 @@ def test_a_transaction_that_ends_while_it_is_waited_for_is_seen(
     settled: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evidence, "WRITERS_TIMEOUT_S", 30)
+    monkeypatch.setattr(evidence, "CONFIRM_TIMEOUT_S", 30)
     with closing(connect(settled, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(INSERT, [aged(6)])
 
