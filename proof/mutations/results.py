@@ -78,7 +78,7 @@ def render(mutations: Sequence[Mutation], recorded: dict[str, Result]) -> Iterat
         if found is None:
             yield f"| {one.name} | not tried | | |"
         else:
-            yield f"| {one.name} | {found.verdict} | {found.seconds} | {_test(one, found)} |"
+            yield f"| {one.name} | {found.verdict} | {found.seconds or ''} | {_test(one, found)} |"
     yield ""
 
 
