@@ -88,7 +88,8 @@ def _when(tried: Sequence[Result]) -> str:
 
 
 def _test(mutation: Mutation, found: Result) -> str:
-    """The test that noticed the mutation, without the values of its parameters."""
+    """The test that noticed the mutation, from the repository's root, without the values of its parameters."""
     if found.verdict != "caught":
         return ""
-    return next((f"`{test}`" for test in mutation.tests if found.why.startswith(test)), "")
+    folder = "" if mutation.suite == "." else f"{mutation.suite}/"
+    return next((f"`{folder}{test}`" for test in mutation.tests if found.why.startswith(test)), "")

@@ -196,4 +196,4 @@ def test_a_mutation_without_a_result_was_not_tried() -> None:
     found = {one.name: Result.from_trial(one, Trial("caught", f"{TEST}: assert 2 == 1", 3.4))}
     lines = list(results.render([one, another], found))
     assert lines[0].startswith("2 mutations: 1 were tried, 1 were caught, on ")
-    assert lines[-3:-1] == [f"| of a test | caught | 3 | `{TEST}` |", "| another | not tried | | |"]
+    assert lines[-3:-1] == [f"| of a test | caught | 3 | `machinery/{TEST}` |", "| another | not tried | | |"]
