@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,10 +30,18 @@ class Mutation:
             raise ValueError(f"mutation {self.name!r}: {self.file} has its text {found} times, not once")
         return text.replace(self.old, self.new)
 
-    def apply(self, root: Path) -> None:
-        """Change the file in a copy of the repository."""
+    @contextmanager
+    def applied(self, root: Path) -> Iterator[None]:
+        """Change the file in a copy of the repository, until the end of the block."""
         file = root / self.file
-        file.write_text(self.of(file.read_text()))
+        before, times = file.read_text(), file.stat()
+        file.write_text(self.of(before))
+        try:
+            yield
+        finally:
+            file.write_text(before)
+            # Else Python could take the compiled mutation for it.
+            os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def every(folder: Path = Path(__file__).parent) -> list[Mutation]:

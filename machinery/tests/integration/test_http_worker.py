@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -61,7 +62,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(project.VARIABLE, str(root))
-        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
         process = Service(settings)
         process.start()
         try:

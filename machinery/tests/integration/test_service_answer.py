@@ -112,6 +112,17 @@ def test_a_change_that_claims_no_answer_is_undone(service: Service, databases: S
     assert query(databases, "SELECT key FROM idempotency_keys") == []
 
 
+def test_a_change_that_fails_keeps_no_claim(service: Service, databases: Settings) -> None:
+    def fail(change: Change, wanted: Wanted) -> None:
+        assert change.claim(Made(id=wanted.item))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        ask(service, fail)
+    assert not ask(service, insert).is_repeated
+    assert items(databases) == [ITEM]
+
+
 def received(version: int, traceparent: str | None = None) -> Event:
     payload = {
         "movement_id": nth_key(2),

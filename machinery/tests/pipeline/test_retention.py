@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 
 import pytest
@@ -22,6 +22,7 @@ from outbox.maintenance import evidence, retention
 from outbox.maintenance.retention import RetentionResult
 from outbox.relay import connectors
 from outbox.stack.postgres import Postgres
+from outbox.testing.queries import query
 from tests.support import kept_rows
 from tests.support.kept_rows import aged, ago, partition, remember
 from tests.support.outbox_rows import insert, row
@@ -30,6 +31,11 @@ from tests.support.topic_reader import relayed, topic_of
 pytestmark = pytest.mark.usefixtures("whole_day")
 
 INSERT = "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES (%s, 'item', 'a', 'received', '{}')"
+# A session whose latest statement has looked for transactions that write events.
+LOOK = """
+SELECT 1 FROM pg_stat_activity
+ WHERE datname = current_database() AND query LIKE '%RowExclusiveLock%' AND pid <> pg_backend_pid()
+"""
 
 
 def advance(settings: Settings) -> None:
@@ -251,13 +257,18 @@ def test_a_transaction_that_ends_while_it_is_waited_for_is_seen(
     settled: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evidence, "WRITERS_TIMEOUT_S", 30)
+    monkeypatch.setattr(evidence, "CONFIRM_TIMEOUT_S", 30)
     with closing(connect(settled, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(INSERT, [aged(6)])
-        ending = threading.Timer(0.3, connection.commit)
-        ending.start()
-        result = expire(settled)
-        ending.join()
-    assert (names(result), places(result)) == ([partition(9)], ["outbox table"])
+
+        def end_once_seen() -> None:
+            wait_for("retention to see it", lambda: query(settled, LOOK, SourceRole.AUDITOR), timeout_s=30)
+            connection.commit()
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(end_once_seen)
+            result = expire(settled)
+            assert (names(result), places(result)) == ([partition(9)], ["outbox table"])
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,16 @@ import subprocess
 import tomllib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from proof.mutations import trial
+from proof.mutations import results
 from proof.mutations.mutation import ROOT, Mutation, chosen, every
+from proof.mutations.results import Result
+from proof.mutations.trial import Trial, Workshop
 
 # Each promise that the template makes is broken by one of these.
 PROMISED = {
@@ -42,8 +46,15 @@ PARSERS: dict[str, Callable[[str], object]] = {".py": ast.parse, ".json": json.l
 MUTATIONS = every()
 
 GREEN = "def test_it() -> None:\n    import counting\n    assert counting.count() == 1\n"
+NOT_IMPORTED = "def test_it() -> None:\n    raise ImportError('counting')\n"
 BROKEN_FIXTURE = "import pytest\n@pytest.fixture\ndef one(): raise OSError('no server')\ndef test_it(one): pass\n"
 SKIPPED = "import pytest\n@pytest.mark.skip(reason='no server')\ndef test_it(): pass\n"
+USES_STACK = "def test_it(stack_home):\n    (stack_home / 'started').touch(exist_ok=False)\n"
+OWN_STACK = """import pytest
+@pytest.fixture(scope='session')
+def stack_home(tmp_path_factory):
+    return tmp_path_factory.mktemp('own')
+"""
 TEST = "tests/test_counting.py::test_it"
 
 
@@ -126,18 +137,63 @@ def repository(folder: Path, test: str) -> Path:
         (GREEN, "UNUSED = 1", "not caught"),
         (BROKEN_FIXTURE, "return 1", "no verdict"),
         (SKIPPED, "return 1", "no verdict"),
+        (NOT_IMPORTED, "return 1", "no verdict"),
     ],
-    ids=["failed", "passed", "fixture failed", "skipped"],
+    ids=["failed", "passed", "fixture failed", "skipped", "not imported"],
 )
 @pytest.mark.usefixtures("bare_pytest")
 def test_only_a_failed_test_has_caught_it(tmp_path: Path, test: str, old: str, verdict: str) -> None:
     small = repository(tmp_path, test)
-    assert trial.attempt(small, mutation(old, old.replace("1", "2"))).verdict == verdict
+    with Workshop(small) as workshop:
+        assert workshop.attempt(mutation(old, old.replace("1", "2"))).verdict == verdict
     assert "return 1" in (small / "machinery/src/counting.py").read_text()  # the copy was mutated
 
 
 @pytest.mark.usefixtures("bare_pytest")
+def test_a_trial_finds_the_stack_of_an_earlier_one(tmp_path: Path) -> None:
+    small = repository(tmp_path, USES_STACK)
+    (small / "machinery" / "conftest.py").write_text("pytest_plugins = ['own_stack']\n")
+    (small / "machinery" / "src" / "own_stack.py").write_text(OWN_STACK)
+    unused = mutation("UNUSED = 1", "UNUSED = 2")
+    with Workshop(small) as workshop:
+        assert [workshop.attempt(unused).verdict for _ in range(2)] == ["not caught", "caught"]
+
+
+@pytest.mark.usefixtures("bare_pytest")
 def test_a_test_that_is_red_anyway_shows_nothing(tmp_path: Path) -> None:
-    assert trial.baseline(repository(tmp_path / "green", GREEN), "machinery", [TEST]) == {}
+    with Workshop(repository(tmp_path / "green", GREEN)) as workshop:
+        assert workshop.baseline("machinery", [TEST]) == {}
+        assert workshop.attempt(mutation("return 1", "return 2")).verdict == "caught"
+        assert workshop.baseline("machinery", [TEST]) == {}  # the mutation is gone
     for name, test in {"red": GREEN.replace("== 1", "== 2"), "error": BROKEN_FIXTURE, "skipped": SKIPPED}.items():
-        assert trial.baseline(repository(tmp_path / name, test), "machinery", [TEST]).keys() == {TEST}
+        with Workshop(repository(tmp_path / name, test)) as workshop:
+            assert workshop.baseline("machinery", [TEST]).keys() == {TEST}
+
+
+# What is recorded ----------------------------------------------------------------------------------------------------
+
+
+def test_the_document_has_the_recorded_results() -> None:
+    assert results.document(MUTATIONS, results.load()) == results.DOCUMENT.read_text()
+
+
+def test_no_mutation_that_was_tried_has_survived() -> None:
+    assert {name: one.verdict for name, one in results.load().items() if one.verdict != "caught"} == {}
+
+
+def test_a_result_is_of_one_mistake_and_its_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one = mutation("return 1", "return 2")
+    recorded = Result.from_trial(one, Trial("caught", f"{TEST}: assert 2 == 1", 3.4))
+    monkeypatch.setattr(results, "FILE", tmp_path / "results.json")
+    results.FILE.write_bytes(msgspec.json.encode([recorded]))
+    assert results.load([one]) == {one.name: recorded}
+    assert results.load([replace(one, old="    return 1")]) == {one.name: recorded}
+    assert results.load([replace(one, new="return 3")]) == results.load([replace(one, tests=["another"])]) == {}
+
+
+def test_a_mutation_without_a_result_was_not_tried() -> None:
+    one, another = mutation("return 1", "return 2"), replace(mutation("return 1", "return 3"), name="another")
+    found = {one.name: Result.from_trial(one, Trial("caught", f"{TEST}: assert 2 == 1", 3.4))}
+    lines = list(results.render([one, another], found))
+    assert lines[0].startswith("2 mutations: 1 were tried, 1 were caught, on ")
+    assert lines[-3:-1] == [f"| of a test | caught | 3 | `machinery/{TEST}` |", "| another | not tried | | |"]
