@@ -121,7 +121,10 @@ def main(sample: str) -> int:
         project = template.made(Path(temporary, "stock-room"), project_name="stock-room", sample=sample)
         git(project, "init", "--quiet")
         commit(project)
-        steps = (subprocess.run(["make", step], cwd=project, check=False).returncode for step in ("check", "test"))
+        steps = (
+            subprocess.run(["make", step], cwd=project, env=scratch.without_make(), check=False).returncode
+            for step in ("check", "test")
+        )
         return next(filter(None, steps), 0)
 
 

@@ -39,10 +39,15 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def environment(folder: Path) -> dict[str, str]:
     """Our environment without its project and the checkout's packages, and with the copy's."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_PROJECT")}
+    ours = {name: value for name, value in without_make().items() if not name.startswith("OUTBOX_PROJECT")}
     path = os.pathsep.join(map(str, [SITE, folder, folder / "machinery" / "src"]))
     # What Python compiles stays out of the copy, and is kept for the next process.
     return {**ours, "PYTHONPATH": path, "PYTHONPYCACHEPREFIX": str(COMPILED)}
+
+
+def without_make() -> dict[str, str]:
+    """Our environment for another make, which takes no options and jobs of the one that has started us."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
 
 
 def clean() -> None:
