@@ -595,7 +595,7 @@ FOREIGN_CASES = {
     "too old": (foreign_of(0, 0, foreign_set_aside=ASIDE), 0),
     "too old, and applied": (foreign_of(4, 0, foreign_set_aside=ASIDE), 1),
     "too old by versions": (foreign_of(0, 6, foreign_set_aside=ASIDE, knows_ids=False), 1),
-    "set aside": (foreign_of(0, 0, foreign_set_aside={"orders-0@8": "currency mismatch"}), 1),
+    "set aside": (foreign_of(0, 0, foreign_set_aside={"orders-0@8": "sold out"}), 1),
     "by offsets": (foreign_of(4, 6, repeats="re-reads", knows_ids=False), 0),
     "by nothing": (foreign_of(8, 6, repeats="none", knows_ids=False), 0),
     "by nothing, and one was ignored": (foreign_of(0, 6, repeats="none", knows_ids=False), 1),
