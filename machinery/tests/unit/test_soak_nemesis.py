@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -147,6 +147,16 @@ def test_a_fault_without_evidence_has_not_happened(unstarted: testbed.Testbed) -
     assert breaker.not_happened == ["missed"]
 
 
+def _seed_of_one_at_a_time() -> int:
+    """With it the second fault does not begin while the first one lasts."""
+
+    def is_beside(seed: int) -> bool:
+        _, second = islice(nemesis.draws(seed, {"quick": Quick}, pause_s=0.02), 2)
+        return second.is_beside
+
+    return next(seed for seed in count(chosen_seed()) if not is_beside(seed))
+
+
 def test_the_watch_ends_a_run_and_keeps_what_has_happened(unstarted: testbed.Testbed) -> None:
     has_happened = threading.Event()
 
@@ -157,7 +167,7 @@ def test_the_watch_ends_a_run_and_keeps_what_has_happened(unstarted: testbed.Tes
         if has_happened.is_set():
             raise ValueError("a client has died")
 
-    breaker = Nemesis(unstarted, {"quick": Quick}, chosen_seed(), report)
+    breaker = Nemesis(unstarted, {"quick": Quick}, _seed_of_one_at_a_time(), report)
     with pytest.raises(ValueError, match="a client has died"):
         breaker.run(duration_s=60, pause_s=0.02, watch=watch)
     assert [one.evidence for one in breaker.injections] == ["it happened"]

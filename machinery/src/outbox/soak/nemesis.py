@@ -89,6 +89,7 @@ class Nemesis:
                 running = self._pause(running, min(time.monotonic() + draw.pause_s, until_s), watch)
                 if time.monotonic() >= until_s:
                     break
+                watch()  # there may have been neither a wait nor a pause
                 planned = Planned(round(time.monotonic() - began_s, 1), draw.lasts_s, draw.fault)
                 running.add(pool.submit(self._inject, number, planned, began_s, until_s))
             self._wait_for_room(running, 0, watch)
