@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -34,14 +34,12 @@ class Mutation:
     def applied(self, root: Path) -> Iterator[None]:
         """Change the file in a copy of the repository, until the end of the block."""
         file = root / self.file
-        before, times = file.read_text(), file.stat()
-        file.write_text(self.of(before))
+        before = file.read_text()
+        _replace(file, self.of(before))
         try:
             yield
         finally:
-            file.write_text(before)
-            # Else Python could take the compiled mutation for it.
-            os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+            _replace(file, before)
 
 
 def every(folder: Path = Path(__file__).parent) -> list[Mutation]:
@@ -64,3 +62,9 @@ def chosen(names: Sequence[str]) -> list[Mutation]:
             raise ValueError(f"no mutation has {name!r} in its name")
         wanted |= {name} if name in alike else alike
     return [one for one in known if one.name in wanted]
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file again. Python must compile it again: it compares the size, and the time in whole seconds."""
+    file.write_text(text)
+    Path(cache_from_source(str(file))).unlink(missing_ok=True)

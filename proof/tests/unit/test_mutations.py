@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import py_compile
 import subprocess
 import tomllib
 from collections import Counter
@@ -128,6 +129,19 @@ def repository(folder: Path, test: str) -> Path:
         file.write_text(text)
     subprocess.run(["git", "init", "-q", folder], check=True)
     return folder
+
+
+def test_python_compiles_a_mutation_and_the_code_after_it(tmp_path: Path) -> None:
+    root = repository(tmp_path, GREEN)
+    file = root / "machinery" / "src" / "counting.py"
+    with mutation("return 1", "return 2").applied(root):
+        compiled = Path(py_compile.compile(str(file), doraise=True) or "")
+        assert compiled.exists()
+    assert not compiled.exists()
+    py_compile.compile(str(file), doraise=True)
+    with mutation("return 1", "return 2").applied(root):
+        assert not compiled.exists()
+    assert "return 1" in file.read_text()
 
 
 @pytest.mark.parametrize(
