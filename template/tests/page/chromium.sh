@@ -1,5 +1,5 @@
 #!/bin/sh
-# Debian's Chromium in a folder of its own, for who is not root: `chromium.sh FOLDER` makes FOLDER/chromium.
+# Debian's Chromium in a folder of its own, for users who are not root: `chromium.sh FOLDER` makes FOLDER/chromium.
 # It downloads Chromium, and what it needs and this machine lacks. Nothing is installed.
 set -eu
 folder=$(mkdir -p "$1" && cd "$1" && pwd)

@@ -28,7 +28,7 @@ Everything still runs, until Ctrl-C. In another terminal, in this folder:
   outbox connect status        the effective exactly-once mode
   tail -f .outbox/demo/logs/sink-*.log"""
 TO_TRY_CONTAINERS = """\
-This stays until Ctrl-C, and the containers after it. In another terminal, in this folder:
+This command stays until Ctrl-C. The containers go on after it. In another terminal, in this folder:
   docker compose run --rm outbox check           the comparison you saw, at any time
   docker compose run --rm outbox connect status  the effective exactly-once mode
   docker compose kill connect                    or another; `docker compose up --detach` restarts it

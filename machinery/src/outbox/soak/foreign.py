@@ -6,6 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+Totals = Mapping[str, tuple[str, int]]  # by comparison, the key of a total, and what the event adds to it
+
+
+def keys_of_totals(key: str, totals: Totals) -> set[str]:
+    """The keys of all totals that an event with this key adds to."""
+    return {key, *(one for one, _ in totals.values())}
+
 
 class ForeignEvent(NamedTuple):
     """A valid event of a key that neither the service nor another foreign event has."""
@@ -13,13 +20,13 @@ class ForeignEvent(NamedTuple):
     event: str  # as the catalog names it, in its newest version: order.placed
     key: str
     payload: Mapping[str, Any]
-    totals: Mapping[str, tuple[str, int]] = {}
+    totals: Totals = {}  # noqa: RUF012 - a NamedTuple
     """By comparison that does not say what an event adds: the key of a total, and what the event adds to it."""
 
     @property
     def keys(self) -> set[str]:
         """The keys of all totals that it adds to. No event of the service may do so."""
-        return {self.key, *(key for key, _ in self.totals.values())}
+        return keys_of_totals(self.key, self.totals)
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class ForeignRecord:
     partition: int
     offset: int
     key: str
-    totals: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    totals: Totals = field(default_factory=dict)
 
 
 def keys(events: Iterable[ForeignEvent]) -> set[str]:

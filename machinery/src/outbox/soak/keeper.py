@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import psutil
 
@@ -93,9 +92,8 @@ def leaders(marks: set[str]) -> dict[str, list[int]]:
 
 
 def _watched(testbed: Testbed) -> dict[str, Process]:
-    home: Path = testbed.settings.home
     servers = [testbed.stack.part(name) for name in ("postgres", "kafka", "connect")]
-    return {f"{home}:{one.name}": one for one in (*servers, testbed.service, *testbed.sinks, *testbed.cluster)}
+    return {one.mark: one for one in (*servers, testbed.service, *testbed.sinks, *testbed.cluster)}
 
 
 def _restart(testbed: Testbed, report: Report) -> None:

@@ -68,11 +68,6 @@ class Nemesis:
         """The faults that have begun and ended so far, in the order in which they began."""
         return sorted(self._done, key=lambda injection: injection.fired_s)
 
-    @property
-    def not_happened(self) -> list[str]:
-        """The faults that were chosen and have never happened so far."""
-        return sorted(self._faults.keys() - {one.planned.fault for one in self._done if one.evidence})
-
     def run(self, duration_s: float, pause_s: float, watch: Watch = nothing) -> None:
         """Inject faults for ``duration_s``. Return when all that have begun by then are healed.
 

@@ -175,7 +175,7 @@ class _Sinks:
             forgotten=self._forgotten(spec, {kind.schema.name for kind in kinds}),
             rows=table.rows(self._settings, spec.name) if isinstance(spec.job.target, LakehouseTarget) else None,
             types=frozenset(kind.schema.name for kind in kinds),
-            knows_ids=spec.strategy.repeats == "all" and not any(_uses(spec, table) for table in BY_VERSION),
+            knows_ids=spec.strategy.repeats == "all" and not any(_uses(spec, name) for name in BY_VERSION),
             is_based=spec.name in self._states and any(self._states[spec.name].bases.values()),
             foreign_set_aside=dict(self._foreign_set_aside[spec.name]),
         )
@@ -204,10 +204,10 @@ class _Sinks:
 
     def _forgotten(self, spec: SinkSpec, types: set[str]) -> frozenset[str]:
         """See `forgotten`. A transform may leave events out, so nobody knows which its sink has to remember."""
-        tables = [table for table in REMEMBERED if _uses(spec, table)]
+        tables = [name for name in REMEMBERED if _uses(spec, name)]
         if not tables or spec.job.transform is not None or spec.name not in self._states:
             return frozenset()
-        remembered = {event_id for table in tables for (event_id,) in self._rows(REMEMBERED[table], spec.name)}
+        remembered = {event_id for name in tables for (event_id,) in self._rows(REMEMBERED[name], spec.name)}
         kept = Kept(self._horizon, self._states[spec.name].bases)
         return forgotten(self._events, types, remembered, kept)
 
@@ -215,5 +215,6 @@ class _Sinks:
         return query(self._settings, SinkRole.OWNER, statement, parameters)
 
 
-def _uses(spec: SinkSpec, table: str) -> bool:
-    return table in spec.strategy.select + spec.strategy.remember
+def _uses(spec: SinkSpec, name: str) -> bool:
+    """Whether the strategy of a sink has a table of this name."""
+    return name in spec.strategy.select + spec.strategy.remember

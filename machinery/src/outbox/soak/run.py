@@ -42,9 +42,9 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
         domain.sinks,
         domain.refusals if isinstance(domain, Refuser) else {},
         clustered_of(domain),
-        domain.foreign_event if isinstance(domain, Forger) else None,
+        forge=domain.foreign_event if isinstance(domain, Forger) else None,
+        older=domain.older if isinstance(domain, Released) else None,
     )
-    testbed.older = domain.older if isinstance(domain, Released) else None
     began_s = time.monotonic()
 
     def say(text: str) -> None:

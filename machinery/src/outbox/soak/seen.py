@@ -8,6 +8,8 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from outbox.soak.foreign import Totals, keys_of_totals
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -42,13 +44,12 @@ class Foreign:
     """A foreign event on a topic, with what it adds to comparisons that do not say what an event adds."""
 
     event: Event
-    totals: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    """By comparison, the key of the total and what is added to it."""
+    totals: Totals = field(default_factory=dict)
 
     @property
     def keys(self) -> set[str]:
         """The keys of all totals that it adds to."""
-        return {self.event.key, *(key for key, _ in self.totals.values())}
+        return keys_of_totals(self.event.key, self.totals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class Sink:
     repeats: Literal["all", "re-reads", "none"] = "all"
     comparisons: Sequence[Comparison] = ()
     set_aside: frozenset[str] = frozenset()
-    """The ids of valid events with a letter that is not closed."""
+    """The ids of valid events that are open or discarded dead letters."""
     applied: Mapping[str, int] | None = None
     """By event id, how often the sink has applied it; None if it does not count that."""
     forgotten: frozenset[str] = frozenset()
@@ -126,7 +127,7 @@ class Sink:
     is_based: bool = False
     """Whether it was rebuilt from the source, which does not have the foreign events of before."""
     foreign_set_aside: Mapping[str, str] = field(default_factory=dict)
-    """By place, the foreign events with a letter that is not closed, and its reason."""
+    """The foreign events that are open or discarded dead letters: the reason of each, by its place."""
 
     def times(self, event: Event) -> Decimal | None:
         """How often an event that is the only one of its key was applied; None if no total says it."""

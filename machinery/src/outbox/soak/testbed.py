@@ -16,6 +16,8 @@ from outbox.base.settings import Role, Settings, SourceRole
 from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
 from outbox.relay.rest import Rest, State
+from outbox.sink import spec
+from outbox.sink.spec import SinkSpec
 from outbox.soak import operator
 from outbox.soak.checked import Checked
 from outbox.soak.disk import Disk
@@ -141,7 +143,9 @@ class Testbed:
         sinks: Sequence[Sequence[str]],
         refusals: Mapping[str, Refusal] | None = None,
         clustered: Sequence[str] = (),
+        *,
         forge: Forge | None = None,
+        older: OlderRelease | None = None,
     ) -> None:
         """``sinks``: the sinks of each process. ``clustered``: those of one more, whose tasks run on a cluster."""
         self.stack = LinkedStack(settings)
@@ -151,7 +155,7 @@ class Testbed:
         self.dropped: list[Event] = []  # by topics that a fault has shortened, foreign ones too
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
         self.released = 0  # how many such transactions were ended; their events are on the topics twice
-        self.older: OlderRelease | None = None  # of the domain, if it has one
+        self.older = older  # of the domain, if it has one
         self.checks: list[Checked] = []  # what `checked` has found
         self.disks: dict[str, Disk] = {}  # by part, that of its data, if it has one of its own
         self._groups = [*sinks, clustered] if clustered else sinks
@@ -217,6 +221,16 @@ class Testbed:
     def sink_names(self) -> Sequence[str]:
         """All sinks."""
         return [name for group in self._groups for name in group]
+
+    @property
+    def sink_specs(self) -> Sequence[SinkSpec]:
+        """What the project declares of them."""
+        known = spec.sinks(self.settings) if self.sink_names else {}
+        return [known[name] for name in self.sink_names]
+
+    def readers(self, topic: str) -> Sequence[SinkSpec]:
+        """Those that read a topic."""
+        return [one for one in self.sink_specs if topic in one.topics]
 
     def start(self, report: Report = quiet) -> None:
         """Start every part and the relay, on empty data."""

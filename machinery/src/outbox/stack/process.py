@@ -42,7 +42,7 @@ class Process:
         self.home = home
         self.folder = home / name
         self.log_file = home / "logs" / f"{name}.log"
-        self._mark = f"{home}:{name}"
+        self.mark = f"{home}:{name}"  # in the environment of all its processes
 
     def argv(self) -> Sequence[str | Path]:
         """The command line."""
@@ -135,7 +135,7 @@ class Process:
     def owns(self, process: psutil.Process) -> bool:
         """Whether a living process belongs to this part."""
         try:
-            return environment(process).get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE
+            return environment(process).get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
 
@@ -143,7 +143,7 @@ class Process:
         """The main process, if it lives: the leader of its session. Children may outlive it for a moment."""
         for process in self.processes():
             with suppress(ProcessLookupError, psutil.Error):
-                if os.getsid(process.pid) == process.pid and environment(process).get(MARK) == self._mark:
+                if os.getsid(process.pid) == process.pid and environment(process).get(MARK) == self.mark:
                     return process.pid
         return None
 
@@ -179,7 +179,7 @@ class Process:
         own = self.env()  # first: whoever looks for Java there, tells it to our own environment
         # Its settings come from us alone, not from the shell.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) or name in KEPT}
-        return {**inherited, **own, MARK: self._mark}
+        return {**inherited, **own, MARK: self.mark}
 
     def _end(self, with_signal: signal.Signals) -> None:
         found = self.processes()

@@ -11,7 +11,8 @@ import importlib.util
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -39,40 +40,41 @@ def read(settings: Settings, sink: str, totals_query: Path) -> TargetState:
     """The newest version of a sink's table; nothing if there is no table. Raises Failure if it cannot be read."""
     if importlib.util.find_spec("deltalake") is None:
         return TargetState(unread=UNREAD)
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
-
-    uri = location(settings, sink).removeprefix("file://")  # it would decode what is not encoded
-    try:
-        if not DeltaTable.is_deltatable(uri):
+    with _opened(settings, sink) as delta:
+        if delta is None:
             return TargetState()
-        delta = DeltaTable(uri)
         positions = _reached(delta)
         totals: dict[str, Decimal] = defaultdict(Decimal)
         versions: dict[str, int] = defaultdict(int)
         for row in _query(delta, totals_query.read_text()).to_pylist():
             totals[row["key"]] += row["total"]
             versions[row["key"]] = max(versions[row["key"]], row["version"])
-    except DeltaError as error:
-        reason = str(error).partition("\n")[0]
-        raise Failure(f"sink {sink}: reading its table at {uri}: {reason}", code="table-unreadable") from error
     return TargetState(positions, totals, versions, partial(lacking, delta))
 
 
 def rows(settings: Settings, sink: str) -> dict[str, int]:
-    """By event id, how many rows a sink's table has. Raises Failure if nobody can read the table."""
+    """By event id, how many rows a sink's table has. Raises Failure if there is no table, or if it cannot be read."""
     if importlib.util.find_spec("deltalake") is None:
         raise Failure(f"sink {sink}: {UNREAD}", code="table-unreadable")
+    with _opened(settings, sink) as delta:
+        if delta is None:
+            raise Failure(f"sink {sink} has no table yet", code="table-unreadable")
+        found = _query(delta, "SELECT event_id, count(*) AS times FROM events GROUP BY event_id").to_pylist()
+    return {row["event_id"]: row["times"] for row in found}
+
+
+@contextmanager
+def _opened(settings: Settings, sink: str) -> Iterator[DeltaTable | None]:
+    """The newest version of a sink's table; None if there is no table. An error of the block is a Failure."""
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
+    uri = location(settings, sink).removeprefix("file://")  # it would decode what is not encoded
     try:
-        delta = DeltaTable(location(settings, sink).removeprefix("file://"))
-        found = _query(delta, "SELECT event_id, count(*) AS times FROM events GROUP BY event_id").to_pylist()
+        yield DeltaTable(uri) if DeltaTable.is_deltatable(uri) else None
     except DeltaError as error:
         reason = str(error).partition("\n")[0]
-        raise Failure(f"sink {sink}: reading its table: {reason}", code="table-unreadable") from error
-    return {row["event_id"]: row["times"] for row in found}
+        raise Failure(f"sink {sink}: reading its table at {uri}: {reason}", code="table-unreadable") from error
 
 
 def lacking(delta: DeltaTable, event_ids: Collection[str]) -> set[str]:

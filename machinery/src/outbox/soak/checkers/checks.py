@@ -2,7 +2,7 @@
 
 A naive sink may drift. One that recognises re-reads alone may drift as soon as an event is on its topic twice. Hostile
 records are no loss. Foreign events are: the check counts them as foreign where it can tell them from pruned ones, and
-their totals as drift. Both is right for those that a fault has sent, and for no other.
+their totals as drift. Both are right for those that a fault has sent, and for no other.
 """
 
 from __future__ import annotations

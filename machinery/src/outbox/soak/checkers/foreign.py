@@ -1,4 +1,4 @@
-"""Foreign events are applied once by a sink that recognises every repeat: they are valid, and nobody knows them better.
+"""Foreign events are valid, so a sink that recognises every repeat applies each of them once.
 
 One with the id of an event of the service is a repeat for a strategy that knows ids. It is another event for one that
 knows keys and versions, and for one that knows less. The ids of some are older than the deduplication horizon. A

@@ -118,7 +118,7 @@ def _miscounted(seen: Seen, sink: Sink, records: Mapping[str, int], *, may_rerea
     if applied is None:
         return
     for event_id, event in seen.firsts.items():
-        is_due = any(one.added_by(event) is not None for one in sink.comparisons) and event_id not in sink.set_aside
+        is_due = _is_due(sink, event)
         times, due = applied.get(event_id, 0), records[event_id] if is_due else 0
         if times < due or (is_due and times > due and not may_reread):
             yield f"{event_id} at {event.place}: applied {times} times, and {due} times on the topic"
@@ -128,11 +128,7 @@ def _not_once(seen: Seen, sink: Sink) -> Iterator[str]:
     """The events that a table of events does not have once; and those that it has, and no topic."""
     if sink.rows is None:
         return
-    due = {
-        event.id: event
-        for event in seen.firsts.values()
-        if any(one.added_by(event) is not None for one in sink.comparisons) and event.id not in sink.set_aside
-    }
+    due = {event.id: event for event in seen.firsts.values() if _is_due(sink, event)}
     for event_id, event in due.items():
         times = sink.rows.get(event_id, 0)
         if times != 1:
@@ -140,6 +136,11 @@ def _not_once(seen: Seen, sink: Sink) -> Iterator[str]:
     foreign = {one.event.id for one in seen.foreign}
     for event_id in sink.rows.keys() - due.keys() - sink.set_aside - foreign:
         yield f"{event_id}: {sink.rows[event_id]} rows, and no topic has it"
+
+
+def _is_due(sink: Sink, event: Event) -> bool:
+    """Whether the sink has to have an event: a comparison is about it, and the sink has not set it aside."""
+    return event.id not in sink.set_aside and any(one.added_by(event) is not None for one in sink.comparisons)
 
 
 def _applied(seen: Seen, sink: Sink) -> Mapping[str, int] | None:

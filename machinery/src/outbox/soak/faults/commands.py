@@ -134,8 +134,7 @@ class Rebuild(Fault):
 
     @staticmethod
     def _sinks(testbed: Testbed) -> list[str]:
-        known = spec.sinks(testbed.settings) if testbed.sink_names else {}
-        return [name for name in testbed.sink_names if _is_rebuildable(known[name])]
+        return [one.name for one in testbed.sink_specs if _is_rebuildable(one)]
 
 
 def _is_rebuildable(sink: SinkSpec) -> bool:
@@ -169,7 +168,10 @@ class Refused(Fault):
         return f"{self._sink} has refused {count} events"
 
     def heal(self, testbed: Testbed) -> None:
-        """Replay the letters, and those of a batch that was under way."""
+        """Let the sink accept events again, and replay its dead letters until there is none.
+
+        A batch that was under way may add some after the first replay.
+        """
         if not self._sink:
             return
         refusal = testbed.refusals[self._sink]
@@ -180,7 +182,7 @@ class Refused(Fault):
             run(testbed, *words, expected=Replay.expected)
             return not self._open(testbed)
 
-        wait_for(f"the letters of {self._sink} to be replayed", replayed, timeout_s=120, poll_s=2)
+        wait_for(f"the dead letters of {self._sink} to be replayed", replayed, timeout_s=120, poll_s=2)
 
     def _change(self, testbed: Testbed, statement: str) -> None:
         """Run a statement between two transactions of the sink."""

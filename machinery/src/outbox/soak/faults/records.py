@@ -24,7 +24,6 @@ from outbox.events.schema import EventSchema
 from outbox.kafka import records as kafka_records
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.sink import spec
 from outbox.sink.spec import SinkSpec
 from outbox.soak import foreign
 from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
@@ -78,12 +77,11 @@ class Hostile(Fault):
     has_id_of_event = False  # then its letter stays open: to discard it would give up the event
 
     def __init__(self) -> None:
-        self._identities: set[str] = set()  # of the letters
+        self._identities: set[str] = set()  # of the dead letters that its records have become
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         topic = self.topic(testbed, chance)
-        sinks = [one for name, one in spec.sinks(testbed.settings).items() if name in testbed.sink_names]
-        sinks = [one for one in sinks if topic in one.topics]
+        sinks = testbed.readers(topic)
         if not sinks:
             raise NotFired(f"no sink reads topic {topic}")
         made = list(self.records(testbed, topic, chance))
@@ -133,19 +131,14 @@ class Hostile(Fault):
                 by_id[sink, event_id] = identity
         found: list[str] = []
         for place, record in delivered.items():
-            for sink in names:
-                letter = by_place.get((sink, place))
+            for sink in sinks:
+                letter = by_place.get((sink.name, place))
                 if letter is None and record.event is None:
-                    letter = by_id.get((sink, record.event_id or ""))
+                    letter = by_id.get((sink.name, record.event_id or ""))
                 if letter is not None:
                     self._identities.add(letter)
-            if record.event is None:
-                asking = [one.name for one in sinks if asks_for(testbed, one, topic, record)]
-                found += [
-                    f"{topic}-{place[0]}@{place[1]} of {sink}"
-                    for sink in asking
-                    if (sink, place) not in by_place and (sink, record.event_id or "") not in by_id
-                ]
+                elif record.event is None and asks_for(testbed, sink, topic, record):
+                    found.append(f"{topic}-{place[0]}@{place[1]} of {sink.name}")
         return found
 
 

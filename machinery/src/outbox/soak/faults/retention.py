@@ -14,7 +14,6 @@ from outbox.audit.declared import Declared, EventTopic
 from outbox.base.settings import SinkRole
 from outbox.kafka import topics
 from outbox.kafka.clients import Admin
-from outbox.sink import spec
 from outbox.soak import observe
 from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.faults import commands
@@ -53,8 +52,8 @@ class Shortened(Fault):
         wait_or_not_fired("records that nobody needs", has_room, timeout_s=ROOM_TIMEOUT_S, poll_s=5)
         [(topic, ends)] = found
         dropped = self._drop(testbed, known, topic, ends)
-        for sink in _readers(testbed, topic.name):
-            wait_committed(testbed, sink, time.time())
+        for sink in testbed.readers(topic.name):
+            wait_committed(testbed, sink.name, time.time())
         return f"{topic.name} has dropped {dropped} events, and its sinks have committed again"
 
     @staticmethod
@@ -92,15 +91,9 @@ class Shortened(Fault):
         return len(events)
 
 
-def _readers(testbed: Testbed, topic: str) -> list[str]:
-    """The sinks that read a topic."""
-    known = spec.sinks(testbed.settings)
-    return [name for name in testbed.sink_names if topic in known[name].topics]
-
-
 def _applied(testbed: Testbed, topic: str) -> dict[int, int]:
     """By partition, the offset before which no sink reads again, even if the last commit of its checkpoint is lost."""
-    sinks = _readers(testbed, topic)
+    sinks = [one.name for one in testbed.readers(topic)]
     found: dict[int, int] = dict(testbed.query(POSITIONS, [topic, sinks], SinkRole.AUDITOR))
     for _ in range(2):
         since_s = time.time()

@@ -18,7 +18,6 @@ from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.events import catalog
 from outbox.kafka import records, topics
-from outbox.sink import spec
 from outbox.sink.records import UNKNOWN_VERSION
 from outbox.sink.spec import SinkSpec
 from outbox.soak import releases
@@ -193,9 +192,8 @@ def _topic(testbed: Testbed, older: OlderRelease) -> str:
 
 def _asking(testbed: Testbed, older: OlderRelease) -> list[SinkSpec]:
     """The sinks that ask for the event."""
-    topic, known = _topic(testbed, older), spec.sinks(testbed.settings)
-    sinks = [known[name] for name in testbed.sink_names]
-    return [one for one in sinks if topic in one.topics and older.event in one.decoders[topic].asked_for]
+    topic = _topic(testbed, older)
+    return [one for one in testbed.readers(topic) if older.event in one.decoders[topic].asked_for]
 
 
 FAULTS: Sequence[Callable[[], Fault]] = (partial(Rollout, "sinks"), partial(Rollout, "service"))
