@@ -23,7 +23,8 @@ from outbox.cli import COMMANDS, main
 TIMEOUT_S = 300
 MODULES = {entry.target.partition(":")[0] for entry in COMMANDS.values()}
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([*MODULES, "outbox.sink.spark.supervisor"])
+# This module too, and with it its package: a process would import both to find `_run`, at ten times the work of a command.
+FORKS.set_forkserver_preload([*MODULES, "outbox.sink.spark.supervisor", __name__])
 
 
 def environment(home: Path, **variables: str) -> dict[str, str]:
