@@ -104,6 +104,17 @@ def project(
     shutil.rmtree(folder)
 
 
+@pytest.fixture(scope="module")
+def copied(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a copied machinery and every default, made where no network is."""
+    folder = tmp_path_factory.mktemp("copied")
+    nowhere = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:1")
+    answers = ("--data", "machinery=copy", str(template.folder), "made")
+    done = bake.copier(folder, "copy", *answers, GIT_ALLOW_PROTOCOL="file", **nowhere)
+    assert done.returncode == 0, done.stderr
+    return folder / "made"
+
+
 # A project that checks ----------------------------------------------------------------------------------------------
 
 
@@ -199,35 +210,34 @@ def test_git_takes_it_as_it_is(project: Path) -> None:
     assert not java.exists() or stat.S_IMODE(java.stat().st_mode) & stat.S_IXUSR
 
 
-def test_the_naive_sink_is_a_folder_that_may_go(template: Template, tmp_path: Path) -> None:
-    made = template.made(tmp_path / "made")
-    shutil.rmtree(made / "sinks" / "naive")
-    test_every_module_loads_and_every_sink_is_found(made)
+@pytest.mark.parametrize("project", ["ledger"], indirect=True)
+def test_the_naive_sink_is_a_folder_that_may_go(project: Path, tmp_path: Path) -> None:
+    without = shutil.copytree(project, tmp_path / "made", ignore=shutil.ignore_patterns("naive"))
+    test_every_module_loads_and_every_sink_is_found(without)
 
 
 # The template -------------------------------------------------------------------------------------------------------
 
 
-def test_with_a_copied_machinery_it_is_this_repository(template: Template, tmp_path: Path) -> None:
-    made = template.made(tmp_path / "made", machinery="copy")
-    ours = [line for line in (ROOT / "pyproject.toml").read_text().splitlines() if line not in OF_THE_REPOSITORY]
-    text = "\n".join(ours).replace(', "bench", "proof", "template"', "")
-    assert (made / "pyproject.toml").read_text().rstrip() == text
-    assert (made / "docker-compose.yml").read_text().rstrip() == (ROOT / "docker-compose.yml").read_text().rstrip()
+class TestCopiedMachinery:
+    def test_generation_needs_no_network_and_no_trust(self, copied: Path) -> None:
+        """Tasks are what trust is for; copier refuses to run any without it."""
+        assert (copied / "Makefile").exists()
+        known = {name for name in yaml.safe_load((ROOT / "copier.yml").read_text()) if name.startswith("_")}
+        assert known == {"_min_copier_version", "_subdirectory", "_exclude", "_message_after_copy"}
+
+    def test_with_a_copied_machinery_it_is_this_repository(self, copied: Path) -> None:
+        ours = [line for line in (ROOT / "pyproject.toml").read_text().splitlines() if line not in OF_THE_REPOSITORY]
+        text = "\n".join(ours).replace(', "bench", "proof", "template"', "")
+        assert (copied / "pyproject.toml").read_text().rstrip() == text
+        made, own = ((folder / "docker-compose.yml").read_text().rstrip() for folder in (copied, ROOT))
+        assert made == own
 
 
-def test_generation_needs_no_network_and_no_trust(template: Template, tmp_path: Path) -> None:
-    """Tasks are what trust is for; copier refuses to run any without it."""
-    nowhere = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:1")
-    done = bake.copier(tmp_path, "copy", str(template.folder), "made", GIT_ALLOW_PROTOCOL="file", **nowhere)
-    assert (done.returncode, (tmp_path / "made" / "Makefile").exists()) == (0, True), done.stderr
-    known = {name for name in yaml.safe_load((ROOT / "copier.yml").read_text()) if name.startswith("_")}
-    assert known == {"_min_copier_version", "_subdirectory", "_exclude", "_message_after_copy"}
-
-
-def test_a_minimal_project_is_a_page_of_files(template: Template, tmp_path: Path) -> None:
-    made = template.made(tmp_path / "made", sample="minimal")
-    lines = {file: len(file.read_text().splitlines()) for file in made.rglob("*") if file.is_file()}
+@pytest.mark.parametrize("project", ["minimal"], indirect=True)
+def test_a_minimal_project_is_a_page_of_files(project: Path) -> None:
+    made = [file for file in project.rglob("*") if file.is_file() and ".git" not in file.relative_to(project).parts]
+    lines = {file: len(file.read_text().splitlines()) for file in made}
     assert len(lines) <= FILES_MAX, sorted(lines)
     assert sum(lines.values()) <= LINES_MAX, lines
 
