@@ -7,6 +7,7 @@ makes one with the default answers and runs its own `make test`.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,15 @@ from outbox.testing.archive import unpack
 from template.tests import scratch
 from template.tests.paths import ROOT
 
+# HEAD: without it, copier would take the newest tag that looks like a version.
+OPTIONS = ["--defaults", "--quiet", "--vcs-ref", "HEAD"]
+# Runs copier for each list of words.
+EACH = """
+import json, sys
+from run_copier import run
+
+print(json.dumps([run(words) for words in json.loads(sys.argv[1])]))
+"""
 GIT = ["git", "-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
 
 
@@ -41,6 +51,13 @@ class Template:
         """Make a project; what is not answered has its default."""
         return copier(project.parent, "copy", *_data(answers), str(self.folder), str(project))
 
+    def attempts(self, project: Path, several: Sequence[Mapping[str, object]]) -> list[tuple[int, str]]:
+        """Try to make a project, with each of several answers, in one process: exit statuses and errors."""
+        words = [["copy", *OPTIONS, *_data(answers), str(self.folder), str(project)] for answers in several]
+        return [
+            (status, errors) for status, errors in json.loads(python(project.parent, "-c", EACH, json.dumps(words)))
+        ]
+
     def made(self, project: Path, **answers: object) -> Path:
         """A project that must be made; its folder."""
         done = self.generate(project, **answers)
@@ -54,9 +71,7 @@ class Template:
 
 def copier(folder: Path, command: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run copier without questions, and without the trust that tasks would need."""
-    # HEAD: without it, copier would take the newest tag that looks like a version.
-    options = ["--defaults", "--quiet", "--vcs-ref", "HEAD"]
-    return run(folder, [sys.executable, "-m", "copier", command, *options, *words], **variables)
+    return run(folder, [sys.executable, "-m", "run_copier", command, *OPTIONS, *words], **variables)
 
 
 def has(revision: str) -> bool:

@@ -1,6 +1,6 @@
 """The pages with excerpts of the examples: each excerpt is in its file, each command exists, and the guide is short.
 
-The domain of examples/shop, in a project that copier has just made, passes the project's own checks and tests.
+The domain of examples/shop, in a project that copier has just made, passes the project's own check.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def exists(words: list[str]) -> bool:
 
 @pytest.mark.copies
 @pytest.mark.timeout(TIMEOUT_S)
-def test_a_project_with_the_domain_of_the_example_passes_its_check_and_runs(home: Path) -> None:
-    """Its check, and events through its chain. `make test-examples` runs the other tests, on the same files."""
+def test_a_project_with_the_domain_of_the_example_passes_its_check_and_loads_its_tests(home: Path) -> None:
+    """`make test-examples` runs the same tests on the same files, and `make bake-minimal` those of a made project."""
     project = generated(home)
     run(project, pages.block(GUIDE.text, "rm -r"))
     for name in DOMAIN:
@@ -120,7 +120,7 @@ def test_a_project_with_the_domain_of_the_example_passes_its_check_and_runs(home
     run(project, pages.block(GUIDE.text, "! git grep"))
     # The virtual environment is the checkout's.
     run(project, "make -o .venv/dev check")
-    run(project, "make -o .venv/dev test ARGS='-n 0 --ignore tests/unit --ignore tests/integration'")
+    run(project, "make -o .venv/dev -o archives test ARGS='-n 0 --collect-only -q'")
     assert bake.git(project, "status", "--porcelain") == ""
 
 

@@ -41,15 +41,15 @@ from tests.support.sink_process import TIMEOUT_S, logged, reported_failure
 
 RANDOM = Random(2222)  # noqa: S311
 TRAIL, WEIGHTS, FIRST = "trail", "weights", "first"  # sinks of the aggregate, of one event, and of one version
-TYPES, VERSIONS = 10_000, 5_000  # that somebody makes up
+TYPES, VERSIONS = NAMES_MAX + 500, 500  # that somebody makes up
 ODD_VERSIONS = ["0", "-1", "1.0", "x", "", "²", "9" * 1000]
-GARBAGE = 10_000
+GARBAGE = 2_000
 WITH_ID = """
 INSERT INTO crates VALUES (%(key)s, 1, 5);
 INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
 VALUES (%(id)s, 'crate', %(key)s, 'weighed', %(payload)s)
 """
-MEMORY_MAX_BYTES = 128 << 20  # more than before, of a sink that reads all of it
+MEMORY_MAX_BYTES = 64 << 20  # more than before, of a sink that reads all of it
 OUTPUT_MAX_BYTES = 20_000  # of a check that finds all of it
 
 

@@ -260,20 +260,6 @@ def test_the_commands_say_what_was_done_and_what_is_in_force(unapplied: Settings
 # What Debezium would not notice -----------------------------------------------------------------------------------
 
 
-def test_a_slot_that_is_gone_is_refused_and_forgetting_is_the_way_out(chain: Settings, postgres: Postgres) -> None:
-    insert(chain, row())
-    relayed(chain)
-    relay.remove(chain)
-    drop_slot(chain, postgres)
-    insert(chain, row())  # in no slot
-    with raises("slot-missing", "outbox connect remove --drop-slot"):
-        relay.apply(chain)
-    relay.remove(chain, drop_slot=True)
-    relay.apply(chain)
-    records = relayed(chain)
-    assert {record.id for record in records} == set(ids(chain))
-
-
 @pytest.mark.parametrize("how", ["made again", "read by another"])
 def test_a_slot_that_has_lost_events_is_refused_until_told_to_forget(
     chain: Settings, postgres: Postgres, how: str

@@ -11,24 +11,22 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import psutil
-import pytest
 import requests
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
 from psycopg2 import extensions
 
-from outbox.base.database import connect
-from outbox.base.settings import Settings, SinkRole
+from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import connectors
-from outbox.sink import dead_letters, fence, spec
+from outbox.sink import dead_letters, spec
 from outbox.sink.lag import LagLookup
 from outbox.sink.repair import rewind
 from outbox.sink.spark.reader import DRIVER_MAX_RECORDS
 from outbox.stack import ports
+from outbox.stack.command import SinkCommand
 from outbox.testing.fixtures.databases import clone
 from tests.support.made_events import STRATEGIES, nth_key, sums, uuid7
 from tests.support.sink_driver import Database
@@ -44,7 +42,6 @@ from tests.support.sink_process import (
     running,
     running_warm,
     wait_applied,
-    waits,
 )
 from tests.support.topic_reader import topic_of
 
@@ -86,20 +83,19 @@ def test_everything_committed_is_applied_and_nothing_else(
     assert again.returncode == 0, again.stderr
     assert logged(again, "applied") == []
 
-    # A partition added later is read from its beginning.
-    admin = AdminClient(client_config(topic))
-    admin.create_partitions([NewPartitions(topic_of(topic), 6)])[topic_of(topic)].result(10)
-    more = publisher.events(60, keys=40)
-    publisher.send(more)
-    last = catch_up(topic, "dedup")
-    assert last.returncode == 0, last.stderr
-    assert database.totals() == sums([*some, *more])
-    assert set(database.positions()) == set(range(6))
+
+def stop_by(sink: SinkCommand, number: signal.Signals) -> None:
+    """Stop it by a signal to its Python process alone: all of it ends, in good order."""
+    processes = sink.processes()
+    assert len(processes) > 1, "Python and its JVM"
+    processes[0].send_signal(number)
+    assert psutil.wait_procs(processes, timeout=30)[1] == []
+    assert '"stopped"' in sink.tail()
+    assert not any(word in sink.tail(100) for word in ("outbox: ", "Exception", "Traceback", '"error"'))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_signal_ends_it_after_the_batch_and_its_jvm_with_it(
-    topic: Settings, publisher: Publisher, database: Database, number: signal.Signals
+    topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     some = publisher.events(300)
     publisher.send(some[:100])
@@ -109,12 +105,7 @@ def test_a_stop_signal_ends_it_after_the_batch_and_its_jvm_with_it(
         wait_applied(sink, naive, 100)
         publisher.send(some[100:200])
         wait_applied(sink, database, 101)  # in the middle of it
-        processes = sink.processes()
-        assert len(processes) > 1, "Python and its JVM"
-        processes[0].send_signal(number)
-        assert psutil.wait_procs(processes, timeout=30)[1] == []
-        assert '"stopped"' in sink.tail()
-        assert not any(word in sink.tail(100) for word in ("outbox: ", "Exception", "Traceback", '"error"'))
+        stop_by(sink, signal.SIGTERM)
     publisher.send(some[200:])
     done = catch_up(topic, "dedup", "naive")
     assert done.returncode == 0, done.stderr
@@ -123,37 +114,7 @@ def test_a_stop_signal_ends_it_after_the_batch_and_its_jvm_with_it(
     assert sum(int(str(line["duplicates"])) for line in logged(done, "applied")) == 0
 
 
-@pytest.mark.parametrize("name", ["dedup", "naive"])
-def test_killed_between_its_commit_and_sparks(topic: Settings, publisher: Publisher, name: str) -> None:
-    """The window: the database has the batch, Spark does not know. The JVM is frozen while Python applies."""
-    database = Database(topic, name)
-    some = publisher.events(100)
-    publisher.send(some[:50])
-    with running(topic, name) as sink:
-        wait_applied(sink, database, 50)
-        with closing(connect(topic, SinkRole.WRITER)) as repair, repair, repair.cursor() as cursor:
-            fence.lock(cursor, name)  # as a repair command would: the apply waits
-            publisher.send(some[50:])
-            wait_for("the apply to wait", lambda: waits(topic, name), timeout_s=TIMEOUT_S)
-            jvm = next(process for process in sink.processes() if process.name() == "java")
-            jvm.suspend()
-        wait_applied(sink, database, 51)
-        planned = max(int(file.name) for file in (checkpoint(topic, name) / "offsets").iterdir())
-        assert not (checkpoint(topic, name) / "commits" / str(planned)).exists(), "the window is open"
-        twice = sum(database.totals().values()) - sum(sums(some[:50]).values())
-        sink.kill()
-    done = catch_up(topic, name)
-    assert done.returncode == 0, done.stderr
-    first = logged(done, "applied")[0]
-    assert first["batch"] == planned
-    if name == "dedup":
-        assert database.totals() == sums(some)
-        assert first["duplicates"] > 0, "Spark delivered the batch again"  # type: ignore[operator]
-    else:
-        assert sum(database.totals().values()) == sum(sums(some).values()) + twice, "the naive sink drifts by it"
-
-
-def test_kill_9_of_the_driver_ends_its_jvm_and_loses_nothing(
+def test_a_second_driver_is_refused_until_kill_9_ends_the_first_and_its_jvm(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     some = publisher.events(200)
@@ -164,6 +125,8 @@ def test_kill_9_of_the_driver_ends_its_jvm_and_loses_nothing(
         for process in processes:
             with suppress(psutil.NoSuchProcess):  # Spark's helpers come and go
                 assert not any("delta" in word for word in process.cmdline()), "nobody asked for it"
+        assert "sink dedup already has a driver" in reported_failure(catch_up(topic))
+        assert sink.is_running()
         publisher.send(some[100:])
         processes[0].kill()
         assert psutil.wait_procs(processes, timeout=30)[1] == [], "the JVM outlives its driver"
@@ -182,14 +145,6 @@ def test_a_jvm_that_dies_ends_the_sink_with_one_clear_line(
         wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=60)
         assert "outbox: sink dedup: Spark gave up: its JVM is gone" in sink.tail()
         assert "Traceback" not in sink.tail(200)
-
-
-def test_a_second_driver_ends_with_one_clear_line(topic: Settings, publisher: Publisher, database: Database) -> None:
-    publisher.send(publisher.events(10))
-    with running(topic) as sink:
-        wait_applied(sink, database, 10)
-        assert "sink dedup already has a driver" in reported_failure(catch_up_alone(topic))
-        assert sink.is_running()
 
 
 def test_a_bad_record_is_kept_whole_with_its_coordinates(topic: Settings, database: Database) -> None:
@@ -439,7 +394,7 @@ def test_metrics_of_a_running_sink_show_what_it_has_applied(
             assert line in told
 
 
-def test_the_ui_names_the_jobs_of_a_batch_and_listens_on_loopback_only(
+def test_the_ui_names_the_jobs_of_a_batch_on_loopback_only_and_ends_by_ctrl_c(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     publisher.send(publisher.events(DRIVER_MAX_RECORDS + 100))
@@ -457,6 +412,7 @@ def test_the_ui_names_the_jobs_of_a_batch_and_listens_on_loopback_only(
         [application] = requests.get(applications, timeout=30).json()
         jobs = requests.get(f"{applications}/{application['id']}/jobs", timeout=30).json()
         assert {job["description"] for job in jobs} == {"dedup: batch 0, read part 1 of 1"}
+        stop_by(sink, signal.SIGINT)
 
 
 def scrape(settings: Settings) -> str:
