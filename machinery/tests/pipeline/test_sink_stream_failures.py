@@ -140,4 +140,5 @@ def test_a_stop_before_apply_leaves_the_batch_to_the_next_start(
     assert database.applied() == 0
     done = catch_up(topic)
     assert done.returncode == 0, done.stderr
+    assert logged(done, "another checkpoint begins") == [], "Spark has not recorded the batch"
     assert database.totals() == sums(some)

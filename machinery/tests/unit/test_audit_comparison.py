@@ -222,6 +222,16 @@ def test_event_dropped_by_the_topic_is_applied(chain: Chain) -> None:
     assert (codes(report), report.in_flight, only_sink(report).in_flight, quiet != old) == ([], 0, 0, True)
 
 
+def test_event_dropped_by_the_topic_is_not_in_flight_if_no_sink_knows_versions(chain: Chain) -> None:
+    quiet = chain.written("b", "7", at_ms=NOW_MS - LATE_MS - 1)
+    chain.publish(*chain.written("a", "5"))
+    end = chain.logs.ends[STOCK_NUMBER]
+    end.is_whole, end.dropped_until_ms = False, NOW_MS - LATE_MS
+    chain.applied({"a": "5", "b": "7"}, not_compared="no file says what to compare")
+    report = chain.compare()
+    assert (codes(report), report.in_flight, report.settled, len(quiet)) == ([], 0, True, 1)
+
+
 # Records that break the contract -----------------------------------------------------------------------------------
 
 

@@ -1,13 +1,16 @@
-"""Without a cluster, the soak kills no executor."""
+"""Without a cluster, the soak kills nothing of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from outbox.base.settings import load
 from outbox.soak import testbed
-from outbox.soak.faults.executors import ExecutorKilled
+from outbox.soak.faults import Make, executors, merges
 
 
-def test_without_a_cluster_no_executor_is_killed(tmp_path: Path) -> None:
-    assert not ExecutorKilled().is_possible(testbed.Testbed(load(tmp_path, environment=False), []))
+@pytest.mark.parametrize("make", [*executors.FAULTS, *merges.FAULTS], ids=lambda make: make.name)
+def test_without_a_cluster_it_is_impossible(make: Make, tmp_path: Path) -> None:
+    assert not make().is_possible(testbed.Testbed(load(tmp_path, environment=False), []))

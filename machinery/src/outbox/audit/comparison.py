@@ -212,14 +212,21 @@ class _TopicComparison:
             tally.add(event_id, row, None, fate)
 
     def _fate(self, row: Written) -> Fate:
-        log, known = self._log, self._versions.get(row.key)
-        if row.version is None:
-            if row.occurred_ms <= log.dropped_until_ms:
-                return "aged out"
-            return "lost" if row.occurred_ms + LATE_MS < self._latest_ms else "in flight"
-        if not log.is_whole and (row.version < known.lowest if known else row.version <= self._applied(row.key)):
+        known = self._versions.get(row.key)
+        if not self._log.is_whole and self._is_dropped(row):
             return "aged out"
+        if row.version is None:
+            return "lost" if row.occurred_ms + LATE_MS < self._latest_ms else "in flight"
         return "lost" if known and row.version < known.highest else "in flight"
+
+    def _is_dropped(self, row: Written) -> bool:
+        """Whether a topic that is not whole has dropped an event, as far as its key or its time tells."""
+        if row.version is not None:
+            if known := self._versions.get(row.key):
+                return row.version < known.lowest
+            if any(state.versions.get(self.topic.name) for state in self._states):
+                return row.version <= self._applied(row.key)
+        return row.occurred_ms <= self._log.dropped_until_ms
 
     def _applied(self, key: str) -> int:
         """The highest version of a key that any sink has."""

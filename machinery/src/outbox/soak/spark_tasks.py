@@ -26,9 +26,10 @@ class Task(NamedTuple):
     stage: int
     stage_attempt: int
     executor: str  # its number
+    work: str  # the description of its job
 
     def __str__(self) -> str:
-        return f"task {self.number} of stage {self.stage}"
+        return f"task {self.number} of stage {self.stage}" + (f" ({self.work})" if self.work else "")
 
 
 class SparkTasks:
@@ -57,7 +58,7 @@ class SparkTasks:
             number, attempt = stage["stageId"], stage["attemptId"]
             for one in self._of(TASKS.format(stage=number, attempt=attempt)):
                 if one["status"] == "RUNNING":
-                    yield Task(one["taskId"], number, attempt, one["executorId"])
+                    yield Task(one["taskId"], number, attempt, one["executorId"], stage.get("description", ""))
 
     def _of(self, path: str) -> Any:
         [application] = self._get(self._url)

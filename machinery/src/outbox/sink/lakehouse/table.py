@@ -52,6 +52,16 @@ def read(settings: Settings, sink: str, totals_query: Path) -> TargetState:
     return TargetState(positions, totals, versions, partial(lacking, delta))
 
 
+def positions(settings: Settings, sink: str) -> dict[str, dict[int, int]]:
+    """How far the newest commit of a sink goes, by topic and partition: the next offsets; nothing if there is no table.
+    Raises Failure if it cannot be read.
+    """
+    if importlib.util.find_spec("deltalake") is None:
+        raise Failure(f"sink {sink}: {UNREAD}", code="table-unreadable")
+    with _opened(settings, sink) as delta:
+        return {} if delta is None else _reached(delta)
+
+
 def rows(settings: Settings, sink: str) -> dict[str, int]:
     """By event id, how many rows a sink's table has. Raises Failure if there is no table, or if it cannot be read."""
     if importlib.util.find_spec("deltalake") is None:
