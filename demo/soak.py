@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from outbox.soak import Event, ForeignEvent, History, OlderRelease, Refusal, Request
+from outbox.soak import Event, ForeignEvent, History, OlderRelease, Refusal, Request, TableCopy
 
 from demo.workload import Workload
 
@@ -40,7 +40,7 @@ class Domain(Workload):
 
     sinks = (
         ("balances", "balances-merge", "balances-versions", "balances-upsert"),
-        ("balances-naive-logged", "balances-offsets", "accounts", "turnover"),
+        ("balances-naive-logged", "balances-offsets", "accounts", "turnover", "changes"),
     )
     clustered = ("lakehouse",)
     changes = """
@@ -59,6 +59,14 @@ class Domain(Workload):
             "currency mismatch",
             begin="UPDATE balances SET currency = 'XXX' WHERE sink = 'balances'",
             end="UPDATE balances SET currency = 'EUR' WHERE sink = 'balances'",
+        )
+    }
+
+    copies: Mapping[str, TableCopy] = {
+        "changes": TableCopy(
+            source="SELECT id, currency, balance_minor, version FROM accounts",
+            sink="SELECT account_id AS id, currency, balance_minor, version FROM balances WHERE sink = 'changes'",
+            version="version",
         )
     }
 

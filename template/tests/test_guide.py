@@ -44,7 +44,7 @@ class Page(NamedTuple):
 
 GUIDE = Page(ROOT / "docs" / "adopting.md", ROOT / "examples" / "shop", 300)
 EXISTING = Page(ROOT / "machinery" / "docs" / "existing-service.md", ROOT / "examples" / "existing", 120)
-SOAK = Page(ROOT / "machinery" / "docs" / "soak.md", ROOT, 250)
+SOAK = Page(ROOT / "machinery" / "docs" / "soak.md", ROOT, 300)
 PAGES = pytest.mark.parametrize("page", [GUIDE, EXISTING, SOAK], ids=lambda page: page.file.stem)
 # Of a user of the project: neither the checkout's settings nor what pytest and make tell those that they start.
 NOT_INHERITED = re.compile(r"OUTBOX_(?!TIMEOUT_SCALE)|PYTEST_|MAKE|MFLAGS|GIT_|TEST_HOMES")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,13 +15,19 @@ from flask import Flask
 
 from outbox.audit import check
 from outbox.audit.doctor import examine
-from outbox.base.settings import Settings, SourceRole
+from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from outbox.relay import apply as relay
 from outbox.relay import connectors, slot
 from outbox.relay.connectors import Connector
+from outbox.sink import spec as sinks
 from outbox.sink.repair import rewind
+from outbox.soak import captures
+from outbox.soak.checkers import captured as checkers
+from outbox.soak.checkers import copies
+from outbox.soak.domain import TableCopy
+from outbox.soak.seen import Seen
 from outbox.stack.postgres import Postgres
 from outbox.testing.command import outbox
 from outbox.testing.queries import query
@@ -199,6 +206,58 @@ def test_what_comes_twice_and_what_is_forgotten(
     assert again.returncode == 0, again.stderr
     assert sum(int(str(line["applied"])) for line in logged(again, "applied")) == 0
     assert check.check(chain).findings == []
+
+
+class Compared:
+    """A domain of the soak, which says how to compare items."""
+
+    copies: Mapping[str, TableCopy] = MappingProxyType(
+        {
+            "changes": TableCopy(
+                "SELECT id, unit, stock, version FROM items",
+                "SELECT item_id AS id, unit, stock, version FROM stock WHERE sink = 'changes';",
+                version="version",
+            )
+        }
+    )
+
+
+def test_the_soak_compares_a_captured_table_with_its_topic_and_its_sink(
+    chain: Settings, changes: Connector, service: Client
+) -> None:
+    spec = sinks.sinks(chain)["changes"]
+
+    def broken() -> list[str]:
+        """The promises that do not hold."""
+        left = captures.Captured(chain, [spec], [])
+        seen = Seen(row_changes=left.changes, copies=left.copies(Compared()))  # type: ignore[arg-type]
+        return [one.promise for one in (*checkers.check(seen, may_repeat=False), *copies.check(seen))]
+
+    movements = Movements(service, chosen_seed())
+    movements.make(5)  # they come by the snapshot
+    relay.apply(chain, changes)
+    captured(chain, changes, "items")
+    movements.make(10)
+    records = captured(chain, changes, "items")
+    assert catch_up(chain, "changes").returncode == 0
+    left = captures.Captured(chain, [spec], [])
+    assert {one.op for one in left.changes} == {"r", "u"}
+    assert sorted((one.key, one.lsn, one.op) for one in left.changes) == sorted(
+        (json.loads(key)["id"], lsn, op) for key, lsn, op in identities(records)
+    )
+    assert len(left.copies(Compared())[0].source) == 6  # type: ignore[arg-type]
+    assert broken() == []
+
+    producer = Producer(client_config(chain))
+    producer.produce(changes.topic, b"hello", b"hello")  # it is no change
+    assert producer.flush(30) == 0
+    assert broken() == []
+    first = left.changes[0]
+    assert [one.place for one in captures.Captured(chain, [spec], [first]).left(spec)] == [
+        one.place for one in left.changes[1:]
+    ]
+    query(chain, f"UPDATE stock SET unit = 'GRM' WHERE sink = 'changes' AND item_id = '{first.key}'", SinkRole.OWNER)
+    assert broken() == ["changes has the rows of its table"]
 
 
 def _active(settings: Settings, connector: Connector) -> bool:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
-from outbox.soak import testbed
+from outbox.events.schema import Rejection
+from outbox.relay.connectors import Connector
+from outbox.sink import records
+from outbox.soak import captures, testbed
+from outbox.soak.domain import TableCopy
 from outbox.soak.fault import NotFired
-from outbox.soak.faults.commands import Check, ConnectApply
+from outbox.soak.faults.commands import Check, ConnectApply, is_rebuildable
+from outbox.soak.faults.records import Decades, Foreign, Hostile, Huge, Malformed, asks_for
 from outbox.soak.foreign import ForeignEvent
 from outbox.soak.operator import Done
 from outbox.soak.proxy import Proxy
@@ -56,19 +62,96 @@ class TestCheck:
         self.fault.finish(unstarted, done)
 
 
-def test_a_transaction_that_an_operator_has_released_is_counted(unstarted: testbed.Testbed) -> None:
-    fault = ConnectApply("connect-apply", "connect", "apply")
-    fault.finish(unstarted, Done(0, "connector outbox: unchanged, exactly-once (transaction boundary poll)\n", ""))
-    assert unstarted.released == 0
-    fault.finish(unstarted, Done(0, "connector outbox: released, exactly-once (transaction boundary poll)\n", ""))
-    assert unstarted.released == 1
+@pytest.fixture
+def capturing(tmp_path: Path) -> testbed.Testbed:
+    """A testbed with the sink of a captured table, and nothing that runs."""
+    return testbed.Testbed(load(tmp_path, environment=False), [["dedup", "changes"]])
+
+
+def said(*words: str, done: str) -> Done:
+    """What `outbox connect apply` prints of the connector of these words."""
+    return Done(0, f"connector {words[-1]}: {done}, exactly-once (transaction boundary poll)\n", "")
+
+
+@pytest.mark.parametrize(
+    ("done", "released"), [("unchanged", {}), ("released", {"outbox": 1, "changes": 1})], ids=["unchanged", "released"]
+)
+def test_each_connector_is_applied_and_its_released_transactions_are_counted(
+    capturing: testbed.Testbed, monkeypatch: pytest.MonkeyPatch, done: str, released: dict[str, int]
+) -> None:
+    ran: list[tuple[str, ...]] = []
+
+    def run(*words: str, links: Sequence[str]) -> Done:
+        assert links == ("debezium-postgres",)
+        ran.append(words)
+        return said(*words, done=done)
+
+    monkeypatch.setattr(capturing, "run", run)
+    ConnectApply("connect-apply", "connect", "apply").fire(capturing, Random(1))  # noqa: S311
+    assert ran == [("connect", "apply"), ("connect", "apply", "changes")]
+    assert +capturing.released == released
+
+
+def test_a_testbed_has_the_connectors_that_its_sinks_need(
+    unstarted: testbed.Testbed, capturing: testbed.Testbed
+) -> None:
+    assert [one.kind for one in unstarted.connectors] == ["outbox"]
+    assert [one.kind for one in capturing.connectors] == ["outbox", "changes"]
+
+
+class Domain:
+    """A domain that says how to compare the tables of these sinks."""
+
+    def __init__(self, *names: str) -> None:
+        self.copies = {name: TableCopy("SELECT 1 AS id", "SELECT 1 AS id") for name in names}
+
+
+def test_a_sink_of_a_captured_table_is_compared_row_by_row(capturing: testbed.Testbed) -> None:
+    settings, specs = capturing.settings, capturing.sink_specs
+    captures.require_copies(settings, Domain("changes"), specs)  # type: ignore[arg-type]
+    for domain in (Domain(), Domain("dedup"), object()):
+        with pytest.raises(Failure) as raised:
+            captures.require_copies(settings, domain, specs)  # type: ignore[arg-type]
+        assert raised.value.code == "soak-domain-wrong"
+    captures.require_copies(settings, object(), specs[:1])  # type: ignore[arg-type]
+
+
+def test_only_a_sink_with_sql_for_it_is_rebuilt_from_the_source(capturing: testbed.Testbed) -> None:
+    events, changes = capturing.sink_specs
+    assert [is_rebuildable(events, where) for where in ("topic", "source")] == [True, True]
+    assert [is_rebuildable(changes, where) for where in ("topic", "source")] == [True, False]
+
+
+@pytest.mark.parametrize("fault", [Foreign(), Malformed(), Huge()], ids=lambda one: one.name)
+def test_a_hostile_record_for_a_captured_table_is_no_change(capturing: testbed.Testbed, fault: Hostile) -> None:
+    _, sink = capturing.sink_specs
+    [topic] = sink.topics
+    decoder = sink.decoders[topic]
+    made = list(fault.records(capturing, topic, Random(1)))  # noqa: S311
+    assert made
+    for record in made:
+        found = decoder.record(records.Record(record.key, [], record.value, 0))
+        assert isinstance(found, Rejection)
+        assert asks_for(capturing, sink, topic, record)
+
+
+def test_hostile_records_go_to_captured_tables_too_but_forged_events_do_not(
+    unstarted: testbed.Testbed, capturing: testbed.Testbed
+) -> None:
+    [topic] = capturing.sink_specs[1].topics
+
+    def chosen(of: testbed.Testbed, fault: Hostile) -> set[str]:
+        return {fault.topic(of, Random(seed)) for seed in range(50)}  # noqa: S311
+
+    assert topic in chosen(capturing, Foreign())
+    assert chosen(capturing, Foreign()) - {topic} == chosen(unstarted, Foreign()) == chosen(capturing, Decades())
 
 
 def test_a_broker_that_is_killed_during_an_apply_is_not_forgotten(
     unstarted: testbed.Testbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def apply(settings: Settings) -> str:
-        del settings
+    def apply(settings: Settings, connector: Connector) -> str:
+        del settings, connector
         unstarted.may_hang = True  # as a fault in another thread does
         return "unchanged"
 
@@ -78,8 +161,8 @@ def test_a_broker_that_is_killed_during_an_apply_is_not_forgotten(
 
 
 def test_an_apply_that_fails_leaves_it_to_the_next(unstarted: testbed.Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
-    def apply(settings: Settings) -> str:
-        del settings
+    def apply(settings: Settings, connector: Connector) -> str:
+        del settings, connector
         raise Failure("Connect is unavailable")
 
     monkeypatch.setattr("outbox.relay.apply.apply", apply)
@@ -87,3 +170,38 @@ def test_an_apply_that_fails_leaves_it_to_the_next(unstarted: testbed.Testbed, m
     with pytest.raises(Failure):
         unstarted.apply()
     assert unstarted.may_hang
+
+
+@pytest.mark.parametrize(
+    ("code", "exactly_once", "done"),
+    [("slot-ahead", False, ["apply", "remove", "apply"]), ("slot-ahead", True, None), ("timeout", False, None)],
+)
+def test_a_slot_that_is_ahead_without_exactly_once_begins_with_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, exactly_once: bool, done: list[str] | None
+) -> None:
+    settings = load(tmp_path, environment=False, exactly_once=exactly_once)
+    made = testbed.Testbed(settings, [["changes"]])
+    monkeypatch.setattr(made.stack, "through", lambda *_: settings)
+    [changes] = made.captures
+    called: list[str] = []
+
+    def apply(settings: Settings, connector: Connector) -> str:
+        del settings, connector
+        called.append("apply")
+        if called == ["apply"]:
+            raise Failure("it does not go on", code=code)
+        return "created"
+
+    def remove(settings: Settings, connector: Connector, *, drop_slot: bool) -> None:
+        del settings
+        assert (connector.kind, drop_slot) == ("changes", True)
+        called.append("remove")
+
+    monkeypatch.setattr("outbox.relay.apply.apply", apply)
+    monkeypatch.setattr("outbox.relay.apply.remove", remove)
+    if done is None:
+        with pytest.raises(Failure):
+            made.apply_one(changes)
+    else:
+        assert made.apply_one(changes) == "created"
+        assert called == done

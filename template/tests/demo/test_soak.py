@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from outbox.base import project
 from outbox.base.errors import Failure
+from outbox.base.settings import load
 from outbox.events import catalog
-from outbox.soak import Attempt, Event, History, releases
+from outbox.sink import spec
+from outbox.soak import Attempt, Event, History, captures, releases
 
 from demo.soak import Domain
 
@@ -86,6 +88,14 @@ def test_a_foreign_event_is_valid_and_has_a_key_of_its_own() -> None:
         assert one.payload["account_id"] == one.key
         assert schema.violation(one.payload) is None
     assert len({one.key for one in made}) == 2
+
+
+def test_the_sink_of_a_captured_table_is_soaked_and_compared() -> None:
+    settings, domain = load(environment=False), Domain(1)
+    known = spec.sinks(settings)
+    specs = [known[name] for names in (*domain.sinks, domain.clustered) for name in names]
+    assert [one.kind for one in captures.of(settings, specs)] == ["changes"]
+    captures.require_copies(settings, domain, specs)
 
 
 def test_the_older_release_can_be_made_and_does_not_know_the_newer_version(tmp_path: Path) -> None:

@@ -117,9 +117,10 @@ def _chosen(known: Mapping[str, Make], patterns: str) -> dict[str, Make]:
 def _tell(verdict: Verdict, folder: Folder) -> None:
     for finding in verdict.findings:
         click.echo(f"{finding}")
+    changes = f"{verdict.row_changes} changes of rows, " if verdict.row_changes else ""
     click.echo(
         f"{verdict.result}: {verdict.operations} operations ({verdict.unknown_operations} with an unknown outcome), "
-        f"{verdict.events} events, {verdict.repeats} repeated on the topics, {verdict.faults} faults"
+        f"{verdict.events} events, {changes}{verdict.repeats} repeated on the topics, {verdict.faults} faults"
         + (f"; {verdict.why_unknown}" if verdict.why_unknown else "")
     )
     if verdict.selected:

@@ -3,11 +3,11 @@
 A project's file ``demo/soak.py`` is written with the names below (docs/soak.md).
 """
 
-from outbox.soak.domain import Domain, Refusal
+from outbox.soak.domain import Domain, Refusal, TableCopy
 from outbox.soak.foreign import ForeignEvent
 from outbox.soak.history import Attempt, History
 from outbox.soak.releases import OlderRelease
 from outbox.soak.seen import Event
 from outbox.walkthrough.workload import Request
 
-__all__ = ["Attempt", "Domain", "Event", "ForeignEvent", "History", "OlderRelease", "Refusal", "Request"]
+__all__ = ["Attempt", "Domain", "Event", "ForeignEvent", "History", "OlderRelease", "Refusal", "Request", "TableCopy"]

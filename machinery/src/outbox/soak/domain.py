@@ -24,6 +24,20 @@ class Refusal(NamedTuple):
     end: str
 
 
+class TableCopy(NamedTuple):
+    """How to compare a captured table with what a sink has of it, row by row.
+
+    Each query returns a row for each row of the table, by columns of the same names. A row that was deleted is in
+    neither. In the sink database there may be rows of other sinks, which the query leaves out.
+    """
+
+    source: str  # in the source database, run by the owner; columns called as in the table
+    sink: str  # in the sink database, run by the owner
+    key: str = "id"  # the column of the primary key
+    version: str | None = None
+    """The column that each change of the other columns raises by one, if there is such a column."""
+
+
 class Domain(Workload, Protocol):
     """The workload of the walkthrough, and how to judge what it has done.
 
@@ -79,6 +93,15 @@ class Refuser(Protocol):
 
 
 @runtime_checkable
+class Copier(Protocol):
+    """A domain with sinks of captured tables."""
+
+    @property
+    def copies(self) -> Mapping[str, TableCopy]:
+        """By each sink that reads a captured table."""
+
+
+@runtime_checkable
 class Forger(Protocol):
     """A domain that knows valid events which its service would never write."""
 
@@ -118,6 +141,11 @@ def load(seed: int) -> Domain:
             f"{named}: `clustered` is a sequence of sinks", 'write clustered = ("orders",)', code="soak-domain-wrong"
         )
     return domain
+
+
+def copies_of(domain: Domain) -> Mapping[str, TableCopy]:
+    """How to compare what sinks have of captured tables."""
+    return domain.copies if isinstance(domain, Copier) else {}
 
 
 def clustered_of(domain: Domain) -> Sequence[str]:

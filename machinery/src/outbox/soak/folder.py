@@ -6,6 +6,7 @@ injections.json   the faults
 deaths.json       the processes that have ended
 checks.json       what `outbox check` said during the run and at its end
 events.jsonl      the events on the topics, a line each
+row_changes.jsonl the changes of captured tables on their topics, a line each, if a sink reads any
 seen.json         the rest of what was left: source and sinks
 verdict.json      the verdict
 stack/logs/       the logs of all parts
@@ -26,7 +27,7 @@ from outbox.soak.checked import Checked
 from outbox.soak.death import Death
 from outbox.soak.history import History
 from outbox.soak.injection import Injection
-from outbox.soak.seen import Event, Seen
+from outbox.soak.seen import Event, RowChange, Seen
 from outbox.soak.verdict import Record, Verdict
 
 T = TypeVar("T")
@@ -60,7 +61,9 @@ class Folder:
         """Write what was left. After hours that is much, so each event is a line, and nothing is indented."""
         encode = msgspec.json.Encoder().encode
         self._write("events.jsonl", (encode(event) + b"\n" for event in seen.events))
-        self._write("seen.json", [encode(replace(seen, events=()))])
+        if seen.row_changes:
+            self._write("row_changes.jsonl", (encode(change) + b"\n" for change in seen.row_changes))
+        self._write("seen.json", [encode(replace(seen, events=(), row_changes=()))])
 
     def _write(self, name: str, parts: Iterable[bytes]) -> None:
         new = self.path / f"{name}.new"
@@ -91,10 +94,10 @@ class Folder:
     @property
     def seen(self) -> Seen:
         """What was left."""
-        decode = msgspec.json.Decoder(Event).decode
-        with self._opened("events.jsonl").open("rb") as lines:
-            events = [decode(line) for line in lines]
-        return replace(self._read("seen.json", Seen), events=events)
+        events = self._lines("events.jsonl", Event)
+        has_changes = (self.path / "row_changes.jsonl").is_file()
+        row_changes = self._lines("row_changes.jsonl", RowChange) if has_changes else []
+        return replace(self._read("seen.json", Seen), events=events, row_changes=row_changes)
 
     @property
     def record(self) -> Record:
@@ -119,6 +122,11 @@ class Folder:
         """The requests."""
         with self._opened("history.jsonl").open(encoding="utf-8") as lines:
             return history.read(lines)
+
+    def _lines(self, name: str, kind: type[T]) -> list[T]:
+        decode = msgspec.json.Decoder(kind).decode
+        with self._opened(name).open("rb") as lines:
+            return [decode(line) for line in lines]
 
     def _read(self, name: str, kind: type[T]) -> T:
         return msgspec.json.decode(self._opened(name).read_bytes(), type=kind)

@@ -1,5 +1,5 @@
 """Starts processes again that have ended by themselves, as systemd, docker-compose or Kubernetes would, and applies the
-connector as an operator would: if its task does not run, and after a broker was killed.
+connectors as an operator would: if a task does not run, and after a broker was killed.
 
 It also notes when a process ends, whoever starts it again: the checker `deaths` asks for the reason.
 """
@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 import psutil
 
 from outbox.base.errors import Failure
+from outbox.relay.connectors import Connector
 from outbox.soak.death import Death
 from outbox.soak.testbed import Testbed
 from outbox.stack.process import MARK, Process, environment
@@ -26,7 +27,7 @@ PATIENCE_S = 15.0
 
 @contextmanager
 def keeping(testbed: Testbed, report: Report) -> Iterator[list[Death]]:
-    """Look after service, sinks and connector until the end of the block, except while a fault breaks them.
+    """Look after service, sinks and connectors until the end of the block, except while a fault breaks them.
 
     Returns the deaths, which are added to the list as they happen.
     """
@@ -38,7 +39,7 @@ def keeping(testbed: Testbed, report: Report) -> Iterator[list[Death]]:
             look()
 
     watch = Watch(_watched(testbed), deaths)
-    looks = (watch, lambda: _restart(testbed, report), _Connector(testbed, report, watch))
+    looks = (watch, lambda: _restart(testbed, report), _Connectors(testbed, report, watch))
     threads = [threading.Thread(target=keep, args=[look], name="keeper") for look in looks]
     for thread in threads:
         thread.start()
@@ -108,31 +109,39 @@ def _restart(testbed: Testbed, report: Report) -> None:
                         report(f"{process.name} does not start: {failure}")
 
 
-class _Connector:
-    """Looks after the connector. It may start again by itself, and gets time for that."""
+class _Connectors:
+    """Looks after the connectors. Each may start again by itself, and gets time for that."""
 
     def __init__(self, testbed: Testbed, report: Report, watch: Watch) -> None:
         self._testbed, self._report, self._watch = testbed, report, watch
-        self._down_since_s: float | None = None
+        self._down_since_s: dict[str, float] = {}  # by name
 
     def __call__(self) -> None:
         testbed = self._testbed
-        with testbed.free("connect") as is_free, suppress(Failure, TimeoutError):  # what it needs may be broken
-            state = testbed.relay_state() if is_free else None
-            down_s = self._down_s(is_running=state is None or state.is_running)
-            is_down = down_s > PATIENCE_S
-            if state and (is_down or testbed.may_hang):
-                why = state.error or f"it is {state.connector}" if is_down else "a broker was killed"
-                if is_down:
-                    self._watch.note("connector", why, ago_s=down_s)
-                    self._down_since_s = None
-                self._report(f"connector: {testbed.apply()}, because {why}")
+        with testbed.free("connect") as is_free:
+            if not is_free:
+                self._down_since_s.clear()
+                return
+            for connector in testbed.connectors:
+                with suppress(Failure, TimeoutError):  # what it needs may be broken
+                    self._look(connector)
+            with suppress(Failure, TimeoutError):
+                if testbed.may_hang:
+                    self._report(f"connectors: {testbed.apply()}, because a broker was killed")
 
-    def _down_s(self, *, is_running: bool) -> float:
+    def _look(self, connector: Connector) -> None:
+        state = self._testbed.relay_state(connector)
+        down_s = self._down_s(connector.name, is_running=state.is_running)
+        if down_s > PATIENCE_S:
+            why = state.error or f"it is {state.connector}"
+            self._watch.note("connector", f"{connector.name}: {why}", ago_s=down_s)
+            del self._down_since_s[connector.name]
+            self._report(f"connector {connector.name}: {self._testbed.apply_one(connector)}, because {why}")
+
+    def _down_s(self, name: str, *, is_running: bool) -> float:
         """For how long it has been seen down."""
         now_s = time.monotonic()
         if is_running:
-            self._down_since_s = None
-        elif self._down_since_s is None:
-            self._down_since_s = now_s
-        return 0.0 if self._down_since_s is None else now_s - self._down_since_s
+            self._down_since_s.pop(name, None)
+            return 0.0
+        return now_s - self._down_since_s.setdefault(name, now_s)

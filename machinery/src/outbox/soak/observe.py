@@ -26,9 +26,10 @@ from outbox.sink.lakehouse import table
 from outbox.sink.lakehouse.target import LakehouseTarget
 from outbox.sink.records import Records
 from outbox.sink.spec import SinkSpec
+from outbox.soak.captures import Captured
 from outbox.soak.domain import Domain
 from outbox.soak.foreign import ForeignRecord
-from outbox.soak.seen import Adds, Answer, Comparison, Event, Foreign, Seen, Sink, Source
+from outbox.soak.seen import Adds, Answer, Comparison, Event, Foreign, RowChange, Seen, Sink, Source
 
 ANSWERS = "SELECT key, status, body FROM idempotency_keys ORDER BY key"
 # Not that of an event that the sink has applied: of each letter the place of the record that it was written for.
@@ -39,6 +40,7 @@ REMEMBERED = {
     "processed_events": "SELECT event_id::text FROM processed_events WHERE sink = %s",
     "landed_events": "SELECT event_id::text FROM landed_events WHERE sink = %s",
 }
+REMEMBERED_CHANGES = "SELECT concat_ws(' ', table_name, pk, lsn, op) FROM processed_changes WHERE sink = %s"
 BY_VERSION = ("applied_versions", "key_versions")  # tables of strategies that know an event by key and version
 HORIZON = "SELECT horizon::text FROM dedup_horizon"
 OUTBOX = "SELECT id::text FROM outbox WHERE aggregatetype NOT LIKE '%.markers'"  # those are sent by `outbox prune`
@@ -49,14 +51,16 @@ def read(
     domain: Domain,
     names: Sequence[str],
     foreign_records: Sequence[ForeignRecord] = (),
-    dropped: Sequence[Event] = (),
+    dropped: Sequence[Event | RowChange] = (),
 ) -> Seen:
     """All of it, with the sinks of these names. Raises Failure if a part cannot be read.
 
     ``dropped``: what a fault has let topics drop. A broker that is killed soon may have it again.
     """
     known = declared.load(settings)
-    by_place = {_place(event): event for event in dropped}
+    specs = [known.sinks[name] for name in names]
+    captured = Captured(settings, specs, [one for one in dropped if isinstance(one, RowChange)])
+    by_place = {_place(one): one for one in dropped if isinstance(one, Event)}
     for topic in known.topics:
         by_place |= {_place(event): event for event in events_of(settings, known, topic)}
     events = [event for _, event in sorted(by_place.items())]
@@ -64,17 +68,19 @@ def read(
     foreign = [Foreign(event, sent[_place(event)].totals) for event in events if _place(event) in sent]
     events = [event for event in events if _place(event) not in sent]
     valid = {_place(one.event) for one in foreign}
-    seen_sinks = _Sinks(settings, known, events, [one.event for one in foreign])
+    seen_sinks = _Sinks(settings, known, events, [one.event for one in foreign], captured)
     return Seen(
         events=events,
         source=_source(settings, domain),
-        sinks=[seen_sinks.sink(known.sinks[name]) for name in names],
+        sinks=[seen_sinks.sink(one) for one in specs],
         foreign=foreign,
         unreadable=[f"{topic}-{number}@{offset}" for topic, number, offset in sent.keys() - valid],
+        row_changes=captured.changes,
+        copies=captured.copies(domain),
     )
 
 
-def _place(event: Event) -> tuple[str, int, int]:
+def _place(event: Event | RowChange) -> tuple[str, int, int]:
     return event.topic, event.partition, event.offset
 
 
@@ -140,12 +146,20 @@ class Kept:
 class _Sinks:
     """Reads the sinks."""
 
-    def __init__(self, settings: Settings, known: Declared, events: Sequence[Event], foreign: Sequence[Event]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        known: Declared,
+        events: Sequence[Event],
+        foreign: Sequence[Event],
+        captured: Captured,
+    ) -> None:
         self._known, self._events, self._settings = known, [*events, *foreign], settings
+        self._captured = captured
         self._states = {state.name: state for state in sinks.read(settings, known).states}
         self._source = self._totals_of_source()
         [(self._horizon,)] = self._rows(HORIZON)
-        own = {_place(event): event.id for event in events}
+        own = {_place(one): one.id for one in events} | {_place(one): one.identity for one in captured.changes}
         others = {_place(event): event.place for event in foreign}
         self._set_aside: dict[str, set[str]] = defaultdict(set)
         self._foreign_set_aside: dict[str, dict[str, str]] = defaultdict(dict)
@@ -203,7 +217,14 @@ class _Sinks:
         return dict(self._rows(APPLIED, spec.name)) if _uses(spec, "applied_events") else None
 
     def _forgotten(self, spec: SinkSpec, types: set[str]) -> frozenset[str]:
-        """See `forgotten`. A transform may leave events out, so nobody knows which its sink has to remember."""
+        """See `forgotten`. A transform may leave events out, so nobody knows which its sink has to remember.
+
+        Of captured tables it is the identities of the changes that a topic still has, and could bring again.
+        """
+        if _uses(spec, "processed_changes"):
+            return frozenset(one.identity for one in self._captured.left(spec)) - {
+                identity for (identity,) in self._rows(REMEMBERED_CHANGES, spec.name)
+            }
         tables = [name for name in REMEMBERED if _uses(spec, name)]
         if not tables or spec.job.transform is not None or spec.name not in self._states:
             return frozenset()

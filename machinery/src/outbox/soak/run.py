@@ -11,7 +11,8 @@ from outbox.audit import check
 from outbox.audit.report import Report as CheckReport
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.soak import checked, observe, verdict
+from outbox.relay import connectors
+from outbox.soak import captures, checked, observe, verdict
 from outbox.soak.checked import Checked
 from outbox.soak.clients import Clients
 from outbox.soak.death import Death
@@ -50,6 +51,7 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
     def say(text: str) -> None:
         report(f"{time.monotonic() - began_s:6.0f} s  {text}")
 
+    captures.require_copies(testbed.settings, domain, testbed.sink_specs)
     folder.write("run.json", plan)
     recorder = Recorder(folder.history_file)
     injections: list[Injection] = []
@@ -75,7 +77,8 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
         folder.write("deaths.json", deaths)
         foreign = [record for one in injections for record in one.foreign]
         seen = observe.read(testbed.settings, domain, testbed.sink_names, foreign, testbed.dropped)
-        folder.write_seen(replace(seen, released=testbed.released))
+        released = {one.topic: testbed.released[one.kind] for one in testbed.captures}
+        folder.write_seen(replace(seen, released=testbed.released[connectors.OUTBOX], released_changes=released))
     except (Failure, TimeoutError) as error:
         record = Record(injections=injections, deaths=deaths, selected=plan.faults)
         found = verdict.broken_off(record, str(error))

@@ -27,6 +27,11 @@ class Event:
     """By property, the numbers that totals add up, of the newest version of the event."""
 
     @property
+    def identity(self) -> str:
+        """Its id, which is the same in each record of it."""
+        return self.id
+
+    @property
     def place(self) -> str:
         """Where it stands."""
         return f"{self.topic}-{self.partition}@{self.offset}"
@@ -37,6 +42,52 @@ class Event:
             (one.id, one.topic, one.partition, one.key, one.type, one.version, one.data) for one in (self, other)
         )
         return mine == others
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """A change of a row of a captured table, on the topic of the table. It has no id: see ``identity``."""
+
+    topic: str
+    partition: int
+    offset: int
+    table: str
+    key: str  # the primary key of the row
+    lsn: int  # where it stands in the log; of a row of a snapshot, where the snapshot was taken
+    op: str  # r: a row of a snapshot; c, u, d: a row that was inserted, updated, deleted
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """The row afterwards, by column; empty if it was deleted."""
+
+    @property
+    def identity(self) -> str:
+        """Table, key, place in the log, and operation, which distinguish changes."""
+        return f"{self.table} {self.key} {self.lsn} {self.op}"
+
+    @property
+    def place(self) -> str:
+        """Where it stands on the topic."""
+        return f"{self.topic}-{self.partition}@{self.offset}"
+
+    def is_same_as(self, other: RowChange) -> bool:
+        """Whether both records carry the same change, at any offset of one partition."""
+        mine, others = ((one.identity, one.topic, one.partition, one.row) for one in (self, other))
+        return mine == others
+
+
+Row = Mapping[str, Any]  # by column
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A captured table of the source, and what a sink has of it: by the same columns, of which one is the key."""
+
+    sink: str
+    topic: str
+    key: str
+    version: str | None = None  # the column that counts the changes of a row
+    source: Sequence[Row] = ()
+    rows: Sequence[Row] = ()
+    """Of the sink."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +203,11 @@ class Seen:
     """The foreign events on the topics."""
     unreadable: Sequence[str] = ()
     """The places of foreign events that are no valid events."""
+    row_changes: Sequence[RowChange] = ()
+    """The valid changes of captured tables on their topics, in the order of offsets within a partition."""
+    released_changes: Mapping[str, int] = field(default_factory=dict)
+    """By topic of a captured table, how many hanging transactions of its connector were ended."""
+    copies: Sequence[Copy] = ()
 
     @cached_property
     def firsts(self) -> Mapping[str, Event]:
@@ -159,6 +215,14 @@ class Seen:
         found: dict[str, Event] = {}
         for event in self.events:
             found.setdefault(event.id, event)
+        return found
+
+    @cached_property
+    def first_changes(self) -> Mapping[str, RowChange]:
+        """By identity, the first record of each change of a row."""
+        found: dict[str, RowChange] = {}
+        for change in self.row_changes:
+            found.setdefault(change.identity, change)
         return found
 
     @cached_property

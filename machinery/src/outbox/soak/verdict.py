@@ -11,8 +11,10 @@ from outbox.soak.checked import Checked
 from outbox.soak.checkers import (
     answers,
     arrival,
+    captured,
     changes,
     checks,
+    copies,
     deaths,
     faults,
     foreign,
@@ -64,7 +66,8 @@ class Verdict:
     operations: int = 0
     unknown_operations: int = 0
     events: int = 0
-    repeats: int = 0  # records on the topics that repeat an event
+    row_changes: int = 0  # of captured tables
+    repeats: int = 0  # records on the topics that repeat an event, or a change of a row
     faults: int = 0
     selected: int = 0  # how many kinds of faults were asked for
     not_happened: Sequence[str] = ()  # those of them that the run had no time for
@@ -82,6 +85,8 @@ def judge(domain: Domain, record: Record) -> Verdict:
         *changes.check(domain, seen),
         *arrival.check(seen, may_repeat=record.may_repeat),
         *order.check(seen),
+        *captured.check(seen, may_repeat=record.may_repeat),
+        *copies.check(seen),
         *invariants.check(seen.source),
         *reads.check(domain, history, seen),
         *results.check(seen, may_reread=record.may_reread),
@@ -96,7 +101,8 @@ def judge(domain: Domain, record: Record) -> Verdict:
         operations=outcomes.total(),
         unknown_operations=outcomes["unknown"],
         events=len(seen.firsts),
-        repeats=len(arrival.repeats(seen)),
+        row_changes=len(seen.first_changes),
+        repeats=len(arrival.repeats(seen)) + len(captured.repeats(seen)),
         faults=len(record.injections),
         selected=len(record.selected),
         not_happened=missed,

@@ -6,10 +6,13 @@ then sends again, all of them and before any other. So each of these has at most
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from outbox.soak.finding import Finding, findings
-from outbox.soak.seen import Event, Seen
+from outbox.soak.seen import Event, RowChange, Seen
+
+R = TypeVar("R", Event, RowChange)
 
 
 def check(seen: Seen, *, may_repeat: bool) -> list[Finding]:
@@ -35,19 +38,19 @@ def _changed(seen: Seen) -> Iterator[str]:
 
 def _unexplained(seen: Seen) -> Iterator[str]:
     """The beginnings of the blocks, of each partition that has more blocks than transactions were released."""
-    for blocks in _blocks(seen).values():
-        if len(blocks) > seen.released:
-            yield from (f"{event.id} at {event.place}" for event in blocks)
+    for begun in blocks(seen.events, seen.firsts).values():
+        if len(begun) > seen.released:
+            yield from (f"{event.id} at {event.place}" for event in begun)
 
 
-def _blocks(seen: Seen) -> Mapping[tuple[str, int], list[Event]]:
-    """By partition, the first record of each block: of repeats behind each other, without a new event between them."""
-    found: dict[tuple[str, int], list[Event]] = {}
+def blocks(records: Sequence[R], firsts: Mapping[str, R]) -> Mapping[tuple[str, int], list[R]]:
+    """By partition, the first record of each block: of repeats behind each other, without a new one between them."""
+    found: dict[tuple[str, int], list[R]] = {}
     is_open: dict[tuple[str, int], bool] = {}
-    for event in seen.events:
-        partition = event.topic, event.partition
-        is_repeat = event is not seen.firsts[event.id]
+    for record in records:
+        partition = record.topic, record.partition
+        is_repeat = record is not firsts[record.identity]
         if is_repeat and not is_open.get(partition):
-            found.setdefault(partition, []).append(event)
+            found.setdefault(partition, []).append(record)
         is_open[partition] = is_repeat
     return found

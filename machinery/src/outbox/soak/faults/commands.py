@@ -15,14 +15,15 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink import fence, spec
+from outbox.relay.connectors import Connector
+from outbox.sink import fence, projection, spec
 from outbox.sink.spec import SinkSpec
 from outbox.soak import foreign
 from outbox.soak.checked import checked, of_report
 from outbox.soak.checkers.checks import is_foreign
 from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.operator import Done
-from outbox.soak.testbed import Testbed
+from outbox.soak.testbed import SLOT_AHEAD, Testbed
 
 # Nothing was done, because a server was unavailable. An operator runs the command again.
 UNAVAILABLE = {
@@ -91,14 +92,28 @@ class Check(Operator):
 
 
 class ConnectApply(Operator):
-    """`outbox connect apply`. It may find a worker that is down, or a hanging transaction."""
+    """`outbox connect apply` of each connector. It may find a worker that is down, or a hanging transaction."""
 
     expected = ("connector-not-running", "connector-failed", "connect-refused")
     links = ("debezium-postgres",)  # else the connector loses its link
 
-    def finish(self, testbed: Testbed, done: Done) -> None:
+    @property
+    def summary(self) -> str:
+        """The command."""
+        return f"`outbox {' '.join(self.words)}` of each connector, beside everything."
+
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        del chance
+        return "; ".join(self._apply(testbed, connector) for connector in testbed.connectors)
+
+    def _apply(self, testbed: Testbed, connector: Connector) -> str:
+        words = connector.command("apply").split()[1:]
+        # Without exactly-once the slot of a captured table may be ahead while the connector runs.
+        ahead = set() if testbed.settings.exactly_once or connector.is_outbox else SLOT_AHEAD
+        done = run(testbed, *words, expected={*self.expected, *ahead}, links=self.links)
         if ": released," in done.end:
-            testbed.applied("released")
+            testbed.applied(connector, "released")
+        return f"{connector.command('apply')}: {done.code or done.end}"
 
 
 class Replay(Operator):
@@ -132,15 +147,19 @@ class Rebuild(Fault):
     def is_possible(self, testbed: Testbed) -> bool:
         return bool(self._sinks(testbed))
 
-    @staticmethod
-    def _sinks(testbed: Testbed) -> list[str]:
-        return [one.name for one in testbed.sink_specs if _is_rebuildable(one)]
+    def _sinks(self, testbed: Testbed) -> list[str]:
+        return [one.name for one in testbed.sink_specs if is_rebuildable(one, self._source)]
 
 
-def _is_rebuildable(sink: SinkSpec) -> bool:
-    """Whether a rebuild computes the same result. It does not count repeats again, and makes no Delta table."""
-    with suppress(Failure):
+def is_rebuildable(sink: SinkSpec, source: str) -> bool:
+    """Whether a rebuild computes the same result. It does not count repeats again, and makes no Delta table.
+
+    From the source it needs SQL of each projection, which some sinks have not, such as those of captured tables.
+    """
+    with suppress(Failure, FileNotFoundError):
         sink.job.target.require_rebuildable(sink)
+        if source == "source":
+            projection.companions(sink.job.projections, "rebuild")
         return sink.strategy.repeats == "all"
     return False
 

@@ -113,8 +113,8 @@ class Hostile(Fault):
             commands.discard(testbed, sorted(self._identities))
 
     def topic(self, testbed: Testbed, chance: random.Random) -> str:
-        """The topic to send to."""
-        return chance.choice(sorted(catalog.of(testbed.settings).topics))
+        """The topic to send to: of events, or of a captured table."""
+        return chance.choice(sorted([*catalog.of(testbed.settings).topics, *captured_topics(testbed)]))
 
     def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
         """The records."""
@@ -143,17 +143,22 @@ class Hostile(Fault):
 
 
 class Forged(Hostile):
-    """Records of which some are foreign events, if the domain knows any: then on their topic."""
+    """Records of which some are foreign events, if the domain knows any: then on their topic.
+
+    Never on that of a captured table: a change has no id, and nothing tells a forged one from a real one.
+    """
 
     def topic(self, testbed: Testbed, chance: random.Random) -> str:
         if testbed.forge is None:
-            return super().topic(testbed, chance)
+            return chance.choice(sorted(catalog.of(testbed.settings).topics))
         schema = newest(testbed, testbed.forge(chance).event)
         return catalog.of(testbed.settings).aggregates[schema.aggregate].topic
 
 
 def asks_for(testbed: Testbed, sink: SinkSpec, topic: str, record: Record) -> bool:
     """Whether a sink asks for the event that a record claims to be. It skips others without a look at them."""
+    if topic in captured_topics(testbed):
+        return True
     type_ = record.headers.get("eventType")
     events = [f"{one.name}.{(type_ or b'').decode()}" for one in catalog.of(testbed.settings).topics[topic]]
     return type_ is None or not sink.decoders[topic].asked_for.isdisjoint(events)
@@ -218,6 +223,9 @@ class Malformed(Hostile):
 
     def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
         for _ in range(RECORDS):
+            if topic in captured_topics(testbed):
+                yield Record(str(uuid.uuid4()).encode(), {}, broken_change(chance))
+                continue
             headers, event = example(testbed, topic, chance)
             broken = dict(event)
             broken.pop(chance.choice(sorted(broken)))
@@ -232,6 +240,9 @@ class Huge(Hostile):
 
     def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
         for _ in range(3):
+            if topic in captured_topics(testbed):
+                yield Record(b"huge", {}, json.dumps({**envelope(chance), "op": "x" * HUGE_BYTES}).encode())
+                continue
             headers, event = example(testbed, topic, chance)
             yield Record(b"huge", headers, json.dumps({**event, "more": "x" * HUGE_BYTES}).encode())
 
@@ -320,6 +331,24 @@ def example(testbed: Testbed, topic: str, chance: random.Random) -> tuple[Header
         "schemaVersion": str(chosen.version).encode(),
     }
     return headers, dict(chosen.examples[0])
+
+
+def captured_topics(testbed: Testbed) -> set[str]:
+    """The topics of captured tables that a sink reads."""
+    return {connector.topic for connector in testbed.captures}
+
+
+def envelope(chance: random.Random) -> dict[str, Any]:
+    """A change of no row, as Debezium would write it: no sink can say what it has changed."""
+    return {"before": None, "after": {}, "source": {"table": "nothing", "lsn": chance.getrandbits(62)}, "op": "u"}
+
+
+def broken_change(chance: random.Random) -> bytes:
+    """The value of a record that is no change of a row."""
+    broken = envelope(chance)
+    whole = json.dumps(broken)
+    broken.pop(chance.choice(["after", "source", "op"]))
+    return chance.choice([whole, json.dumps(broken), whole[:-5], "{", "null", '{"a": NaN}']).encode()
 
 
 def uuid_v7(chance: random.Random, time_ms: int) -> str:

@@ -1,4 +1,4 @@
-"""The relay: its replication connection, its connector, and two workers that believe they have the task."""
+"""The relay: replication connections, connectors, and two workers that believe they have a task."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from contextlib import suppress
 import requests
 
 from outbox.base.errors import Failure
-from outbox.base.settings import SourceRole
 from outbox.base.wait import wait_for
-from outbox.events import catalog
 from outbox.kafka import topics
-from outbox.relay import connectors
+from outbox.relay.connectors import Connector
 from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 from outbox.stack import ports
@@ -25,7 +23,10 @@ TASK_TIMEOUT_S = 120.0
 FENCED_TIMEOUT_S = 15.0
 # Materialized: else Postgres may ask the function first, for the sessions of everybody.
 TERMINATE = """
-WITH found AS MATERIALIZED (SELECT pid FROM pg_stat_replication WHERE usename = %s AND pid <> ALL(%s))
+WITH found AS MATERIALIZED (
+    SELECT pid FROM pg_stat_replication JOIN pg_replication_slots ON active_pid = pid
+     WHERE slot_name = %s AND pid <> ALL(%s)
+)
 SELECT pid FROM found WHERE pg_terminate_backend(pid)
 """
 READER = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND active_pid IS NOT NULL"
@@ -35,7 +36,7 @@ FENCED = re.compile(r"InvalidProducerEpochException|ProducerFencedException|fenc
 
 
 class ReplicationTerminated(Fault):
-    """`pg_terminate_backend` on Debezium's connection, several times."""
+    """`pg_terminate_backend` on the replication connection of each connector, several times."""
 
     name = "replication-terminated"
     parts = ("connector",)
@@ -43,39 +44,43 @@ class ReplicationTerminated(Fault):
     lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        pids: list[int] = []
+        pids: dict[str, list[int]] = {one.name: [] for one in testbed.connectors}
         for _ in range(chance.randint(1, 3)):
-            pids.append(self._terminate(testbed, pids))
-        return f"backends {', '.join(map(str, pids))} were terminated"
+            for slot, before in pids.items():
+                before.append(self._terminate(testbed, slot, before))
+        found = (f"{', '.join(map(str, of_slot))} of slot {slot}" for slot, of_slot in pids.items())
+        return f"backends {', and '.join(found)} were terminated"
 
     def heal(self, testbed: Testbed) -> None:
         wait_running(testbed)
 
     @staticmethod
-    def _terminate(testbed: Testbed, before: Sequence[int]) -> int:
-        """End the connection that Debezium has now. One that ends slowly can be signalled twice: not ``before``."""
-        role = testbed.settings.role_name(SourceRole.CDC)
+    def _terminate(testbed: Testbed, slot: str, before: Sequence[int]) -> int:
+        """End the connection that reads a slot now. One that ends slowly can be signalled twice: not ``before``."""
 
         def terminated() -> list[tuple[int]]:
-            return testbed.superuser(TERMINATE, [role, list(before)])
+            return testbed.superuser(TERMINATE, [slot, list(before)])
 
-        [(pid,), *_] = wait_or_not_fired("another replication connection", terminated, timeout_s=90)
+        [(pid,), *_] = wait_or_not_fired(f"another connection to read slot {slot}", terminated, timeout_s=90)
         return int(pid)
 
 
 class _Restarting(Fault):
-    """A fault that Connect answers at once. It has happened once another task reads the slot."""
+    """A fault of one connector, chosen by chance, that Connect answers at once. It has happened once another task reads
+    the slot.
+    """
 
     parts = ("connector",)
     needs = ("connect", "postgres", "kafka", "debezium-postgres", "connect-kafka")
     lasts_s: tuple[float, float] = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        slot = testbed.settings.connector
+        connector = chance.choice(testbed.connectors)
+        slot = connector.name
         [(before,)] = wait_or_not_fired(
             "a task to read the slot", lambda: testbed.superuser(READER, [slot]), timeout_s=60
         )
-        answer = self.ask(testbed, chance)
+        answer = self.ask(testbed, connector, chance)
         if not answer.ok:
             raise NotFired(f"Connect answered {answer.status_code}: {answer.text[:300]}")
 
@@ -84,9 +89,9 @@ class _Restarting(Fault):
             return next((int(pid) for (pid,) in rows if pid != before), None)
 
         after = wait_or_not_fired("another task to read the slot", other, timeout_s=TASK_TIMEOUT_S)
-        return f"backend {after} reads the slot, and {before} no longer does"
+        return f"backend {after} reads slot {slot}, and {before} no longer does"
 
-    def ask(self, testbed: Testbed, chance: random.Random) -> requests.Response:
+    def ask(self, testbed: Testbed, connector: Connector, chance: random.Random) -> requests.Response:
         """Ask Connect for it."""
         raise NotImplementedError
 
@@ -95,27 +100,27 @@ class _Restarting(Fault):
 
 
 class ConnectorRestarted(_Restarting):
-    """Connector and task are restarted through Connect's REST interface."""
+    """A connector and its task are restarted through Connect's REST interface."""
 
     name = "connector-restarted"
 
-    def ask(self, testbed: Testbed, chance: random.Random) -> requests.Response:
+    def ask(self, testbed: Testbed, connector: Connector, chance: random.Random) -> requests.Response:
         del chance
-        settings = testbed.settings
-        url = f"{settings.connect_url}/connectors/{settings.connector}/restart?includeTasks=true&onlyFailed=false"
+        url = f"{testbed.settings.connect_url}/connectors/{connector.name}/restart?includeTasks=true&onlyFailed=false"
         return requests.post(url, timeout=30)
 
 
 class ConnectorReconfigured(_Restarting):
-    """The connector gets another configuration, and then its own again: two other tasks."""
+    """A connector gets another configuration, and then its own again: two other tasks."""
 
     name = "connector-reconfigured"
     lasts_s = (2.0, 10.0)
 
-    def ask(self, testbed: Testbed, chance: random.Random) -> requests.Response:
-        config = requests.get(self._url(testbed), timeout=30).json()
+    def ask(self, testbed: Testbed, connector: Connector, chance: random.Random) -> requests.Response:
+        url = self._url(testbed, connector)
+        config = requests.get(url, timeout=30).json()
         config["max.batch.size"] = str(chance.choice([64, 256, 1024]))
-        return requests.put(self._url(testbed), json=config, timeout=30)
+        return requests.put(url, json=config, timeout=30)
 
     def heal(self, testbed: Testbed) -> None:
         """`connect apply` updates it, unless one that an operator has run meanwhile did so."""
@@ -126,15 +131,15 @@ class ConnectorReconfigured(_Restarting):
                 return True
             return False
 
-        wait_for("the connector to have its own configuration", applied, timeout_s=RUNNING_TIMEOUT_S, poll_s=1)
-        own = connectors.load(testbed.settings).config
-        effective = requests.get(self._url(testbed), timeout=30).json()
-        if effective.get("max.batch.size") != own.get("max.batch.size"):
-            raise RuntimeError(f"`connect apply` left max.batch.size at {effective.get('max.batch.size')}")
+        wait_for("the connectors to have their own configuration", applied, timeout_s=RUNNING_TIMEOUT_S, poll_s=1)
+        for connector in testbed.connectors:
+            effective = requests.get(self._url(testbed, connector), timeout=30).json().get("max.batch.size")
+            if effective != connector.config.get("max.batch.size"):
+                raise RuntimeError(f"`connect apply` left max.batch.size of {connector.name} at {effective}")
 
     @staticmethod
-    def _url(testbed: Testbed) -> str:
-        return f"{testbed.settings.connect_url}/connectors/{testbed.settings.connector}/config"
+    def _url(testbed: Testbed, connector: Connector) -> str:
+        return f"{testbed.settings.connect_url}/connectors/{connector.name}/config"
 
 
 class _TwoWorkers(Fault):
@@ -164,23 +169,23 @@ class _TwoWorkers(Fault):
         return self._second, url
 
     @staticmethod
-    def task_of(testbed: Testbed, url: str) -> str:
-        """The name of the worker with this URL, if it has the task; else empty."""
+    def task_of(connector: Connector, url: str) -> str:
+        """The name of the worker with this URL, if it has the task of a connector; else empty."""
         with suppress(ValueError, KeyError, requests.RequestException):
-            status = requests.get(f"{url}/connectors/{testbed.settings.connector}/status", timeout=5).json()
+            status = requests.get(f"{url}/connectors/{connector.name}/status", timeout=5).json()
             tasks = [task for task in status.get("tasks", []) if task["state"] == "RUNNING"]
             if tasks and tasks[0]["worker_id"].endswith(url.removeprefix("http://")):
                 return str(tasks[0]["worker_id"])
         return ""
 
-    def wait_for_task(self, testbed: Testbed, url: str) -> str:
-        """Wait until the worker with this URL has the task, and return its name."""
-        what = f"the worker at {url} to have the task"
-        return wait_or_not_fired(what, lambda: self.task_of(testbed, url), timeout_s=TASK_TIMEOUT_S)
+    def wait_for_task(self, connector: Connector, url: str) -> str:
+        """Wait until the worker with this URL has the task of a connector, and return its name."""
+        what = f"the worker at {url} to have the task of {connector.name}"
+        return wait_or_not_fired(what, lambda: self.task_of(connector, url), timeout_s=TASK_TIMEOUT_S)
 
 
 class Zombie(_TwoWorkers):
-    """The worker is frozen until another worker has its task. Then it returns, and must be fenced."""
+    """A worker is frozen until another worker has its task. Then it returns, and must be fenced."""
 
     name = "connect-zombie"
     needs = (*_TwoWorkers.needs, "postgres", "debezium-postgres")
@@ -189,29 +194,30 @@ class Zombie(_TwoWorkers):
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         """The worker may see that it has left the group before it writes: then the other one is frozen."""
-        del chance
+        connector = chance.choice(testbed.connectors)
         workers: list[tuple[Process, str]] = [
             (testbed.worker, testbed.settings.connect_url),
             self.start_second(testbed),
         ]
         for _ in range(self.attempts):
-            wait_relaying(testbed)
-            if self.task_of(testbed, workers[1][1]):
+            wait_relaying(testbed, connector)
+            if self.task_of(connector, workers[1][1]):
                 workers.reverse()
             frozen, url = workers[0][0], workers[1][1]
             size = frozen.log_size()
             frozen.pause()
-            taken = self.wait_for_task(testbed, url)
+            taken = self.wait_for_task(connector, url)
             frozen.resume()
+            done = f"worker {taken} took the task of {connector.name} from {frozen.name}, which came back"
             if not testbed.settings.exactly_once:
-                return f"worker {taken} took the task of {frozen.name}, which came back"
+                return done
             if was_fenced(frozen, size):
-                return f"worker {taken} took the task of {frozen.name}, which came back and was fenced"
+                return f"{done} and was fenced"
         raise NotFired(f"{self.attempts} times, a frozen worker came back and did not write")
 
 
 class Rebalanced(_TwoWorkers):
-    """A second worker joins, the first leaves and returns: the task moves there and back."""
+    """A second worker joins, the first leaves and returns: each task moves there and back."""
 
     name = "connect-rebalanced"
 
@@ -219,9 +225,9 @@ class Rebalanced(_TwoWorkers):
         del chance
         _, url = self.start_second(testbed)
         testbed.worker.stop()
-        taken = self.wait_for_task(testbed, url)
+        taken = [self.wait_for_task(connector, url) for connector in testbed.connectors]
         testbed.worker.start()
-        return f"worker {taken} took the task"
+        return f"worker {taken[0]} took {len(taken)} tasks"
 
 
 def was_fenced(worker: Process, size: int) -> bool:
@@ -233,28 +239,29 @@ def was_fenced(worker: Process, size: int) -> bool:
     return False
 
 
-def wait_relaying(testbed: Testbed) -> None:
-    """Wait until an event is relayed. Raises NotFired if none is."""
-    settings = testbed.settings
+def wait_relaying(testbed: Testbed, connector: Connector) -> None:
+    """Wait until a connector relays something. Raises NotFired if it does not."""
 
     def records() -> int:
-        return sum(sum(topics.high_watermarks(settings, name).values()) for name in catalog.of(settings).topics)
+        return sum(sum(topics.high_watermarks(testbed.settings, name).values()) for name in connector.topics)
 
     before = records()
-    wait_or_not_fired("an event to be relayed", lambda: records() > before, timeout_s=TASK_TIMEOUT_S)
+    what = f"connector {connector.name} to relay something"
+    wait_or_not_fired(what, lambda: records() > before, timeout_s=TASK_TIMEOUT_S)
 
 
 def wait_running(testbed: Testbed) -> None:
-    """Wait until the connector's task runs, and apply the connector while it does not."""
+    """Wait until the task of each connector runs, and apply a connector while it does not."""
+    for connector in testbed.connectors:
 
-    def running() -> bool:
-        with suppress(Failure, TimeoutError):  # an unavailable worker, or a task that has failed again
-            if not testbed.relay_state().is_running:
-                testbed.apply()
-            return testbed.relay_state().is_running
-        return False
+        def running(connector: Connector = connector) -> bool:
+            with suppress(Failure, TimeoutError):  # an unavailable worker, or a task that has failed again
+                if not testbed.relay_state(connector).is_running:
+                    testbed.apply_one(connector)
+                return testbed.relay_state(connector).is_running
+            return False
 
-    wait_for("the connector's task to run", running, timeout_s=RUNNING_TIMEOUT_S, poll_s=0.5)
+        wait_for(f"the task of {connector.name} to run", running, timeout_s=RUNNING_TIMEOUT_S, poll_s=0.5)
 
 
 FAULTS: list[Callable[[], Fault]] = [

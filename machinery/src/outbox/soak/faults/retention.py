@@ -5,20 +5,22 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from confluent_kafka import TopicPartition
 
 from outbox.audit import declared
-from outbox.audit.declared import Declared, EventTopic
 from outbox.base.settings import SinkRole
 from outbox.kafka import topics
 from outbox.kafka.clients import Admin
-from outbox.soak import observe
+from outbox.kafka.records import Within
+from outbox.soak import captures, observe
 from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.faults import commands
 from outbox.soak.faults.sinks import wait_committed
-from outbox.soak.seen import Event
+from outbox.soak.seen import Event, RowChange
 from outbox.soak.testbed import Testbed
 
 POSITIONS = """
@@ -31,19 +33,21 @@ ROOM_TIMEOUT_S = 300.0
 class Shortened(Fault):
     """A topic drops what all sinks have applied and `outbox prune` has deleted, as its retention does."""
 
+    # The topic of a captured table drops what all sinks have applied: the source has nothing that could bring it again.
+
     name = "topic-shortened"
     parts = ()
     needs = ("sinks", "postgres", "kafka", "sinks-kafka", "sinks-postgres")  # none may read again what is dropped
     lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        known = declared.load(testbed.settings)
-        found: list[tuple[EventTopic, dict[int, int]]] = []
+        every = [*_event_topics(testbed), *_captured(testbed)]
+        found: list[tuple[_Topic, dict[int, int]]] = []
 
         def has_room() -> bool:
             commands.run(testbed, "prune", "--keep-hours", "0", expected=commands.Prune.expected)
-            for topic in chance.sample(known.topics, len(known.topics)):
-                ends = self._ends(testbed, known, topic, chance)
+            for topic in chance.sample(every, len(every)):
+                ends = self._ends(testbed, topic, chance)
                 if ends:
                     found[:] = [(topic, ends)]
                     return True
@@ -51,14 +55,14 @@ class Shortened(Fault):
 
         wait_or_not_fired("records that nobody needs", has_room, timeout_s=ROOM_TIMEOUT_S, poll_s=5)
         [(topic, ends)] = found
-        dropped = self._drop(testbed, known, topic, ends)
+        dropped = self._drop(testbed, topic, ends)
         for sink in testbed.readers(topic.name):
             wait_committed(testbed, sink.name, time.time())
-        return f"{topic.name} has dropped {dropped} events, and its sinks have committed again"
+        return f"{topic.name} has dropped {dropped} valid records, and its sinks have committed again"
 
     @staticmethod
-    def _ends(testbed: Testbed, known: Declared, topic: EventTopic, chance: random.Random) -> dict[int, int]:
-        """By partition where events can be dropped, the offset before which they are: behind one of them, by chance."""
+    def _ends(testbed: Testbed, topic: _Topic, chance: random.Random) -> dict[int, int]:
+        """By partition where records can be dropped, the offset before which they are: behind one, by chance."""
         settings = testbed.settings
         firsts = topics.first_offsets(settings, topic.name)
         applied = _applied(testbed, topic.name)
@@ -66,29 +70,50 @@ class Shortened(Fault):
         within = {partition: (first, applied.get(partition, first)) for partition, first in firsts.items()}
         room: dict[int, list[int]] = defaultdict(list)
         is_needed: set[int] = set()  # partitions of which the outbox has an event
-        for event in sorted(observe.events_of(settings, known, topic, within), key=lambda one: one.offset):
-            if event.id in kept:
-                is_needed.add(event.partition)
-            if event.partition not in is_needed:
-                room[event.partition].append(event.offset + 1)
+        for record in sorted(topic.records(within), key=lambda one: one.offset):
+            if record.identity in kept:
+                is_needed.add(record.partition)
+            if record.partition not in is_needed:
+                room[record.partition].append(record.offset + 1)
         return {partition: chance.choice(ends) for partition, ends in room.items()}
 
     @staticmethod
-    def _drop(testbed: Testbed, known: Declared, topic: EventTopic, ends: dict[int, int]) -> int:
-        """Drop the records before these offsets, and keep their events for the checkers. Returns how many they are."""
+    def _drop(testbed: Testbed, topic: _Topic, ends: dict[int, int]) -> int:
+        """Drop the records before these offsets, and keep the valid ones for the checkers. Returns their number."""
         settings = testbed.settings
         firsts = topics.first_offsets(settings, topic.name)
         within = {partition: (firsts[partition], end) for partition, end in ends.items()}
-        events: list[Event] = list(observe.events_of(settings, known, topic, within))
-        testbed.dropped += events
+        valid = list(topic.records(within))
+        testbed.dropped += valid
         admin = Admin(settings)
         places = [TopicPartition(topic.name, partition, end) for partition, end in ends.items()]
         for request in admin.client.delete_records(places).values():
             admin.result(request)
         left = topics.first_offsets(settings, topic.name)
-        if any(left[partition] != end for partition, end in ends.items()) or not events:
-            raise NotFired(f"{topic.name} begins at {left} and not at {ends}, and has dropped {len(events)} events")
-        return len(events)
+        if any(left[partition] != end for partition, end in ends.items()) or not valid:
+            raise NotFired(
+                f"{topic.name} begins at {left} and not at {ends}, and has dropped {len(valid)} valid records"
+            )
+        return len(valid)
+
+
+class _Topic(NamedTuple):
+    """A topic that sinks read, and how to read its valid records within offsets."""
+
+    name: str
+    records: Callable[[Within], Iterator[Event | RowChange]]
+
+
+def _event_topics(testbed: Testbed) -> Iterator[_Topic]:
+    known = declared.load(testbed.settings)
+    for topic in known.topics:
+        yield _Topic(topic.name, partial(observe.events_of, testbed.settings, known, topic))
+
+
+def _captured(testbed: Testbed) -> Iterator[_Topic]:
+    for connector in testbed.captures:
+        decoder = testbed.readers(connector.topic)[0].decoders[connector.topic]
+        yield _Topic(connector.topic, partial(captures.row_changes_of, testbed.settings, connector.topic, decoder))
 
 
 def _applied(testbed: Testbed, topic: str) -> dict[int, int]:
