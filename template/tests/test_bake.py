@@ -226,6 +226,10 @@ class TestCopiedMachinery:
         known = {name for name in yaml.safe_load((ROOT / "copier.yml").read_text()) if name.startswith("_")}
         assert known == {"_min_copier_version", "_subdirectory", "_exclude", "_message_after_copy"}
 
+    def test_it_comes_without_its_tests(self, copied: Path) -> None:
+        assert (copied / "machinery" / "src").exists()
+        assert not (copied / "machinery" / "tests").exists()
+
     def test_with_a_copied_machinery_it_is_this_repository(self, copied: Path) -> None:
         ours = [line for line in (ROOT / "pyproject.toml").read_text().splitlines() if line not in OF_THE_REPOSITORY]
         text = "\n".join(ours).replace(', "bench", "proof", "template"', "")
