@@ -94,6 +94,23 @@ def stop_by(sink: SinkCommand, number: signal.Signals) -> None:
     assert not any(word in sink.tail(100) for word in ("outbox: ", "Exception", "Traceback", '"error"'))
 
 
+def test_between_two_triggers_a_sink_applies_nothing_and_stops_at_once(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    rare = topic.model_copy(update={"sink_trigger_interval_ms": 10**12})  # the next one is in 2033
+    some = publisher.events(40)
+    publisher.send(some[:20])
+    with running_warm(rare, "dedup") as sink:
+        wait_applied(sink, database, 20)
+        publisher.send(some[20:])
+        assert catch_up(topic, "naive").returncode == 0  # the same events, by a sink that does not wait
+        assert Database(topic, "naive").applied() == 40
+    assert database.applied() == 20
+    done = catch_up(rare, "dedup")
+    assert done.returncode == 0, done.stderr
+    assert database.totals() == sums(some)
+
+
 def test_a_stop_signal_ends_it_after_the_batch_and_its_jvm_with_it(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:

@@ -172,6 +172,9 @@ class Settings(BaseSettings):
     sink_max_offsets_per_trigger: int = Field(
         500_000, ge=1, description="maximum number of records in one micro-batch, and in each part of an earlier one"
     )
+    sink_trigger_interval_ms: int = Field(
+        0, ge=0, description="a micro-batch begins at most this often, which saves CPU; 0: as soon as there are events"
+    )
     sink_id_age_max_days: int = Field(
         3660, ge=1, description="how far the time in an event's id may be behind its record; older ones are set aside"
     )

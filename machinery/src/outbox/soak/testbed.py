@@ -54,6 +54,8 @@ spark.sql.ui.retainedExecutions  10
 CLUSTER_DRIVER_MEMORY = "512m"
 # What is between the slot of a captured table and the stored offset is unknown. A snapshot is the one way to go on.
 SLOT_AHEAD = {"slot-ahead", "slot-missing", "slot-released"}
+# Ten sinks on a few cores, each with a batch for every two events, would leave none for Spark's start after a fault.
+TRIGGER_INTERVAL_MS = 500
 IN_DRIVER = "local[2]"  # the master of sinks that use no cluster; without one they would use that of the stack
 
 
@@ -201,7 +203,7 @@ class Testbed:
     @cached_property
     def sinks(self) -> Sequence[ReleasedSinks]:
         """The processes of the sinks."""
-        settings = self.stack.through("sinks-kafka", "sinks-postgres")
+        settings = self._settings_of_sinks()
         alone = self._groups[:-1] if self._has_cluster else self._groups
         made = [ReleasedSinks(f"sinks-{number}", settings, ["sink", *names]) for number, names in enumerate(alone)]
         return [*made, self.clustered] if self.clustered else made
@@ -211,8 +213,12 @@ class Testbed:
         """The process of sinks whose tasks run on the cluster, if the domain has one."""
         if not self._has_cluster:
             return None
-        settings = self.stack.on_cluster(self.stack.through("sinks-kafka", "sinks-postgres"))
+        settings = self.stack.on_cluster(self._settings_of_sinks())
         return ClusteredSinks(f"sinks-{len(self._groups) - 1}", settings, ["sink", *self._groups[-1]])
+
+    def _settings_of_sinks(self) -> Settings:
+        through = self.stack.through("sinks-kafka", "sinks-postgres")
+        return through.model_copy(update={"sink_trigger_interval_ms": TRIGGER_INTERVAL_MS})
 
     @property
     def cluster(self) -> Sequence[Process]:

@@ -282,6 +282,8 @@ class Stream:
         writer = writer.option("checkpointLocation", self._checkpoint.uri)
         if until_caught_up:
             writer = writer.trigger(availableNow=True)
+        elif self._settings.sink_trigger_interval_ms:
+            writer = writer.trigger(processingTime=f"{self._settings.sink_trigger_interval_ms} milliseconds")
         self._metrics.started(self._spec.name, self._reached)
         self._repeats = self._checkpoint.is_pending()
         self._query = writer.start()

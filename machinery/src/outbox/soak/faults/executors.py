@@ -92,7 +92,7 @@ class ExecutorKilledInMerge(_TaskLost):
 
 
 class WorkerKilled(_TaskLost):
-    """SIGKILL to a worker of the Spark cluster, with its executors, one of which has a task. The driver must go on."""
+    """SIGKILL to a worker of the cluster and its executors, one of them with a task."""
 
     name = "sinks-worker-killed"
 

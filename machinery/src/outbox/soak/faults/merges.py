@@ -34,7 +34,7 @@ class _DriverKilled(OfCluster):
 
 
 class KilledInMerge(_DriverKilled):
-    """SIGKILL to the driver while a task of its MERGE stands still: the table gets no commit of it."""
+    """SIGKILL to the driver while a task of its MERGE stands still."""
 
     name = "sinks-killed-in-merge"
 
@@ -54,7 +54,7 @@ class KilledInMerge(_DriverKilled):
 
 
 class KilledBehindMerge(_DriverKilled):
-    """SIGKILL to the driver after the commit of the table, and before the one of Postgres: the MERGE is repeated."""
+    """SIGKILL to the driver between the commit of the table and that of Postgres."""
 
     name = "sinks-killed-behind-merge"
 
