@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import os
 
-import pytest
-
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import records, topics
@@ -20,8 +18,8 @@ from tests.support.outbox_rows import Row, ids, insert
 from tests.support.topic_reader import topic_of
 
 PAYLOAD_BYTES = 900_000
-HEAP_MIB = 256  # half of what the worker has: a smaller backlog does not fit into it
-ROWS = 1 + (HEAP_MIB << 20) // PAYLOAD_BYTES
+HEAP_BYTES = int(Connect.heap.removesuffix("m")) << 20
+ROWS = 1 + HEAP_BYTES // PAYLOAD_BYTES
 
 
 def large(number: int) -> Row:
@@ -44,11 +42,7 @@ def wait_relayed(settings: Settings, worker: Process, first: dict[int, int]) -> 
     wait_for("the backlog to be relayed", read_on, timeout_s=300)
 
 
-def test_a_backlog_larger_than_the_heap_of_the_worker_is_relayed(
-    home_stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for size in ("heap", "heap_at_start"):
-        monkeypatch.setattr(Connect, size, f"{HEAP_MIB}m")
+def test_a_backlog_larger_than_the_heap_of_the_worker_is_relayed(home_stack: Stack) -> None:
     settings = home_stack.settings
     relay.apply(settings)
     worker = home_stack.part("connect")

@@ -11,9 +11,13 @@ from outbox.stack.command import ServiceCommand
 from outbox.walkthrough.processes import SinkProcess
 
 
+START_TIMEOUT_S = 300.0  # beside clients, and whatever else starts again after a fault
+
+
 class ReleasedService(ServiceCommand):
     """A service that works for the project, or for the release in ``release`` when it starts."""
 
+    start_timeout_s = START_TIMEOUT_S
     release: Path | None = None
 
     def env(self) -> Mapping[str, str]:
@@ -23,6 +27,7 @@ class ReleasedService(ServiceCommand):
 class ReleasedSinks(SinkProcess):
     """Sinks that do the same."""
 
+    start_timeout_s = START_TIMEOUT_S
     release: Path | None = None
 
     def env(self) -> Mapping[str, str]:
