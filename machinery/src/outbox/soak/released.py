@@ -10,7 +10,6 @@ from outbox.base import project
 from outbox.stack.command import ServiceCommand
 from outbox.walkthrough.processes import SinkProcess
 
-
 START_TIMEOUT_S = 300.0  # beside clients, and whatever else starts again after a fault
 
 
