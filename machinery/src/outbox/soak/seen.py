@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from outbox.soak.foreign import Totals, keys_of_totals
+from outbox.soak.repeats import firsts
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,18 +213,12 @@ class Seen:
     @cached_property
     def firsts(self) -> Mapping[str, Event]:
         """By id, the first of each event."""
-        found: dict[str, Event] = {}
-        for event in self.events:
-            found.setdefault(event.id, event)
-        return found
+        return firsts(self.events)
 
     @cached_property
     def first_changes(self) -> Mapping[str, RowChange]:
         """By identity, the first record of each change of a row."""
-        found: dict[str, RowChange] = {}
-        for change in self.row_changes:
-            found.setdefault(change.identity, change)
-        return found
+        return firsts(self.row_changes)
 
     @cached_property
     def foreign_keys(self) -> set[str]:

@@ -56,16 +56,12 @@ def positions(settings: Settings, sink: str) -> dict[str, dict[int, int]]:
     """How far the newest commit of a sink goes, by topic and partition: the next offsets; nothing if there is no table.
     Raises Failure if it cannot be read.
     """
-    if importlib.util.find_spec("deltalake") is None:
-        raise Failure(f"sink {sink}: {UNREAD}", code="table-unreadable")
     with _opened(settings, sink) as delta:
         return {} if delta is None else _reached(delta)
 
 
 def rows(settings: Settings, sink: str) -> dict[str, int]:
     """By event id, how many rows a sink's table has. Raises Failure if there is no table, or if it cannot be read."""
-    if importlib.util.find_spec("deltalake") is None:
-        raise Failure(f"sink {sink}: {UNREAD}", code="table-unreadable")
     with _opened(settings, sink) as delta:
         if delta is None:
             raise Failure(f"sink {sink} has no table yet", code="table-unreadable")
@@ -76,6 +72,8 @@ def rows(settings: Settings, sink: str) -> dict[str, int]:
 @contextmanager
 def _opened(settings: Settings, sink: str) -> Iterator[DeltaTable | None]:
     """The newest version of a sink's table; None if there is no table. An error of the block is a Failure."""
+    if importlib.util.find_spec("deltalake") is None:
+        raise Failure(f"sink {sink}: {UNREAD}", code="table-unreadable")
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 

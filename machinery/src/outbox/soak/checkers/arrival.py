@@ -6,51 +6,22 @@ then sends again, all of them and before any other. So each of these has at most
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
-
 from outbox.soak.finding import Finding, findings
-from outbox.soak.seen import Event, RowChange, Seen
-
-R = TypeVar("R", Event, RowChange)
+from outbox.soak.repeats import differing, unexplained
+from outbox.soak.repeats import repeats as repeats_of
+from outbox.soak.seen import Event, Seen
 
 
 def check(seen: Seen, *, may_repeat: bool) -> list[Finding]:
     """Compare the outbox with the topics. What `outbox prune` has deleted is judged by `changes`."""
+    again = () if may_repeat else unexplained(seen.events, seen.firsts, lambda _: seen.released)
     return [
         *findings("an event of the outbox is on its topic", seen.source.outbox - seen.firsts.keys()),
-        *findings("a repeated event is the same event", _changed(seen)),
-        *findings("with exactly-once an event is on its topic once", () if may_repeat else _unexplained(seen)),
+        *findings("a repeated event is the same event", differing(seen.events, seen.firsts)),
+        *findings("with exactly-once an event is on its topic once", again),
     ]
 
 
 def repeats(seen: Seen) -> list[Event]:
     """The records that carry an event which another record has brought before."""
-    return [event for event in seen.events if event is not seen.firsts[event.id]]
-
-
-def _changed(seen: Seen) -> Iterator[str]:
-    for event in repeats(seen):
-        first = seen.firsts[event.id]
-        if not event.is_same_as(first):
-            yield f"{event.id}: {first.place} and {event.place} differ"
-
-
-def _unexplained(seen: Seen) -> Iterator[str]:
-    """The beginnings of the blocks, of each partition that has more blocks than transactions were released."""
-    for begun in blocks(seen.events, seen.firsts).values():
-        if len(begun) > seen.released:
-            yield from (f"{event.id} at {event.place}" for event in begun)
-
-
-def blocks(records: Sequence[R], firsts: Mapping[str, R]) -> Mapping[tuple[str, int], list[R]]:
-    """By partition, the first record of each block: of repeats behind each other, without a new one between them."""
-    found: dict[tuple[str, int], list[R]] = {}
-    is_open: dict[tuple[str, int], bool] = {}
-    for record in records:
-        partition = record.topic, record.partition
-        is_repeat = record is not firsts[record.identity]
-        if is_repeat and not is_open.get(partition):
-            found.setdefault(partition, []).append(record)
-        is_open[partition] = is_repeat
-    return found
+    return repeats_of(seen.events, seen.firsts)

@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from outbox.soak.checkers.arrival import blocks
 from outbox.soak.finding import Finding, findings
+from outbox.soak.repeats import differing, unexplained
+from outbox.soak.repeats import repeats as repeats_of
 from outbox.soak.seen import Row, RowChange, Seen
 
 SNAPSHOT, UPDATED, DELETED = "r", "u", "d"
@@ -21,11 +22,12 @@ Rows = Mapping[tuple[str, str, str], Sequence[RowChange]]  # by topic, table and
 
 def check(seen: Seen, *, may_repeat: bool) -> list[Finding]:
     """Compare the captured tables with their topics, and the changes with each other."""
-    rows = _rows(seen)
+    rows, records, firsts = _rows(seen), seen.row_changes, seen.first_changes
+    again = () if may_repeat else unexplained(records, firsts, lambda topic: seen.released_changes.get(topic, 0))
     return [
         *findings("the last change of a row is on its topic", _not_last(seen)),
-        *findings("a repeated change of a row is the same change", _differing(seen)),
-        *findings("with exactly-once a change of a row is on its topic once", () if may_repeat else _unexplained(seen)),
+        *findings("a repeated change of a row is the same change", differing(records, firsts)),
+        *findings("with exactly-once a change of a row is on its topic once", again),
         *findings("the changes of a row are on one partition", _spread(rows)),
         *findings("the first change of a row has created it, or is a snapshot's", _unborn(rows)),
         *findings("the changes of a row are in the order of the log", _disordered(rows)),
@@ -35,7 +37,7 @@ def check(seen: Seen, *, may_repeat: bool) -> list[Finding]:
 
 def repeats(seen: Seen) -> list[RowChange]:
     """The records that carry a change which another record has brought before."""
-    return [change for change in seen.row_changes if change is not seen.first_changes[change.identity]]
+    return repeats_of(seen.row_changes, seen.first_changes)
 
 
 def _rows(seen: Seen) -> Rows:
@@ -64,19 +66,6 @@ def _problem(row: Row | None, last: RowChange | None) -> str:
         return "" if is_right else f"{last.op} at {last.place} is the last, and the source has {row}"
     wrong = sorted(name for name in row.keys() & last.row.keys() if str(row[name]) != str(last.row[name]))
     return ", ".join(f"{name} is {last.row[name]} at {last.place}, and {row[name]} in the source" for name in wrong)
-
-
-def _differing(seen: Seen) -> Iterator[str]:
-    for change in repeats(seen):
-        first = seen.first_changes[change.identity]
-        if not change.is_same_as(first):
-            yield f"{change.identity}: {first.place} and {change.place} differ"
-
-
-def _unexplained(seen: Seen) -> Iterator[str]:
-    for (topic, _), begun in blocks(seen.row_changes, seen.first_changes).items():
-        if len(begun) > seen.released_changes.get(topic, 0):
-            yield from (f"{change.identity} at {change.place}" for change in begun)
 
 
 def _spread(rows: Rows) -> Iterator[str]:

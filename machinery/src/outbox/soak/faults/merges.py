@@ -32,16 +32,22 @@ class _DriverKilled(OfCluster):
     needs = ("postgres", "kafka", "connect", "sinks-kafka", "sinks-postgres")
     lasts_s = (2.0, 10.0)
 
+    def fire(self, testbed: Testbed, chance: random.Random) -> str:
+        del chance
+        process = self.running(testbed)
+        return self.kill(testbed, process, testbed.names_of(process)[0])
+
+    def kill(self, testbed: Testbed, process: ClusteredSinks, sink: str) -> str:
+        """Kill the process of this sink at that moment, and return the evidence. Raises NotFired if it has passed."""
+        raise NotImplementedError
+
 
 class KilledInMerge(_DriverKilled):
     """SIGKILL to the driver while a task of its MERGE stands still."""
 
     name = "sinks-killed-in-merge"
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
-        process = self.running(testbed)
-        sink = testbed.names_of(process)[0]
+    def kill(self, testbed: Testbed, process: ClusteredSinks, sink: str) -> str:
         task, executor = caught(testbed, SparkTasks(process.ui_port), MERGE)
         try:
             before = table.positions(testbed.settings, sink)
@@ -58,10 +64,7 @@ class KilledBehindMerge(_DriverKilled):
 
     name = "sinks-killed-behind-merge"
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
-        process = self.running(testbed)
-        sink = testbed.names_of(process)[0]
+    def kill(self, testbed: Testbed, process: ClusteredSinks, sink: str) -> str:
         for _ in range(ATTEMPTS):
             if self._is_frozen_behind(testbed, process, sink):
                 process.kill()
