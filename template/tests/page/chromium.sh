@@ -13,13 +13,17 @@ $apt install --yes --no-install-recommends --reinstall --download-only \
 for package in "$folder"/cache/archives/*.deb; do dpkg-deb --extract "$package" "$folder/root"; done
 rm -rf "$folder/state" "$folder/cache" "$folder/log"
 
+# Some packages look for libraries of their own under an absolute path, such as /usr/lib/x86_64-linux-gnu/pulseaudio.
+libraries=$(find "$folder/root" -path "*/$(uname -m)-linux-gnu*" -name '*.so*' -printf '%h\n' | sort -u | paste -s -d :)
+
 cat > "$folder/chromium.new" << END
 #!/bin/sh
 root='$folder/root'
-export LD_LIBRARY_PATH="\$root/usr/lib/$(uname -m)-linux-gnu:\$root/lib/$(uname -m)-linux-gnu"
+export LD_LIBRARY_PATH='$libraries'
 export XDG_DATA_HOME="\$root/usr/share" # with its fonts
 [ -d /etc/fonts ] || export FONTCONFIG_PATH="\$root/etc/fonts"
 exec "\$root/usr/lib/chromium/chromium" "\$@"
 END
 chmod +x "$folder/chromium.new"
+"$folder/chromium.new" --version # it starts, or says which library it lacks
 mv "$folder/chromium.new" "$folder/chromium"
