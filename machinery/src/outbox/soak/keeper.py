@@ -100,8 +100,9 @@ def _watched(testbed: Testbed) -> dict[str, Process]:
 def _restart(testbed: Testbed, report: Report) -> None:
     for part, processes in {"service": [testbed.service], "sinks": testbed.sinks}.items():
         with testbed.free(part) as is_free:
+            found = leaders({process.mark for process in processes}) if is_free else {}
             for process in processes if is_free else ():
-                if not process.is_running():
+                if process.mark not in found:
                     report(f"{process.name} has ended by itself and is started again: {process.tail(1)[:300]}")
                     try:
                         process.spawn()

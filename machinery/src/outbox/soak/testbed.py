@@ -55,7 +55,8 @@ CLUSTER_DRIVER_MEMORY = "512m"
 # What is between the slot of a captured table and the stored offset is unknown. A snapshot is the one way to go on.
 SLOT_AHEAD = {"slot-ahead", "slot-missing", "slot-released"}
 # Ten sinks on a few cores, each with a batch for every two events, would leave none for Spark's start after a fault.
-TRIGGER_INTERVAL_MS = 500
+TRIGGER_INTERVAL_MS = 2000
+MERGE_INTERVAL_MS = 5000  # on the cluster, where a batch of a few events costs as much as one of thousands
 IN_DRIVER = "local[2]"  # the master of sinks that use no cluster; without one they would use that of the stack
 
 
@@ -95,6 +96,7 @@ class LinkedStack(Stack):
             "spark_properties": self.home / "clustered.properties",
             "sink_ui_port": ports.choose(0)[0],
             "sink_driver_memory": CLUSTER_DRIVER_MEMORY,
+            "sink_trigger_interval_ms": MERGE_INTERVAL_MS,
         }
         return settings.model_copy(update=own)
 
