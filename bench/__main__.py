@@ -33,6 +33,7 @@ from bench import (
     check,
     clients,
     cluster,
+    idle,
     jdbc,
     kinds,
     latency,
@@ -52,6 +53,7 @@ WARM_UP_S = 30.0
 BATCH_EVENTS = 100_000
 CLIENTS = (1, 4, 16)
 SINK = "balances"
+IDLE_SINKS = ("balances", "accounts")
 STARTED_WITH_EVENTS = 1_000  # more than a driver decodes itself, so that executors have a part in the start
 
 
@@ -182,6 +184,22 @@ def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll
     for (measure, load, side), values in found.items():
         cuts = statistics.quantiles(values, n=100)
         _print(measure, load=load, side=side, p50_ms=cuts[49] * 1e3, p99_ms=cuts[98] * 1e3)
+
+
+@main.command("idle")
+@click.option("--seconds", default=30.0, show_default=True, help="How long each side is measured.")
+@click.option("--rounds", default=2, show_default=True, help="How often each side is measured.")
+@click.option("--interval-ms", default=1000, show_default=True, help="Of the triggers of the second side.")
+def measure_idle(seconds: float, rounds: int, interval_ms: int) -> None:
+    """Measure what the chain costs while no event is written: two sinks whose batches begin at once, and two with an
+    interval between their batches.
+    """
+    with _stack() as settings:
+        connector.apply(settings)
+        sides: dict[str, Callable[[], idle.Idle]] = {
+            f"{every} ms": partial(idle.measure, settings, IDLE_SINKS, every, seconds) for every in (0, interval_ms)
+        }
+        _in_turns(sides, rounds, "idle")
 
 
 @main.command("start")

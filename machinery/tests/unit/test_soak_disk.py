@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from outbox.base.wait import wait_for
 from outbox.soak import namespace
 from outbox.soak.disk import Disk
-from outbox.soak.faults.disks import FULL
+from outbox.soak.faults.disks import FREE, FULL, limit_files
+from outbox.stack.process import Process
 
 # In a process of its own: nobody leaves a namespace. It writes until it is refused, gets room, and writes again.
 FILLED = """
@@ -75,3 +79,33 @@ def test_the_process_that_enters_has_one_thread() -> None:
     if not Path("/proc/self/task").exists():
         pytest.skip("only Linux shows the threads of a process there")
     assert subprocess.check_output([sys.executable, "-c", count], text=True).strip() == "1"
+
+
+class Sleeper(Process):
+    """A process that does nothing, as root one of another user, as Postgres is."""
+
+    def argv(self) -> Sequence[str | Path]:
+        drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+        return [*drop, "sleep", "60"]
+
+
+def max_file_size(pid: int) -> list[str]:
+    """The limit that a process has, and the one that it may set."""
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    (found,) = [line for line in lines if line.startswith("Max file size")]
+    return found.split()[3:5]
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="only Linux limits the files of a process that runs")
+def test_the_files_of_a_process_of_another_user_are_limited(tmp_path: Path) -> None:
+    sleeper = Sleeper("sleeper", tmp_path)
+    sleeper.spawn()
+    try:
+        wait_for("it to sleep", lambda: sleeper.processes()[0].name() == "sleep", timeout_s=10)
+        [process] = sleeper.processes()
+        assert limit_files(sleeper, "1024:unlimited") == 1
+        assert max_file_size(process.pid) == ["1024", "unlimited"]
+        assert limit_files(sleeper, FREE) == 1
+        assert max_file_size(process.pid) == ["unlimited", "unlimited"]
+    finally:
+        sleeper.kill()

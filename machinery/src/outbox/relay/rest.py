@@ -203,6 +203,8 @@ def _unavailable(settings: Settings, error: requests.RequestException) -> Failur
     reason, remedy = _cause(error), "start it, or correct OUTBOX_CONNECT_URL"
     if isinstance(error, requests.exceptions.SSLError):
         remedy = "correct OUTBOX_CONNECT_CAFILE, or OUTBOX_CONNECT_URL: https, and a host that the certificate names"
+    elif isinstance(error, requests.exceptions.ReadTimeout):
+        remedy = "repeat the command; the worker's log says what it is busy with"
     elif "refused" in reason and settings.is_embedded("connect_url"):
         remedy = "`outbox up` starts the embedded one"
     elif settings.connect_url.startswith("http:") and "refused" not in reason:

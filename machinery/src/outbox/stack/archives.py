@@ -21,10 +21,22 @@ from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
 from outbox.sink import spec
 from outbox.stack.command import Command
+from outbox.stack.process import Process
 from outbox.stack.stack import Report, Stack
 
+START_TIMEOUT_S = 300.0  # without an archive, and with one to write: on a busy machine a start takes minutes
 SINK_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 120.0  # a JVM writes its archive when it exits
+
+
+class RecordedStack(Stack):
+    """The stack of the recording."""
+
+    def part(self, name: str) -> Process:
+        """As in any stack, with more time to start."""
+        part = super().part(name)
+        part.start_timeout_s = START_TIMEOUT_S
+        return part
 
 
 def class_paths() -> dict[str, Sequence[Path]]:
@@ -72,7 +84,7 @@ def _stack() -> Stack:
     # Below the project's own home, so that `outbox down` finds it too.
     home = project.current().home / "archives"
     free = {f"stack_{name}_port": 0 for name in ("postgres", "kafka", "controller", "connect", "spark")}
-    return Stack(load(home, environment=False, service_port=0, **free))
+    return RecordedStack(load(home, environment=False, service_port=0, **free))
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-import resource
+import shutil
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -14,13 +15,13 @@ import psycopg2
 
 from outbox.soak import namespace
 from outbox.soak.disk import KIB, Disk
-from outbox.soak.fault import Fault, wait_or_not_fired
+from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 from outbox.stack.process import Process
 
 ROOM_BYTES = 32 * 1024  # in the part's own log, for the error
 NOTICED_TIMEOUT_S = 120.0
-FREE = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+FREE = "unlimited:unlimited"
 # As the C library calls the errors, in the log of either.
 FAILING = re.compile(r".*File too large.*")
 FULL = re.compile(r".*No space left on device.*")
@@ -103,13 +104,13 @@ class DiskFailing(_OfDisk):
 
     def is_possible(self, testbed: Testbed) -> bool:
         del testbed
-        return psutil.LINUX  # only Linux limits the files of a process that runs
+        return shutil.which("prlimit") is not None  # only Linux limits the files of a process that runs
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
         process = testbed.stack.part(self.part)
         size = process.log_size()
-        count = _limit(process, (size + ROOM_BYTES, resource.RLIM_INFINITY))
+        count = limit_files(process, f"{size + ROOM_BYTES}:unlimited")
 
         def is_noticed() -> str:
             refusal = self.refusal(testbed, WRITE)
@@ -122,15 +123,22 @@ class DiskFailing(_OfDisk):
         return f"{count} processes could not write: {noticed}"
 
     def make_room(self, testbed: Testbed) -> None:
-        _limit(testbed.stack.part(self.part), FREE)
+        limit_files(testbed.stack.part(self.part), FREE)
 
 
-def _limit(process: Process, limit: tuple[int, int]) -> int:
-    """Limit the size of the files of all its processes. Returns how many there are."""
+def limit_files(process: Process, limit: str) -> int:
+    """Limit the size of the files of all its processes. Returns how many there are.
+
+    As the user of each: root that has not every capability may not limit those of others, such as Postgres's.
+    """
     found = process.processes()
     for one in found:
         with suppress(psutil.NoSuchProcess):
-            one.rlimit(resource.RLIMIT_FSIZE, limit)
+            user, group = one.uids().real, one.gids().real
+            argv = ["prlimit", f"--pid={one.pid}", f"--fsize={limit}"]
+            done = subprocess.run(argv, user=user, group=group, capture_output=True, text=True, check=False)
+            if done.returncode and one.is_running():
+                raise NotFired(f"the files of process {one.pid} are not limited: {done.stderr.strip()}")
     return len(found)
 
 
