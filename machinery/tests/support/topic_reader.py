@@ -87,9 +87,9 @@ class Log:
                         topic=message.topic() or "",
                         partition=message.partition() or 0,
                         offset=message.offset() or 0,
-                        key=(message.key() or b"").decode(),
-                        value=(message.value() or b"").decode(),
-                        headers={name: None if value is None else value.decode() for name, value in headers},
+                        key=(message.key() or b"").decode(errors="replace"),
+                        value=(message.value() or b"").decode(errors="replace"),
+                        headers={name: None if value is None else value.decode(errors="replace") for name, value in headers},
                         timestamp_ms=message.timestamp()[1],
                     )
                 )
