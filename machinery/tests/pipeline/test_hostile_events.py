@@ -316,7 +316,7 @@ class TestRemovedType:
         kinds = ["weighed.v1", "labelled.v1", "weighed.v2", "labelled.v1", "weighed.v1"]
         shop.write(*(event_of(kind, self.KEY, number) for number, kind in enumerate(kinds, start=1)))
 
-    def test_deprecated_first(self, shop: Shop, release: Release, removed: Release) -> None:
+    def test_deprecated_first(self, shop: Shop, removed: Release) -> None:
         self.write(shop)
         shop.wait_relayed()
         deprecated = shop.release(
