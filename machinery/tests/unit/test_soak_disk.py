@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
+from outbox.base.wait import wait_for
 from outbox.soak import namespace
 from outbox.soak.disk import Disk
-from outbox.soak.faults.disks import FULL
+from outbox.soak.faults.disks import FULL, DiskFailing
+from outbox.stack.process import Process
 
 # In a process of its own: nobody leaves a namespace. It writes until it is refused, gets room, and writes again.
 FILLED = """
@@ -75,3 +80,51 @@ def test_the_process_that_enters_has_one_thread() -> None:
     if not Path("/proc/self/task").exists():
         pytest.skip("only Linux shows the threads of a process there")
     assert subprocess.check_output([sys.executable, "-c", count], text=True).strip() == "1"
+
+
+class Sleeper(Process):
+    """A process that runs, and whose files can be limited."""
+
+    def argv(self) -> Sequence[str | Path]:
+        return ["sleep", "600"]
+
+
+class Chain:
+    """One whose parts are all this process."""
+
+    def __init__(self, process: Process) -> None:
+        self.stack = self
+        self._process = process
+
+    def part(self, name: str) -> Process:
+        del name
+        return self._process
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[Process]:
+    """It runs."""
+    process = Sleeper("postgres", tmp_path)
+    process.spawn()
+    wait_for("the process", process.is_running, timeout_s=60)
+    yield process
+    process.kill()
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="only Linux limits the files of a process that runs")
+def test_a_disk_fails_only_where_we_may_limit_the_files_of_others(
+    sleeper: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    testbed: Any = Chain(sleeper)
+    [running] = sleeper.processes()
+    before = running.rlimit(psutil.RLIMIT_FSIZE)
+    assert DiskFailing("postgres").is_possible(testbed)
+    assert running.rlimit(psutil.RLIMIT_FSIZE) == before, "it has only tried"
+
+    def refuse(process: psutil.Process, resource: int, limits: object = None) -> tuple[int, int]:
+        if limits is not None:
+            raise psutil.AccessDenied(process.pid)
+        return before
+
+    monkeypatch.setattr(psutil.Process, "rlimit", refuse)
+    assert not DiskFailing("postgres").is_possible(testbed)

@@ -102,8 +102,7 @@ class DiskFailing(_OfDisk):
     what = "disk-failing"
 
     def is_possible(self, testbed: Testbed) -> bool:
-        del testbed
-        return psutil.LINUX  # only Linux limits the files of a process that runs
+        return psutil.LINUX and _may_limit(testbed.stack.part(self.part))  # only Linux limits a process that runs
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
@@ -123,6 +122,21 @@ class DiskFailing(_OfDisk):
 
     def make_room(self, testbed: Testbed) -> None:
         _limit(testbed.stack.part(self.part), FREE)
+
+
+def _may_limit(process: Process) -> bool:
+    """Whether we may limit its processes: it tries to, and changes nothing that limits them.
+
+    Linux lets the same user do so, and a process with CAP_SYS_RESOURCE, which a container may take from root.
+    """
+    try:
+        for one in process.processes():
+            with suppress(psutil.NoSuchProcess):
+                soft, _ = one.rlimit(resource.RLIMIT_FSIZE)
+                one.rlimit(resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
+    except (psutil.AccessDenied, OSError):
+        return False
+    return True
 
 
 def _limit(process: Process, limit: tuple[int, int]) -> int:
