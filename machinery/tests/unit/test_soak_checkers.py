@@ -199,6 +199,11 @@ def test_a_sound_run_is_sound(checker: str) -> None:
         "an event that a table has twice": ("results", sink(rows={**ROWS, "event-2": 2})),
         "an event that a table has, and no topic": ("results", sink(rows={**ROWS, "event-9": 1})),
         "an empty table": ("results", sink(rows={})),
+        "an event that a naive sink applied, and no topic has": (
+            "results",
+            having(13, "none", applied={**ROWS, "event-9": 1}),
+        ),
+        "a change that is there twice": ("changes", source(changed_twice=frozenset({"order 1"}))),
         "events that do not add up to the source, and nobody counts": (
             "results",
             sink(comparisons=[comparison(DUE, source={"a": Decimal(14)})], repeats="none"),
@@ -309,6 +314,20 @@ def test_a_released_transaction_explains_one_block_of_repeats_in_each_partition(
 
 
 @pytest.mark.parametrize(
+    "again",
+    {
+        "the last one once more": (*EVENTS, EVENTS[2]),
+        "another order": (EVENTS[1], EVENTS[0], EVENTS[2]),
+        "a gap": (EVENTS[0], EVENTS[2]),
+    }.values(),
+    ids=lambda again: "-".join(one.id for one in again),
+)
+def test_a_released_transaction_explains_only_its_records_in_their_order(again: tuple[Event, ...]) -> None:
+    repeats = [replace(one, offset=10 + number) for number, one in enumerate(again)]
+    assert arrival.check(replace(SEEN, events=[*EVENTS, *repeats], released=1), may_repeat=False)
+
+
+@pytest.mark.parametrize(
     ("repeats", "applied", "total"),
     [
         ("all", None, 13),
@@ -384,6 +403,11 @@ def set_up(history: History) -> History:
         "sound": (Record(HISTORY, SEEN), "valid"),
         "wrong": (Record(HISTORY, having(20)), "invalid"),
         "empty": (Record(), "unknown"),
+        "no sink": (Record(HISTORY, replace(SEEN, sinks=())), "unknown"),
+        "an answer to a read that is none": (
+            Record(History((*HISTORY.attempts, attempt(1, OK, "nothing", method="GET"))), SEEN),
+            "unknown",
+        ),
         "nothing succeeded": (Record(History((attempt(3, REFUSED, SOLD_OUT), attempt(4, None)))), "unknown"),
         "only the set-up succeeded": (Record(set_up(HISTORY), SEEN), "unknown"),
         "no read succeeded": (
@@ -409,6 +433,21 @@ def test_the_verdict_names_the_faults_that_did_not_happen() -> None:
 def test_a_run_that_broke_off_is_judged_by_its_faults() -> None:
     assert broken_off(Record(injections=[KILLED]), "Kafka is unavailable").result == "unknown"
     assert broken_off(Record(injections=[replace(KILLED, is_healed=False)]), "Kafka is unavailable").result == "invalid"
+    assert broken_off(Record(checks=[LOST]), "Kafka is unavailable").result == "invalid"
+    drift = Checked("before sink-rewound", problems=[Problem("sink-drift", "perhaps of a naive sink", "totals")])
+    assert broken_off(Record(checks=[drift]), "Kafka is unavailable").result == "unknown"
+
+
+def test_a_fault_that_a_run_had_no_time_to_heal_is_no_broken_promise() -> None:
+    stopped = replace(KILLED, is_healed=False, is_broken_off=True)
+    assert broken_off(Record(injections=[stopped]), "a client has ended").result == "unknown"
+
+
+def test_a_checker_that_fails_is_named_and_hides_no_other() -> None:
+    history = History((*HISTORY.attempts, attempt(1, OK, "nothing", method="GET")))
+    verdict = judge(Domain(), Record(history, having(20)))  # type: ignore[arg-type]
+    assert (verdict.result, len(verdict.findings)) == ("invalid", 1)
+    assert "reads" in verdict.why_unknown
 
 
 def test_a_refusal_that_is_stored_otherwise_is_found() -> None:
@@ -416,6 +455,23 @@ def test_a_refusal_that_is_stored_otherwise_is_found() -> None:
     other = replace(refusal, body={"title": "no such order"})
     assert cases("answers", seen=source(answers=[*SOURCE.answers, refusal])) == 0
     assert cases("answers", seen=source(answers=[*SOURCE.answers, other])) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "expected", "found"),
+    [(OK, (OK,), 0), (OK, (), 0), (OK, (REFUSED,), 1), (REFUSED, (OK,), 1), (BROKEN, (OK,), 0), (None, (OK,), 0)],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_an_answer_that_the_domain_does_not_expect_is_found(
+    status: int | None, expected: tuple[int, ...], found: int, method: str
+) -> None:
+    one = replace(attempt(9, status, {"id": 9}, method), key=None, expected=expected)
+    assert cases("answers", History((*HISTORY.attempts, one))) == found
+
+
+def test_a_key_that_is_used_again_may_have_another_status_than_its_request() -> None:
+    misuse = replace(attempt(1, REFUSED, SOLD_OUT), body={"pieces": 9}, expected=(OK,))
+    assert cases("answers", History((*HISTORY.attempts, misuse))) == 0
 
 
 @pytest.mark.parametrize(("status", "found"), [(REFUSED, 0), (BROKEN, 0), (OK, 1)])
@@ -439,6 +495,13 @@ def test_a_counting_sink_that_read_nothing_again_applies_each_record_once() -> N
     [found] = results.check(seen, may_reread=False)
     assert found.cases == 1
     assert not results.check(replace(seen, events=REPEATED), may_reread=False)
+
+
+def test_a_naive_sink_that_does_not_count_and_read_nothing_again_has_each_record_once() -> None:
+    for events, total in ((EVENTS, 13), (REPEATED, 20)):
+        assert not results.check(replace(having(total, "none"), events=events), may_reread=False)
+        assert results.check(replace(having(total + 1, "none"), events=events), may_reread=False)
+        assert not results.check(replace(having(total + 1, "none"), events=events), may_reread=True)
 
 
 def test_a_later_version_of_events_that_a_comparison_is_not_about_is_sound() -> None:
@@ -490,7 +553,22 @@ def test_a_death_needs_a_fault_of_what_the_process_needs(
     assert len(deaths.check([Death(process, at_s)], [fault])) == found
     assert len(deaths.check([Death(process, at_s)], [replace(fault, parts=(), held=parts)])) == 1
     assert len(deaths.check([Death(process, at_s)], [])) == 1
+    assert len(deaths.check([Death(process, at_s, alive_s=at_s)], [fault])) == found
     assert not deaths.check([], [fault])
+
+
+@pytest.mark.parametrize(("alive_s", "found"), [(12.0, 0), (79.0, 0), (81.0, 1), (199.0, 1)])
+def test_a_death_that_is_seen_late_may_be_explained_since_the_process_was_seen_alive(
+    alive_s: float, found: int
+) -> None:
+    fault, seen_late = replace(KILLED, parts=("connector",)), Death("connector", 200.0, alive_s=alive_s)
+    assert len(deaths.check([seen_late], [fault])) == found
+
+
+def test_on_a_slow_machine_a_process_may_end_later_after_a_fault() -> None:
+    late = Death("sinks-1", 20.0 + 2 * deaths.GRACE_S)
+    assert deaths.check([late], [KILLED])
+    assert not deaths.check([late], [KILLED], timeout_scale=2.0)
 
 
 @pytest.mark.parametrize(
@@ -517,10 +595,18 @@ def test_sinks_that_do_not_catch_up_are_found() -> None:
     assert checks.check([Checked("at the end", in_flight="sink totals is 3 events behind")], SEEN.sinks)
 
 
+@pytest.mark.parametrize(("malformed", "found"), [(0, 0), (3, 0), (4, 1)])
+def test_invalid_records_that_no_fault_has_sent_are_found(malformed: int, found: int) -> None:
+    sent = [replace(KILLED, invalid=2)]  # and a foreign event
+    verdict = judge(Domain(), Record(HISTORY, SEEN, sent, checks=[Checked("at the end", malformed=malformed)]))  # type: ignore[arg-type]
+    assert len(verdict.findings) == found
+
+
 def test_a_check_is_read_from_its_report() -> None:
     drift = {"code": "sink-drift", "message": "it drifts", "sink": "totals", "comparison": "pieces", "count": 2}
     report = {
         "total": {"duplicates": 2},
+        "topics": [{"malformed": {"count": 1, "acknowledged": 2}}, {"malformed": {"count": 1, "acknowledged": 0}}],
         "findings": [drift],
         "sinks": [
             {"name": "totals", "comparisons": [{"name": "pieces", "drift": {"b": 1, "a": 2}}]},
@@ -528,7 +614,7 @@ def test_a_check_is_read_from_its_report() -> None:
         ],
     }
     problem = Problem("sink-drift", "it drifts", "totals", 2, ["a", "b"])
-    assert of_report("now", report) == Checked("now", 2, [problem])
+    assert of_report("now", report) == Checked("now", 2, [problem], malformed=4)
 
 
 @pytest.mark.parametrize(
@@ -588,6 +674,13 @@ FOREIGN_CASES = {
     "by versions": (foreign_of(4, 6, region(10), knows_ids=False), 0),
     "by versions, and one was ignored": (foreign_of(4, 0, knows_ids=False), 1),
     "of other types": (foreign_of(0, 0, types=frozenset()), 0),
+    "of other types, and one was applied": (foreign_of(4, 0, types=frozenset()), 1),
+    "of other types, and one was applied to another total": (foreign_of(0, 0, region(4), types=frozenset()), 1),
+    "a total that it adds nothing to": (foreign_of(4, 0, Comparison("others", {"x": Decimal(1)}, {}, {})), 1),
+    "a total of which nobody knows what it adds": (
+        foreign_of(4, 0, Comparison("others", {"x": Decimal(1)}, {}, None)),
+        0,
+    ),
     "the id of an event of another type": (
         replace(foreign_of(4, 6), events=[replace(one, type="order.cancelled.v1") for one in EVENTS]),
         0,
@@ -655,6 +748,8 @@ MOVES = (
     moved("b", 26, 9, 2),
 )
 TABLE = (row("a", 7, 2), row("b", 9, 2))
+WITH_C = (*TABLE, row("c", 3, 1))
+RENAMED = tuple({"id": one["id"], "version": one["version"], "parts": one["pieces"]} for one in TABLE)
 COPY = Copy("copy", "items", "id", "version", TABLE, TABLE)
 CAPTURED = Seen(row_changes=MOVES, copies=[COPY])
 LAST, REPEATED_ROW, ONCE, SPREAD, BORN, ORDER, GAPS = (
@@ -662,7 +757,7 @@ LAST, REPEATED_ROW, ONCE, SPREAD, BORN, ORDER, GAPS = (
     "a repeated change of a row is the same change",
     "with exactly-once a change of a row is on its topic once",
     "the changes of a row are on one partition",
-    "the first change of a row has created it, or is a snapshot's",
+    "a row is created once, before its other changes, or is a snapshot's",
     "the changes of a row are in the order of the log",
     "the versions of a row have no gap",
 )
@@ -747,13 +842,34 @@ def test_no_order_of_rows_and_no_order_of_columns_is_a_difference() -> None:
             with_changes(*MOVES, moved("b", 40, 9, 1)),
         ),
         "a creation is lost": ({BORN: 1}, with_changes(*MOVES[:2], *MOVES[3:])),
+        "a creation behind a deletion is lost": (
+            {BORN: 1},
+            with_changes(*MOVES, moved("c", 41, 3, 1), copies=[replace(COPY, source=WITH_C, rows=WITH_C)]),
+        ),
+        "a deletion before another creation is lost": (
+            {BORN: 1},
+            with_changes(*MOVES, moved("b", 41, 9, 2, "c")),
+        ),
+        "a column that the topic has not": (
+            {LAST: 2},
+            with_changes(*MOVES, copies=[replace(COPY, source=RENAMED, rows=RENAMED)]),
+        ),
+        "a change twice, behind a block that is explained": (
+            {ONCE: 2},
+            with_changes(
+                *MOVES,
+                *(replace(one, offset=one.offset + 40) for one in MOVES[5:]),
+                replace(MOVES[-1], offset=80),
+                released_changes={"items": 1},
+            ),
+        ),
         "only a deletion came": ({BORN: 1}, with_changes(*MOVES, deleted("z", 40))),
         "two changes in the wrong order": (
             {ORDER: 1, GAPS: 1, LAST: 1},
             with_changes(*MOVES[:4], *MOVES[5:7], MOVES[7], MOVES[4]),
         ),
         "two changes at one place of the log": (
-            {ORDER: 1},
+            {ORDER: 1, BORN: 1},
             with_changes(*MOVES[:-1], replace(MOVES[-1], lsn=25, op="c")),
         ),
         "two partitions": ({SPREAD: 1}, with_changes(*MOVES[:-1], replace(MOVES[-1], partition=1))),

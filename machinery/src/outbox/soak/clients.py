@@ -160,6 +160,7 @@ class Clients:
             ended_s=time.monotonic() - self.began_s,
             status=status,
             answer=answer,
+            expected=request.expected,
         )
         self._recorder.add(attempt)
         return attempt

@@ -2,7 +2,7 @@
 
 An acknowledged change is there. A refused one is not, and the refusal is the stored one if it is stored. A change with
 an unknown outcome is there with its whole answer, or is not there at all. A key that was used is refused to another
-request.
+request. Each definite answer has a status that the domain expects: an invalid request is not accepted.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ def check(history: History, source: Source) -> list[Finding]:
     operations = history.operations
     return [
         *findings("a key is answered once", _contradictions(history)),
+        *findings("a request has a status that the domain expects", _unexpected(history)),
         *findings("a used key is refused to another request", _accepted(history)),
         *findings("a key is stored once", (key for key, count in times.items() if count > 1)),
         *findings("a stored key was sent by a client", stored.keys() - operations.keys()),
@@ -34,6 +35,12 @@ def _contradictions(history: History) -> Iterator[str]:
     for operation in history.operations.values():
         if len(operation.answers) > 1:
             yield f"{operation.key}: {', '.join(str(answer) for answer in operation.answers)}"
+
+
+def _unexpected(history: History) -> Iterator[str]:
+    for one in history.planned:
+        if one.expected and one.outcome != "unknown" and one.status not in one.expected:
+            yield f"{one.kind}: {one.method} {one.path} at {one.sent_s:.0f} s was answered {one.status}"
 
 
 def _accepted(history: History) -> Iterator[str]:
