@@ -23,6 +23,7 @@ from outbox.soak.history import Recorder
 from outbox.soak.injection import Injection
 from outbox.soak.keeper import keeping
 from outbox.soak.nemesis import Nemesis
+from outbox.soak.progress import Progress, sparse
 from outbox.soak.testbed import Testbed
 from outbox.soak.verdict import Record, Verdict
 
@@ -35,8 +36,8 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
 ) -> Verdict:
     """Run the plan on a new stack in the home folder of the settings, and judge it.
 
-    A run of which nobody can read what was left is judged by its faults alone: `unknown`, or `invalid`. Nothing of it
-    runs when this returns or raises.
+    A run of which nobody can read what was left is judged by its faults, the ends of processes and the checks so far:
+    `unknown`, or `invalid`. Nothing of it runs when this returns or raises.
     """
     testbed = Testbed(
         settings,
@@ -63,15 +64,21 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
         clients = Clients(testbed.stack.through("client-service"), domain, recorder, plan.rate, plan.seed)
         clients.set_up()
         breaker = Nemesis(testbed, faults, plan.seed, say)
+        progress = Progress(recorder, breaker, say)
+
+        def watch() -> None:
+            clients.require_running()
+            progress()
+
         say(f"faults begin, for {plan.duration_s:.0f} s")
         with keeping(testbed, say) as deaths:
             try:
                 with clients.sending():
-                    breaker.run(plan.duration_s, plan.pause_s, clients.require_running)
+                    breaker.run(plan.duration_s, plan.pause_s, watch)
             finally:
                 injections = breaker.injections
                 folder.write("injections.json", injections)
-            say("every fault is healed; waiting until the sinks have applied everything")
+            say(f"{progress.text}; waiting until the sinks have applied everything")
             last = _settled(testbed.settings, say)
         folder.write("checks.json", [*testbed.checks, last])
         folder.write("deaths.json", deaths)
@@ -80,10 +87,19 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
         released = {one.topic: testbed.released[one.kind] for one in testbed.captures}
         folder.write_seen(replace(seen, released=testbed.released[connectors.OUTBOX], released_changes=released))
     except (Failure, TimeoutError) as error:
-        record = Record(injections=injections, deaths=deaths, selected=plan.faults)
+        record = Record(
+            injections=injections,
+            deaths=deaths,
+            checks=testbed.checks,
+            selected=plan.faults,
+            timeout_scale=plan.timeout_scale,
+        )
         found = verdict.broken_off(record, str(error))
         folder.write("verdict.json", found)
         return found
+    except KeyboardInterrupt:
+        say("interrupted: everything is stopped, and there is no verdict")
+        raise
     finally:
         recorder.close()
         testbed.stop()
@@ -105,7 +121,7 @@ def _settled(settings: Settings, report: Report) -> Checked:
     before = math.inf
     while True:
         try:
-            done = check.check_settled(settings, STUCK_S)
+            done = check.check_settled(settings, STUCK_S, progress=sparse(report))
         except check.InFlightError as error:
             if _in_flight(error.report) >= before:
                 return checked.of_report("at the end", error.report.as_dict(), error.report.in_flight_text)
