@@ -469,6 +469,14 @@ def test_an_answer_that_the_domain_does_not_expect_is_found(
     assert cases("answers", History((*HISTORY.attempts, one))) == found
 
 
+@pytest.mark.parametrize(("count", "found"), [(answers.LAST, 1), (answers.LAST - 1, 0)])
+@pytest.mark.parametrize("status", [None, BROKEN])
+def test_a_service_that_answers_no_more_is_found(count: int, found: int, status: int | None) -> None:
+    silent = [attempt(number, status) for number in range(100, 100 + count)]
+    assert cases("answers", History((*HISTORY.attempts[:3], *silent))) == found
+    assert cases("answers", History((*silent, *HISTORY.attempts[:3]))) == 0
+
+
 def test_a_key_that_is_used_again_may_have_another_status_than_its_request() -> None:
     misuse = replace(attempt(1, REFUSED, SOLD_OUT), body={"pieces": 9}, expected=(OK,))
     assert cases("answers", History((*HISTORY.attempts, misuse))) == 0

@@ -132,6 +132,11 @@ class Recorder:
             self._file.write(line + "\n")
             self.outcomes[attempt.outcome] += 1
 
+    @property
+    def definite(self) -> int:
+        """How many attempts had a definite outcome."""
+        return self.outcomes["ok"] + self.outcomes["failed"]
+
     def close(self) -> None:
         """End the history."""
         self._file.close()
