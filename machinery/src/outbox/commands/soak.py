@@ -14,6 +14,7 @@ import click
 
 from outbox.base import project, settings
 from outbox.base.errors import Failure
+from outbox.base.wait import timeout_scale
 from outbox.soak import domain as domains
 from outbox.soak import interrupt, namespace, run
 from outbox.soak.faults import Make, every
@@ -87,6 +88,7 @@ def soak(
         pause_s=pause,
         exactly_once=not at_least_once,
         faults=list(chosen),
+        timeout_scale=timeout_scale(),
     )
     click.echo(f"seed {seed}; files in {path}")
     interrupt.once()
