@@ -59,9 +59,9 @@ def soak(
     judged: Path | None,
     is_list: bool,
 ) -> None:
-    """Run clients and faults against a stack of its own, and judge what they have left.
+    """Run clients and faults against a stack of its own, and judge the result.
 
-    Status 0 if every promise held and every planned fault happened, 1 if not, 3 if the run cannot be judged. The files
+    Status 0 if every promise held and every fault that began happened, 1 if not, 3 if nobody can say. The files
     of the run stay in .outbox/soak.
     """
     known = every()

@@ -138,6 +138,6 @@ class Folder:
         file = self.path / name
         if not file.is_file():
             raise Failure(
-                f"there is no {file}: the run did not get so far", "judge another run", code="soak-incomplete"
+                f"there is no {file}: the run did not get that far", "judge another run", code="soak-incomplete"
             )
         return file
