@@ -118,7 +118,7 @@ class Domain(Workload):
 
     def contradictions(self, history: History, events: Mapping[str, Event]) -> Iterable[str]:
         """A balance that was read is the one after the event of its version. A read is not older than a change of its
-        account that was acknowledged before it was sent, and finds the account from then on.
+        account that was acknowledged, or read, before it was sent, and finds the account from then on.
         """
         after = {
             (event.key, event.version): event.data["balance_after"]
@@ -140,7 +140,12 @@ class Domain(Workload):
                 yield f"account {account}: read version {version}, and {oldest} was acknowledged before"
 
     def _told(self, history: History, events: Mapping[str, Event]) -> Iterator[tuple[str, float, int]]:
-        """The versions of accounts that clients knew of, and since when: 0 of an opening, then those of transfers."""
+        """The versions of accounts that clients knew of, and since when: 0 of an opening, then those of transfers. An
+        earlier read tells them too.
+        """
+        for read in history.reads:
+            if read.outcome == "ok":
+                yield read.path.rpartition("/")[2], read.ended_s, read.answer["version"]
         since: dict[str, float] = {}
         for operation in history.operations.values():
             if operation.outcome == "ok" and operation.acknowledged_s is not None:

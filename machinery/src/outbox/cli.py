@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "dev": Entry("Run", "outbox.commands.dev:dev", "run everything in one terminal; what you edit starts again"),
+    "dev": Entry("Run", "outbox.commands.dev:dev", "run everything in one terminal; restart what you edit"),
     "demo": Entry(
         "Run", "outbox.commands.demo:demo", "the walkthrough: break the chain on purpose, compare every total"
     ),
@@ -37,7 +37,7 @@ COMMANDS = {
     "migrate": Entry("Run", "outbox.commands.migrate:migrate", "upgrade both databases to the newest schema"),
     "connect": Entry("Run", "outbox.commands.connect:connect", "the Debezium connector: apply, status, render, remove"),
     "serve": Entry("Run", "outbox.commands.serve:serve", "run the service under gunicorn"),
-    "sink": Entry("Run", "outbox.commands.sink:sink", "run sinks: one streaming query per strategy"),
+    "sink": Entry("Run", "outbox.commands.sink:sink", "run sinks: one streaming query per sink"),
     "token": Entry("Run", "outbox.commands.token:token", "print the token that clients of the service send"),
     "status": Entry("Check", "outbox.commands.stack:status", "the parts of the embedded stack"),
     "logs": Entry("Check", "outbox.commands.stack:logs", "the log of one part of the embedded stack"),

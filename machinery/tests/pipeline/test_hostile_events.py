@@ -189,7 +189,7 @@ def test_batches_of_garbage_only(shop: Shop, release: Release) -> None:
         assert of_topic["malformed"]["count"] == of_topic["records"] == GARBAGE
         key = nth_key(1)
         shop.write(event_of("weighed.v1", key, 1), event_of("labelled.v1", key, 2), event_of("weighed.v2", key, 3))
-        shop.wait_relayed(release)
+        shop.wait_relayed()
         wait_read(shop, sink, TRAIL, WEIGHTS)
     assert shop.trail(TRAIL) == {key: [1, 2, 3]}
     assert shop.trail(WEIGHTS) == {key: [1, 3]}
@@ -212,7 +212,7 @@ def test_records_without_their_key(shop: Shop, release: Release) -> None:
     """Each of a crate of the service, whose own events are applied all the same: those before it, and of others."""
     mine, other = nth_key(1), nth_key(2)
     shop.write(event_of("weighed.v1", mine, 1), event_of("labelled.v1", other, 1))
-    shop.wait_relayed(release)
+    shop.wait_relayed()
     lacking = {name: value for name, value in weighed(mine, 2).items() if name != "crate_id"}
     bad = [
         foreign("weighed", weighed(mine, 2))._replace(key=None),
@@ -230,7 +230,7 @@ def test_records_without_their_key(shop: Shop, release: Release) -> None:
     assert shop.reasons(WEIGHTS) == {"key mismatch": 2, "schema violation": 2}
     assert finding(shop.check(release), "malformed-records")["count"] == 10 * len(bad)
     shop.write(event_of("weighed.v1", mine, 2), event_of("weighed.v1", other, 2))
-    shop.wait_relayed(release)
+    shop.wait_relayed()
     shop.catch_up(release, TRAIL, WEIGHTS)
     assert shop.trail(TRAIL) == {mine: [1], other: [1]}, "an earlier record of their key may have been theirs"
     assert shop.reasons(TRAIL)["parked"] == 2
@@ -316,9 +316,9 @@ class TestRemovedType:
         kinds = ["weighed.v1", "labelled.v1", "weighed.v2", "labelled.v1", "weighed.v1"]
         shop.write(*(event_of(kind, self.KEY, number) for number, kind in enumerate(kinds, start=1)))
 
-    def test_deprecated_first(self, shop: Shop, release: Release, removed: Release) -> None:
+    def test_deprecated_first(self, shop: Shop, removed: Release) -> None:
         self.write(shop)
-        shop.wait_relayed(release)
+        shop.wait_relayed()
         deprecated = shop.release(
             "deprecated", weighed_v1=WEIGHED_1, weighed_v2=WEIGHED_2, labelled_v1={**LABELLED, "deprecated": True}
         )
@@ -345,7 +345,7 @@ class TestRemovedType:
     def test_not_deprecated(self, shop: Shop, release: Release, removed: Release) -> None:
         """Its events wait until somebody declares them again."""
         self.write(shop)
-        shop.wait_relayed(release)
+        shop.wait_relayed()
         removed.ask("labels", "crate.labelled")
         failure = reported_failure(shop.catch_up(removed, TRAIL))
         assert "there is no event crate.labelled" in failure

@@ -29,10 +29,11 @@ from outbox.testing.command import outbox
 from outbox.testing.queries import query
 from outbox.writing.dbapi import append
 from outbox.writing.event import Event
-from tests.support.outbox_rows import Writer
+from tests.support.outbox_rows import Writer, ids
 from tests.support.sink_driver import Database
 from tests.support.sink_process import TIMEOUT_S, sink_arguments
 from tests.support.suite import DOMAIN
+from tests.support.topic_reader import Log
 from tests.support.warm_jvm import WarmJvm, WarmSink
 
 AGGREGATE = "crate"
@@ -234,13 +235,14 @@ class Shop:
 
     def finish(self, release: Release, *sinks: str) -> None:
         """The same once all events of the outbox are on the topic."""
-        self.wait_relayed(release)
+        self.wait_relayed()
         done = self.catch_up(release, *sinks)
         assert done.returncode == 0, done.stderr
 
-    def wait_relayed(self, release: Release) -> None:
-        """Wait until no event of the outbox is in flight."""
-        wait_for("the relay", lambda: not self.check(release)["total"]["in_flight"], timeout_s=TIMEOUT_S, poll_s=1)
+    def wait_relayed(self) -> None:
+        """Wait until every event of the outbox is on the topic."""
+        with closing(Log(self.settings, [self.topic])) as log:
+            log.wait_for(ids(self.settings), TIMEOUT_S)
 
     def check(self, release: Release) -> dict[str, Any]:
         """The report of `outbox check`."""

@@ -87,9 +87,9 @@ class Log:
                         topic=message.topic() or "",
                         partition=message.partition() or 0,
                         offset=message.offset() or 0,
-                        key=(message.key() or b"").decode(),
-                        value=(message.value() or b"").decode(),
-                        headers={name: None if value is None else value.decode() for name, value in headers},
+                        key=_text(message.key()) or "",
+                        value=_text(message.value()) or "",
+                        headers={name: _text(value) for name, value in headers},
                         timestamp_ms=message.timestamp()[1],
                     )
                 )
@@ -112,6 +112,11 @@ class Log:
             known = (place.topic, place.partition)
             self._next[known] = max(self._next[known], place.offset)
         return all(self._next[place] >= offset for place, offset in end.items())
+
+
+def _text(content: str | bytes | None) -> str | None:
+    """A key, a value or a header; what is no text is no event of ours."""
+    return content.decode(errors="replace") if isinstance(content, bytes) else content
 
 
 def read(settings: Settings) -> list[Record]:

@@ -279,3 +279,16 @@ def test_it_leads_a_session_that_no_terminal_ends(script: Make) -> None:
     process = script()
     process.start()
     assert os.getsid(main(process).pid) == main(process).pid != os.getsid(0)
+
+
+def test_a_child_that_has_ended_is_no_zombie(script: Make) -> None:
+    killed, ended = script(), script("pass", name="ended")
+    killed.start()
+    first = main(killed).pid
+    killed.kill()
+    assert not psutil.pid_exists(first)
+    ended.spawn()
+    wait_for("the process to end", lambda: not ended.is_running(), timeout_s=60)
+    ended.spawn()
+    ended.kill()
+    assert not [one for one in psutil.Process().children() if one.status() == psutil.STATUS_ZOMBIE]

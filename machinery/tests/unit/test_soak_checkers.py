@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -16,10 +15,8 @@ from outbox.soak.checked import Checked, Problem, of_report
 from outbox.soak.checkers import (
     answers,
     arrival,
-    captured,
     changes,
     checks,
-    copies,
     deaths,
     faults,
     foreign,
@@ -31,58 +28,30 @@ from outbox.soak.checkers import (
 from outbox.soak.death import Death
 from outbox.soak.folder import Folder, Plan
 from outbox.soak.foreign import ForeignRecord
-from outbox.soak.history import SET_UP, Attempt, History
+from outbox.soak.history import SET_UP, History
 from outbox.soak.injection import Injection, Planned
 from outbox.soak.observe import Kept, forgotten
-from outbox.soak.seen import Adds, Answer, Comparison, Copy, Event, Foreign, RowChange, Seen, Sink, Source
+from outbox.soak.seen import Answer, Comparison, Event, Foreign, Seen, Sink
 from outbox.soak.verdict import Record, broken_off, judge
+from tests.support.soak_run import (
+    ADDS,
+    BROKEN,
+    DUE,
+    EVENTS,
+    HISTORY,
+    OK,
+    REFUSED,
+    ROWS,
+    SEEN,
+    SOLD_OUT,
+    SOURCE,
+    VERSIONS,
+    Domain,
+    attempt,
+    event,
+    stored,
+)
 
-OK, REFUSED, BROKEN = 201, 409, 503
-
-
-class Domain:
-    """Orders: order N has the key `key-N`, and one event for each of its lines."""
-
-    sinks = (("totals",),)
-    changes = ""
-    invariants: Mapping[str, str] = MappingProxyType({})
-
-    def change_of_answer(self, body: Any) -> str:
-        return f"order {body['id']}"
-
-    def change_of_event(self, event: Event) -> str:
-        return f"order {event.data['order']}"
-
-    def contradictions(self, history: History, events: dict[str, Event]) -> list[str]:
-        known = {event.data["order"] for event in events.values()}
-        return [read.path for read in history.reads if read.outcome == "failed" or read.answer["id"] not in known]
-
-
-def attempt(number: int, status: int | None = OK, answer: Any = None, method: str = "POST") -> Attempt:
-    key = f"key-{number}" if method == "POST" else None
-    body = {"id": number} if answer is None and status == OK else answer
-    return Attempt(0, "order", method, f"/orders/{number}", key, None, 0.0, 1.0, status, body)
-
-
-def stored(number: int, status: int = OK) -> Answer:
-    return Answer(f"key-{number}", status, {"id": number})
-
-
-def event(number: int, version: int, offset: int, *, order_number: int = 1, key: str = "a", pieces: int = 0) -> Event:
-    data, numbers = {"order": order_number, "pieces": pieces}, {"pieces": Decimal(pieces)}
-    return Event(f"event-{number}", "orders", 0, offset, key, "order.placed.v1", version, data, numbers)
-
-
-EVENTS = (event(1, 1, 0, pieces=5), event(2, 2, 1, pieces=7), event(3, 3, 3, order_number=2, pieces=1))
-ADDS = {"order.placed.v1": Adds(1, "pieces")}
-DUE = {"a": Decimal(13)}
-VERSIONS = {"a": 3}
-ROWS = {"event-1": 1, "event-2": 1, "event-3": 1}
-SOURCE = Source([stored(1), stored(2)], {"order 1": 2, "order 2": 1}, frozenset({"event-2", "event-3"}))
-SEEN = Seen(EVENTS, SOURCE, [Sink("totals", comparisons=[Comparison("totals", DUE, DUE, ADDS, VERSIONS)])])
-SOLD_OUT = {"title": "sold out"}
-READ = attempt(1, method="GET")
-HISTORY = History((attempt(1), READ, attempt(2), attempt(3, REFUSED, SOLD_OUT), attempt(4, None)))
 REPEATED = (*EVENTS, replace(EVENTS[1], offset=7))  # event 2 adds 7
 
 
@@ -199,6 +168,11 @@ def test_a_sound_run_is_sound(checker: str) -> None:
         "an event that a table has twice": ("results", sink(rows={**ROWS, "event-2": 2})),
         "an event that a table has, and no topic": ("results", sink(rows={**ROWS, "event-9": 1})),
         "an empty table": ("results", sink(rows={})),
+        "an event that a naive sink applied, and no topic has": (
+            "results",
+            having(13, "none", applied={**ROWS, "event-9": 1}),
+        ),
+        "a change that is there twice": ("changes", source(changed_twice=frozenset({"order 1"}))),
         "events that do not add up to the source, and nobody counts": (
             "results",
             sink(comparisons=[comparison(DUE, source={"a": Decimal(14)})], repeats="none"),
@@ -309,6 +283,20 @@ def test_a_released_transaction_explains_one_block_of_repeats_in_each_partition(
 
 
 @pytest.mark.parametrize(
+    "again",
+    {
+        "the last one once more": (*EVENTS, EVENTS[2]),
+        "another order": (EVENTS[1], EVENTS[0], EVENTS[2]),
+        "a gap": (EVENTS[0], EVENTS[2]),
+    }.values(),
+    ids=lambda again: "-".join(one.id for one in again),
+)
+def test_a_released_transaction_explains_only_its_records_in_their_order(again: tuple[Event, ...]) -> None:
+    repeats = [replace(one, offset=10 + number) for number, one in enumerate(again)]
+    assert arrival.check(replace(SEEN, events=[*EVENTS, *repeats], released=1), may_repeat=False)
+
+
+@pytest.mark.parametrize(
     ("repeats", "applied", "total"),
     [
         ("all", None, 13),
@@ -384,6 +372,11 @@ def set_up(history: History) -> History:
         "sound": (Record(HISTORY, SEEN), "valid"),
         "wrong": (Record(HISTORY, having(20)), "invalid"),
         "empty": (Record(), "unknown"),
+        "no sink": (Record(HISTORY, replace(SEEN, sinks=())), "unknown"),
+        "an answer to a read that is none": (
+            Record(History((*HISTORY.attempts, attempt(1, OK, "nothing", method="GET"))), SEEN),
+            "unknown",
+        ),
         "nothing succeeded": (Record(History((attempt(3, REFUSED, SOLD_OUT), attempt(4, None)))), "unknown"),
         "only the set-up succeeded": (Record(set_up(HISTORY), SEEN), "unknown"),
         "no read succeeded": (
@@ -409,6 +402,21 @@ def test_the_verdict_names_the_faults_that_did_not_happen() -> None:
 def test_a_run_that_broke_off_is_judged_by_its_faults() -> None:
     assert broken_off(Record(injections=[KILLED]), "Kafka is unavailable").result == "unknown"
     assert broken_off(Record(injections=[replace(KILLED, is_healed=False)]), "Kafka is unavailable").result == "invalid"
+    assert broken_off(Record(checks=[LOST]), "Kafka is unavailable").result == "invalid"
+    drift = Checked("before sink-rewound", problems=[Problem("sink-drift", "perhaps of a naive sink", "totals")])
+    assert broken_off(Record(checks=[drift]), "Kafka is unavailable").result == "unknown"
+
+
+def test_a_fault_that_a_run_had_no_time_to_heal_is_no_broken_promise() -> None:
+    stopped = replace(KILLED, is_healed=False, is_broken_off=True)
+    assert broken_off(Record(injections=[stopped]), "a client has ended").result == "unknown"
+
+
+def test_a_checker_that_fails_is_named_and_hides_no_other() -> None:
+    history = History((*HISTORY.attempts, attempt(1, OK, "nothing", method="GET")))
+    verdict = judge(Domain(), Record(history, having(20)))  # type: ignore[arg-type]
+    assert (verdict.result, len(verdict.findings)) == ("invalid", 1)
+    assert "reads" in verdict.why_unknown
 
 
 def test_a_refusal_that_is_stored_otherwise_is_found() -> None:
@@ -416,6 +424,31 @@ def test_a_refusal_that_is_stored_otherwise_is_found() -> None:
     other = replace(refusal, body={"title": "no such order"})
     assert cases("answers", seen=source(answers=[*SOURCE.answers, refusal])) == 0
     assert cases("answers", seen=source(answers=[*SOURCE.answers, other])) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "expected", "found"),
+    [(OK, (OK,), 0), (OK, (), 0), (OK, (REFUSED,), 1), (REFUSED, (OK,), 1), (BROKEN, (OK,), 0), (None, (OK,), 0)],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_an_answer_that_the_domain_does_not_expect_is_found(
+    status: int | None, expected: tuple[int, ...], found: int, method: str
+) -> None:
+    one = replace(attempt(9, status, {"id": 9}, method), key=None, expected=expected)
+    assert cases("answers", History((*HISTORY.attempts, one))) == found
+
+
+@pytest.mark.parametrize(("count", "found"), [(answers.LAST, 1), (answers.LAST - 1, 0)])
+@pytest.mark.parametrize("status", [None, BROKEN])
+def test_a_service_that_answers_no_more_is_found(count: int, found: int, status: int | None) -> None:
+    silent = [attempt(number, status) for number in range(100, 100 + count)]
+    assert cases("answers", History((*HISTORY.attempts[:3], *silent))) == found
+    assert cases("answers", History((*silent, *HISTORY.attempts[:3]))) == 0
+
+
+def test_a_key_that_is_used_again_may_have_another_status_than_its_request() -> None:
+    misuse = replace(attempt(1, REFUSED, SOLD_OUT), body={"pieces": 9}, expected=(OK,))
+    assert cases("answers", History((*HISTORY.attempts, misuse))) == 0
 
 
 @pytest.mark.parametrize(("status", "found"), [(REFUSED, 0), (BROKEN, 0), (OK, 1)])
@@ -439,6 +472,13 @@ def test_a_counting_sink_that_read_nothing_again_applies_each_record_once() -> N
     [found] = results.check(seen, may_reread=False)
     assert found.cases == 1
     assert not results.check(replace(seen, events=REPEATED), may_reread=False)
+
+
+def test_a_naive_sink_that_does_not_count_and_read_nothing_again_has_each_record_once() -> None:
+    for events, total in ((EVENTS, 13), (REPEATED, 20)):
+        assert not results.check(replace(having(total, "none"), events=events), may_reread=False)
+        assert results.check(replace(having(total + 1, "none"), events=events), may_reread=False)
+        assert not results.check(replace(having(total + 1, "none"), events=events), may_reread=True)
 
 
 def test_a_later_version_of_events_that_a_comparison_is_not_about_is_sound() -> None:
@@ -490,7 +530,22 @@ def test_a_death_needs_a_fault_of_what_the_process_needs(
     assert len(deaths.check([Death(process, at_s)], [fault])) == found
     assert len(deaths.check([Death(process, at_s)], [replace(fault, parts=(), held=parts)])) == 1
     assert len(deaths.check([Death(process, at_s)], [])) == 1
+    assert len(deaths.check([Death(process, at_s, alive_s=at_s)], [fault])) == found
     assert not deaths.check([], [fault])
+
+
+@pytest.mark.parametrize(("alive_s", "found"), [(12.0, 0), (79.0, 0), (81.0, 1), (199.0, 1)])
+def test_a_death_that_is_seen_late_may_be_explained_since_the_process_was_seen_alive(
+    alive_s: float, found: int
+) -> None:
+    fault, seen_late = replace(KILLED, parts=("connector",)), Death("connector", 200.0, alive_s=alive_s)
+    assert len(deaths.check([seen_late], [fault])) == found
+
+
+def test_on_a_slow_machine_a_process_may_end_later_after_a_fault() -> None:
+    late = Death("sinks-1", 20.0 + 2 * deaths.GRACE_S)
+    assert deaths.check([late], [KILLED])
+    assert not deaths.check([late], [KILLED], timeout_scale=2.0)
 
 
 @pytest.mark.parametrize(
@@ -517,10 +572,18 @@ def test_sinks_that_do_not_catch_up_are_found() -> None:
     assert checks.check([Checked("at the end", in_flight="sink totals is 3 events behind")], SEEN.sinks)
 
 
+@pytest.mark.parametrize(("malformed", "found"), [(0, 0), (3, 0), (4, 1)])
+def test_invalid_records_that_no_fault_has_sent_are_found(malformed: int, found: int) -> None:
+    sent = [replace(KILLED, invalid=2)]  # and a foreign event
+    verdict = judge(Domain(), Record(HISTORY, SEEN, sent, checks=[Checked("at the end", malformed=malformed)]))  # type: ignore[arg-type]
+    assert len(verdict.findings) == found
+
+
 def test_a_check_is_read_from_its_report() -> None:
     drift = {"code": "sink-drift", "message": "it drifts", "sink": "totals", "comparison": "pieces", "count": 2}
     report = {
         "total": {"duplicates": 2},
+        "topics": [{"malformed": {"count": 1, "acknowledged": 2}}, {"malformed": {"count": 1, "acknowledged": 0}}],
         "findings": [drift],
         "sinks": [
             {"name": "totals", "comparisons": [{"name": "pieces", "drift": {"b": 1, "a": 2}}]},
@@ -528,7 +591,7 @@ def test_a_check_is_read_from_its_report() -> None:
         ],
     }
     problem = Problem("sink-drift", "it drifts", "totals", 2, ["a", "b"])
-    assert of_report("now", report) == Checked("now", 2, [problem])
+    assert of_report("now", report) == Checked("now", 2, [problem], malformed=4)
 
 
 @pytest.mark.parametrize(
@@ -588,6 +651,13 @@ FOREIGN_CASES = {
     "by versions": (foreign_of(4, 6, region(10), knows_ids=False), 0),
     "by versions, and one was ignored": (foreign_of(4, 0, knows_ids=False), 1),
     "of other types": (foreign_of(0, 0, types=frozenset()), 0),
+    "of other types, and one was applied": (foreign_of(4, 0, types=frozenset()), 1),
+    "of other types, and one was applied to another total": (foreign_of(0, 0, region(4), types=frozenset()), 1),
+    "a total that it adds nothing to": (foreign_of(4, 0, Comparison("others", {"x": Decimal(1)}, {}, {})), 1),
+    "a total of which nobody knows what it adds": (
+        foreign_of(4, 0, Comparison("others", {"x": Decimal(1)}, {}, None)),
+        0,
+    ),
     "the id of an event of another type": (
         replace(foreign_of(4, 6), events=[replace(one, type="order.cancelled.v1") for one in EVENTS]),
         0,
@@ -624,200 +694,3 @@ def test_foreign_events_change_no_judgement_on_others() -> None:
     assert cases("results", seen=foreign_of(4, 0, total=12)) > 0
     drifting = foreign_of(4, 6, total=20, repeats="none", knows_ids=False, applied=TWICE)
     assert cases("results", seen=drifting) > 0, "and so nothing of it drifts"
-
-
-# Captured tables -------------------------------------------------------------------------------------------------
-
-
-def row(key: str, pieces: int, version: int) -> dict[str, Any]:
-    return {"id": key, "pieces": pieces, "version": version}
-
-
-def moved(key: str, lsn: int, pieces: int, version: int, op: str = "u") -> RowChange:
-    """A change of a row, at the offset of the same number."""
-    return RowChange("items", 0, lsn, "items", key, lsn, op, {**row(key, pieces, version), "label": "not compared"})
-
-
-def deleted(key: str, lsn: int) -> RowChange:
-    return RowChange("items", 0, lsn, "items", key, lsn, "d")
-
-
-# A snapshot has row a, whose place is above that of a change which was open then. Row c was deleted.
-SNAPSHOT = moved("a", 30, 5, 1, "r")
-MOVES = (
-    replace(SNAPSHOT, offset=0),
-    moved("a", 20, 7, 2),
-    moved("b", 21, 0, 0, "c"),
-    moved("c", 22, 0, 0, "c"),
-    moved("b", 23, 4, 1),
-    deleted("c", 24),
-    moved("b", 25, 4, 1),  # another column, which raises no version
-    moved("b", 26, 9, 2),
-)
-TABLE = (row("a", 7, 2), row("b", 9, 2))
-COPY = Copy("copy", "items", "id", "version", TABLE, TABLE)
-CAPTURED = Seen(row_changes=MOVES, copies=[COPY])
-LAST, REPEATED_ROW, ONCE, SPREAD, BORN, ORDER, GAPS = (
-    "the last change of a row is on its topic",
-    "a repeated change of a row is the same change",
-    "with exactly-once a change of a row is on its topic once",
-    "the changes of a row are on one partition",
-    "the first change of a row has created it, or is a snapshot's",
-    "the changes of a row are in the order of the log",
-    "the versions of a row have no gap",
-)
-
-
-def promises(seen: Seen, *, may_repeat: bool = False) -> dict[str, int]:
-    """The promises about captured tables that do not hold, with the number of cases."""
-    return {one.promise: one.cases for one in (*captured.check(seen, may_repeat=may_repeat), *copies.check(seen))}
-
-
-def with_changes(*changes: RowChange, **changed: Any) -> Seen:
-    return replace(CAPTURED, row_changes=changes, **changed)
-
-
-def with_rows(*rows: Mapping[str, Any]) -> Seen:
-    """What was left, with other rows in the sink."""
-    return replace(CAPTURED, copies=[replace(COPY, rows=rows)])
-
-
-@pytest.mark.parametrize("seen", [Seen(), CAPTURED, Seen(copies=[Copy("copy", "items", "id")]), SEEN])
-def test_captured_tables_that_are_empty_or_sound(seen: Seen) -> None:
-    assert promises(seen) == promises(seen, may_repeat=True) == {}
-
-
-@pytest.mark.parametrize(
-    "rows",
-    {
-        "a row is missing": TABLE[:1],
-        "every row is missing": (),
-        "a row too many": (*TABLE, row("z", 1, 1)),
-        "a deleted row is still there": (*TABLE, row("c", 0, 0)),
-        "a row twice": (*TABLE, TABLE[0]),
-        "a wrong value": (TABLE[0], row("b", 8, 2)),
-        "an older state": (TABLE[0], row("b", 4, 1)),
-        "no value": (TABLE[0], {"id": "b", "version": 2}),
-        "the values of another row": (row("a", 9, 2), row("b", 7, 2)),
-        "a number as text": (TABLE[0], {**TABLE[1], "pieces": "9"}),
-    }.values(),
-    ids=str,
-)
-def test_a_row_that_differs_from_the_source_is_found(rows: Any) -> None:
-    [finding] = copies.check(with_rows(*rows))
-    assert finding.promise == "copy has the rows of its table"
-
-
-def test_each_row_that_differs_is_named_with_its_values() -> None:
-    [finding] = copies.check(with_rows(row("a", 6, 1), row("z", 1, 1)))
-    assert finding.examples == [
-        "a: pieces is 6 and must be 7, version is 1 and must be 2",
-        "b: the sink has no such row",
-        "z: the source has no such row",
-    ]
-
-
-def test_no_order_of_rows_and_no_order_of_columns_is_a_difference() -> None:
-    assert not promises(with_rows(*({name: one[name] for name in reversed(one)} for one in reversed(TABLE))))
-
-
-@pytest.mark.parametrize(
-    ("found", "seen"),
-    {
-        "the last change is lost": ({LAST: 1}, with_changes(*MOVES[:-1])),
-        "a row never came": ({LAST: 1}, with_changes(*(one for one in MOVES if one.key != "b"))),
-        "nothing came": ({LAST: 2}, with_changes()),
-        "a deletion is lost": ({LAST: 1}, with_changes(*MOVES[:5], *MOVES[6:])),
-        "a row of nobody": ({LAST: 1}, with_changes(*MOVES, moved("z", 40, 1, 1, "c"))),
-        "a row is deleted, and the source has it": ({LAST: 1}, with_changes(*MOVES, deleted("b", 40))),
-        "a value that the source has not": (
-            {LAST: 1},
-            with_changes(*MOVES[:-1], replace(MOVES[-1], row=row("b", 8, 2))),
-        ),
-        "a change between two others is lost": (
-            {GAPS: 1},
-            with_changes(*MOVES[:4], MOVES[5], MOVES[7]),
-        ),
-        "the first change after a snapshot is lost": (
-            {GAPS: 1, LAST: 1},
-            with_changes(MOVES[0], replace(MOVES[1], row=row("a", 8, 3)), *MOVES[2:]),
-        ),
-        "a version goes back": (
-            {GAPS: 1, LAST: 1},
-            with_changes(*MOVES, moved("b", 40, 9, 1)),
-        ),
-        "a creation is lost": ({BORN: 1}, with_changes(*MOVES[:2], *MOVES[3:])),
-        "only a deletion came": ({BORN: 1}, with_changes(*MOVES, deleted("z", 40))),
-        "two changes in the wrong order": (
-            {ORDER: 1, GAPS: 1, LAST: 1},
-            with_changes(*MOVES[:4], *MOVES[5:7], MOVES[7], MOVES[4]),
-        ),
-        "two changes at one place of the log": (
-            {ORDER: 1},
-            with_changes(*MOVES[:-1], replace(MOVES[-1], lsn=25, op="c")),
-        ),
-        "two partitions": ({SPREAD: 1}, with_changes(*MOVES[:-1], replace(MOVES[-1], partition=1))),
-        "a change twice": ({ONCE: 1}, with_changes(*MOVES, replace(MOVES[-1], offset=40))),
-        "a change twice, by another connector's transaction": (
-            {ONCE: 1},
-            with_changes(*MOVES, replace(MOVES[-1], offset=40), released=1, released_changes={"others": 1}),
-        ),
-        "a repeat with other values": (
-            {REPEATED_ROW: 1},
-            with_changes(*MOVES, replace(MOVES[-1], offset=40, row=row("b", 8, 2)), released_changes={"items": 1}),
-        ),
-        "a repeat in another partition": (
-            {REPEATED_ROW: 1},
-            with_changes(*MOVES, replace(MOVES[-1], offset=40, partition=1), released_changes={"items": 1}),
-        ),
-    }.values(),
-    ids=lambda value: "" if isinstance(value, dict) else None,
-)
-def test_a_captured_table_whose_changes_are_wrong(found: dict[str, int], seen: Seen) -> None:
-    assert promises(seen) == found
-
-
-def test_a_repeated_change_of_a_row_is_allowed_where_the_relay_may_repeat_or_a_transaction_was_released() -> None:
-    block = [replace(one, offset=one.offset + 40) for one in MOVES[3:]]
-    assert captured.repeats(with_changes(*MOVES, *block)) == block
-    assert not promises(with_changes(*MOVES, *block), may_repeat=True)
-    assert not promises(with_changes(*MOVES, *block, released_changes={"items": 1}))
-    assert promises(with_changes(*MOVES, *block)) == {ONCE: 1}
-
-
-def test_what_a_snapshot_passes_over_is_no_gap() -> None:
-    again = (moved("a", 50, 90, 9, "r"), moved("a", 51, 91, 10))
-    table = (row("a", 91, 10), TABLE[1])
-    assert not promises(with_changes(*MOVES, *again, copies=[replace(COPY, source=table, rows=table)]))
-
-
-def test_a_row_that_is_created_again_begins_again() -> None:
-    again = (moved("c", 50, 0, 0, "c"), moved("c", 51, 3, 1))
-    table = (*TABLE, row("c", 3, 1))
-    assert not promises(with_changes(*MOVES, *again, copies=[replace(COPY, source=table, rows=table)]))
-
-
-def test_without_a_version_no_gap_is_looked_for() -> None:
-    seen = with_changes(*MOVES[:4], MOVES[5], MOVES[7], copies=[replace(COPY, version=None)])
-    assert not promises(seen)
-
-
-def test_captured_tables_are_judged_with_everything_else() -> None:
-    sound = replace(SEEN, row_changes=MOVES, copies=[COPY])
-    verdict = judge(Domain(), Record(HISTORY, sound))  # type: ignore[arg-type]
-    assert (verdict.result, verdict.row_changes, verdict.repeats) == ("valid", len(MOVES), 0)
-    for wrong in (with_rows(*TABLE[:1]), with_changes(*MOVES[:-1])):
-        seen = replace(sound, row_changes=wrong.row_changes, copies=wrong.copies)
-        assert judge(Domain(), Record(HISTORY, seen)).result == "invalid"  # type: ignore[arg-type]
-
-
-def test_what_was_left_of_captured_tables_is_the_same_after_it_was_kept_in_files(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    seen = replace(CAPTURED, released_changes={"items": 2})
-    folder.write_seen(seen)
-    kept = folder.seen
-    assert (tuple(kept.row_changes), kept.released_changes) == (MOVES, {"items": 2})
-    assert promises(kept) == {}
-    [copy] = kept.copies
-    assert (list(copy.source), copy.version) == ([*TABLE], "version")
-    assert [name.name for name in tmp_path.iterdir() if "row_changes" in name.name] == ["row_changes.jsonl"]

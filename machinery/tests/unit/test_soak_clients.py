@@ -99,6 +99,21 @@ def test_a_client_that_ends_ends_the_run(settings: Settings, tmp_path: Path) -> 
     assert raised.value.code == "soak-client-ended"
 
 
+def test_clients_go_on_until_there_are_answers_or_for_a_while(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "ANSWERED_TIMEOUT_S", 60.0)
+    recorder = Recorder(tmp_path / "history.jsonl")
+    one = Clients(settings, Orders(), recorder, rate=2_000, seed=1)  # type: ignore[arg-type]
+    with one.sending():
+        before = recorder.definite
+        one.wait_answered()
+        assert recorder.definite > before
+    monkeypatch.setattr(clients, "ANSWERED_TIMEOUT_S", 0.01)
+    one.wait_answered()
+    recorder.close()
+
+
 def test_old_keys_are_used_again_for_their_request_and_for_another_one(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

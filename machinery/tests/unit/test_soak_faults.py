@@ -39,7 +39,7 @@ def found(code: str, sink: str | None = None, *keys: str) -> Done:
     """The output of a check with one finding; of a drift, in these keys."""
     finding = {"code": code, "sink": sink, "comparison": "pieces", "message": "…", "count": 1}
     sinks = [{"name": sink, "comparisons": [{"name": "pieces", "drift": dict.fromkeys(keys, 1)}]}]
-    return Done(1, json.dumps({"findings": [finding], "sinks": sinks, "total": {"duplicates": 0}}), "")
+    return Done(1, json.dumps({"findings": [finding], "sinks": sinks, "topics": [], "total": {"duplicates": 0}}), "")
 
 
 class TestCheck:

@@ -43,3 +43,35 @@ def test_the_first_signal_ends_a_run_and_the_next_do_not_disturb_its_end(name: s
 
 def test_a_run_that_ignores_hangups_goes_on() -> None:
     assert said_after("SIGHUP", ignored="SIGHUP") == "goes on"
+
+
+WAITS = """
+import threading
+from outbox.base.errors import Failure
+from outbox.soak import interrupt
+from outbox.soak.fault import wait_or_not_fired
+
+interrupt.once()
+codes = []
+
+def wait():
+    try:
+        wait_or_not_fired("what never comes", lambda: waits.set(), timeout_s=600)
+    except Failure as failure:
+        codes.append(failure.code)
+
+waits = threading.Event()
+thread = threading.Thread(target=wait)
+thread.start()
+waits.wait()
+try:
+    signal.raise_signal(signal.SIGTERM)
+except KeyboardInterrupt:
+    thread.join()
+    print(codes)
+"""
+
+
+def test_a_signal_ends_the_waits_of_faults_too() -> None:
+    said = subprocess.check_output([sys.executable, "-c", f"import signal\n{WAITS}"], text=True, timeout=300)
+    assert said.strip() == "['soak-interrupted']"

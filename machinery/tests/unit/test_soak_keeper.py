@@ -11,7 +11,7 @@ import pytest
 
 from outbox.base.wait import wait_for
 from outbox.soak.death import Death
-from outbox.soak.keeper import Watch, leaders
+from outbox.soak.keeper import Watch, attempt, leaders
 from outbox.stack.process import Process
 
 # It starts a session of its own, as a backend of Postgres does, and keeps the mark.
@@ -72,3 +72,35 @@ def test_a_child_that_ends_is_no_death(process: Process) -> None:
     wait_for("the child to end", lambda: len(leaders({mark(process)})[mark(process)]) == 1, timeout_s=120)
     watch()
     assert not deaths
+
+
+def test_a_process_that_ended_before_the_first_look_has_ended(tmp_path: Path) -> None:
+    deaths: list[Death] = []
+    gone = Parent("service", tmp_path)
+    watch = Watch({gone.mark: gone}, deaths)
+    watch()
+    watch()
+    assert [one.process for one in deaths] == ["service"]
+
+
+def test_a_death_lies_between_two_looks(process: Process) -> None:
+    deaths: list[Death] = []
+    watch = Watch({process.mark: process}, deaths)
+    watch()
+    process.kill()
+    watch()
+    [death] = deaths
+    assert death.alive_s is not None
+    assert 0 <= death.alive_s < death.at_s
+
+
+def test_a_look_that_fails_is_reported_and_the_next_one_comes() -> None:
+    said: list[str] = []
+
+    def look() -> None:
+        raise OSError("no table of processes")
+
+    attempt(look, said.append)
+    attempt(lambda: said.append("it looks again"), said.append)
+    assert "no table of processes" in said[0]
+    assert said[1:] == ["it looks again"]

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from outbox.base.settings import load
-from outbox.soak import nemesis, testbed
+from outbox.soak import nemesis, progress, testbed
 from outbox.soak.checkers.faults import not_happened
 from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.faults import every
+from outbox.soak.history import Attempt, Recorder
 from outbox.soak.nemesis import Nemesis
+from outbox.soak.progress import Progress
 from outbox.testing import chosen_seed
 
 
@@ -172,3 +174,49 @@ def test_the_watch_ends_a_run_and_keeps_what_has_happened(unstarted: testbed.Tes
     with pytest.raises(ValueError, match="a client has died"):
         breaker.run(duration_s=60, pause_s=0.02, watch=watch)
     assert [one.evidence for one in breaker.injections] == ["it happened"]
+
+
+class Unhealed(Quick):
+    """Lasts for long, and cannot be healed."""
+
+    name = "unhealed"
+    lasts_s = (600.0, 600.0)
+
+    def heal(self, testbed: testbed.Testbed) -> None:
+        del testbed
+        raise RuntimeError("it stays broken")
+
+
+def test_a_fault_that_lasts_when_the_run_ends_is_not_one_that_cannot_be_healed(unstarted: testbed.Testbed) -> None:
+    said: list[str] = []
+
+    def watch() -> None:
+        if breaker.lasting and said:
+            said.append(f"now: {', '.join(breaker.lasting)}")
+            raise ValueError("a client has died")
+
+    breaker = Nemesis(unstarted, {"unhealed": Unhealed}, chosen_seed(), said.append)
+    with pytest.raises(ValueError, match="a client has died"):
+        breaker.run(duration_s=60, pause_s=0.02, watch=watch)
+    assert [(one.is_healed, one.is_broken_off) for one in breaker.injections] == [(False, True)]
+    assert "now: unhealed" in said
+    assert breaker.lasting == []
+
+
+def test_progress_says_what_was_sent_and_what_is_broken(
+    unstarted: testbed.Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "INTERVAL_S", 0.0)
+    recorder = Recorder(tmp_path / "history.jsonl")
+    for status in (201, 409, None):
+        recorder.add(Attempt(0, "order", "POST", "/orders", None, None, 0.0, 1.0, status))
+    recorder.close()
+    said: list[str] = []
+    breaker = Nemesis(unstarted, {"quick": Quick}, chosen_seed(), said.append)
+    breaker.run(duration_s=0.1, pause_s=0.0)
+    said.clear()
+    Progress(recorder, breaker, said.append)()
+    [line] = said
+    assert line.startswith("3 requests: 1 ok, 1 failed, 1 unknown")
+    assert f"{len(breaker.injections)} faults" in line
+    assert "no fault" in line

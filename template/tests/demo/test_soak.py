@@ -79,6 +79,12 @@ def test_a_transfer_without_an_answer_may_be_seen_or_not() -> None:
     assert not list(Domain(1).contradictions(history, EVENTS))
 
 
+@pytest.mark.parametrize(("sent_s", "wrong"), [(4.5, 0), (5.5, 1)])
+def test_a_read_is_not_older_than_one_before(sent_s: float, wrong: int) -> None:
+    history = History((opening(A), transfer(1, (2.0, 3.0), status=503), read(1, -10, 4.0), read(0, 0, sent_s)))
+    assert len(list(Domain(1).contradictions(history, EVENTS))) == wrong
+
+
 def test_a_foreign_event_is_valid_and_has_a_key_of_its_own() -> None:
     chance = random.Random(1)  # noqa: S311
     made = [Domain(1).foreign_event(chance) for _ in range(2)]

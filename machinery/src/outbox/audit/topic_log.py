@@ -78,7 +78,7 @@ class TopicLogs:
         end, name = self.ends[topic.number], topic.name
         topic_id = topics.describe(settings, name).id
         if end.topic_id not in (None, topic_id):
-            raise Failure(f"topic {name} was recreated during the check", "run it again", code="topic-recreated")
+            raise Failure(f"topic {name} was recreated during the check", "run the check again", code="topic-recreated")
         end.topic_id = topic_id
         watermarks = topics.watermarks(settings, name)
         end.has_gap |= any(first > end.next_offsets.get(number, first) for number, (first, _) in watermarks.items())

@@ -93,9 +93,11 @@ class Settings(BaseSettings):
     )
     stack_kafka_port: int = Field(19092, ge=0, le=65535)
     stack_connect_port: int = Field(18083, ge=0, le=65535)
-    stack_controller_port: int = Field(19093, ge=0, le=65535, description="of the embedded Kafka's controller")
-    stack_spark_port: int = Field(17077, ge=0, le=65535, description="of the embedded Spark cluster's master")
-    stack_spark_workers: int = Field(0, ge=0, description="workers of it; `outbox up --workers` sets this")
+    stack_controller_port: int = Field(19093, ge=0, le=65535, description="port of the embedded Kafka's controller")
+    stack_spark_port: int = Field(17077, ge=0, le=65535, description="port of the embedded Spark cluster's master")
+    stack_spark_workers: int = Field(
+        0, ge=0, description="workers of the embedded Spark cluster; `outbox up --workers` sets this"
+    )
     stack_postgres_password: SecretStr = Field(SecretStr(""), description="superuser of the embedded Postgres")
     maven_mirror: str | None = Field(None, description="URL of a mirror of Maven Central for the JVM parts")
 
@@ -128,8 +130,10 @@ class Settings(BaseSettings):
     kafka_username: str | None = Field(None, validate_default=True)
     kafka_password: SecretStr = SecretStr("")
     kafka_cafile: Path | None = Field(None, description="CA file (PEM) of the brokers")
-    topic_prefix: str = _named("topic_prefix", description="how the topics of the events begin")
-    topic_partitions: int = Field(4, ge=1, description="of a topic whose aggregate.toml names no other number")
+    topic_prefix: str = _named("topic_prefix", description="first part of the names of the events' topics")
+    topic_partitions: int = Field(
+        4, ge=1, description="partitions of a topic, unless its aggregate.toml names another number"
+    )
     topic_retention_hours: int = Field(168, ge=1, description="how long the topics keep events")
     topic_replication: int = Field(1, ge=1, description="replication factor of the topics that we create")
 
@@ -145,10 +149,10 @@ class Settings(BaseSettings):
     connect_group_id: str = Field("outbox-connect", description="the worker's group.id")
     connect_offsets_topic: str = Field("outbox.connect.offsets", description="the worker's offset.storage.topic")
     connect_source_db_host: str | None = Field(
-        None, description="the source database's host as seen from Connect, if another"
+        None, description="the source database's host as seen from Connect, if it differs"
     )
     connect_source_db_sslrootcert: str | None = Field(
-        None, description="the source database's CA file as seen from Connect, if another"
+        None, description="the source database's CA file as seen from Connect, if it differs"
     )
     connect_source_db_password_reference: str = Field(
         "${env:OUTBOX_SOURCE_DB_CDC_PASSWORD}",
@@ -179,10 +183,11 @@ class Settings(BaseSettings):
         3660, ge=1, description="how far the time in an event's id may be behind its record; older ones are set aside"
     )
     spark_master: str | None = Field(
-        None, description="where the sinks' tasks run: a Spark cluster's master; default: local[2], the sinks' process"
+        None,
+        description="where the sinks' tasks run: a Spark cluster's master; default: local[2], in the sinks' process",
     )
     spark_properties: Path | None = Field(
-        None, description="file of further Spark properties, as spark-defaults.conf; those that we need win"
+        None, description="file of further Spark properties, like spark-defaults.conf; those that we need win"
     )
     sink_driver_memory: str = Field("768m", description="heap of the Spark driver")
     sink_ui_port: int = Field(
@@ -192,7 +197,7 @@ class Settings(BaseSettings):
     sink_metrics_port: int = Field(0, ge=0, le=65535, description="port of the sinks' metrics and health; 0: none")
 
     monitor_host: str = Field("127.0.0.1", description="where `outbox monitor` serves its metrics")
-    monitor_port: int = Field(9401, ge=0, le=65535, description="0: a free one")
+    monitor_port: int = Field(9401, ge=0, le=65535, description="port of `outbox monitor`; 0: a free one")
 
     demo_host: str = Field("127.0.0.1", description="where the walkthrough's player serves a page, if it has one")
     demo_port: int = Field(8090, ge=0, le=65535, description="another free port is used if it is taken or 0")

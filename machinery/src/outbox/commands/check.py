@@ -31,9 +31,9 @@ def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
     """Compare the source, the topics and every sink. Status 1 if a problem is found.
 
     Problems are lost and foreign events, missing and repeated versions, keys on several partitions, records that break
-    the contract, drift, and events that a sink has set aside. Duplicates on a topic are not problems, and neither is
-    what was discarded with a reason. The command works beside running writers and sinks: events in flight are counted
-    apart.
+    the contract, drift, and events that a sink has set aside. Duplicates on a topic are not problems, and neither are
+    events that were discarded with a reason. The command works beside running writers and sinks: it counts events in
+    flight separately.
 
     Files in the folder `comparisons` of a sink say which totals are compared. Tables that no comparison reads are
     named.

@@ -70,7 +70,7 @@ def dead_letters() -> None:
 @click.option("--limit", type=click.IntRange(min=1), help=f"At most so many; a table has {SHOWN} by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a script: one object per line.")
 def list_(limit: int | None, as_json: bool, **chosen: Any) -> None:
-    """List them, the oldest first."""
+    """List dead letters, the oldest first."""
     settings = load()
     selection = _selection(chosen)
     with _reading(settings) as connection:
@@ -91,7 +91,7 @@ def list_(limit: int | None, as_json: bool, **chosen: Any) -> None:
 @click.option("--sink", help="The sink; required if several sinks have it.")
 @as_json_option
 def show(identity: str, sink: str | None, as_json: bool) -> None:
-    """Show one in full, whatever its status."""
+    """Show one dead letter in full, whatever its status."""
     settings = load()
     selection = _selection({"identities": [identity], "sink": sink, "status": "all"})
     with _reading(settings) as connection:
@@ -122,7 +122,7 @@ def show(identity: str, sink: str | None, as_json: bool) -> None:
 @dry
 @as_json_option
 def replay(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
-    """Validate them by today's contract and apply the valid ones, each once. Status 1 if any stays open.
+    """Validate dead letters by the present contract, and apply the valid ones once. Status 1 if any stays open.
 
     If the projection is ordered, events that are parked behind them are replayed too. Works beside a running sink. It
     is safe to repeat: a dead letter that was replayed is no longer open.
@@ -165,7 +165,7 @@ def replay(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bo
 @dry
 @as_json_option
 def discard(is_all: bool, because: str, dry_run: bool, as_json: bool, **chosen: Any) -> None:
-    """Give them up: their events are never applied, even if they are repeated. `outbox check` reports them no more."""
+    """Give up dead letters: their events are never applied, even if they come again, and `check` accepts that."""
     if not because.strip():
         raise click.UsageError("--because needs a reason: the next reader will want it")
     with _to_repair(load(), chosen, is_all) as (connection, letters):

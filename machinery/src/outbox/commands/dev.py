@@ -23,7 +23,7 @@ WIDTH = len("postgres")
 def dev(sinks: tuple[str, ...]) -> None:
     """Run the embedded stack, the service and the sinks, with their logs in one terminal, until Ctrl-C.
 
-    Migrations and the connector are applied first. What you edit starts again by itself: the service, the sinks, or
+    Migrations and the connector are applied first. The command restarts what you edit: the service, the sinks, or
     both and the schema. A part that fails says why, and starts again when you have changed one of its files. Ctrl-C
     stops everything; data stays.
     """

@@ -19,7 +19,7 @@ from outbox.migrations import migrate as migrations
 @click.option(
     "--only-declared",
     is_flag=True,
-    help="Let the outbox refuse events that are declared no more. Without it an event stays allowed: a service of an "
+    help="Let the outbox refuse events that are no longer declared. Without it an event stays allowed: a service of an "
     "older version may still write it.",
 )
 def migrate(only: str | None, only_declared: bool) -> None:

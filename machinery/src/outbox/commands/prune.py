@@ -18,7 +18,7 @@ from outbox.relay import connectors, slot
 @click.option("--keep-hours", type=click.IntRange(min=0), help="Keep younger events (OUTBOX_PRUNE_KEEP_HOURS).")
 @click.option("--trust-marker", is_flag=True, help="Also delete events too old to be looked up on their topic.")
 @click.option("--only", type=click.Choice(["outbox"]), help="Only the outbox table, for a chain without our sinks.")
-@click.option("--dry-run", is_flag=True, help="Only report what would be deleted, or looked up for that.")
+@click.option("--dry-run", is_flag=True, help="Only report what would be looked up and deleted.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -33,7 +33,7 @@ def prune(
 ) -> None:
     """Delete relayed outbox rows and expired rows of the sinks. Status 1 if it finds a lost event.
 
-    It deletes events from the outbox that are surely relayed: it sends markers through the relay, waits until they have
+    It deletes outbox events that were relayed for certain: it sends markers through the relay, waits until they have
     passed, and looks up each event on its topic. In the sink database it deletes deduplication ids, landed events and
     resolved dead letters of events that neither outbox, log, a topic nor an open dead letter can bring again.
 

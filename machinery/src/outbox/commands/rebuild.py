@@ -55,7 +55,7 @@ def rebuild(
     """Recompute a sink's result. The sink may run meanwhile.
 
     From the source: its totals become the sink's, at once. From the topic: a copy of the sink reads all of it and
-    then replaces the sink. A running driver stops when that happens; start it again.
+    then replaces the sink. A running driver then starts again by itself, where the copy has ended.
     """
     settings = load()
     if source == "source" and (restart or drop_copy or skip_dropped):

@@ -42,7 +42,7 @@ def sink(names: tuple[str, ...], until_caught_up: bool, fail_fast: bool) -> None
     """Run the sinks of these names, or those of [tool.outbox], until SIGTERM or Ctrl-C.
 
     Each applies the events that it asks for to its target, side by side with the others. A sink whose failure may pass,
-    such as a lost connection, starts again by itself; with one of the options it does not.
+    such as a lost connection, starts again by itself, unless one of the options is given.
     """
     from outbox.sink.spark import supervisor
 

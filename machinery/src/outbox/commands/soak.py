@@ -14,6 +14,7 @@ import click
 
 from outbox.base import project, settings
 from outbox.base.errors import Failure
+from outbox.base.wait import timeout_scale
 from outbox.soak import domain as domains
 from outbox.soak import interrupt, namespace, run
 from outbox.soak.faults import Make, every
@@ -58,9 +59,9 @@ def soak(
     judged: Path | None,
     is_list: bool,
 ) -> None:
-    """Run clients and faults against a stack of its own, and judge what they have left.
+    """Run clients and faults against a stack of its own, and judge the result.
 
-    Status 0 if every promise held and every planned fault happened, 1 if not, 3 if the run cannot be judged. The files
+    Status 0 if every promise held and every fault that began happened, 1 if not, 3 if nobody can say. The files
     of the run stay in .outbox/soak.
     """
     known = every()
@@ -87,6 +88,7 @@ def soak(
         pause_s=pause,
         exactly_once=not at_least_once,
         faults=list(chosen),
+        timeout_scale=timeout_scale(),
     )
     click.echo(f"seed {seed}; files in {path}")
     interrupt.once()

@@ -38,7 +38,7 @@ def all_names(settings: Settings) -> list[str]:
 def _read(settings: Settings) -> list[str]:
     with (
         closing(connect(settings, SinkRole.PRUNER)) as connection,
-        database_errors(connection, "reading the positions of the sinks", "refused", "run it again"),
+        database_errors(connection, "reading the positions of the sinks", "refused", "run the command again"),
         connection.cursor() as cursor,
     ):
         cursor.execute(READ)

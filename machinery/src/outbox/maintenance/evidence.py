@@ -64,7 +64,7 @@ SELECT event_id FROM dead_letters
 """
 HORIZON = "SELECT horizon, (now() AT TIME ZONE 'UTC')::date - 1 FROM dedup_horizon"
 
-ERRORS = ("retention", "refused", "run it again")
+ERRORS = ("retention", "refused", "run the command again")
 
 Nudge = Callable[[], object]
 

@@ -47,7 +47,7 @@ from outbox.relay.rest import Rest
 # Without exactly-once Connect stores offsets once a minute (offset.flush.interval.ms); prune may need two of them.
 PASS_TIMEOUT_S = 150.0
 DELETE_EVENTS = 1_000  # in one transaction
-AGAIN = "run it again"
+AGAIN = "run the command again"
 
 OLD = "occurred_at <= (now() AT TIME ZONE 'utc') - make_interval(hours => %s)"
 
@@ -216,7 +216,7 @@ def _wait_passed(settings: Settings, rest: Rest, marker_lsn: int, timeout_s: flo
         raise Failure(
             f"connector {settings.connector} has not passed the marker at {slot.lsn(marker_lsn)} in {timeout_s:.0f} s;"
             f" its stored offset is {'none' if stored is None else slot.lsn(stored)}; nothing was deleted",
-            "`outbox doctor`, then run it again",
+            "`outbox doctor`, then prune again",
             code="marker-not-passed",
         ) from error
 
@@ -233,7 +233,7 @@ def _wait_decided(settings: Settings, timeout_s: float) -> Ends:
         except WaitTimeoutError as error:
             raise Failure(
                 f"a transaction on topic {topic} did not end in {timeout_s:.0f} s; nothing was deleted",
-                "end it (`kafka-transactions find-hanging`), then run it again",
+                "end it (`kafka-transactions find-hanging`), then prune again",
                 code="topic-transaction-open",
             ) from error
     return ends

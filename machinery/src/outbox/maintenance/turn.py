@@ -47,6 +47,6 @@ def between_batches(
         (result,) = wait_for("the sinks to be between two batches", attempt, timeout_s=TURN_TIMEOUT_S, poll_s=0.2)
     except WaitTimeoutError:
         raise Failure(
-            f"retention stopped: {holder} and does not end it", "end it, then run it again", code="sinks-busy"
+            f"retention stopped: {holder} and does not end it", "end that session, and prune again", code="sinks-busy"
         ) from None
     return result

@@ -158,7 +158,7 @@ def _database_errors(settings: Settings, database: Database) -> Iterator[None]:
         ) from error
     except CommandError as error:
         raise Failure(
-            f"migrating database {database}: {error}", "deploy the code that knows it", code="migration-unknown"
+            f"migrating database {database}: {error}", "deploy the code that has it", code="migration-unknown"
         ) from error
 
 

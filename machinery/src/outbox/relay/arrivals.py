@@ -113,7 +113,7 @@ def all_arrive(settings: Settings, names: Sequence[str], timeout_s: float) -> bo
     with tempfile.TemporaryFile() as file:
         with (
             closing(connect(settings, SourceRole.AUDITOR)) as connection,
-            database_errors(connection, "reading the outbox", "refused", "run it again"),
+            database_errors(connection, "reading the outbox", "refused", "run the command again"),
             connection.cursor() as cursor,
         ):
             copy(cursor, file)

@@ -33,7 +33,7 @@ def delete(settings: Settings, connector: Connector | None = None) -> int:
             producer.produce(topic, key=key, value=None)
             deleted += 1
     if producer.flush(request_timeout_s()):
-        raise Failure("Kafka did not accept the deletion of the stored offsets", "run it again", code="offsets-kept")
+        raise Failure("Kafka did not delete the stored offsets", "run the command again", code="offsets-kept")
     return deleted
 
 

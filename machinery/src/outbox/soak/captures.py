@@ -34,7 +34,7 @@ def require_copies(settings: Settings, domain: Domain, specs: Iterable[SinkSpec]
     reading = {one.name for one in specs if not captured.isdisjoint(one.decoders)}
     if missing := sorted(reading - copies_of(domain).keys()):
         raise Failure(
-            f"nothing says which rows {', '.join(missing)} must have of a captured table",
+            f"the soak does not know which rows of a captured table {', '.join(missing)} must have",
             "write `copies` of the soak's domain, as docs/soak.md shows, or leave the sink out of the soak",
             code="soak-domain-wrong",
         )

@@ -32,6 +32,7 @@ class Checked:
     duplicates: int = 0  # on the topics
     problems: Sequence[Problem] = ()
     in_flight: str = ""  # at the end: where events still were when the run gave up; empty before
+    malformed: int = 0  # records on the topics that break the contract
 
 
 def checked(testbed: Testbed, when: str) -> Checked:
@@ -63,4 +64,5 @@ def of_report(when: str, report: Mapping[str, Any], in_flight: str = "") -> Chec
         )
         for one in report["findings"]
     ]
-    return Checked(when, report["total"]["duplicates"], problems, in_flight)
+    malformed = sum(one["malformed"]["count"] + one["malformed"]["acknowledged"] for one in report["topics"])
+    return Checked(when, report["total"]["duplicates"], problems, in_flight, malformed)

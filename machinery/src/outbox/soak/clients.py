@@ -9,13 +9,14 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import requests
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
 from outbox.soak.domain import Domain
 from outbox.soak.history import SET_UP, Attempt, Recorder
 from outbox.walkthrough.workload import Listener, Request
@@ -23,6 +24,7 @@ from outbox.walkthrough.workload import Listener, Request
 CLIENTS = 4
 TIMEOUT_S = 5.0
 SET_UP_TIMEOUT_S = 60.0
+ANSWERED_TIMEOUT_S = 120.0  # after the last fault, for more attempts than `answers.LAST`
 ATTEMPTS = 6  # then a client gives up: the outcome stays unknown
 AGAIN_S = (0.2, 3.0)  # how long a client waits before it repeats a request: from, to
 KEPT = 200  # answered requests whose keys may be used again much later
@@ -66,6 +68,20 @@ class Clients:
             self._stopped.set()
             self._pool.shutdown()
         self.require_running()
+
+    def wait_answered(self) -> None:
+        """Wait until a request that is sent from now on has a definite answer, after the last fault.
+
+        Return after a while without one, too: then the checker `answers` has a finding.
+        """
+        under_way = CLIENTS  # at most
+        before = self._recorder.definite
+
+        def is_answered() -> bool:
+            return self._recorder.definite > before + under_way
+
+        with suppress(TimeoutError):
+            wait_for("definite answers", is_answered, timeout_s=ANSWERED_TIMEOUT_S, needs=self.require_running)
 
     def require_running(self) -> None:
         """Raises Failure if a client has ended by an exception, such as one of the domain."""
@@ -160,6 +176,7 @@ class Clients:
             ended_s=time.monotonic() - self.began_s,
             status=status,
             answer=answer,
+            expected=request.expected,
         )
         self._recorder.add(attempt)
         return attempt

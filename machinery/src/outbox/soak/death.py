@@ -10,8 +10,11 @@ class Death:
     """A process that has ended, or a connector whose task has failed. Times are seconds since the faults began."""
 
     process: str
-    at_s: float
+    at_s: float  # when that was seen
     last_line: str = ""  # of its log
+    alive_s: float | None = (
+        None  # when it was last seen alive: a connector is not looked at while a fault needs Connect
+    )
 
     @property
     def part(self) -> str:

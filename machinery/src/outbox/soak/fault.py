@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from outbox.base.wait import wait_for
+from outbox.soak import interrupt
 from outbox.soak.foreign import ForeignRecord
 from outbox.soak.testbed import Testbed
 
@@ -32,6 +33,8 @@ class Fault(ABC):
     """How long it lasts before it is healed: from, to."""
     foreign: Sequence[ForeignRecord] = ()
     """The foreign events that it has sent."""
+    invalid: int = 0
+    """How many records that are no valid events it has sent, or may have sent."""
 
     def is_possible(self, testbed: Testbed) -> bool:
         """Whether it can happen on this chain at all. One that cannot is never drawn."""
@@ -59,8 +62,11 @@ class Fault(ABC):
 
 
 def wait_or_not_fired(what: str, condition: Callable[[], T | None], *, timeout_s: float, poll_s: float = 0.05) -> T:
-    """Wait as `wait_for` does, for something without which a fault has not happened: NotFired if it does not come."""
+    """Wait as `wait_for` does, for something without which a fault has not happened: NotFired if it does not come.
+
+    Raises Failure once a signal has ended the run.
+    """
     try:
-        return wait_for(what, condition, timeout_s=timeout_s, poll_s=poll_s)
+        return wait_for(what, condition, timeout_s=timeout_s, poll_s=poll_s, needs=interrupt.require_none)
     except TimeoutError as error:
         raise NotFired(str(error)) from error

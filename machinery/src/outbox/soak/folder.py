@@ -44,6 +44,8 @@ class Plan:
     exactly_once: bool
     faults: Sequence[str]
     """Those that were selected."""
+    timeout_scale: float = 1.0
+    """What multiplies every deadline."""
 
 
 class Folder:
@@ -110,6 +112,7 @@ class Folder:
             checks=self.checks,
             selected=self.plan.faults,
             may_repeat=not self.plan.exactly_once,
+            timeout_scale=self.plan.timeout_scale,
         )
 
     @property
@@ -135,6 +138,6 @@ class Folder:
         file = self.path / name
         if not file.is_file():
             raise Failure(
-                f"there is no {file}: the run did not get so far", "judge another run", code="soak-incomplete"
+                f"there is no {file}: the run did not get that far", "judge another run", code="soak-incomplete"
             )
         return file

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from http import HTTPStatus
@@ -33,6 +34,7 @@ class Attempt:
     ended_s: float
     status: int | None = None  # None without an answer
     answer: Any = None  # the JSON of the answer; None if it is not JSON
+    expected: Sequence[int] = ()  # the statuses that the domain lets the service answer; empty if it does not say
 
     @property
     def outcome(self) -> Outcome:
@@ -92,6 +94,12 @@ class History:
         """The attempts with a key that another request had before. The service must refuse them."""
         return self._by_key[1]
 
+    @property
+    def planned(self) -> Iterator[Attempt]:
+        """The attempts that the domain has planned, so all but the misuses."""
+        misuses = {id(one) for one in self.misuses}
+        return (one for one in self.attempts if id(one) not in misuses)
+
     @cached_property
     def _by_key(self) -> tuple[dict[str, list[Attempt]], list[Attempt]]:
         by_key: dict[str, list[Attempt]] = {}
@@ -115,12 +123,19 @@ class Recorder:
     def __init__(self, file: Path) -> None:
         self._file = file.open("a", encoding="utf-8")
         self._lock = threading.Lock()
+        self.outcomes: Counter[Outcome] = Counter()  # of the attempts so far
 
     def add(self, attempt: Attempt) -> None:
         """Write an attempt, in the order in which they end."""
         line = json.dumps(asdict(attempt))
         with self._lock:
             self._file.write(line + "\n")
+            self.outcomes[attempt.outcome] += 1
+
+    @property
+    def definite(self) -> int:
+        """How many attempts had a definite outcome."""
+        return self.outcomes["ok"] + self.outcomes["failed"]
 
     def close(self) -> None:
         """End the history."""

@@ -25,11 +25,13 @@ class Injection:
     evidence: str = ""  # empty if it has not happened
     problem: str = ""
     is_healed: bool = False
+    is_broken_off: bool = False  # the run ended before it could be healed, for another reason
     fired_s: float = 0.0
     healed_s: float = 0.0
     parts: tuple[str, ...] = ()  # that it broke
     held: tuple[str, ...] = ()  # that it needed, and only kept from other faults
     foreign: Sequence[ForeignRecord] = ()  # the foreign events that it has sent
+    invalid: int = 0  # how many records that are no valid events it has sent
 
     def __str__(self) -> str:
         return f"{self.planned.fault} at {self.planned.at_s:.0f} s: {self.problem or self.evidence}"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import signal
+import threading
+
+from outbox.base.errors import Failure
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_heard = threading.Event()
 
 
 def once() -> None:
@@ -18,9 +22,16 @@ def once() -> None:
 
     def interrupt(number: int, frame: object) -> None:
         del number, frame
+        _heard.set()
         for one in heard:
             signal.signal(one, lambda *_: None)  # a process that we start would inherit SIG_IGN, but not this
         raise KeyboardInterrupt
 
     for number in heard:
         signal.signal(number, interrupt)
+
+
+def require_none() -> None:
+    """Raises Failure after such a signal: for the waits of other threads, to which a signal raises nothing."""
+    if _heard.is_set():
+        raise Failure("the run was interrupted", code="soak-interrupted")

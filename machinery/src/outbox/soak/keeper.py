@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
@@ -29,16 +30,18 @@ PATIENCE_S = 15.0
 def keeping(testbed: Testbed, report: Report) -> Iterator[list[Death]]:
     """Look after service, sinks and connectors until the end of the block, except while a fault breaks them.
 
-    Returns the deaths, which are added to the list as they happen.
+    Returns the deaths, which are added to the list as they happen. The last look at the processes is at the end of the
+    block. Raises Failure if it fails, because then a death may have been missed.
     """
     stopped = threading.Event()
     deaths: list[Death] = []
 
     def keep(look: Callable[[], None]) -> None:
         while not stopped.wait(INTERVAL_S):
-            look()
+            attempt(look, report)
 
     watch = Watch(_watched(testbed), deaths)
+    watch()  # who ends before the first round has ended too
     looks = (watch, lambda: _restart(testbed, report), _Connectors(testbed, report, watch))
     threads = [threading.Thread(target=keep, args=[look], name="keeper") for look in looks]
     for thread in threads:
@@ -49,32 +52,49 @@ def keeping(testbed: Testbed, report: Report) -> Iterator[list[Death]]:
         stopped.set()
         for thread in threads:
             thread.join()
+    try:
+        watch()
+    except (psutil.Error, OSError) as error:
+        raise Failure(f"nobody knows which processes have ended: {error}", code="soak-keeper-failed") from error
+
+
+def attempt(look: Callable[[], None], report: Report) -> None:
+    """Look, and report what goes wrong. The next look comes soon, and a keeper that has ended would look no more."""
+    try:
+        look()
+    except Exception as error:
+        report(f"the keeper failed, and tries again: {type(error).__name__}: {error}")
 
 
 class Watch:
-    """Notes the deaths of processes: each that was there at the last look, and is gone or another one now."""
+    """Notes the deaths of processes: each that was there at the last look, and is gone or another one now. At the first
+    look all must be there.
+    """
 
     def __init__(self, processes: Mapping[str, Process], deaths: list[Death]) -> None:
         """``processes``: by mark."""
         self._processes = processes
-        self._pids: Mapping[str, int] = {}
+        self._pids: Mapping[str, int | None] = dict.fromkeys(processes)
         self._deaths = deaths
-        self._began_s = time.monotonic()
+        self._began_s = self._looked_s = time.monotonic()
 
     def __call__(self) -> None:
         """Look now."""
+        looks_s = time.monotonic()
         found = leaders(set(self._processes))
         for mark, pid in self._pids.items():
-            if pid not in found.get(mark, ()):
+            living = found.get(mark, [])
+            if not living or (pid is not None and pid not in living):
                 process = self._processes[mark]
-                self.note(process.name, process.tail(1))
+                self.note(process.name, process.tail(1), alive_s=self._looked_s, ended_s=time.monotonic())
+        self._looked_s = looks_s
         self._pids = {
             mark: self._pids[mark] if self._pids.get(mark) in pids else pids[0] for mark, pids in found.items()
         }
 
-    def note(self, name: str, last_line: str, ago_s: float = 0.0) -> None:
-        """Add a death, which was so long ago."""
-        self._deaths.append(Death(name, time.monotonic() - self._began_s - ago_s, last_line[:300]))
+    def note(self, name: str, last_line: str, *, alive_s: float, ended_s: float) -> None:
+        """Add a death between these two times of the monotonic clock."""
+        self._deaths.append(Death(name, ended_s - self._began_s, last_line[:300], alive_s - self._began_s))
 
 
 def leaders(marks: set[str]) -> dict[str, list[int]]:
@@ -116,6 +136,7 @@ class _Connectors:
     def __init__(self, testbed: Testbed, report: Report, watch: Watch) -> None:
         self._testbed, self._report, self._watch = testbed, report, watch
         self._down_since_s: dict[str, float] = {}  # by name
+        self._running_s: dict[str, float] = defaultdict(time.monotonic)  # by name, when it was last seen to run
 
     def __call__(self) -> None:
         testbed = self._testbed
@@ -132,17 +153,12 @@ class _Connectors:
 
     def _look(self, connector: Connector) -> None:
         state = self._testbed.relay_state(connector)
-        down_s = self._down_s(connector.name, is_running=state.is_running)
-        if down_s > PATIENCE_S:
+        now_s, last_s = time.monotonic(), self._running_s[connector.name]
+        if state.is_running:
+            self._running_s[connector.name] = now_s
+            self._down_since_s.pop(connector.name, None)
+        elif now_s - (since_s := self._down_since_s.setdefault(connector.name, now_s)) > PATIENCE_S:
             why = state.error or f"it is {state.connector}"
-            self._watch.note("connector", f"{connector.name}: {why}", ago_s=down_s)
+            self._watch.note("connector", f"{connector.name}: {why}", alive_s=last_s, ended_s=since_s)
             del self._down_since_s[connector.name]
             self._report(f"connector {connector.name}: {self._testbed.apply_one(connector)}, because {why}")
-
-    def _down_s(self, name: str, *, is_running: bool) -> float:
-        """For how long it has been seen down."""
-        now_s = time.monotonic()
-        if is_running:
-            self._down_since_s.pop(name, None)
-            return 0.0
-        return now_s - self._down_since_s.setdefault(name, now_s)

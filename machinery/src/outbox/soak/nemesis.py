@@ -60,6 +60,7 @@ class Nemesis:
         self._report = report
         self._stopped = threading.Event()
         self._done: list[Injection] = []
+        self._lasting: list[str] = []
         if impossible := sorted(faults.keys() - self._faults.keys()):
             report(f"impossible on this chain: {', '.join(impossible)}")
 
@@ -67,6 +68,11 @@ class Nemesis:
     def injections(self) -> list[Injection]:
         """The faults that have begun and ended so far, in the order in which they began."""
         return sorted(self._done, key=lambda injection: injection.fired_s)
+
+    @property
+    def lasting(self) -> list[str]:
+        """The names of the faults that last now."""
+        return sorted(self._lasting)
 
     def run(self, duration_s: float, pause_s: float, watch: Watch = nothing) -> None:
         """Inject faults for ``duration_s``. Return when all that have begun by then are healed.
@@ -108,8 +114,10 @@ class Nemesis:
         """Break and heal nothing more after Ctrl-C, or if the watch raises: everything is stopped then."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self._stopped.set()
+            left = ", ".join(self.lasting) or "none"
+            self._report(f"no fault begins any more ({type(error).__name__}); waiting for what they do now: {left}")
             raise
 
     def _inject(self, number: int, planned: Planned, began_s: float, until_s: float) -> None:
@@ -117,22 +125,39 @@ class Nemesis:
         with self._testbed.holding({*fault.parts, *fault.needs}):
             if self._stopped.is_set() or time.monotonic() >= until_s:
                 return  # it has waited for its parts for too long
-            evidence = problem = ""
+            self._lasting.append(planned.fault)
             fired_s = time.monotonic() - began_s
-            try:
-                chance = random.Random(f"{self._seed} {number}")  # noqa: S311
-                evidence = fault.fire(self._testbed, chance)
-                self._report(f"{planned.fault}: {evidence}")
+            evidence, problem = self._fire(fault, random.Random(f"{self._seed} {number}"))  # noqa: S311
+            if evidence:
                 self._stopped.wait(planned.lasts_s)
-            except Exception as error:  # whatever it is, the run has not done what it promised
-                problem = f"{type(error).__name__}: {error}"
-                self._report(f"{planned.fault} did not happen: {problem}")
-            is_healed = not self._stopped.is_set() and self._heal(fault)
-            healed_s = time.monotonic() - began_s
+            is_broken_off = self._stopped.is_set()
+            is_healed = not is_broken_off and self._heal(fault)
             done = Injection(
-                planned, evidence, problem, is_healed, fired_s, healed_s, fault.parts, fault.needs, fault.foreign
+                planned,
+                evidence,
+                problem,
+                is_healed=is_healed,
+                is_broken_off=is_broken_off,
+                fired_s=fired_s,
+                healed_s=time.monotonic() - began_s,
+                parts=fault.parts,
+                held=fault.needs,
+                foreign=fault.foreign,
+                invalid=fault.invalid,
             )
             self._done.append(done)
+            self._lasting.remove(planned.fault)
+
+    def _fire(self, fault: Fault, chance: random.Random) -> tuple[str, str]:
+        """Break it. Returns the evidence, or the reason why there is none."""
+        try:
+            evidence = fault.fire(self._testbed, chance)
+        except Exception as error:  # whatever it is, the run has not done what it promised
+            problem = f"{type(error).__name__}: {error}"
+            self._report(f"{fault.name} did not happen: {problem}")
+            return "", problem
+        self._report(f"{fault.name}: {evidence}")
+        return evidence, ""
 
     def _heal(self, fault: Fault) -> bool:
         try:
@@ -140,6 +165,7 @@ class Nemesis:
         except Exception as error:
             self._report(f"{fault.name} is not healed: {type(error).__name__}: {error}")
             return False
+        self._report(f"{fault.name}: healed")
         return True
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -121,12 +121,18 @@ def _source(settings: Settings, domain: Domain) -> Source:
             cursor.execute(query)
             return cursor.fetchall()
 
+        changes = rows(domain.changes)
         return Source(
             answers=[Answer(key, status, json.loads(body)) for key, status, body in rows(ANSWERS)],
-            changes=dict(rows(domain.changes)),
+            changes=dict(changes),
+            changed_twice=_repeated(name for name, _ in changes),
             outbox=frozenset(event_id for (event_id,) in rows(OUTBOX)),
             violations={name: [text for (text,) in rows(query)] for name, query in domain.invariants.items()},
         )
+
+
+def _repeated(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name for name, count in Counter(names).items() if count > 1)
 
 
 @dataclass(frozen=True)

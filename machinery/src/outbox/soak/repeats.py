@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, Self, TypeVar
 
@@ -63,13 +64,20 @@ def unexplained(records: Sequence[R], first: Mapping[str, R], released: Callable
 
 
 def _blocks(records: Sequence[R], first: Mapping[str, R]) -> Mapping[tuple[str, int], list[R]]:
-    """By partition, the first record of each block: of repeats behind each other, without a new one between them."""
+    """By partition, the first record of each block: repeats behind each other, of records behind each other."""
     found: dict[tuple[str, int], list[R]] = {}
-    is_open: dict[tuple[str, int], bool] = {}
+    numbers: dict[str, int] = {}  # by identity, the number of its first record among those of its partition
+    counts: Counter[tuple[str, int]] = Counter()  # by partition, of these
+    next_ones: dict[tuple[str, int], int] = {}  # by partition with an open block, the number that it goes on with
     for record in records:
         partition = record.topic, record.partition
-        is_repeat = record is not first[record.identity]
-        if is_repeat and not is_open.get(partition):
+        if record is first[record.identity]:
+            numbers[record.identity] = counts[partition]
+            counts[partition] += 1
+            next_ones.pop(partition, None)
+            continue
+        number = numbers[record.identity]
+        if next_ones.get(partition) != number:
             found.setdefault(partition, []).append(record)
-        is_open[partition] = is_repeat
+        next_ones[partition] = number + 1
     return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from outbox.audit import check
@@ -23,6 +24,7 @@ from outbox.soak.history import Recorder
 from outbox.soak.injection import Injection
 from outbox.soak.keeper import keeping
 from outbox.soak.nemesis import Nemesis
+from outbox.soak.progress import Progress, sparse
 from outbox.soak.testbed import Testbed
 from outbox.soak.verdict import Record, Verdict
 
@@ -35,8 +37,8 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
 ) -> Verdict:
     """Run the plan on a new stack in the home folder of the settings, and judge it.
 
-    A run of which nobody can read what was left is judged by its faults alone: `unknown`, or `invalid`. Nothing of it
-    runs when this returns or raises.
+    A run of which nobody can read what was left is judged by its faults, the ends of processes and the checks so far:
+    `unknown`, or `invalid`. Nothing of it runs when this returns or raises.
     """
     testbed = Testbed(
         settings,
@@ -46,48 +48,93 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
         forge=domain.foreign_event if isinstance(domain, Forger) else None,
         older=domain.older if isinstance(domain, Released) else None,
     )
-    began_s = time.monotonic()
-
-    def say(text: str) -> None:
-        report(f"{time.monotonic() - began_s:6.0f} s  {text}")
-
     captures.require_copies(testbed.settings, domain, testbed.sink_specs)
     folder.write("run.json", plan)
-    recorder = Recorder(folder.history_file)
-    injections: list[Injection] = []
-    deaths: list[Death] = []
-    try:
+    with closing(_Run(testbed, domain, plan, folder, report)) as run:
+        try:
+            run.go(faults)
+        except (Failure, TimeoutError) as error:
+            return run.broken_off(str(error))
+        except KeyboardInterrupt:
+            run.say("interrupted: everything is stopped, and there is no verdict")
+            raise
+    return judge(domain, folder)
+
+
+class _Run:
+    """One run, and what it has recorded so far."""
+
+    def __init__(self, testbed: Testbed, domain: Domain, plan: Plan, folder: Folder, report: Report) -> None:
+        self._testbed, self._domain, self._plan, self._folder = testbed, domain, plan, folder
+        self._report = report
+        self._began_s = time.monotonic()
+        self._recorder = Recorder(folder.history_file)
+        self._injections: Sequence[Injection] = []
+        self._deaths: Sequence[Death] = []
+
+    def say(self, text: str) -> None:
+        """Report a line with the time since the run began."""
+        self._report(f"{time.monotonic() - self._began_s:6.0f} s  {text}")
+
+    def go(self, faults: Mapping[str, Make]) -> None:
+        """Start everything, break it, wait, and write what was left into the folder."""
+        testbed = self._testbed
         for make in faults.values():
             make().prepare(testbed)
-        testbed.start(say)
-        clients = Clients(testbed.stack.through("client-service"), domain, recorder, plan.rate, plan.seed)
+        testbed.start(self.say)
+        clients = Clients(
+            testbed.stack.through("client-service"), self._domain, self._recorder, self._plan.rate, self._plan.seed
+        )
         clients.set_up()
-        breaker = Nemesis(testbed, faults, plan.seed, say)
-        say(f"faults begin, for {plan.duration_s:.0f} s")
-        with keeping(testbed, say) as deaths:
-            try:
-                with clients.sending():
-                    breaker.run(plan.duration_s, plan.pause_s, clients.require_running)
-            finally:
-                injections = breaker.injections
-                folder.write("injections.json", injections)
-            say("every fault is healed; waiting until the sinks have applied everything")
-            last = _settled(testbed.settings, say)
-        folder.write("checks.json", [*testbed.checks, last])
-        folder.write("deaths.json", deaths)
-        foreign = [record for one in injections for record in one.foreign]
-        seen = observe.read(testbed.settings, domain, testbed.sink_names, foreign, testbed.dropped)
+        with keeping(testbed, self.say) as self._deaths:
+            self._break(clients, Nemesis(testbed, faults, self._plan.seed, self.say))
+            last = _settled(testbed.settings, self.say)
+        self._write_looks([*testbed.checks, last])
+        foreign = [record for one in self._injections for record in one.foreign]
+        seen = observe.read(testbed.settings, self._domain, testbed.sink_names, foreign, testbed.dropped)
         released = {one.topic: testbed.released[one.kind] for one in testbed.captures}
-        folder.write_seen(replace(seen, released=testbed.released[connectors.OUTBOX], released_changes=released))
-    except (Failure, TimeoutError) as error:
-        record = Record(injections=injections, deaths=deaths, selected=plan.faults)
-        found = verdict.broken_off(record, str(error))
-        folder.write("verdict.json", found)
+        self._folder.write_seen(replace(seen, released=testbed.released[connectors.OUTBOX], released_changes=released))
+
+    def broken_off(self, why: str) -> Verdict:
+        """Judge what there is of a run that does not go on, and write the verdict."""
+        self._write_looks(self._testbed.checks)
+        record = Record(
+            injections=self._injections,
+            deaths=self._deaths,
+            checks=self._testbed.checks,
+            selected=self._plan.faults,
+            timeout_scale=self._plan.timeout_scale,
+        )
+        found = verdict.broken_off(record, why)
+        self._folder.write("verdict.json", found)
         return found
-    finally:
-        recorder.close()
-        testbed.stop()
-    return judge(domain, folder)
+
+    def close(self) -> None:
+        """End everything."""
+        self._recorder.close()
+        self._testbed.stop()
+
+    def _break(self, clients: Clients, nemesis: Nemesis) -> None:
+        """Let clients and nemesis loose, until every fault is healed and the service answers."""
+        progress = Progress(self._recorder, nemesis, self.say)
+
+        def watch() -> None:
+            clients.require_running()
+            progress()
+
+        self.say(f"faults begin, for {self._plan.duration_s:.0f} s")
+        try:
+            with clients.sending():
+                nemesis.run(self._plan.duration_s, self._plan.pause_s, watch)
+                clients.wait_answered()
+        finally:
+            self._injections = nemesis.injections
+            self._folder.write("injections.json", self._injections)
+        self.say(f"{progress.text}; waiting until the sinks have applied everything")
+
+    def _write_looks(self, checks: Sequence[Checked]) -> None:
+        self._folder.write("checks.json", checks)
+        self._folder.write("deaths.json", self._deaths)
 
 
 def judge(domain: Domain, folder: Folder) -> Verdict:
@@ -105,7 +152,7 @@ def _settled(settings: Settings, report: Report) -> Checked:
     before = math.inf
     while True:
         try:
-            done = check.check_settled(settings, STUCK_S)
+            done = check.check_settled(settings, STUCK_S, progress=sparse(report))
         except check.InFlightError as error:
             if _in_flight(error.report) >= before:
                 return checked.of_report("at the end", error.report.as_dict(), error.report.in_flight_text)

@@ -124,6 +124,8 @@ class Source:
     """The ids in the outbox table, which `outbox prune` has left there."""
     violations: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By invariant of the domain: the rows that violate it."""
+    changed_twice: frozenset[str] = frozenset()
+    """The changes that are there more than once."""
 
 
 class Adds(NamedTuple):

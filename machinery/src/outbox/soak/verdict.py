@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,6 +27,7 @@ from outbox.soak.checkers import (
 from outbox.soak.death import Death
 from outbox.soak.domain import Domain, Reader
 from outbox.soak.finding import Finding
+from outbox.soak.foreign import keys_of_totals
 from outbox.soak.history import SET_UP, History
 from outbox.soak.injection import Injection
 from outbox.soak.seen import Seen
@@ -48,6 +50,14 @@ class Record:
     """The faults that were asked for."""
     may_repeat: bool = False
     """Whether the relay may bring an event twice: Connect's exactly-once was off."""
+
+    timeout_scale: float = 1.0
+    """What multiplied every deadline."""
+
+    @property
+    def invalid(self) -> int:
+        """How many records the faults have sent that `outbox check` may not take as events."""
+        return sum(one.invalid + len(one.foreign) for one in self.injections)
 
     @property
     def may_reread(self) -> bool:
@@ -77,24 +87,28 @@ class Verdict:
 def judge(domain: Domain, record: Record) -> Verdict:
     """Let every checker look."""
     history, seen = record.history, record.seen
-    found = [
-        *faults.check(record.injections),
-        *deaths.check(record.deaths, record.injections),
-        *checks.check(record.checks, seen.sinks, len(seen.foreign), seen.foreign_keys),
-        *answers.check(history, seen.source),
-        *changes.check(domain, seen),
-        *arrival.check(seen, may_repeat=record.may_repeat),
-        *order.check(seen),
-        *captured.check(seen, may_repeat=record.may_repeat),
-        *copies.check(seen),
-        *invariants.check(seen.source),
-        *reads.check(domain, history, seen),
-        *results.check(seen, may_reread=record.may_reread),
-        *foreign.check(seen, may_reread=record.may_reread),
-    ]
+    may_repeat, may_reread = record.may_repeat, record.may_reread
+    sent, keys, invalid = len(seen.foreign), seen.foreign_keys, record.invalid
+    found, failed = _found(
+        {
+            "faults": lambda: faults.check(record.injections),
+            "deaths": lambda: deaths.check(record.deaths, record.injections, record.timeout_scale),
+            "checks": lambda: checks.check(record.checks, seen.sinks, sent, keys, invalid),
+            "answers": lambda: answers.check(history, seen.source),
+            "changes": lambda: changes.check(domain, seen),
+            "arrival": lambda: arrival.check(seen, may_repeat=may_repeat),
+            "order": lambda: order.check(seen),
+            "captured": lambda: captured.check(seen, may_repeat=may_repeat),
+            "copies": lambda: copies.check(seen),
+            "invariants": lambda: invariants.check(seen.source),
+            "reads": lambda: reads.check(domain, history, seen),
+            "results": lambda: results.check(seen, may_reread=may_reread),
+            "foreign": lambda: foreign.check(seen, may_reread=may_reread),
+        }
+    )
     outcomes = Counter(operation.outcome for operation in history.operations.values())
     missed = faults.not_happened(record.selected, record.injections)
-    why_unknown = "" if found else _lacking(domain, record, missed)
+    why_unknown = failed or ("" if found else _lacking(domain, record, missed))
     return Verdict(
         "invalid" if found else "unknown" if why_unknown else "valid",
         found,
@@ -110,9 +124,29 @@ def judge(domain: Domain, record: Record) -> Verdict:
     )
 
 
+def _found(checkers: Mapping[str, Callable[[], Sequence[Finding]]]) -> tuple[list[Finding], str]:
+    """What the checkers find, and which of them have failed: an answer may be nothing that the domain knows."""
+    found: list[Finding] = []
+    failed: list[str] = []
+    for name, check in checkers.items():
+        try:
+            found += check()
+        except Exception as error:
+            *_, frame = traceback.extract_tb(error.__traceback__)
+            where = f"{frame.filename}:{frame.lineno}"
+            failed.append(f"the checker {name} failed: {type(error).__name__}: {error} at {where}")
+    return found, "; ".join(failed)
+
+
 def broken_off(record: Record, why: str) -> Verdict:
-    """The verdict on a run that could not read what was left: only its faults can be judged."""
-    found = [*faults.check(record.injections), *deaths.check(record.deaths, record.injections)]
+    """The verdict on a run that could not read what was left: by its faults, the deaths, and the checks so far."""
+    sent = [one for fault in record.injections for one in fault.foreign]
+    keys = {key for one in sent for key in keys_of_totals(one.key, one.totals)}
+    found = [
+        *faults.check(record.injections),
+        *deaths.check(record.deaths, record.injections, record.timeout_scale),
+        *checks.check(record.checks, None, len(sent), keys, record.invalid),
+    ]
     return Verdict(
         "invalid" if found else "unknown",
         found,
@@ -125,6 +159,8 @@ def broken_off(record: Record, why: str) -> Verdict:
 
 def _lacking(domain: Domain, record: Record, missed: Sequence[str]) -> str:
     """What a run without findings lacks to be valid. The operations that set it up do not count."""
+    if not record.seen.sinks:
+        return "no sink was looked at"
     sent = [operation for operation in record.history.operations.values() if operation.attempts[0].client != SET_UP]
     if not any(operation.outcome == "ok" for operation in sent):
         return "no operation succeeded"

@@ -25,6 +25,7 @@ MARK = "OUTBOX_PROCESS"
 EMPTY_READS = 100
 EXEC_TIMEOUT_S = 5.0  # the new program may have to come from a busy disk
 KEPT = {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL", archive.VARIABLE, project.VARIABLE}
+_children: set[int] = set()  # the ids of the processes that we have started, until they are reaped
 
 
 class Process:
@@ -71,6 +72,7 @@ class Process:
         """Start it and do not wait. Children that a crash left without their parent are ended first."""
         if self.processes():
             self.kill()
+        _reap()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self.prepare()
@@ -84,7 +86,8 @@ class Process:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        child.returncode = 0  # it outlives us and is found by its mark, not by this handle
+        child.returncode = 0  # it may outlive us, and is found by its mark, not by this handle
+        _children.add(child.pid)
 
     def wait_ready(self) -> None:
         """Wait until it serves. Raises Failure with the end of its log if it died or took too long."""
@@ -199,6 +202,16 @@ class Process:
             if with_signal == signal.SIGKILL:
                 raise
             self.kill()
+        _reap()
+
+
+def _reap() -> None:
+    """Release those of our children that have ended: else they are zombies for as long as we run."""
+    for pid in tuple(_children):
+        with suppress(ChildProcessError):  # another thread has done so
+            if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                continue
+        _children.discard(pid)
 
 
 def environment(process: psutil.Process) -> Mapping[str, str]:

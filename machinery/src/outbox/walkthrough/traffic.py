@@ -65,7 +65,7 @@ class Traffic:
         if self._background.done() and (written := self._background.result()) < needed:
             raise Failure(
                 f"the requests of Workload.plan() wrote {written} events, and the walkthrough needs {needed}",
-                "in demo/workload.py, let plan() return to the end requests that succeed and write events",
+                "in demo/workload.py, let plan() keep returning requests that succeed and write events",
                 code="workload-idle",
             )
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-UNREAD = "not compared: the package deltalake, which reads its table, is not installed (pip install -e '.[lakehouse]')"
+UNREAD = "not compared: deltalake, which reads its table, is not installed (extra `lakehouse` of outbox-machinery)"
 COMMITS = 1000  # searched for the sink's last one: OPTIMIZE and the like commit too
 IDS_PER_QUERY = 1000
 

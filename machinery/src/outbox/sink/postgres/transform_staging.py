@@ -85,7 +85,7 @@ class TransformStaging(Staging):
             raise Failure(
                 f"sink {self._sink}: its transform does not look at all events: {shares - len(found)} of {shares} "
                 "shares of a batch were not read to their end",
-                "a transform has no `limit`, and drops no events without looking at them",
+                "use no `limit`, and nothing else that drops events without looking at them",
                 code="transform-breaks-rule",
             )
         return Staged.together(found)

@@ -216,7 +216,7 @@ class TransformingApplier(PostgresApplier):
             where = f": event {event_id}, offset {offset} of partition {partition}"
         return Failure(
             f"sink {self.name}: its transform returns {problem}{where}",
-            "it keeps event_id, partition and offset as they are, and returns one row of an event at most",
+            "return event_id, partition and offset unchanged, and at most one row per event",
             code="transform-breaks-rule",
         )
 

@@ -41,7 +41,7 @@ SUFFIX = ".rebuild"
 FETCH_ROWS = 10_000
 AGAIN = "run the command again"
 FROM_SOURCE = "`outbox rebuild {} --from source`"
-OR_WITHOUT_DROPPED = ", or `--from topic --skip-dropped` for what the source cannot tell: docs/adopting.md"
+OR_WITHOUT_DROPPED = ", or `--from topic --skip-dropped` for what the source does not know: docs/projections.md"
 NO_TOTALS = "totals are not compared: the sink database has no view sink_totals with columns sink, key and total"
 
 REBUILD_KEY = "hashtextextended('outbox rebuild of sink ' || %(sink)s, 0)"
@@ -164,7 +164,7 @@ def dropped_files(spec: SinkSpec) -> list[Path]:
     except FileNotFoundError as error:
         raise Failure(
             f"sink {spec.name} cannot be taken from a part of the topic: {error}",
-            "write it, to say which rows come of dropped events: docs/adopting.md",
+            "write it, to say which rows stay as they are: docs/projections.md",
             code="rebuild-unsupported",
         ) from None
 
@@ -237,7 +237,7 @@ def reserved(settings: Settings, sink: str) -> Iterator[extensions.connection]:
                 cursor.execute(f"SELECT pg_advisory_lock({REBUILD_KEY})", {"sink": sink})
         except psycopg2.errors.LockNotAvailable:
             raise Failure(
-                f"sink {sink} is being rebuilt already", "wait for that, or stop it", code="rebuild-running"
+                f"sink {sink} is being rebuilt already", "wait until that ends, or stop it", code="rebuild-running"
             ) from None
         yield connection
 

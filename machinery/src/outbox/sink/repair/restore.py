@@ -47,7 +47,7 @@ def event_of(letter: Letter, decoder: RecordDecoder) -> DecodedEvent | Rejection
     found = decoder.bounded(_validated(letter, decoder) if letter.event is None else _restored(letter, decoder))
     if isinstance(found, DecodedEvent) and found.event_id != letter.identity:
         # Its event would not find the letter, and so not close it.
-        return Rejection("malformed id", "the dead letter is not kept by the id of its event")
+        return Rejection("malformed id", "the dead letter's identity is not the id of its event")
     return found
 
 
@@ -61,7 +61,7 @@ def _restored(letter: Letter, decoder: RecordDecoder) -> DecodedEvent | Rejectio
     if letter.event_type is not None:
         return _restored_as(letter.event_type, letter.schema_version, letter, stored, decoder)
     found = [_restored_as(name, version, letter, stored, decoder) for name, version in _guesses(stored, decoder)]
-    found.append(Rejection(UNKNOWN_TYPE, "the letter does not say which event it has, and its columns are of none"))
+    found.append(Rejection(UNKNOWN_TYPE, "the dead letter names no event, and its columns fit none"))
     return next((one for one in found if isinstance(one, DecodedEvent)), found[0])
 
 
@@ -73,7 +73,7 @@ def _restored_as(
     version = version or decoder.schema_versions.get(name)
     columns = decoder.columns(name, version)
     if columns is None:
-        return Rejection(UNKNOWN_VERSION, f"the letter has version {version} of {name}, which is not declared any more")
+        return Rejection(UNKNOWN_VERSION, f"the letter has version {version} of {name}, which is no longer declared")
     return decoder.restore(name, version, letter.identity, _payload(stored, columns))
 
 

@@ -74,14 +74,14 @@ def events(
     for number, (schema, payload) in enumerate(islice(cycle(given), max(count, len(given)))):
         aggregate = catalog.of(settings).aggregates[schema.aggregate]
         if aggregate.topic not in made:
-            raise Failure(f"{schema.name} is none of {', '.join(names)}", "name it", code="event-invalid")
+            raise Failure(f"{schema.name} is not one of {', '.join(names)}", "name it too", code="event-invalid")
         made[aggregate.topic].append((number, _record(schema, aggregate.key, payload, number)))
     tables = [as_events(layout.table({}), "")]
     for topic, records in made.items():
         decoded = decoders[topic].decode(_read(records))
         if decoded.dead or decoded.skipped:
             why = decoded.dead[0].rejection.detail if decoded.dead else f"{', '.join(decoded.skipped)} is not asked for"
-            raise Failure(f"a sink would not take a payload: {why}", "correct it", code="event-invalid")
+            raise Failure(f"a sink would refuse a payload: {why}", "correct it", code="event-invalid")
         tables.append(as_events(layout.table(decoded.rows), topic))
     return spark.createDataFrame(pa.concat_tables(tables).combine_chunks(), frame.schema(layout))
 

@@ -216,7 +216,7 @@ class Transform:
             raise Failure(
                 f"sink {self._sink}: its transform {self._name} fails before it looks at an event: "
                 f"{shortened(_reason(_text(error)))}",
-                "see to what it reads, or correct it; then start the sink again: no event was applied",
+                "correct it, or what it reads; no event was applied",
                 code="transform-failed",
             ) from error
 
@@ -251,9 +251,9 @@ class Transform:
             offsets[partition].append(offset)
         places = ", ".join(f"{partition}: {min(of)} to {max(of)}" for partition, of in sorted(offsets.items()))
         return Failure(
-            f"sink {self._sink}: its transform {self._name} fails for many events of a batch, or for none at all; by "
+            f"sink {self._sink}: its transform {self._name} fails for many events of a batch, or without any event; by "
             f"partition, their offsets are {places}: {detail}",
-            "correct it, or see to what it reads, and start the sink again: nothing of them was applied",
+            "correct it, or what it reads; none of them was applied",
             code="transform-failed",
         )
 

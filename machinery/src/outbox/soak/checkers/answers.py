@@ -2,7 +2,7 @@
 
 An acknowledged change is there. A refused one is not, and the refusal is the stored one if it is stored. A change with
 an unknown outcome is there with its whole answer, or is not there at all. A key that was used is refused to another
-request.
+request. Each definite answer has a status that the domain expects: an invalid request is not accepted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from outbox.soak.finding import Finding, findings
 from outbox.soak.history import History, Operation
 from outbox.soak.seen import Answer, Source
 
+LAST = 20  # more attempts than clients that send at the same time
+
 
 def check(history: History, source: Source) -> list[Finding]:
     """Compare the answers that clients got with those that the source has stored."""
@@ -23,6 +25,8 @@ def check(history: History, source: Source) -> list[Finding]:
     operations = history.operations
     return [
         *findings("a key is answered once", _contradictions(history)),
+        *findings("a request has a status that the domain expects", _unexpected(history)),
+        *findings("the service answers after the last fault", _silence(history)),
         *findings("a used key is refused to another request", _accepted(history)),
         *findings("a key is stored once", (key for key, count in times.items() if count > 1)),
         *findings("a stored key was sent by a client", stored.keys() - operations.keys()),
@@ -34,6 +38,19 @@ def _contradictions(history: History) -> Iterator[str]:
     for operation in history.operations.values():
         if len(operation.answers) > 1:
             yield f"{operation.key}: {', '.join(str(answer) for answer in operation.answers)}"
+
+
+def _unexpected(history: History) -> Iterator[str]:
+    for one in history.planned:
+        if one.expected and one.outcome != "unknown" and one.status not in one.expected:
+            yield f"{one.kind}: {one.method} {one.path} at {one.sent_s:.0f} s was answered {one.status}"
+
+
+def _silence(history: History) -> Iterator[str]:
+    """Unknown outcomes are right while a fault lasts, and clients go on after the last one until they have answers."""
+    last = history.attempts[-LAST:]
+    if len(last) == LAST and all(one.outcome == "unknown" for one in last):
+        yield f"the last {LAST} requests have unknown outcomes, since {last[0].sent_s:.0f} s"
 
 
 def _accepted(history: History) -> Iterator[str]:

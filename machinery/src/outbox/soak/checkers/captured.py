@@ -16,7 +16,8 @@ from outbox.soak.repeats import differing, unexplained
 from outbox.soak.repeats import repeats as repeats_of
 from outbox.soak.seen import Row, RowChange, Seen
 
-SNAPSHOT, UPDATED, DELETED = "r", "u", "d"
+SNAPSHOT, CREATED, UPDATED, DELETED = "r", "c", "u", "d"
+NEVER_BEFORE = {CREATED: {CREATED, UPDATED}, UPDATED: {DELETED}, DELETED: {DELETED}}
 Rows = Mapping[tuple[str, str, str], Sequence[RowChange]]  # by topic, table and key
 
 
@@ -29,7 +30,7 @@ def check(seen: Seen, *, may_repeat: bool) -> list[Finding]:
         *findings("a repeated change of a row is the same change", differing(records, firsts)),
         *findings("with exactly-once a change of a row is on its topic once", again),
         *findings("the changes of a row are on one partition", _spread(rows)),
-        *findings("the first change of a row has created it, or is a snapshot's", _unborn(rows)),
+        *findings("a row is created once, before its other changes, or is a snapshot's", _misborn(rows)),
         *findings("the changes of a row are in the order of the log", _disordered(rows)),
         *findings("the versions of a row have no gap", _gaps(seen, rows)),
     ]
@@ -64,8 +65,8 @@ def _problem(row: Row | None, last: RowChange | None) -> str:
     if row is None or last.op == DELETED:
         is_right = row is None and last.op == DELETED
         return "" if is_right else f"{last.op} at {last.place} is the last, and the source has {row}"
-    wrong = sorted(name for name in row.keys() & last.row.keys() if str(row[name]) != str(last.row[name]))
-    return ", ".join(f"{name} is {last.row[name]} at {last.place}, and {row[name]} in the source" for name in wrong)
+    wrong = sorted(name for name in row if str(row[name]) != str(last.row.get(name)))
+    return ", ".join(f"{name} is {last.row.get(name)} at {last.place}, and {row[name]} in the source" for name in wrong)
 
 
 def _spread(rows: Rows) -> Iterator[str]:
@@ -74,10 +75,18 @@ def _spread(rows: Rows) -> Iterator[str]:
             yield f"{table} {key}"
 
 
-def _unborn(rows: Rows) -> Iterator[str]:
+def _misborn(rows: Rows) -> Iterator[str]:
+    """The first change of each row that is of a row which is not there, or that creates one which is.
+
+    Behind a snapshot nobody knows: changes that it passes over may follow.
+    """
     for changes in rows.values():
-        if changes[0].op in {UPDATED, DELETED}:
-            yield f"{changes[0].identity} at {changes[0].place}"
+        before = DELETED
+        for change in changes:
+            if before in NEVER_BEFORE.get(change.op, ()):
+                yield f"{change.identity} at {change.place}"
+                break
+            before = change.op
 
 
 def _disordered(rows: Rows) -> Iterator[str]:

@@ -25,15 +25,18 @@ EXCUSES = {
 }
 
 
-def check(deaths: Sequence[Death], injections: Sequence[Injection]) -> list[Finding]:
+def check(deaths: Sequence[Death], injections: Sequence[Injection], timeout_scale: float = 1.0) -> list[Finding]:
     """A finding of the deaths that no fault explains."""
-    unexplained = (one for one in deaths if not any(_explains(fault, one) for fault in injections))
+    grace_s = GRACE_S * timeout_scale
+    unexplained = (one for one in deaths if not any(_explains(fault, one, grace_s) for fault in injections))
     return findings(
         "a process ends only by a fault",
         (f"{one.process} at {one.at_s:.0f} s: {one.last_line}" for one in unexplained),
     )
 
 
-def _explains(fault: Injection, death: Death) -> bool:
-    began_s, ended_s = fault.fired_s, fault.healed_s + GRACE_S
-    return began_s <= death.at_s <= ended_s and not EXCUSES[death.part].isdisjoint(fault.parts)
+def _explains(fault: Injection, death: Death, grace_s: float) -> bool:
+    """Whether a fault of what it needs lasts, or has just ended, at some time at which the process may have ended."""
+    alive_s = death.at_s if death.alive_s is None else death.alive_s
+    is_then = fault.fired_s <= death.at_s and alive_s <= fault.healed_s + grace_s
+    return is_then and not EXCUSES[death.part].isdisjoint(fault.parts)

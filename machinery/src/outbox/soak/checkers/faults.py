@@ -12,8 +12,12 @@ def check(injections: Sequence[Injection]) -> list[Finding]:
     """A finding for the faults that did not happen, and one for those that were not healed."""
     return [
         *findings("a fault that began has happened", (str(one) for one in injections if not one.evidence)),
-        *findings("a fault is healed", (str(one) for one in injections if one.evidence and not one.is_healed)),
+        *findings("a fault is healed", (str(one) for one in injections if one.evidence and _is_left_broken(one))),
     ]
+
+
+def _is_left_broken(one: Injection) -> bool:
+    return not one.is_healed and not one.is_broken_off
 
 
 def not_happened(selected: Sequence[str], injections: Sequence[Injection]) -> list[str]:

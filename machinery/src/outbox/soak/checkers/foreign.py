@@ -9,7 +9,6 @@ Each foreign event has a key of its own, so the totals of its key say how often 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from decimal import Decimal
 from math import inf
@@ -58,23 +57,27 @@ def _miscounted(seen: Seen, sink: Sink) -> Iterator[str]:
 
 
 def _wrong(seen: Seen, sink: Sink, comparison: Comparison, *, may_reread: bool) -> Iterator[str]:
-    least: dict[str, Decimal] = defaultdict(Decimal)
-    most: dict[str, Decimal] = defaultdict(Decimal)
+    least, most = dict.fromkeys(seen.foreign_keys, ZERO), dict.fromkeys(seen.foreign_keys, ZERO)
+    unknown: set[str] = set()
     for one in seen.foreign:
-        key, number = _added(one, comparison)
-        if number and one.event.type in sink.types:
-            bounds = sorted(number * Decimal(bound) for bound in times(seen, sink, one, may_reread=may_reread))
+        key, number = _added(sink, one, comparison)
+        if number is None:
+            unknown.add(key)
+        else:
+            bounds = sorted(number and number * Decimal(at) for at in times(seen, sink, one, may_reread=may_reread))
             least[key] += bounds[0]
             most[key] += bounds[1]
-    for key, lowest in least.items():
+    for key in least.keys() - unknown:
         total = comparison.totals.get(key, ZERO)
-        if not lowest <= total <= most[key]:
-            yield f"{key}: {total}, and {lowest} to {most[key]} is right"
+        if not least[key] <= total <= most[key]:
+            yield f"{key}: {total}, and {least[key]} to {most[key]} is right"
 
 
-def _added(one: Foreign, comparison: Comparison) -> tuple[str, Decimal]:
-    """The key of the total that an event adds to, and what it adds."""
+def _added(sink: Sink, one: Foreign, comparison: Comparison) -> tuple[str, Decimal | None]:
+    """The key of the total that an event adds to, and what it adds; None if nobody says it."""
+    if one.event.type not in sink.types:
+        return one.event.key, ZERO
     if comparison.adds is not None:
         return one.event.key, comparison.added_by(one.event) or ZERO
-    key, number = one.totals.get(comparison.name, (one.event.key, 0))
-    return key, Decimal(number)
+    key, number = one.totals.get(comparison.name, (one.event.key, None))
+    return key, None if number is None else Decimal(number)

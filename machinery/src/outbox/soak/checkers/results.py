@@ -30,7 +30,8 @@ def check(seen: Seen, *, may_reread: bool) -> list[Finding]:
         found += findings(f"{sink.name} applies every record", _miscounted(seen, sink, records, may_reread=may_reread))
         found += findings(f"{sink.name} has every event once", _not_once(seen, sink))
         for one in sink.comparisons:
-            found += findings(f"{sink.name} has the {one.name} that its strategy promises", _wrong(seen, sink, one))
+            wrong = _wrong(seen, sink, one, may_reread=may_reread)
+            found += findings(f"{sink.name} has the {one.name} that its strategy promises", wrong)
     return found
 
 
@@ -57,12 +58,12 @@ def _counted(seen: Seen, sink: Sink, one: Comparison) -> Iterator[tuple[Event, D
             yield event, number
 
 
-def _wrong(seen: Seen, sink: Sink, one: Comparison) -> Iterator[str]:
+def _wrong(seen: Seen, sink: Sink, one: Comparison, *, may_reread: bool) -> Iterator[str]:
     due = _due(seen, sink, one)
     for key, difference in _difference(due, one.source).items():
         yield f"{key}: the events on the topics add up to {difference} more than the source has"
     yield from _behind(seen, sink, one)
-    promised = _repeated(seen, sink, one)
+    promised = _repeated(seen, sink, one, may_reread=may_reread)
     if promised is None:
         return
     found = _difference(one.totals, due)
@@ -96,16 +97,15 @@ def _highest(events: Iterable[Event]) -> dict[tuple[str, str], int]:
     return found
 
 
-def _repeated(seen: Seen, sink: Sink, one: Comparison) -> Totals | None:
+def _repeated(seen: Seen, sink: Sink, one: Comparison, *, may_reread: bool) -> Totals | None:
     """By key, what the repeats have added that the strategy does not recognise; None if nobody knows."""
     if sink.repeats == "all" or one.adds is None:
         return {}
-    if sink.repeats == "re-reads":
-        times: Mapping[str, int] = Counter(event.id for event in seen.events)
-    elif (applied := _applied(seen, sink)) is None:
+    applied = _applied(seen, sink) if sink.repeats == "none" else None
+    if applied is None and sink.repeats == "none" and may_reread:
         return None
-    else:
-        times = applied
+    # A sink that does not count has read each record once.
+    times: Mapping[str, int] = Counter(event.id for event in seen.events) if applied is None else applied
     repeated: dict[str, Decimal] = defaultdict(Decimal)
     for event, number in _counted(seen, sink, one):
         repeated[event.key] += (max(times.get(event.id, 1), 1) - 1) * number
@@ -113,7 +113,9 @@ def _repeated(seen: Seen, sink: Sink, one: Comparison) -> Totals | None:
 
 
 def _miscounted(seen: Seen, sink: Sink, records: Mapping[str, int], *, may_reread: bool) -> Iterator[str]:
-    """The events that a counting sink has not applied once for each record; more often is right if it may re-read."""
+    """The events that a counting sink has not applied once for each record; more often is right if it may re-read. And
+    those that it has applied, and that are on no topic.
+    """
     applied = _applied(seen, sink)
     if applied is None:
         return
@@ -122,6 +124,8 @@ def _miscounted(seen: Seen, sink: Sink, records: Mapping[str, int], *, may_rerea
         times, due = applied.get(event_id, 0), records[event_id] if is_due else 0
         if times < due or (is_due and times > due and not may_reread):
             yield f"{event_id} at {event.place}: applied {times} times, and {due} times on the topic"
+    for event_id in applied.keys() - seen.firsts.keys() - {one.event.id for one in seen.foreign}:
+        yield f"{event_id}: applied {applied[event_id]} times, and on no topic"
 
 
 def _not_once(seen: Seen, sink: Sink) -> Iterator[str]:

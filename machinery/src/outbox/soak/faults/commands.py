@@ -180,9 +180,10 @@ class Refused(Fault):
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         self._sink = chance.choice(sorted(self._refusals(testbed)))
+        before = self._open(testbed)
         self._change(testbed, testbed.refusals[self._sink].begin)
         count = wait_or_not_fired(
-            f"{self._sink} to refuse events", lambda: self._open(testbed), timeout_s=120, poll_s=0.5
+            f"{self._sink} to refuse events", lambda: self._open(testbed) - before, timeout_s=120, poll_s=0.5
         )
         return f"{self._sink} has refused {count} events"
 

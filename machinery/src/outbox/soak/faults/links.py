@@ -34,8 +34,14 @@ class Link(Fault):
         def in_use() -> bool:
             return proxy.bytes > before and proxy.connections > 0
 
-        wait_or_not_fired(f"link {self.link} to be used", in_use, timeout_s=60)
-        connections = self.affect(proxy)
+        def affected() -> int:
+            wait_or_not_fired(f"link {self.link} to be used", in_use, timeout_s=60, poll_s=0.001)
+            connections = self.affect(proxy)
+            if not connections:  # the last one has ended meanwhile
+                proxy.heal()
+            return connections
+
+        connections = wait_or_not_fired(f"a connection on link {self.link}", affected, timeout_s=60)
         wait_or_not_fired(f"{self.effect} on link {self.link}", lambda: proxy.affected, timeout_s=60)
         return f"{connections} connections, {proxy.affected} {self.effect} so far"
 

@@ -91,6 +91,7 @@ class Hostile(Fault):
             send(testbed, topic, made, delivered)
         finally:
             self.foreign = _foreign(topic, delivered)
+            self.invalid = sum(record.event is None for record in made)  # one that failed may be there too
         names = ", ".join(one.name for one in sinks)
         lacking: list[str] = []
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
@@ -60,13 +62,20 @@ class SparkKilled(_OfProcess):
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         process = self.choose(testbed, chance)
         pid = process.pid()
-        jvms = [one for one in process.processes() if one.pid != pid and one.name() == "java"]
-        for one in jvms:
-            one.kill()
-        if not jvms:
+        killed = [one.pid for one in process.processes() if one.pid != pid and _is_killed_jvm(one)]
+        if not killed:
             raise NotFired(f"{process.name} had no JVM")
         wait_or_not_fired(f"{process.name} to notice", lambda: not process.is_running(), timeout_s=90)
-        return f"{process.name}, JVM {jvms[0].pid}, was killed, and the process has ended"
+        return f"{process.name}, JVM {killed[0]}, was killed, and the process has ended"
+
+
+def _is_killed_jvm(process: psutil.Process) -> bool:
+    """Kill a process if it is a JVM; whether it was."""
+    with suppress(psutil.NoSuchProcess):
+        if process.name() == "java":
+            process.kill()
+            return True
+    return False
 
 
 class KilledBetweenCommits(_OfProcess):

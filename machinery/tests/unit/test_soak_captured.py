@@ -1,0 +1,233 @@
+"""The checkers of captured tables, on changes of rows written by hand: sound, and wrong in one way each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox.soak.checkers import captured, copies
+from outbox.soak.folder import Folder
+from outbox.soak.seen import Copy, RowChange, Seen
+from outbox.soak.verdict import Record, judge
+from tests.support.soak_run import HISTORY, SEEN, Domain
+
+
+def row(key: str, pieces: int, version: int) -> dict[str, Any]:
+    return {"id": key, "pieces": pieces, "version": version}
+
+
+def moved(key: str, lsn: int, pieces: int, version: int, op: str = "u") -> RowChange:
+    """A change of a row, at the offset of the same number."""
+    return RowChange("items", 0, lsn, "items", key, lsn, op, {**row(key, pieces, version), "label": "not compared"})
+
+
+def deleted(key: str, lsn: int) -> RowChange:
+    return RowChange("items", 0, lsn, "items", key, lsn, "d")
+
+
+# A snapshot has row a, whose place is above that of a change which was open then. Row c was deleted.
+SNAPSHOT = moved("a", 30, 5, 1, "r")
+MOVES = (
+    replace(SNAPSHOT, offset=0),
+    moved("a", 20, 7, 2),
+    moved("b", 21, 0, 0, "c"),
+    moved("c", 22, 0, 0, "c"),
+    moved("b", 23, 4, 1),
+    deleted("c", 24),
+    moved("b", 25, 4, 1),  # another column, which raises no version
+    moved("b", 26, 9, 2),
+)
+TABLE = (row("a", 7, 2), row("b", 9, 2))
+WITH_C = (*TABLE, row("c", 3, 1))
+RENAMED = tuple({"id": one["id"], "version": one["version"], "parts": one["pieces"]} for one in TABLE)
+COPY = Copy("copy", "items", "id", "version", TABLE, TABLE)
+CAPTURED = Seen(row_changes=MOVES, copies=[COPY])
+LAST, REPEATED_ROW, ONCE, SPREAD, BORN, ORDER, GAPS = (
+    "the last change of a row is on its topic",
+    "a repeated change of a row is the same change",
+    "with exactly-once a change of a row is on its topic once",
+    "the changes of a row are on one partition",
+    "a row is created once, before its other changes, or is a snapshot's",
+    "the changes of a row are in the order of the log",
+    "the versions of a row have no gap",
+)
+
+
+def promises(seen: Seen, *, may_repeat: bool = False) -> dict[str, int]:
+    """The promises about captured tables that do not hold, with the number of cases."""
+    return {one.promise: one.cases for one in (*captured.check(seen, may_repeat=may_repeat), *copies.check(seen))}
+
+
+def with_changes(*changes: RowChange, **changed: Any) -> Seen:
+    return replace(CAPTURED, row_changes=changes, **changed)
+
+
+def with_rows(*rows: Mapping[str, Any]) -> Seen:
+    """What was left, with other rows in the sink."""
+    return replace(CAPTURED, copies=[replace(COPY, rows=rows)])
+
+
+@pytest.mark.parametrize("seen", [Seen(), CAPTURED, Seen(copies=[Copy("copy", "items", "id")]), SEEN])
+def test_captured_tables_that_are_empty_or_sound(seen: Seen) -> None:
+    assert promises(seen) == promises(seen, may_repeat=True) == {}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    {
+        "a row is missing": TABLE[:1],
+        "every row is missing": (),
+        "a row too many": (*TABLE, row("z", 1, 1)),
+        "a deleted row is still there": (*TABLE, row("c", 0, 0)),
+        "a row twice": (*TABLE, TABLE[0]),
+        "a wrong value": (TABLE[0], row("b", 8, 2)),
+        "an older state": (TABLE[0], row("b", 4, 1)),
+        "no value": (TABLE[0], {"id": "b", "version": 2}),
+        "the values of another row": (row("a", 9, 2), row("b", 7, 2)),
+        "a number as text": (TABLE[0], {**TABLE[1], "pieces": "9"}),
+    }.values(),
+    ids=str,
+)
+def test_a_row_that_differs_from_the_source_is_found(rows: Any) -> None:
+    [finding] = copies.check(with_rows(*rows))
+    assert finding.promise == "copy has the rows of its table"
+
+
+def test_each_row_that_differs_is_named_with_its_values() -> None:
+    [finding] = copies.check(with_rows(row("a", 6, 1), row("z", 1, 1)))
+    assert finding.examples == [
+        "a: pieces is 6 and must be 7, version is 1 and must be 2",
+        "b: the sink has no such row",
+        "z: the source has no such row",
+    ]
+
+
+def test_no_order_of_rows_and_no_order_of_columns_is_a_difference() -> None:
+    assert not promises(with_rows(*({name: one[name] for name in reversed(one)} for one in reversed(TABLE))))
+
+
+@pytest.mark.parametrize(
+    ("found", "seen"),
+    {
+        "the last change is lost": ({LAST: 1}, with_changes(*MOVES[:-1])),
+        "a row never came": ({LAST: 1}, with_changes(*(one for one in MOVES if one.key != "b"))),
+        "nothing came": ({LAST: 2}, with_changes()),
+        "a deletion is lost": ({LAST: 1}, with_changes(*MOVES[:5], *MOVES[6:])),
+        "a row of nobody": ({LAST: 1}, with_changes(*MOVES, moved("z", 40, 1, 1, "c"))),
+        "a row is deleted, and the source has it": ({LAST: 1}, with_changes(*MOVES, deleted("b", 40))),
+        "a value that the source has not": (
+            {LAST: 1},
+            with_changes(*MOVES[:-1], replace(MOVES[-1], row=row("b", 8, 2))),
+        ),
+        "a change between two others is lost": (
+            {GAPS: 1},
+            with_changes(*MOVES[:4], MOVES[5], MOVES[7]),
+        ),
+        "the first change after a snapshot is lost": (
+            {GAPS: 1, LAST: 1},
+            with_changes(MOVES[0], replace(MOVES[1], row=row("a", 8, 3)), *MOVES[2:]),
+        ),
+        "a version goes back": (
+            {GAPS: 1, LAST: 1},
+            with_changes(*MOVES, moved("b", 40, 9, 1)),
+        ),
+        "a creation is lost": ({BORN: 1}, with_changes(*MOVES[:2], *MOVES[3:])),
+        "a creation behind a deletion is lost": (
+            {BORN: 1},
+            with_changes(*MOVES, moved("c", 41, 3, 1), copies=[replace(COPY, source=WITH_C, rows=WITH_C)]),
+        ),
+        "a deletion before another creation is lost": (
+            {BORN: 1},
+            with_changes(*MOVES, moved("b", 41, 9, 2, "c")),
+        ),
+        "a column that the topic has not": (
+            {LAST: 2},
+            with_changes(*MOVES, copies=[replace(COPY, source=RENAMED, rows=RENAMED)]),
+        ),
+        "a change twice, behind a block that is explained": (
+            {ONCE: 2},
+            with_changes(
+                *MOVES,
+                *(replace(one, offset=one.offset + 40) for one in MOVES[5:]),
+                replace(MOVES[-1], offset=80),
+                released_changes={"items": 1},
+            ),
+        ),
+        "only a deletion came": ({BORN: 1}, with_changes(*MOVES, deleted("z", 40))),
+        "two changes in the wrong order": (
+            {ORDER: 1, GAPS: 1, LAST: 1},
+            with_changes(*MOVES[:4], *MOVES[5:7], MOVES[7], MOVES[4]),
+        ),
+        "two changes at one place of the log": (
+            {ORDER: 1, BORN: 1},
+            with_changes(*MOVES[:-1], replace(MOVES[-1], lsn=25, op="c")),
+        ),
+        "two partitions": ({SPREAD: 1}, with_changes(*MOVES[:-1], replace(MOVES[-1], partition=1))),
+        "a change twice": ({ONCE: 1}, with_changes(*MOVES, replace(MOVES[-1], offset=40))),
+        "a change twice, by another connector's transaction": (
+            {ONCE: 1},
+            with_changes(*MOVES, replace(MOVES[-1], offset=40), released=1, released_changes={"others": 1}),
+        ),
+        "a repeat with other values": (
+            {REPEATED_ROW: 1},
+            with_changes(*MOVES, replace(MOVES[-1], offset=40, row=row("b", 8, 2)), released_changes={"items": 1}),
+        ),
+        "a repeat in another partition": (
+            {REPEATED_ROW: 1},
+            with_changes(*MOVES, replace(MOVES[-1], offset=40, partition=1), released_changes={"items": 1}),
+        ),
+    }.values(),
+    ids=lambda value: "" if isinstance(value, dict) else None,
+)
+def test_a_captured_table_whose_changes_are_wrong(found: dict[str, int], seen: Seen) -> None:
+    assert promises(seen) == found
+
+
+def test_a_repeated_change_of_a_row_is_allowed_where_the_relay_may_repeat_or_a_transaction_was_released() -> None:
+    block = [replace(one, offset=one.offset + 40) for one in MOVES[3:]]
+    assert captured.repeats(with_changes(*MOVES, *block)) == block
+    assert not promises(with_changes(*MOVES, *block), may_repeat=True)
+    assert not promises(with_changes(*MOVES, *block, released_changes={"items": 1}))
+    assert promises(with_changes(*MOVES, *block)) == {ONCE: 1}
+
+
+def test_what_a_snapshot_passes_over_is_no_gap() -> None:
+    again = (moved("a", 50, 90, 9, "r"), moved("a", 51, 91, 10))
+    table = (row("a", 91, 10), TABLE[1])
+    assert not promises(with_changes(*MOVES, *again, copies=[replace(COPY, source=table, rows=table)]))
+
+
+def test_a_row_that_is_created_again_begins_again() -> None:
+    again = (moved("c", 50, 0, 0, "c"), moved("c", 51, 3, 1))
+    table = (*TABLE, row("c", 3, 1))
+    assert not promises(with_changes(*MOVES, *again, copies=[replace(COPY, source=table, rows=table)]))
+
+
+def test_without_a_version_no_gap_is_looked_for() -> None:
+    seen = with_changes(*MOVES[:4], MOVES[5], MOVES[7], copies=[replace(COPY, version=None)])
+    assert not promises(seen)
+
+
+def test_captured_tables_are_judged_with_everything_else() -> None:
+    sound = replace(SEEN, row_changes=MOVES, copies=[COPY])
+    verdict = judge(Domain(), Record(HISTORY, sound))  # type: ignore[arg-type]
+    assert (verdict.result, verdict.row_changes, verdict.repeats) == ("valid", len(MOVES), 0)
+    for wrong in (with_rows(*TABLE[:1]), with_changes(*MOVES[:-1])):
+        seen = replace(sound, row_changes=wrong.row_changes, copies=wrong.copies)
+        assert judge(Domain(), Record(HISTORY, seen)).result == "invalid"  # type: ignore[arg-type]
+
+
+def test_what_was_left_of_captured_tables_is_the_same_after_it_was_kept_in_files(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    seen = replace(CAPTURED, released_changes={"items": 2})
+    folder.write_seen(seen)
+    kept = folder.seen
+    assert (tuple(kept.row_changes), kept.released_changes) == (MOVES, {"items": 2})
+    assert promises(kept) == {}
+    [copy] = kept.copies
+    assert (list(copy.source), copy.version) == ([*TABLE], "version")
+    assert [name.name for name in tmp_path.iterdir() if "row_changes" in name.name] == ["row_changes.jsonl"]

@@ -1,0 +1,79 @@
+"""A run that breaks off: it is stopped, and says what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, load
+from outbox.soak import run
+from outbox.soak.checked import Checked, Problem
+from outbox.soak.folder import Folder, Plan
+
+PLAN = Plan(1, 60.0, 30.0, 5.0, exactly_once=True, faults=["kafka-killed"])
+LOST = Checked("before sink-rewound", problems=[Problem("events-lost", "1 event lost")])
+
+
+class Domain:
+    """Nothing is asked of it before the run breaks off."""
+
+    sinks = ()
+
+
+class Testbed:
+    """It cannot be started."""
+
+    __test__ = False
+    error: BaseException
+    is_stopped = False
+
+    def __init__(self, settings: Settings, *_: object, **__: object) -> None:
+        self.settings = settings
+        self.sink_specs: list[object] = []
+        self.checks = [LOST]
+
+    def start(self, report: Callable[[str], None]) -> None:
+        del report
+        raise self.error
+
+    def stop(self) -> None:
+        type(self).is_stopped = True
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException, list[str]], Any]:
+    """Makes a run whose start raises this, and which says something to a list."""
+    monkeypatch.setattr(run, "Testbed", Testbed)
+    monkeypatch.setattr(Testbed, "is_stopped", False)
+
+    def make(error: BaseException, said: list[str]) -> Any:
+        monkeypatch.setattr(Testbed, "error", error, raising=False)
+        domain: Any = Domain()
+        return run.soak(load(tmp_path, environment=False), domain, PLAN, {}, Folder(tmp_path), said.append)
+
+    return make
+
+
+def test_a_run_that_breaks_off_is_stopped_and_judged_by_what_there_is(
+    made: Callable[[BaseException, list[str]], Any], tmp_path: Path
+) -> None:
+    found = made(Failure("Kafka is unavailable"), [])
+    assert (found.result, found.why_unknown) == ("invalid", "Kafka is unavailable"), "a check has found a loss before"
+    assert Testbed.is_stopped
+    assert Folder(tmp_path).verdict.result == "invalid"
+    assert [one.when for one in Folder(tmp_path).checks] == [LOST.when]
+
+
+def test_a_run_that_is_interrupted_is_stopped_and_says_so(
+    made: Callable[[BaseException, list[str]], Any], tmp_path: Path
+) -> None:
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        made(KeyboardInterrupt(), said)
+    assert "interrupted" in said[-1]
+    assert Testbed.is_stopped
+    assert not (tmp_path / "verdict.json").exists()
