@@ -172,7 +172,7 @@ def test_a_sound_run_is_sound(checker: str) -> None:
             "results",
             having(13, "none", applied={**ROWS, "event-9": 1}),
         ),
-        "a change that is there twice": ("changes", source(changed_twice=frozenset({"order 1"}))),
+        "a change that the source has twice": ("changes", source(changed_twice=frozenset({"order 1"}))),
         "events that do not add up to the source, and nobody counts": (
             "results",
             sink(comparisons=[comparison(DUE, source={"a": Decimal(14)})], repeats="none"),

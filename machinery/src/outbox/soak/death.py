@@ -12,9 +12,8 @@ class Death:
     process: str
     at_s: float  # when that was seen
     last_line: str = ""  # of its log
-    alive_s: float | None = (
-        None  # when it was last seen alive: a connector is not looked at while a fault needs Connect
-    )
+    # When it was last seen alive, which may be long before: nobody looks at connectors while a fault breaks Connect.
+    alive_s: float | None = None
 
     @property
     def part(self) -> str:

@@ -41,7 +41,7 @@ def keeping(testbed: Testbed, report: Report) -> Iterator[list[Death]]:
             attempt(look, report)
 
     watch = Watch(_watched(testbed), deaths)
-    watch()  # who ends before the first round has ended too
+    watch()  # a process that ends before the first round counts too
     looks = (watch, lambda: _restart(testbed, report), _Connectors(testbed, report, watch))
     threads = [threading.Thread(target=keep, args=[look], name="keeper") for look in looks]
     for thread in threads:

@@ -117,7 +117,7 @@ class Nemesis:
         except BaseException as error:
             self._stopped.set()
             left = ", ".join(self.lasting) or "none"
-            self._report(f"no fault begins any more ({type(error).__name__}); waiting for what they do now: {left}")
+            self._report(f"no fault begins any more ({type(error).__name__}); waiting for those under way: {left}")
             raise
 
     def _inject(self, number: int, planned: Planned, began_s: float, until_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What a run says of itself every minute, for who follows it for hours."""
+"""What a run says of itself every minute, for those who follow it for hours."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ class Progress:
     """Reports how many requests and faults there were so far, and what is broken now."""
 
     def __init__(self, recorder: Recorder, nemesis: Nemesis, report: Callable[[str], None]) -> None:
-        self._recorder, self._nemesis, self._report = recorder, nemesis, report
-        self._next_s = time.monotonic() + INTERVAL_S
+        self._recorder, self._nemesis = recorder, nemesis
+        self._report = sparse(report)
 
     def __call__(self) -> None:
         """Report, if it is time for it."""
-        if time.monotonic() >= self._next_s:
-            self._next_s += INTERVAL_S
-            self._report(self.text)
+        self._report(self.text)
 
     @property
     def text(self) -> str:
@@ -36,7 +34,7 @@ class Progress:
 
 
 def sparse(report: Callable[[str], None]) -> Callable[[str], None]:
-    """Reports a line a minute, of many."""
+    """Report at most one line a minute, and drop the others."""
     next_s = time.monotonic() + INTERVAL_S
 
     def one(text: str) -> None:

@@ -64,7 +64,11 @@ def unexplained(records: Sequence[R], first: Mapping[str, R], released: Callable
 
 
 def _blocks(records: Sequence[R], first: Mapping[str, R]) -> Mapping[tuple[str, int], list[R]]:
-    """By partition, the first record of each block: repeats behind each other, of records behind each other."""
+    """By partition, the first record of each block.
+
+    A block is a run of repeats with no other record between them. Their first records stand in the same order, with no
+    other first record between them.
+    """
     found: dict[tuple[str, int], list[R]] = {}
     numbers: dict[str, int] = {}  # by identity, the number of its first record among those of its partition
     counts: Counter[tuple[str, int]] = Counter()  # by partition, of these

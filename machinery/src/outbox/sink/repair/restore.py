@@ -73,7 +73,7 @@ def _restored_as(
     version = version or decoder.schema_versions.get(name)
     columns = decoder.columns(name, version)
     if columns is None:
-        return Rejection(UNKNOWN_VERSION, f"the letter has version {version} of {name}, which is no longer declared")
+        return Rejection(UNKNOWN_VERSION, f"version {version} of {name} is no longer declared")
     return decoder.restore(name, version, letter.identity, _payload(stored, columns))
 
 

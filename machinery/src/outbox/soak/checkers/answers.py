@@ -15,7 +15,7 @@ from outbox.soak.finding import Finding, findings
 from outbox.soak.history import History, Operation
 from outbox.soak.seen import Answer, Source
 
-LAST = 20  # more attempts than clients that send at the same time
+LAST = 20  # attempts; clients that send at the same time are fewer
 
 
 def check(history: History, source: Source) -> list[Finding]:

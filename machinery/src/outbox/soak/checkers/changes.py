@@ -18,7 +18,7 @@ def check(domain: Domain, seen: Seen) -> list[Finding]:
     events = Counter(domain.change_of_event(event) for event in seen.firsts.values())
     return [
         *findings("a change is made for one key", (change for change, keys in promised.items() if keys > 1)),
-        *findings("a change is there once", seen.source.changed_twice),
+        *findings("the source has a change once", seen.source.changed_twice),
         *findings("a change is whole: its answer and its rows", promised.keys() ^ made.keys()),
         *findings("a change has its events, and an event its change", _incomplete(made, events)),
     ]

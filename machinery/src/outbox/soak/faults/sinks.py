@@ -62,15 +62,15 @@ class SparkKilled(_OfProcess):
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         process = self.choose(testbed, chance)
         pid = process.pid()
-        killed = [one.pid for one in process.processes() if one.pid != pid and _is_killed_jvm(one)]
+        killed = [one.pid for one in process.processes() if one.pid != pid and _kill_jvm(one)]
         if not killed:
             raise NotFired(f"{process.name} had no JVM")
         wait_or_not_fired(f"{process.name} to notice", lambda: not process.is_running(), timeout_s=90)
         return f"{process.name}, JVM {killed[0]}, was killed, and the process has ended"
 
 
-def _is_killed_jvm(process: psutil.Process) -> bool:
-    """Kill a process if it is a JVM; whether it was."""
+def _kill_jvm(process: psutil.Process) -> bool:
+    """Kill a process if it is a JVM. Returns whether it was one."""
     with suppress(psutil.NoSuchProcess):
         if process.name() == "java":
             process.kill()
