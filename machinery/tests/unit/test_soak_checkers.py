@@ -534,6 +534,13 @@ def test_a_death_needs_a_fault_of_what_the_process_needs(
     assert not deaths.check([], [fault])
 
 
+def test_a_fault_of_one_process_explains_the_end_of_no_other() -> None:
+    fault = replace(KILLED, parts=("sinks",), victims=("sinks-1",))
+    assert not deaths.check([Death("sinks-1", 12.0)], [fault])
+    assert deaths.check([Death("sinks-0", 12.0)], [fault])
+    assert not deaths.check([Death("sinks-0", 12.0)], [replace(fault, parts=("sinks", "kafka"))]), "it needs the broker"
+
+
 @pytest.mark.parametrize(("alive_s", "found"), [(12.0, 0), (79.0, 0), (81.0, 1), (199.0, 1)])
 def test_a_death_that_is_seen_late_may_be_explained_since_the_process_was_seen_alive(
     alive_s: float, found: int

@@ -1,4 +1,4 @@
-"""The first signal ends a run, and no later one ends what stops its stack."""
+"""The first Ctrl-C ends the faults; any other signal ends the run, and no later one what stops its stack."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ except KeyboardInterrupt:
     started = subprocess.run([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"])
     print("stops everything", started.returncode)
 """
+
+
+HANDLED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whatever ours is
 
 
 def said_after(name: str, ignored: str | None = None) -> str:
@@ -75,3 +78,41 @@ except KeyboardInterrupt:
 def test_a_signal_ends_the_waits_of_faults_too() -> None:
     said = subprocess.check_output([sys.executable, "-c", f"import signal\n{WAITS}"], text=True, timeout=300)
     assert said.strip() == "['soak-interrupted']"
+
+
+ENDS_EARLY = """
+import signal, sys
+from outbox.soak import interrupt
+
+interrupt.once()
+said = []
+try:
+    with interrupt.asked_to_end(lambda: said.append("ends early")):
+        for name in sys.argv[2:]:
+            signal.raise_signal(getattr(signal, name))
+    signal.raise_signal(getattr(signal, sys.argv[1]))
+except KeyboardInterrupt:
+    said.append("stops")
+print(*said)
+"""
+
+
+@pytest.mark.parametrize(
+    ("within", "said"),
+    [
+        ([], "stops"),
+        (["SIGINT"], "ends early stops"),
+        (["SIGINT", "SIGINT"], "ends early stops"),
+        (["SIGTERM"], "stops"),
+        (["SIGHUP"], "stops"),
+    ],
+)
+def test_only_the_first_ctrl_c_while_faults_begin_ends_these_alone(within: list[str], said: str) -> None:
+    last = "SIGINT" if len(within) < 2 else "SIGCHLD"  # the last one comes behind the block, or is no news
+    command = [sys.executable, "-c", f"{HANDLED}{ENDS_EARLY}", last, *within]
+    assert subprocess.check_output(command, text=True, timeout=300).strip() == said
+
+
+def test_a_run_that_ignores_ctrl_c_is_not_ended_by_it() -> None:
+    command = [sys.executable, "-c", f"{HANDLED}signal.signal(signal.SIGINT, signal.SIG_IGN)\n{ENDS_EARLY}"]
+    assert not subprocess.check_output([*command, "SIGINT", "SIGINT"], text=True, timeout=300).strip()

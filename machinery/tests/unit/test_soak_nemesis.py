@@ -176,11 +176,29 @@ def test_the_watch_ends_a_run_and_keeps_what_has_happened(unstarted: testbed.Tes
     assert [one.evidence for one in breaker.injections] == ["it happened"]
 
 
-class Unhealed(Quick):
-    """Lasts for long, and cannot be healed."""
+class Long(Quick):
+    """Lasts for longer than anybody waits."""
+
+    name = "long"
+    lasts_s = (600.0, 600.0)
+
+
+def test_a_run_that_is_ended_early_heals_what_lasts_and_begins_nothing_more(unstarted: testbed.Testbed) -> None:
+    def watch() -> None:
+        if breaker.lasting:
+            breaker.end()
+
+    breaker = Nemesis(unstarted, {"long": Long}, chosen_seed(), print)
+    breaker.run(duration_s=600, pause_s=0.02, watch=watch)
+    assert [(one.evidence, one.is_healed, one.is_broken_off) for one in breaker.injections] == [
+        ("it happened", True, False)
+    ]
+
+
+class Unhealed(Long):
+    """And cannot be healed."""
 
     name = "unhealed"
-    lasts_s = (600.0, 600.0)
 
     def heal(self, testbed: testbed.Testbed) -> None:
         del testbed

@@ -27,6 +27,8 @@ class Fault(ABC):
     """How a schedule calls it."""
     parts: tuple[str, ...]
     """What it breaks. Each may end what depends on it, and no other fault breaks it at the same time."""
+    victims: tuple[str, ...] = ()
+    """The processes of its parts that it may end; without any, all of them may end. Known once it has begun."""
     needs: tuple[str, ...] = ()
     """What else no other fault may break meanwhile, because this one needs it."""
     lasts_s: tuple[float, float] = (2.0, 10.0)

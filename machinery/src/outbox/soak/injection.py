@@ -29,6 +29,7 @@ class Injection:
     fired_s: float = 0.0
     healed_s: float = 0.0
     parts: tuple[str, ...] = ()  # that it broke
+    victims: tuple[str, ...] = ()  # the processes of these parts that it may have ended; none means all
     held: tuple[str, ...] = ()  # that it needed, and only kept from other faults
     foreign: Sequence[ForeignRecord] = ()  # the foreign events that it has sent
     invalid: int = 0  # how many records that are no valid events it has sent

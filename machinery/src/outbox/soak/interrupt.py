@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from outbox.base.errors import Failure
 
@@ -29,6 +31,28 @@ def once() -> None:
 
     for number in heard:
         signal.signal(number, interrupt)
+
+
+@contextmanager
+def asked_to_end(end: Callable[[], None]) -> Iterator[None]:
+    """Let the first Ctrl-C within the block call this, and only a second one end the run.
+
+    It is called wherever the main thread is: it may set a value, and not print.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+
+    def first(number: int, frame: object) -> None:
+        del number, frame
+        signal.signal(signal.SIGINT, usual)
+        end()
+
+    if usual != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is first:
+            signal.signal(signal.SIGINT, usual)
 
 
 def require_none() -> None:

@@ -58,6 +58,7 @@ class Nemesis:
         self._faults = {name: make for name, make in faults.items() if make().is_possible(testbed)}
         self._seed = seed
         self._report = report
+        self._is_ended = False
         self._stopped = threading.Event()
         self._done: list[Injection] = []
         self._lasting: list[str] = []
@@ -75,7 +76,7 @@ class Nemesis:
         return sorted(self._lasting)
 
     def run(self, duration_s: float, pause_s: float, watch: Watch = nothing) -> None:
-        """Inject faults for ``duration_s``. Return when all that have begun by then are healed.
+        """Inject faults for ``duration_s``, or until `end`. Return when all that have begun by then are healed.
 
         The next fault is drawn when there is room for it. ``watch`` is called all the time meanwhile. If it raises, no
         further fault begins, and its exception is raised once those that last have ended.
@@ -88,12 +89,21 @@ class Nemesis:
                 at_most = AT_ONCE - 1 if draw.is_beside else 0
                 running = self._wait_for_room(running, at_most, watch)
                 running = self._pause(running, min(time.monotonic() + draw.pause_s, until_s), watch)
-                if time.monotonic() >= until_s:
+                if self._is_over(until_s):
                     break
                 watch()  # there may have been neither a wait nor a pause
                 planned = Planned(round(time.monotonic() - began_s, 1), draw.lasts_s, draw.fault)
                 running.add(pool.submit(self._inject, number, planned, began_s, until_s))
+            if self._is_ended:
+                self._report(f"no fault begins any more; healing those that last: {', '.join(self.lasting) or 'none'}")
             self._wait_for_room(running, 0, watch)
+
+    def end(self) -> None:
+        """Begin no further fault: `run` returns when all that have begun are healed."""
+        self._is_ended = True  # and nothing else: a signal may be what calls this
+
+    def _is_over(self, until_s: float) -> bool:
+        return self._is_ended or time.monotonic() >= until_s
 
     @staticmethod
     def _wait_for_room(running: set[Future[None]], at_most: int, watch: Watch) -> set[Future[None]]:
@@ -104,14 +114,14 @@ class Nemesis:
         return running
 
     def _pause(self, running: set[Future[None]], until_s: float, watch: Watch) -> set[Future[None]]:
-        while (left_s := until_s - time.monotonic()) > 0:
+        while not self._is_over(until_s):
             watch()
-            self._stopped.wait(min(POLL_S, left_s))
+            self._is_stopped_within(until_s)
         return _unfinished(running, 0)
 
     @contextmanager
     def _ending_if_interrupted(self) -> Iterator[None]:
-        """Break and heal nothing more after Ctrl-C, or if the watch raises: everything is stopped then."""
+        """Break and heal nothing more after a signal, or if the watch raises: everything is stopped then."""
         try:
             yield
         except BaseException as error:
@@ -123,13 +133,13 @@ class Nemesis:
     def _inject(self, number: int, planned: Planned, began_s: float, until_s: float) -> None:
         fault = self._faults[planned.fault]()
         with self._testbed.holding({*fault.parts, *fault.needs}):
-            if self._stopped.is_set() or time.monotonic() >= until_s:
+            if self._stopped.is_set() or self._is_over(until_s):
                 return  # it has waited for its parts for too long
             self._lasting.append(planned.fault)
             fired_s = time.monotonic() - began_s
             evidence, problem = self._fire(fault, random.Random(f"{self._seed} {number}"))  # noqa: S311
             if evidence:
-                self._stopped.wait(planned.lasts_s)
+                self._let_last(time.monotonic() + planned.lasts_s)
             is_broken_off = self._stopped.is_set()
             is_healed = not is_broken_off and self._heal(fault)
             done = Injection(
@@ -141,12 +151,21 @@ class Nemesis:
                 fired_s=fired_s,
                 healed_s=time.monotonic() - began_s,
                 parts=fault.parts,
+                victims=fault.victims,
                 held=fault.needs,
                 foreign=fault.foreign,
                 invalid=fault.invalid,
             )
             self._done.append(done)
             self._lasting.remove(planned.fault)
+
+    def _let_last(self, until_s: float) -> None:
+        while not self._is_over(until_s) and not self._is_stopped_within(until_s):
+            pass
+
+    def _is_stopped_within(self, until_s: float) -> bool:
+        """Wait for a moment, or until then."""
+        return self._stopped.wait(min(POLL_S, max(0.0, until_s - time.monotonic())))
 
     def _fire(self, fault: Fault, chance: random.Random) -> tuple[str, str]:
         """Break it. Returns the evidence, or the reason why there is none."""

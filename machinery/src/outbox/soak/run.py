@@ -13,7 +13,7 @@ from outbox.audit.report import Report as CheckReport
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.relay import connectors
-from outbox.soak import captures, checked, observe, verdict
+from outbox.soak import captures, checked, interrupt, observe, verdict
 from outbox.soak.checked import Checked
 from outbox.soak.clients import Clients
 from outbox.soak.death import Death
@@ -122,9 +122,9 @@ class _Run:
             clients.require_running()
             progress()
 
-        self.say(f"faults begin, for {self._plan.duration_s:.0f} s")
+        self.say(f"faults begin, for {self._plan.duration_s:.0f} s; Ctrl-C ends them early")
         try:
-            with clients.sending():
+            with clients.sending(), interrupt.asked_to_end(nemesis.end):
                 nemesis.run(self._plan.duration_s, self._plan.pause_s, watch)
                 clients.wait_answered()
         finally:

@@ -252,6 +252,10 @@ class Testbed:
         """The sinks of a process."""
         return self._groups[self.sinks.index(process)]
 
+    def process_of(self, sink: str) -> SinkProcess:
+        """The process of a sink."""
+        return next(one for one in self.sinks if sink in self.names_of(one))
+
     @property
     def sink_names(self) -> Sequence[str]:
         """All sinks."""

@@ -39,4 +39,7 @@ def _explains(fault: Injection, death: Death, grace_s: float) -> bool:
     """Whether a fault of what it needs lasts, or has just ended, at some time at which the process may have ended."""
     alive_s = death.at_s if death.alive_s is None else death.alive_s
     is_then = fault.fired_s <= death.at_s and alive_s <= fault.healed_s + grace_s
-    return is_then and not EXCUSES[death.part].isdisjoint(fault.parts)
+    broken = set(fault.parts)
+    if fault.victims and death.process not in fault.victims:
+        broken.discard(death.part)  # another process of it
+    return is_then and not EXCUSES[death.part].isdisjoint(broken)

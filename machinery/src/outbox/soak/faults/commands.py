@@ -141,7 +141,9 @@ class Rebuild(Fault):
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         checked(testbed, f"before {self.name}")
-        words = ("rebuild", chance.choice(self._sinks(testbed)), "--from", self._source, "--yes")
+        sink = chance.choice(self._sinks(testbed))
+        self.victims = (testbed.process_of(sink).name,)
+        words = ("rebuild", sink, "--from", self._source, "--yes")
         return run(testbed, *words, expected=self.expected).end
 
     def is_possible(self, testbed: Testbed) -> bool:

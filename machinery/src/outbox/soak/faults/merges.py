@@ -35,6 +35,7 @@ class _DriverKilled(OfCluster):
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
         process = self.running(testbed)
+        self.victims = (process.name,)
         return self.kill(testbed, process, testbed.names_of(process)[0])
 
     def kill(self, testbed: Testbed, process: ClusteredSinks, sink: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,7 +33,12 @@ class _OfProcess(Fault):
     parts: tuple[str, ...] = ("sinks",)
 
     def choose(self, testbed: Testbed, chance: random.Random) -> SinkProcess:
-        return chance.choice(testbed.sinks)
+        chosen = chance.choice(self.candidates(testbed))
+        self.victims = (chosen.name,)
+        return chosen
+
+    def candidates(self, testbed: Testbed) -> Sequence[SinkProcess]:
+        return testbed.sinks
 
     def heal(self, testbed: Testbed) -> None:
         for process in testbed.sinks:
@@ -85,9 +90,9 @@ class KilledBetweenCommits(_OfProcess):
     needs = ("postgres", "kafka", "connect", "sinks-kafka", "sinks-postgres")
     lasts_s = (0.0, 0.0)
 
-    def choose(self, testbed: Testbed, chance: random.Random) -> SinkProcess:
+    def candidates(self, testbed: Testbed) -> Sequence[SinkProcess]:
         """Not the sinks with a Delta table: they need Spark for the commit, and it is frozen."""
-        return chance.choice([one for one in testbed.sinks if one is not testbed.clustered])
+        return [one for one in testbed.sinks if one is not testbed.clustered]
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         process = self.choose(testbed, chance)
