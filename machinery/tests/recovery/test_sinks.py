@@ -10,8 +10,10 @@ from confluent_kafka.admin import AdminClient
 from psycopg2 import extensions
 
 from outbox.base.settings import SinkRole
+from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
+from outbox.relay import connectors, hanging
 from tests.support.made_events import nth_key
 from tests.support.rehearsal import SINK, Rehearsal, failure_codes
 from tests.support.sink_driver import Database
@@ -74,7 +76,11 @@ def test_topic_that_was_deleted_and_created_again(rehearsal: Rehearse) -> None:
     assert not topics.exists(one.settings, topic_of(one.settings))
     first, later = one.entry.codes
     one.diagnosed(first)
-    one.follow(slice(2))
+    connector = connectors.load(one.settings)
+    wait_for("a transaction that stays open", lambda: hanging.open_since(one.settings, connector), timeout_s=30)
+    one.follow(slice(1))
+    wait_for("it to be aborted", lambda: not hanging.open_since(one.settings, connector), timeout_s=10)
+    one.follow(slice(1, 2))
     assert topics.describe(one.settings, topic_of(one.settings)).id != before
     relayed(one.settings)
     one.diagnosed(later)

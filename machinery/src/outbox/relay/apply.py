@@ -124,6 +124,7 @@ def remove(settings: Settings, connector: Connector | None = None, *, drop_slot:
     existed = rest.config() is not None
     if existed:
         rest.delete()
+    hanging.end_left_open(settings, connector)  # else the next `apply` waits a minute for it
     if drop_slot:
         slot.drop(settings, connector)  # first, because it waits until the connector's task has released the slot
         offsets.delete(settings, connector)

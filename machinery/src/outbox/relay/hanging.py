@@ -1,4 +1,7 @@
-"""A transaction that a broker has left open for good, and its end.
+"""Transactions of a connector's task that nobody ends any more, and their end.
+
+Connect cancels a task that does not stop in time, for example because a topic was deleted while it writes. Its
+transaction stays open until the broker ends it, a minute later. `end_left_open` does so at once.
 
 A broker that is killed while it commits a transaction, and started again, may mark the transaction as complete without
 writing the markers that end it in its partitions (KAFKA-20734, seen with Kafka 4.3.1). Readers of committed records
@@ -14,7 +17,7 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.base.wait import WaitTimeoutError, wait_for
+from outbox.base.wait import WaitTimeoutError
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config, consumer, request_timeout_s, unavailable
 from outbox.relay.connectors import Connector
@@ -53,20 +56,14 @@ def release(settings: Settings, connector: Connector) -> bool:
     Raises Failure if Kafka is unavailable, or if the transaction belongs to another producer.
     """
     topic = connector.offsets_topic
-    (end,) = topics.high_watermarks(settings, topic).values()
-
-    def is_readable() -> bool:
-        (stable,) = topics.last_stable_offsets(settings, topic).values()
-        return stable >= end
-
     try:
-        wait_for(f"the transaction on topic {topic} to end", is_readable, timeout_s=END_TIMEOUT_S, poll_s=0.2)
+        topics.wait_decided(settings, topic, END_TIMEOUT_S)
     except WaitTimeoutError:
         _abort(settings, connector)
     else:
         return False
     try:
-        wait_for("the hanging transaction to be aborted", is_readable, timeout_s=RELEASE_TIMEOUT_S)
+        topics.wait_decided(settings, topic, RELEASE_TIMEOUT_S)
     except WaitTimeoutError:
         raise Failure(
             f"a transaction on topic {topic} hangs, and it is not one of connector {connector.name}",
@@ -74,6 +71,15 @@ def release(settings: Settings, connector: Connector) -> bool:
             code="transaction-hanging",
         ) from None
     return True
+
+
+def end_left_open(settings: Settings, connector: Connector) -> None:
+    """Abort what the task of a removed connector has left open, and fence the task if it still runs.
+
+    Raises Failure if Kafka is unavailable.
+    """
+    if topics.exists(settings, connector.offsets_topic) and open_since(settings, connector):
+        _abort(settings, connector)
 
 
 def _abort(settings: Settings, connector: Connector) -> None:
