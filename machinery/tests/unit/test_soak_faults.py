@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -17,22 +18,32 @@ from outbox.sink import records
 from outbox.soak import captures, testbed
 from outbox.soak.domain import TableCopy
 from outbox.soak.fault import NotFired
-from outbox.soak.faults.commands import Check, ConnectApply, is_rebuildable
+from outbox.soak.faults import commands
+from outbox.soak.faults.commands import Check, ConnectApply, Prune, Rebuild, is_rebuildable
 from outbox.soak.faults.records import Decades, Foreign, Hostile, Huge, Malformed, asks_for
 from outbox.soak.foreign import ForeignEvent
-from outbox.soak.operator import Done
+from outbox.soak.operator import PREFIX, Done
 from outbox.soak.proxy import Proxy
+from outbox.soak.testbed import LINKS
 from outbox.stack import ports
+from outbox.testing import chosen_seed
+
+
+@contextmanager
+def linked(tmp_path: Path, *sinks: Sequence[str]) -> Iterator[testbed.Testbed]:
+    """A testbed with its links, and nothing that runs. ``sinks``: those of each process."""
+    made = testbed.Testbed(load(tmp_path, environment=False), sinks)
+    made.stack.links = {name: Proxy(name, ports.choose(0)[0]) for name in LINKS}
+    yield made
+    for link in made.links.values():
+        link.close()
 
 
 @pytest.fixture
 def unstarted(tmp_path: Path) -> Iterator[testbed.Testbed]:
-    """A testbed with the link that the connector needs, and nothing that runs."""
-    made = testbed.Testbed(load(tmp_path, environment=False), [])
-    link = Proxy("debezium-postgres", ports.choose(0)[0])
-    made.stack.links = {link.name: link}
-    yield made
-    link.close()
+    """One without sinks."""
+    with linked(tmp_path) as made:
+        yield made
 
 
 def found(code: str, sink: str | None = None, *keys: str) -> Done:
@@ -90,6 +101,45 @@ def test_each_connector_is_applied_and_its_released_transactions_are_counted(
     ConnectApply("connect-apply", "connect", "apply").fire(capturing, Random(1))  # noqa: S311
     assert ran == [("connect", "apply"), ("connect", "apply", "changes")]
     assert +capturing.released == released
+
+
+def failed(code: str) -> Done:
+    """A command that ended with this code."""
+    return Done(1, "", f"outbox: it failed\n{PREFIX}{code}")
+
+
+def test_a_prune_that_is_refused_for_a_while_is_run_until_it_succeeds(
+    unstarted: testbed.Testbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = iter([failed("marker-not-passed"), failed("kafka-unavailable"), Done(0, "deleted 3 events\n", "")])
+    monkeypatch.setattr(unstarted, "run", lambda *_, **__: next(ends))
+    monkeypatch.setattr(commands, "AGAIN_S", 0.0)
+    assert Prune("prune", "prune").fire(unstarted, Random(1)) == "outbox prune: deleted 3 events"  # noqa: S311
+
+
+@pytest.mark.parametrize("refused", [{"dedup"}, {"upsert"}, {"dedup", "upsert"}, set()], ids=len)
+def test_a_rebuild_that_is_refused_tries_the_next_sink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[str]
+) -> None:
+    tried: list[str] = []
+
+    def run(command: str, sink: str, *_: str, links: Sequence[str]) -> Done:
+        del links
+        tried.append(sink)
+        return failed("topic-incomplete") if sink in refused else Done(0, f"{command} of {sink}\n", "")
+
+    monkeypatch.setattr(commands, "checked", lambda *_: None)
+    fault = Rebuild("topic")
+    with linked(tmp_path, ["dedup"], ["upsert"]) as bed:
+        monkeypatch.setattr(bed, "run", run)
+        evidence = fault.fire(bed, Random(chosen_seed()))  # noqa: S311
+        assert fault.victims == (bed.process_of(tried[-1]).name,)
+    if len(refused) == 2:
+        assert set(tried) == refused
+        assert "topic-incomplete" in evidence
+    else:
+        assert evidence == f"rebuild of {tried[-1]}"
+        assert tried[-1] not in refused
 
 
 def test_a_testbed_has_the_connectors_that_its_sinks_need(

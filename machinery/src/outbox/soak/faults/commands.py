@@ -35,6 +35,7 @@ UNAVAILABLE = {
     "timeout",
     "topic-silent",
 }
+AGAIN_S = 1.0
 AGAIN_TIMEOUT_S = 300.0
 OPEN = "SELECT count(*) FROM dead_letters WHERE sink = %s AND reason = %s AND status = 'open'"
 FROM_FAULTS = {"malformed-records", "sink-parked"}  # what `outbox check` may find while other faults last
@@ -47,6 +48,8 @@ class Operator(Fault):
     parts: tuple[str, ...] = ()
     lasts_s = (0.0, 0.0)
     expected: Collection[str] = ()
+    passing: Collection[str] = ()
+    """Codes of refusals that pass by themselves: it is run again."""
     links: Sequence[str] = ()
 
     def __init__(self, name: str, *words: str) -> None:
@@ -60,7 +63,7 @@ class Operator(Fault):
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
-        done = run(testbed, *self.words, expected=self.expected, links=self.links)
+        done = run(testbed, *self.words, expected=self.expected, passing=self.passing, links=self.links)
         self.finish(testbed, done)
         said = "it succeeded" if "--json" in self.words else done.end
         return f"outbox {' '.join(self.words)}: {done.code or said}"
@@ -73,7 +76,7 @@ class Prune(Operator):
     """`outbox prune` of everything that may go."""
 
     # The relay may be down, and a transaction may be open.
-    expected = ("marker-not-passed", "topic-transaction-open", "prune-running", "sinks-busy")
+    passing = ("marker-not-passed", "topic-transaction-open", "prune-running", "sinks-busy")
 
 
 class Check(Operator):
@@ -141,10 +144,14 @@ class Rebuild(Fault):
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         checked(testbed, f"before {self.name}")
-        sink = chance.choice(self._sinks(testbed))
-        self.victims = (testbed.process_of(sink).name,)
-        words = ("rebuild", sink, "--from", self._source, "--yes")
-        return run(testbed, *words, expected=self.expected).end
+        sinks, refused = self._sinks(testbed), list[str]()
+        for sink in chance.sample(sinks, len(sinks)):
+            self.victims = (testbed.process_of(sink).name,)
+            done = run(testbed, "rebuild", sink, "--from", self._source, "--yes", expected=self.expected)
+            if not done.code:
+                return done.end
+            refused.append(sink)
+        return f"refused for each of {', '.join(refused)}: {done.code}"
 
     def is_possible(self, testbed: Testbed) -> bool:
         return bool(self._sinks(testbed))
@@ -227,14 +234,22 @@ class Refused(Fault):
         return int(count)
 
 
-def run(testbed: Testbed, *words: str, expected: Collection[str] = (), links: Sequence[str] = ()) -> Done:
-    """Run a command, and again while what it needs is unavailable. Raises NotFired if it ends unexpectedly."""
+def run(
+    testbed: Testbed,
+    *words: str,
+    expected: Collection[str] = (),
+    passing: Collection[str] = (),
+    links: Sequence[str] = (),
+) -> Done:
+    """Run a command, and again while what it needs is unavailable or it ends with a code that is ``passing``. Raises
+    NotFired if it ends unexpectedly.
+    """
 
     def ended() -> Done | None:
         done = testbed.run(*words, links=links)
-        return None if done.code in UNAVAILABLE else done
+        return None if done.code in {*UNAVAILABLE, *passing} else done
 
-    done = wait_or_not_fired(f"what `outbox {' '.join(words)}` needs", ended, timeout_s=AGAIN_TIMEOUT_S, poll_s=1)
+    done = wait_or_not_fired(f"what `outbox {' '.join(words)}` needs", ended, timeout_s=AGAIN_TIMEOUT_S, poll_s=AGAIN_S)
     if done.status != 0 and done.code not in expected:
         raise NotFired(f"outbox {' '.join(words)} ended with {done.code or done.status}: {done.end}")
     return done
