@@ -23,7 +23,14 @@ EVENTS_OF_A_TRANSACTION = 10
 RELAY_TIMEOUT_S = 3600.0  # only a relay that hangs takes this long
 POLL_S = 0.05
 # What our connector's file sets for speed and for bounded memory; without it Debezium's defaults count.
-TUNED = {"poll.interval.ms", "max.batch.size", "max.queue.size", "max.queue.size.in.bytes", "snapshot.fetch.size"}
+TUNED = {
+    "poll.interval.ms",
+    "max.batch.size",
+    "max.queue.size",
+    "max.queue.size.in.bytes",
+    "snapshot.fetch.size",
+    "snapshot.select.statement.overrides",
+}
 # A million events of a thousand accounts, with amounts that add up from zero.
 WRITE = """
 DO $$

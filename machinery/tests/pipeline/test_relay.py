@@ -101,6 +101,23 @@ def test_rows_written_while_the_connector_starts_arrive_once_each(unapplied: Set
     assert out_of_order(records) == []
 
 
+def test_a_snapshot_sends_the_events_of_a_key_in_order(unapplied: Settings) -> None:
+    # A vacuum after a prune leaves room in front of the events that are not relayed yet, and later ones fill it.
+    insert(unapplied, *(row() for _ in range(50)))
+    key, pruned = str(uuid.uuid4()), ids(unapplied)
+    insert(unapplied, row(key, 1), row(key, 2))
+    with closing(connect(unapplied, SourceRole.OWNER)) as owner, owner.cursor() as cursor:
+        owner.autocommit = True
+        cursor.execute("DELETE FROM outbox WHERE id = ANY(%s::uuid[])", [pruned])
+        cursor.execute("VACUUM outbox")
+        insert(unapplied, row(key, 3), row(key, 4))
+        cursor.execute("SELECT (payload ->> 'version')::int FROM outbox ORDER BY ctid")
+        stored = [version for (version,) in cursor]
+    assert stored != [1, 2, 3, 4], "they are stored in another order"
+    relay.apply(unapplied)
+    assert [json.loads(record.value)["version"] for record in relayed(unapplied)] == [1, 2, 3, 4]
+
+
 def test_a_second_snapshot_may_repeat_an_event_with_exactly_once_on(chain: Settings) -> None:
     # Until its first event is relayed a connector has no offset stored: started again, it takes its snapshot again,
     # beside a slot that is there. What commits after it has looked at the log and before it reads the table is in both.
