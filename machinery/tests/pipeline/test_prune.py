@@ -205,7 +205,7 @@ def test_killed_between_its_transactions_it_is_run_again(shared_chain: Settings)
 def test_memory_is_that_of_one_look_up(shared_chain: Settings, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
     """Ten times the events need no more of it."""
     monkeypatch.setattr(arrivals, "LOOK_UP_EVENTS", 1000)
-    monkeypatch.setattr(records, "BATCH_RECORDS", 200)  # else these are more than what is looked up
+    monkeypatch.setattr(records, "BATCH_RECORDS", 200)  # fewer than a look-up, to be a small part of the memory
 
     def peak(events: int) -> int:
         insert_at_once(shared_chain, *(row() for _ in range(events)))

@@ -34,14 +34,16 @@ def linked(tmp_path: Path, *sinks: Sequence[str]) -> Iterator[testbed.Testbed]:
     """A testbed with its links, and nothing that runs. ``sinks``: those of each process."""
     made = testbed.Testbed(load(tmp_path, environment=False), sinks)
     made.stack.links = {name: Proxy(name, ports.choose(0)[0]) for name in LINKS}
-    yield made
-    for link in made.links.values():
-        link.close()
+    try:
+        yield made
+    finally:
+        for link in made.links.values():
+            link.close()
 
 
 @pytest.fixture
 def unstarted(tmp_path: Path) -> Iterator[testbed.Testbed]:
-    """One without sinks."""
+    """A testbed without sinks."""
     with linked(tmp_path) as made:
         yield made
 

@@ -196,7 +196,7 @@ def test_a_run_that_is_ended_early_heals_what_lasts_and_begins_nothing_more(unst
 
 
 class Unhealed(Long):
-    """And cannot be healed."""
+    """Lasts as long, and cannot be healed."""
 
     name = "unhealed"
 

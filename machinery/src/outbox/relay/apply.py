@@ -116,8 +116,9 @@ def remove(settings: Settings, connector: Connector | None = None, *, drop_slot:
     """Remove the connector; False if there was none.
 
     Its slot and its offsets stay, so that ``apply`` continues there; until then the slot retains the write-ahead log.
-    ``drop_slot`` removes slot, offsets and what `apply` created in the database. The next ``apply`` then starts with a
-    snapshot of the whole table. An interrupted removal can be repeated.
+    A transaction that its task has left open is aborted. ``drop_slot`` removes slot, offsets and what `apply` created
+    in the database. The next ``apply`` then starts with a snapshot of the whole table. An interrupted removal can be
+    repeated.
     """
     connector = connector or connectors.load(settings)
     rest = Rest(settings, connector)

@@ -37,7 +37,7 @@ def once() -> None:
 def asked_to_end(end: Callable[[], None]) -> Iterator[None]:
     """Let the first Ctrl-C within the block call this, and only a second one end the run.
 
-    It is called wherever the main thread is: it may set a value, and not print.
+    The signal interrupts the main thread anywhere, so ``end`` may set a value, but not print.
     """
     usual = signal.getsignal(signal.SIGINT)
 

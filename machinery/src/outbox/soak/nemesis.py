@@ -114,9 +114,7 @@ class Nemesis:
         return running
 
     def _pause(self, running: set[Future[None]], until_s: float, watch: Watch) -> set[Future[None]]:
-        while not self._is_over(until_s):
-            watch()
-            self._is_stopped_within(until_s)
+        self._wait_until(until_s, watch)
         return _unfinished(running, 0)
 
     @contextmanager
@@ -139,7 +137,7 @@ class Nemesis:
             fired_s = time.monotonic() - began_s
             evidence, problem = self._fire(fault, random.Random(f"{self._seed} {number}"))  # noqa: S311
             if evidence:
-                self._let_last(time.monotonic() + planned.lasts_s)
+                self._wait_until(time.monotonic() + planned.lasts_s)
             is_broken_off = self._stopped.is_set()
             is_healed = not is_broken_off and self._heal(fault)
             done = Injection(
@@ -159,13 +157,11 @@ class Nemesis:
             self._done.append(done)
             self._lasting.remove(planned.fault)
 
-    def _let_last(self, until_s: float) -> None:
-        while not self._is_over(until_s) and not self._is_stopped_within(until_s):
-            pass
-
-    def _is_stopped_within(self, until_s: float) -> bool:
-        """Wait for a moment, or until then."""
-        return self._stopped.wait(min(POLL_S, max(0.0, until_s - time.monotonic())))
+    def _wait_until(self, until_s: float, watch: Watch = nothing) -> None:
+        """Wait until then, or until the run ends early or breaks off."""
+        while not (self._stopped.is_set() or self._is_over(until_s)):
+            watch()
+            self._stopped.wait(min(POLL_S, max(0.0, until_s - time.monotonic())))
 
     def _fire(self, fault: Fault, chance: random.Random) -> tuple[str, str]:
         """Break it. Returns the evidence, or the reason why there is none."""

@@ -41,5 +41,5 @@ def _explains(fault: Injection, death: Death, grace_s: float) -> bool:
     is_then = fault.fired_s <= death.at_s and alive_s <= fault.healed_s + grace_s
     broken = set(fault.parts)
     if fault.victims and death.process not in fault.victims:
-        broken.discard(death.part)  # another process of it
+        broken.discard(death.part)  # it was a fault of another process
     return is_then and not EXCUSES[death.part].isdisjoint(broken)

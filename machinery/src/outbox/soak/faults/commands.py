@@ -48,8 +48,8 @@ class Operator(Fault):
     parts: tuple[str, ...] = ()
     lasts_s = (0.0, 0.0)
     expected: Collection[str] = ()
-    passing: Collection[str] = ()
-    """Codes of refusals that pass by themselves: it is run again."""
+    temporary: Collection[str] = ()
+    """Codes of refusals that end by themselves: the command is run again."""
     links: Sequence[str] = ()
 
     def __init__(self, name: str, *words: str) -> None:
@@ -63,7 +63,7 @@ class Operator(Fault):
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
-        done = run(testbed, *self.words, expected=self.expected, passing=self.passing, links=self.links)
+        done = run(testbed, *self.words, expected=self.expected, temporary=self.temporary, links=self.links)
         self.finish(testbed, done)
         said = "it succeeded" if "--json" in self.words else done.end
         return f"outbox {' '.join(self.words)}: {done.code or said}"
@@ -76,7 +76,7 @@ class Prune(Operator):
     """`outbox prune` of everything that may go."""
 
     # The relay may be down, and a transaction may be open.
-    passing = ("marker-not-passed", "topic-transaction-open", "prune-running", "sinks-busy")
+    temporary = ("marker-not-passed", "topic-transaction-open", "prune-running", "sinks-busy")
 
 
 class Check(Operator):
@@ -238,16 +238,16 @@ def run(
     testbed: Testbed,
     *words: str,
     expected: Collection[str] = (),
-    passing: Collection[str] = (),
+    temporary: Collection[str] = (),
     links: Sequence[str] = (),
 ) -> Done:
-    """Run a command, and again while what it needs is unavailable or it ends with a code that is ``passing``. Raises
+    """Run a command, and again while what it needs is unavailable or it ends with a ``temporary`` code. Raises
     NotFired if it ends unexpectedly.
     """
 
     def ended() -> Done | None:
         done = testbed.run(*words, links=links)
-        return None if done.code in {*UNAVAILABLE, *passing} else done
+        return None if done.code in {*UNAVAILABLE, *temporary} else done
 
     done = wait_or_not_fired(f"what `outbox {' '.join(words)}` needs", ended, timeout_s=AGAIN_TIMEOUT_S, poll_s=AGAIN_S)
     if done.status != 0 and done.code not in expected:

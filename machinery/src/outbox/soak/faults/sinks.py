@@ -169,7 +169,7 @@ class CommitLost(_OfProcess):
         folder = checkpoint(testbed, sink)
         entry = last_entry(folder / "commits")
         planned = last_entry(folder / "offsets")
-        if planned.name != entry.name:  # a batch in hand: Spark would repeat that one alone
+        if planned.name != entry.name:  # not committed yet: Spark would repeat only this batch
             planned.unlink()
         entry.unlink()
         process.spawn()
