@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 # `cents` are euro cents for one minor unit of the currency. A decimal, so that no cent is lost to binary fractions.
@@ -18,12 +19,17 @@ def in_euros(events: DataFrame) -> DataFrame:
     Cents are rounded event by event, half to even: sums are the same however events come together. A currency that has
     no rate keeps its events, with NULL for all of these, so that the projection refuses them by name.
     """
-    spark = events.sparkSession
-    rates = spark.read.csv(f"file://{FILE}", schema=RATES, header=True, mode="FAILFAST")
     amount = f.col("amount").cast("decimal(19, 0)")
     return (
-        events.join(f.broadcast(rates), "currency", "left")
+        events.join(f.broadcast(rates(events.sparkSession, FILE)), "currency", "left")
         .withColumn("euro_cents", f.bround(amount * f.col("cents"), 0))
         .withColumn("day", f.to_date("occurred_at"))
         .select("event_id", "partition", "offset", "day", "region", "currency", "amount", "euro_cents")
     )
+
+
+@cache
+def rates(spark: SparkSession, file: Path) -> DataFrame:
+    """The rates in a file. It is read once in a session: for each small batch, that would take longer than the rest."""
+    found = spark.read.csv(f"file://{file}", schema=RATES, header=True, mode="FAILFAST")
+    return spark.createDataFrame(found.toArrow(), found.schema)
