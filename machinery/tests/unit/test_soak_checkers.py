@@ -446,6 +446,14 @@ def test_a_service_that_answers_no_more_is_found(count: int, found: int, status:
     assert cases("answers", History((*silent, *HISTORY.attempts[:3]))) == 0
 
 
+@pytest.mark.parametrize("others", [REFUSED, BROKEN])
+def test_reads_do_not_hide_that_no_change_is_made(others: int) -> None:
+    reads = [attempt(number, method="GET") for number in range(200, 220)]
+    silent = [attempt(number, BROKEN if number % 2 else others) for number in range(100, 100 + answers.LAST)]
+    assert cases("answers", History((*HISTORY.attempts[:3], *silent, *reads))) == 1
+    assert cases("answers", History((*HISTORY.attempts[:3], *silent, *reads, HISTORY.attempts[0]))) == 0
+
+
 def test_a_key_that_is_used_again_may_have_another_status_than_its_request() -> None:
     misuse = replace(attempt(1, REFUSED, SOLD_OUT), body={"pieces": 9}, expected=(OK,))
     assert cases("answers", History((*HISTORY.attempts, misuse))) == 0

@@ -106,9 +106,9 @@ def test_clients_go_on_until_there_are_answers_or_for_a_while(
     recorder = Recorder(tmp_path / "history.jsonl")
     one = Clients(settings, Orders(), recorder, rate=2_000, seed=1)  # type: ignore[arg-type]
     with one.sending():
-        before = recorder.definite
+        before = recorder.acknowledged
         one.wait_answered()
-        assert recorder.definite > before
+        assert recorder.acknowledged > before
     monkeypatch.setattr(clients, "ANSWERED_TIMEOUT_S", 0.01)
     one.wait_answered()
     recorder.close()

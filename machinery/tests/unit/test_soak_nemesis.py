@@ -13,7 +13,7 @@ import pytest
 from outbox.base.settings import load
 from outbox.soak import nemesis, progress, testbed
 from outbox.soak.checkers.faults import not_happened
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import Fault, NoChance, NotFired, wait_or_not_fired
 from outbox.soak.faults import every
 from outbox.soak.history import Attempt, Recorder
 from outbox.soak.nemesis import Nemesis
@@ -63,6 +63,16 @@ class Missed(Quick):
     def fire(self, testbed: testbed.Testbed, chance: random.Random) -> str:
         del testbed, chance
         raise NotFired("nobody was there")
+
+
+class Left(Quick):
+    """Cannot happen as things are."""
+
+    name = "left"
+
+    def fire(self, testbed: testbed.Testbed, chance: random.Random) -> str:
+        del testbed, chance
+        raise NoChance("there is nothing to break")
 
 
 class Slow(Quick):
@@ -148,6 +158,13 @@ def test_a_fault_without_evidence_has_not_happened(unstarted: testbed.Testbed) -
     breaker.run(duration_s=0.5, pause_s=0.02)
     assert {one.planned.fault: bool(one.evidence) for one in breaker.injections} == {"quick": True, "missed": False}
     assert not_happened(["missed", "quick"], breaker.injections) == ["missed"]
+
+
+def test_a_fault_without_a_chance_is_left_out(unstarted: testbed.Testbed) -> None:
+    breaker = Nemesis(unstarted, {"quick": Quick, "left": Left}, chosen_seed(), print)
+    breaker.run(duration_s=0.5, pause_s=0.02)
+    assert {one.planned.fault for one in breaker.injections} == {"quick"}
+    assert not_happened(["left", "quick"], breaker.injections) == ["left"]
 
 
 def _seed_of_one_at_a_time() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,11 @@ def test_an_expected_failure_has_its_code(tmp_path: Path) -> None:
     done = run(tmp_path, "sink", "nothing")
     assert (done.status, done.code) == (1, "sink-unknown")
     assert "nothing" in done.end
+
+
+def test_a_terminal_interrupts_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "CODED", "import os; print(os.getpgid(0))")
+    assert int(run(tmp_path).output) != os.getpgid(0)
 
 
 @pytest.mark.parametrize("errors", ["Traceback (most recent call last):\nKeyError: 1\n", "", "outbox: it failed\n"])

@@ -30,7 +30,7 @@ def apply(kind: str) -> None:
     """Create the topics that are missing, and create or update the connector. Existing topics are not changed."""
     settings = load()
     connector = connectors.load(settings, kind)
-    done = relay.apply(settings, connector)
+    done = relay.apply(settings, connector, lambda: click.echo(relay.released(connector)))
     click.echo(f"connector {connector.name}: {done}, {relay.status(settings, connector).mode}")
 
 

@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.base.wait import wait_for
+from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.kafka.clients import MISSING, REQUEST_TIMEOUT_S, Admin, IsolationLevel, consumer, request_timeout_s
 
 T = TypeVar("T")
@@ -145,7 +145,7 @@ def watermarks(
     """Per partition, the first offset and the end that a reader of this isolation level sees.
 
     The end is the last stable offset for read_committed, and the high watermark for read_uncommitted. Waits for the
-    brokers to lead each partition, and raises WaitTimeoutError if one has no leader for long.
+    brokers to lead each partition. Raises Failure if one has no leader for long.
     """
     partitions = range(describe(settings, name).partitions)
     with consumer(settings, isolation_level) as client:
@@ -181,7 +181,10 @@ def _led(name: str, ask: Callable[[], T | None]) -> T:
                 return None
             raise
 
-    return wait_for(f"the brokers to lead topic {name}", answer, timeout_s=REQUEST_TIMEOUT_S)
+    try:
+        return wait_for(f"the brokers to lead topic {name}", answer, timeout_s=REQUEST_TIMEOUT_S)
+    except WaitTimeoutError as error:
+        raise Failure(str(error), "wait until all brokers are up again", code="kafka-unavailable") from error
 
 
 def _is_created(admin: Admin, name: str, request: Future[None]) -> bool:

@@ -6,6 +6,7 @@ and that the replication slot belongs to the stored offset.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,9 +44,11 @@ class Status(State):
         return {**asdict(self), "mode": self.mode}
 
 
-def apply(settings: Settings, connector: Connector | None = None) -> str:
-    """Make the connector run as its file says. Return what was done: created, updated, restarted or unchanged; released
-    if a transaction was hanging (`outbox.relay.hanging`).
+def apply(settings: Settings, connector: Connector | None = None, on_release: Callable[[], None] = lambda: None) -> str:
+    """Make the connector run as its file says. Return what was done: created, updated, restarted or unchanged.
+
+    ``on_release`` is called when a hanging transaction was ended, whose events are then sent again, whatever becomes of
+    the rest (`outbox.relay.hanging`).
 
     Creates the topics first, because a record without its topic stops the task: it waits for the topic for good, and
     its state is RUNNING. For a captured table it creates the publication too. Raises Failure if the publication is
@@ -59,7 +62,9 @@ def apply(settings: Settings, connector: Connector | None = None) -> str:
     slot.require_publication(settings, connector)
     topics.create(settings, connectors.topic_specs(settings, connector))
     requested, effective = connector.config, rest.config()
-    released = hanging.release(settings, connector)  # Connect returns no offsets while a transaction hangs on them
+    is_released = hanging.release(settings, connector)  # Connect returns no offsets while a transaction hangs on them
+    if is_released:
+        on_release()
     if effective is None:
         # Connect keeps the offsets of a removed connector, and returns them only for an existing one.
         effective = rest.create_stopped(requested)
@@ -74,9 +79,9 @@ def apply(settings: Settings, connector: Connector | None = None) -> str:
             rest.resume()  # refused: it continues as before
             raise
         done = "updated"
-    elif released or rest.state().error or rest.state().is_unassigned:
+    elif is_released or rest.state().error or rest.state().is_unassigned:
         rest.stop()
-        done = "released" if released else "restarted"
+        done = "restarted"
     else:
         done = "unchanged"
     rest.resume()
@@ -116,9 +121,9 @@ def remove(settings: Settings, connector: Connector | None = None, *, drop_slot:
     """Remove the connector; False if there was none.
 
     Its slot and its offsets stay, so that ``apply`` continues there; until then the slot retains the write-ahead log.
-    A transaction that its task has left open is aborted. ``drop_slot`` removes slot, offsets and what `apply` created
-    in the database. The next ``apply`` then starts with a snapshot of the whole table. An interrupted removal can be
-    repeated.
+    A transaction that its task has left open on the offsets topic is aborted. ``drop_slot`` removes slot, offsets and
+    what `apply` created in the database. The next ``apply`` then starts with a snapshot of the whole table. An
+    interrupted removal can be repeated.
     """
     connector = connector or connectors.load(settings)
     rest = Rest(settings, connector)
@@ -146,6 +151,11 @@ def _wait_running(connector: Connector, rest: Rest) -> None:
         raise Failure(str(error), remedy, code="connector-not-running") from None
     if state.error:
         raise failed(connector, state.error)
+
+
+def released(connector: Connector) -> str:
+    """What to tell an operator when a hanging transaction was ended."""
+    return f"connector {connector.name}: a transaction was hanging; it is ended, and its events are sent again"
 
 
 def failed(connector: Connector, error: str) -> Failure:

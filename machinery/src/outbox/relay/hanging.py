@@ -74,7 +74,9 @@ def release(settings: Settings, connector: Connector) -> bool:
 
 
 def end_left_open(settings: Settings, connector: Connector) -> None:
-    """Abort what the task of a removed connector has left open, and fence the task if it still runs.
+    """Abort what the task of a removed connector has left open there, and fence the task if it still runs.
+
+    A transaction that has not reached the offsets topic stays open until the broker ends it.
 
     Raises Failure if Kafka is unavailable.
     """

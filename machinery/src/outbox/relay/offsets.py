@@ -28,7 +28,7 @@ def delete(settings: Settings, connector: Connector | None = None) -> int:
     connector = connector or connectors.load(settings)
     deleted = 0
     producer = Producer({**client_config(settings), "acks": "all"})
-    for topic in (connector.offsets_topic, settings.connect_offsets_topic):
+    for topic in topics.existing(settings, [connector.offsets_topic, settings.connect_offsets_topic]):
         for key in _stored(settings, topic, connector):
             producer.produce(topic, key=key, value=None)
             deleted += 1

@@ -147,10 +147,13 @@ def require_continuity(
     is_ahead = slot.confirmed_lsn > stored_lsn
     if is_ahead and not (connector.is_outbox and _all_arrive(settings, connector, effective)):
         missing = "the topics miss events" if connector.is_outbox else "the changes in between are unknown"
+        stands_still = "" if settings.exactly_once else ", or the relay stands still"
         raise Failure(
             f"the replication slot {connector.name} is at {lsn(slot.confirmed_lsn)}, ahead of the stored offset"
-            f" {lsn(stored_lsn)}, and {missing}: it was recreated, or another client read it",
-            again,
+            f" {lsn(stored_lsn)}, and {missing}: it was recreated, or another client read it{stands_still}",
+            f"run the command again once the relay runs; if it ends like this again: {again}"
+            if stands_still
+            else again,
             code="slot-ahead",
         )
     if is_ahead and slot.restart_lsn >= stored_lsn:
@@ -187,13 +190,13 @@ def drop(settings: Settings, connector: Connector) -> None:
 @contextmanager
 def _cdc(settings: Settings) -> Iterator[psycopg2.extensions.cursor]:
     """A cursor as Debezium's role; this also checks that the role can log in."""
-    connection = connect(settings, SourceRole.CDC)
-    try:
+    with (
+        closing(connect(settings, SourceRole.CDC)) as connection,
+        database_errors(connection, "the relay's role", "refuses to show its slots", "run the command again"),
+    ):
         connection.autocommit = True
         with connection.cursor() as cursor:
             yield cursor
-    finally:
-        connection.close()
 
 
 @contextmanager

@@ -70,18 +70,18 @@ class Clients:
         self.require_running()
 
     def wait_answered(self) -> None:
-        """Wait until a request that is sent from now on has a definite answer, after the last fault.
+        """Wait until a change that is sent from now on is acknowledged, after the last fault.
 
         Return after a while without one, too: then the checker `answers` has a finding.
         """
         under_way = CLIENTS  # at most
-        before = self._recorder.definite
+        before = self._recorder.acknowledged
 
-        def is_answered() -> bool:
-            return self._recorder.definite > before + under_way
+        def is_acknowledged() -> bool:
+            return self._recorder.acknowledged > before + under_way
 
         with suppress(TimeoutError):
-            wait_for("definite answers", is_answered, timeout_s=ANSWERED_TIMEOUT_S, needs=self.require_running)
+            wait_for("acknowledged changes", is_acknowledged, timeout_s=ANSWERED_TIMEOUT_S, needs=self.require_running)
 
     def require_running(self) -> None:
         """Raises Failure if a client has ended by an exception, such as one of the domain."""

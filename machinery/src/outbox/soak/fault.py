@@ -20,6 +20,10 @@ class NotFired(Exception):
     """A fault has not happened. The message says why."""
 
 
+class NoChance(Exception):
+    """A fault cannot happen as things are now, and has broken nothing. It is left out, as if it had not been drawn."""
+
+
 class Fault(ABC):
     """One way to break the chain. An object is for one injection."""
 
@@ -57,7 +61,7 @@ class Fault(ABC):
 
     @abstractmethod
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        """Break it, and return the evidence. Raises NotFired without any."""
+        """Break it, and return the evidence. Raises NotFired without any, or NoChance."""
 
     def heal(self, testbed: Testbed) -> None:  # noqa: B027 - some faults pass by themselves
         """Undo it, and return once the part works again. Also called if `fire` has failed."""

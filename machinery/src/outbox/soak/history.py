@@ -124,6 +124,8 @@ class Recorder:
         self._file = file.open("a", encoding="utf-8")
         self._lock = threading.Lock()
         self.outcomes: Counter[Outcome] = Counter()  # of the attempts so far
+        self.acknowledged = 0
+        """How many of them were changes that the service has acknowledged."""
 
     def add(self, attempt: Attempt) -> None:
         """Write an attempt, in the order in which they end."""
@@ -131,11 +133,7 @@ class Recorder:
         with self._lock:
             self._file.write(line + "\n")
             self.outcomes[attempt.outcome] += 1
-
-    @property
-    def definite(self) -> int:
-        """How many attempts had a definite outcome."""
-        return self.outcomes["ok"] + self.outcomes["failed"]
+            self.acknowledged += attempt.key is not None and attempt.outcome == "ok"
 
     def close(self) -> None:
         """End the history."""

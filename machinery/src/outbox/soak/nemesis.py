@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from outbox.base.wait import nothing
-from outbox.soak.fault import Fault
+from outbox.soak.fault import Fault, NoChance
 from outbox.soak.faults import Make
 from outbox.soak.injection import Injection, Planned
 from outbox.soak.testbed import Testbed
@@ -154,7 +154,8 @@ class Nemesis:
                 foreign=fault.foreign,
                 invalid=fault.invalid,
             )
-            self._done.append(done)
+            if evidence or problem:
+                self._done.append(done)
             self._lasting.remove(planned.fault)
 
     def _wait_until(self, until_s: float, watch: Watch = nothing) -> None:
@@ -164,9 +165,12 @@ class Nemesis:
             self._stopped.wait(min(POLL_S, max(0.0, until_s - time.monotonic())))
 
     def _fire(self, fault: Fault, chance: random.Random) -> tuple[str, str]:
-        """Break it. Returns the evidence, or the reason why there is none."""
+        """Break it. Returns the evidence, or the reason why there is none; neither of a fault that is left out."""
         try:
             evidence = fault.fire(self._testbed, chance)
+        except NoChance as error:
+            self._report(f"{fault.name} is left out: {error}")
+            return "", ""
         except Exception as error:  # whatever it is, the run has not done what it promised
             problem = f"{type(error).__name__}: {error}"
             self._report(f"{fault.name} did not happen: {problem}")

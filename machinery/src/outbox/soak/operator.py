@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outbox.base.wait import timeout_scale
 from outbox.stack.command import Command
 
 TIMEOUT_S = 600
@@ -46,13 +47,17 @@ class Done:
 
 
 def run(command: Command, words: Sequence[str]) -> Done:
-    """Run the command of these words to its end, in the environment of the command."""
+    """Run the command of these words to its end, in the environment of the command.
+
+    It does not see a Ctrl-C of the terminal, which ends the faults of the soak and no command.
+    """
     done = subprocess.run(
         [sys.executable, "-c", CODED, *words],
         env={**os.environ, **command.env()},
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=TIMEOUT_S * timeout_scale(),
+        start_new_session=True,
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -315,20 +315,15 @@ class Testbed:
         """Apply a connector, which reaches the database through its link. Returns what was done."""
         settings = self.stack.through("debezium-postgres")
         own = connectors.load(settings, connector.kind)
+        on_release = partial(self.released.update, [connector.kind])
         try:
-            done = relay.apply(settings, own)
+            return relay.apply(settings, own, on_release)
         except Failure as failure:
             # Without exactly-once Debezium confirms changes to the slot before Connect has stored their offset.
             if failure.code not in SLOT_AHEAD or settings.exactly_once or connector.is_outbox:
                 raise
             relay.remove(settings, own, drop_slot=True)
-            done = relay.apply(settings, own)
-        self.applied(own, done)
-        return done
-
-    def applied(self, connector: Connector, done: str) -> None:
-        """Note what an `outbox connect apply` has done."""
-        self.released[connector.kind] += done == "released"
+            return relay.apply(settings, own, on_release)
 
     def relay_state(self, connector: Connector | None = None) -> State:
         """The states of a connector and its task, by default the outbox's. Raises Failure if Connect is unavailable."""
@@ -388,4 +383,7 @@ class Testbed:
 
     def run(self, *words: str, links: Sequence[str] = ()) -> Done:
         """Run an `outbox` command to its end, as an operator would beside everything; through links, if any."""
-        return operator.run(Command(words[0], self.stack.through(*links), words), words)
+        done = operator.run(Command(words[0], self.stack.through(*links), words), words)
+        for connector in self.connectors:
+            self.released[connector.kind] += relay.released(connector) in done.output
+        return done

@@ -72,7 +72,7 @@ class Hostile(Fault):
     """
 
     parts = ()
-    needs = ("kafka",)
+    needs: tuple[str, ...] = ("kafka",)
     lasts_s = (0.0, 0.0)
     has_id_of_event = False  # then its letter stays open: to discard it would give up the event
 
@@ -272,6 +272,7 @@ class SameId(Forged):
     """Records with the id of a real event and other content, valid and invalid."""
 
     name = "records-with-used-ids"
+    needs = ("kafka", "postgres")
     has_id_of_event = True
 
     def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:

@@ -45,7 +45,7 @@ class Shortened(Fault):
         found: list[tuple[_Topic, dict[int, int]]] = []
 
         def has_room() -> bool:
-            commands.run(testbed, "prune", "--keep-hours", "0", expected=commands.Prune.expected)
+            commands.run(testbed, "prune", "--keep-hours", "0", temporary=commands.Prune.temporary)
             for topic in chance.sample(every, len(every)):
                 ends = self._ends(testbed, topic, chance)
                 if ends:

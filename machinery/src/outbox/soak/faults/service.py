@@ -92,6 +92,7 @@ class IdsOfThePast(Fault):
 
     name = "ids-of-the-past"
     parts = ("outbox-ids",)
+    needs = ("postgres",)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
@@ -99,7 +100,7 @@ class IdsOfThePast(Fault):
         self._make_ids(testbed, "uuidv7(interval '-1 hour')")
 
         def written() -> int:
-            with suppress(Failure, psycopg2.Error):  # the database may be broken too
+            with suppress(Failure, psycopg2.Error):  # a link to the database may be broken
                 return len(self._past(testbed) - before)
             return 0
 
