@@ -6,9 +6,11 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 from pyspark.sql import Window
 from pyspark.sql import functions as sql
+from pyspark.sql.pandas.functions import arrow_udf, pandas_udf
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -48,6 +50,26 @@ def read_twice(events: DataFrame) -> DataFrame:
 def in_python(events: DataFrame) -> DataFrame:
     """It runs Python of its own."""
     return events.mapInArrow(_tagged, "event_id string, partition int, offset bigint, quantity bigint, tag string")
+
+
+def in_pandas(events: DataFrame) -> DataFrame:
+    """The same by a function of pandas' columns, as a model's predictions are."""
+    tag = pandas_udf(_hexadecimal, "string")  # type: ignore[call-overload]
+    return events.select("event_id", "partition", "offset", "quantity", tag("quantity").alias("tag"))
+
+
+def _hexadecimal(numbers: pd.Series) -> pd.Series:
+    return numbers.map("{:08x}".format)
+
+
+def in_arrow(events: DataFrame) -> DataFrame:
+    """The same by a function of Arrow's columns."""
+    tag = arrow_udf(_hexadecimal_in_arrow, "string")  # type: ignore[call-overload]
+    return events.select("event_id", "partition", "offset", "quantity", tag("quantity").alias("tag"))
+
+
+def _hexadecimal_in_arrow(numbers: pa.Array) -> pa.Array:
+    return pa.array([f"{one:08x}" for one in numbers.to_pylist()], pa.string())
 
 
 def _tagged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

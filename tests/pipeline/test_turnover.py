@@ -40,5 +40,7 @@ def test_each_transfer_counts_once_in_euros_or_is_set_aside(chain: Settings, cli
     run(chain, "rewind", "turnover", "--to-earliest", "--yes")
     run(chain, "sink", "turnover", "--until-caught-up")
     assert held(chain) == due
+    run(chain, "rebuild", "turnover", "--from", "topic", "--yes")
+    assert held(chain) == due
     letters = "SELECT reason, count(*)::int FROM dead_letters WHERE sink = 'turnover' GROUP BY reason"
     assert query(chain, letters, SinkRole.AUDITOR) == [("no rate", len(AMOUNTS))]

@@ -46,6 +46,7 @@ def finish(topic: Settings, *names: str) -> None:
 def test_a_batch_that_dies_between_two_parts_is_applied_once(
     topic: Settings, some: list[Event], database: Database
 ) -> None:
+    """With the Kafka source of Spark 4.1.1 this fails: its second run ends after the replayed batch (SPARK-55271)."""
     naive = Database(topic, "naive")
     run_faulty(faulty_sink.death_between_parts, topic, "naive", "dedup")
     first = naive.applied()

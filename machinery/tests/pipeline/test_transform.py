@@ -147,8 +147,9 @@ def test_a_transform_may_read_its_events_twice(sink: Sink, publisher: Publisher)
 
 
 @SIZES
-def test_a_transform_may_run_python(sink: Sink, publisher: Publisher, count: int) -> None:
-    sink.transform = "in_python"
+@pytest.mark.parametrize("transform", ["in_python", "in_pandas", "in_arrow"])
+def test_a_transform_may_run_python(sink: Sink, publisher: Publisher, count: int, transform: str) -> None:
+    sink.transform = transform
     publisher.send(publisher.events(count))
     assert sink.run().applied == count
     assert all(row["tag"] == f"{row['quantity']:08x}" for row in sink.rows())
