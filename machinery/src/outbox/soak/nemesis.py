@@ -164,7 +164,7 @@ class Nemesis:
             self._stopped.wait(min(POLL_S, max(0.0, until_s - time.monotonic())))
 
     def _fire(self, fault: Fault, chance: random.Random) -> tuple[str, str]:
-        """Break it. Returns the evidence, or the reason why there is none."""
+        """Break it. Returns the evidence, or the reason why the fault did not fire."""
         try:
             evidence = fault.fire(self._testbed, chance)
         except Exception as error:  # whatever it is, the run has not done what it promised
