@@ -1,4 +1,4 @@
-"""Accounts locked for a change: whoever decides about one decides on what it is, and nobody changes it meanwhile."""
+"""Accounts locked for a change: a request decides on an account's current state, and no other changes it meanwhile."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Hub:
         return self._subscribers
 
     def part(self, name: str) -> Json:
-        """A part as it is now; None if there is none."""
+        """A part as it is now; None if it does not exist."""
         with self._changed:
             return self._parts.get(name)
 

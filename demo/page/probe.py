@@ -312,7 +312,7 @@ def is_uuid(text: str) -> bool:
 
 
 def outbox_row(settings: Settings, event_id: str) -> str | None:
-    """A row of the outbox as JSON; None if there is none."""
+    """A row of the outbox as JSON; None if no row has this id."""
     with closing(Database(settings, SourceRole.AUDITOR)) as database, database.snapshot() as query:
         found = query(OUTBOX_ROW, [event_id])
     return str(found[0][0]) if found else None

@@ -53,7 +53,7 @@ WAITING = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids
 
 
 class Chain:
-    """Everything that runs. Whoever owns its home ends it."""
+    """Everything that runs. The owner of its home ends it."""
 
     def __init__(self, home: Path, *, exactly_once: bool) -> None:
         self._stack = private_stack(home, exactly_once=exactly_once)

@@ -312,5 +312,5 @@ def _crash(chain: Chain, sink: str) -> Crash:
 
 
 def _last(log: Path) -> int:
-    """The last batch in a log of a checkpoint; -1 if there is none."""
+    """The last batch in a log of a checkpoint; -1 before the first."""
     return max((int(entry.name) for entry in log.glob("[0-9]*")), default=-1)

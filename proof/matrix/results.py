@@ -46,7 +46,7 @@ class Results:
 
 
 def load() -> Results:
-    """The recorded results; empty if there are none."""
+    """The recorded results; empty if the file does not exist."""
     return msgspec.json.decode(FILE.read_bytes(), type=Results) if FILE.exists() else Results()
 
 

@@ -40,7 +40,7 @@ class ChangeDecoder(RecordDecoder):
         self._schema = load_schema(SCHEMA)
 
     def record(self, record: Record) -> DecodedEvent | Rejection:
-        """The change of a record, or why it is none. The record's key must be that of its row."""
+        """The change of a record, or why it was rejected. The record's key must be that of its row."""
         change, rejection = parse_json(record.value)
         if rejection is not None:
             return rejection

@@ -1,7 +1,7 @@
 """The money that was moved each day, in euros: a job with PySpark of its own (docs/spark.md).
 
-Optional: to do without, delete this folder, the tests named after it and migrations/sink/0003_turnover.py, and let the
-next migration come after sink_domain_0002.
+Optional: to do without, delete this folder, tests/pipeline/test_turnover.py, tests/integration/test_in_euros.py and
+migrations/sink/0003_turnover.py, and let the next migration come after sink_domain_0002.
 """
 
 from outbox.sinks import SinkJob

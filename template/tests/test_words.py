@@ -1,5 +1,6 @@
 """Most of the repository knows no sample: the ledger's words occur neither in the machinery and its tests, nor in what
-runs, shows and watches any project. And a name that the project chose stands in ``[tool.outbox]`` alone.
+runs, shows and watches any project. A name that the project chose stands in ``[tool.outbox]`` alone. And nothing that
+people read uses an odd phrase.
 """
 
 from __future__ import annotations
@@ -30,9 +31,25 @@ EVERYWHERE = (
 )
 
 
-def files_of(place: str) -> list[Path]:
+# Where a person reads prose: pages, comments, docstrings, names of tests, error texts.
+READ = (*EVERYWHERE, "copier.yml", "docker-compose.*.yml", "examples", "proof", "pyproject.toml", "template")
+READ_SUFFIXES = (*SUFFIXES, ".css", ".html", ".ini", ".java", ".jinja", ".js", ".scala", ".sh")
+
+PHRASES = re.compile(
+    r"""\b(?:[Ii]s|[Aa]re)\ none\b   # `is None` is code
+      | [Tt]aken\ for\b
+      | \b[Bb]e\ it\b
+      | \b[Ww]hoever\b
+      | \bnone\ of\ its\ business\b""",
+    re.VERBOSE,
+)
+TEST_NAME = re.compile(r"\btest_\w+")
+LINE_BREAK = re.compile(r"[ \t]*\n[ \t]*(?:#|--|//|\*|>)?[ \t]*")  # with the mark of the next line of a comment
+
+
+def files_of(place: str, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
     """The text files of a folder, or the files that a pattern matches."""
-    found = [file for file in (ROOT / place).rglob("*") if file.suffix in SUFFIXES] or ROOT.glob(place)
+    found = [file for file in (ROOT / place).rglob("*") if file.suffix in suffixes] or ROOT.glob(place)
     return sorted(file for file in found if file.is_file())
 
 
@@ -40,6 +57,12 @@ def found(text: str) -> list[str]:
     """The ledger's words in a text, each with its line."""
     lines = enumerate(OTHERS.sub("", text).splitlines(), 1)
     return [f"{number}: {line.strip()}" for number, line in lines if LEDGER.search(line)]
+
+
+def odd(text: str) -> list[str]:
+    """The odd phrases in a text, also those that a line break divides or that a test's name contains."""
+    prose = TEST_NAME.sub(lambda name: name[0].replace("_", " "), text)
+    return PHRASES.findall(LINE_BREAK.sub(" ", prose))
 
 
 @pytest.mark.parametrize("place", [*FOLDERS, *FILES, *(f"connect/{pattern}" for pattern in CONNECT)])
@@ -63,7 +86,7 @@ def test_a_word_is_found_wherever_it_stands(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["Transfer-Encoding: chunked", "scheduled.rebalance.max.delay.ms", "balanced", "concurrency:"]
 )
-def test_words_of_others_are_none_of_the_ledger(text: str) -> None:
+def test_words_of_others_are_allowed(text: str) -> None:
     assert found(text) == []
 
 
@@ -80,3 +103,32 @@ def test_a_name_of_the_project_stands_in_its_table_alone() -> None:
         if name in file.read_text(errors="ignore")
     ]
     assert wrong == []
+
+
+def test_nothing_that_people_read_has_an_odd_phrase() -> None:
+    files = {file for place in READ for file in files_of(place, READ_SUFFIXES)} - {Path(__file__).resolve()}
+    assert len(files) > 100
+    wrong = [f"{file.relative_to(ROOT)}: {phrase}" for file in files for phrase in odd(file.read_text(errors="ignore"))]
+    assert sorted(wrong) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "phrase"),
+    [
+        ("None if there is none.", "is none"),
+        ("# the records that are\n    # none", "are none"),
+        ("def test_one_is_not_taken_for_the_other() -> None:", "taken for"),
+        ("a batch, be it empty", "be it"),
+        ("Whoever needs it", "Whoever"),
+        ("what lies below is\nnone of its business", "is none"),
+    ],
+)
+def test_an_odd_phrase_is_found(text: str, phrase: str) -> None:
+    assert odd(text) == [phrase]
+
+
+@pytest.mark.parametrize(
+    "text", ["if found is None:", "missing_is_none=True", "none of the options", "to be its owner"]
+)
+def test_code_and_plain_words_are_not_odd(text: str) -> None:
+    assert odd(text) == []

@@ -119,7 +119,7 @@ export class EventsView {
   }
 }
 
-/** The row and the records of an event, or the reason why there are none. */
+/** The row and the records of an event, or the reason why none were found. */
 async function lookUp(id) {
   try {
     const response = await fetch(`/api/events/${encodeURIComponent(id)}`);

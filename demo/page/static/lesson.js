@@ -97,7 +97,7 @@ export class LessonView {
     const chosen = this.answers.get(step);
     let verdict = chosen === answer.right ? "You were right. " : "Not quite. ";
     if (chosen === undefined) verdict = "Measured: ";
-    if (answer.right === null) verdict = "The measured result is none of the options: ";
+    if (answer.right === null) verdict = "The measured result matches none of the options: ";
     return [h("p", { class: "answer", "data-step": step }, h("strong", {}, `Question ${step}. ${verdict}`), answer.text)];
   }
 

@@ -154,7 +154,7 @@ def _lock(connection: Connection, order_id: uuid.UUID) -> Order:
 
 
 def _lock_stock(connection: Connection, products: Iterable[str]) -> list[Stock]:
-    """The stock of products, locked until the end of the transaction. There is none of an unknown product."""
+    """The stock of products, locked until the end of the transaction. An unknown product has no stock."""
     names = sorted(products)
     found = {row["product"]: Stock(**row) for row in connection.execute(LOCK_STOCK, {"products": names}).mappings()}
     return [found.get(name) or Stock(product=name, pieces=0, version=0) for name in names]

@@ -81,7 +81,7 @@ def frozen_in_a_task(workers: Sequence[Process], settings: Settings, events: Cal
     database = Database(settings)
     with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
         [name] = [name for name in database.staging_tables() if name.endswith("/rows")]
-        cursor.execute(f'LOCK TABLE staging."{name}" IN SHARE MODE')  # whoever stages waits
+        cursor.execute(f'LOCK TABLE staging."{name}" IN SHARE MODE')  # tasks that stage wait
         events()
         worker = wait_for(
             "a task on a worker",

@@ -328,7 +328,7 @@ class Answering(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def test_another_program_on_its_port_is_not_taken_for_the_service(private: Stack) -> None:
+def test_another_program_on_its_port_is_not_seen_as_the_service(private: Stack) -> None:
     process = service(private.settings)
     with HTTPServer((LOOPBACK, private.settings.service_port), Answering) as other:
         threading.Thread(target=other.serve_forever, name="other", daemon=True).start()

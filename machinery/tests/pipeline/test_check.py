@@ -326,7 +326,7 @@ def test_malformed_records_do_not_count_as_unrelayed(topic: Settings, history: H
     assert not arrivals.all_arrive(topic, [history.topic], timeout_s=0.1)
 
 
-def test_foreign_event_is_not_taken_for_a_pruned_one(topic: Settings, history: History) -> None:
+def test_foreign_event_is_not_counted_as_pruned(topic: Settings, history: History) -> None:
     pruned, kept = history.item(5, 6), history.item(7)
     history.publish(*pruned, *kept, foreign(str(uuid.uuid4()), 1))
     history.prune(*pruned)

@@ -155,7 +155,7 @@ def copier(settings: Settings, sink: SinkWriter) -> Copier:
 
 
 def read(some: Sequence[Event], *bad: Record) -> Sequence[Records]:
-    """Events, and records that are none, as a task reads them."""
+    """Events, and records that are no events, as a task reads them."""
     return [as_read(*(event.record for event in some), *bad, partition=0)]
 
 

@@ -112,5 +112,5 @@ def test_what_an_event_adds_is_exact(addend: Addend, expected: object) -> None:
     assert addend.of([HUGE, None]) == expected
 
 
-def test_an_addend_that_nobody_knows_is_none() -> None:
+def test_an_unknown_addend_stays_unknown() -> None:
     assert Addend(1, 0, is_known=False).of([HUGE]) is None

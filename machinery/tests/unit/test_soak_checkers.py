@@ -373,7 +373,7 @@ def set_up(history: History) -> History:
         "wrong": (Record(HISTORY, having(20)), "invalid"),
         "empty": (Record(), "unknown"),
         "no sink": (Record(HISTORY, replace(SEEN, sinks=())), "unknown"),
-        "an answer to a read that is none": (
+        "an invalid answer to a read": (
             Record(History((*HISTORY.attempts, attempt(1, OK, "nothing", method="GET"))), SEEN),
             "unknown",
         ),

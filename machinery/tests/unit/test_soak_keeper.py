@@ -1,4 +1,4 @@
-"""The keeper of the soak sees the ends of processes, whoever starts them again."""
+"""The keeper of the soak sees the ends of processes, even if another part restarts them."""
 
 from __future__ import annotations
 

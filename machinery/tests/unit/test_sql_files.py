@@ -55,7 +55,7 @@ def test_sql_before_the_first_section_is_reported(tmp_path: Path, begin: str) ->
 
 
 @pytest.mark.parametrize("begin", ["", "\n \n", "-- of /* some\n", "/* a\n\n comment */\n-- and another\n"])
-def test_comments_before_the_first_section_are_none(tmp_path: Path, begin: str) -> None:
+def test_comments_before_the_first_section_are_ignored(tmp_path: Path, begin: str) -> None:
     assert projection_of(tmp_path, f"{begin}-- [apply]\nSELECT 2;").apply.strip() == "SELECT 2;"
 
 

@@ -103,7 +103,7 @@ CASES: dict[str, tuple[tuple[bytes | None, bytes | None], str | None]] = {
     "no currency": (UPDATED.record(currency=None), "schema violation"),
     "a currency as a number": (UPDATED.record(currency=123), "schema violation"),
     "a currency and a line end": (UPDATED.record(currency="EUR\n"), "schema violation"),
-    "an id that is none": (UPDATED.record(id="7"), "schema violation"),
+    "an id that is not a UUID": (UPDATED.record(id="7"), "schema violation"),
     "a deletion of nothing": (_with(DELETED, '"before"', '"b"'), "schema violation"),
     "another key": (_with(UPDATED, '"op"', '"op"', Change(nth_key(8), "u", 1).record()[0]), "key mismatch"),
     "a key that is no JSON": ((nth_key(7).encode(), UPDATED.record()[1]), "key mismatch"),

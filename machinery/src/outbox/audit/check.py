@@ -51,8 +51,8 @@ class InFlightError(WaitTimeoutError):
 def check(settings: Settings, *, incremental: bool = False, progress: Callable[[str], None] = _ignore) -> Report:
     """Compare now. Raises Failure if a database or Kafka is unavailable, or if nothing is declared.
 
-    ``incremental`` reads what came since the last such check that found no problem, and everything if there is none or
-    in doubt: see `outbox.audit.verified`. ``progress`` receives many lines that say how far it is.
+    ``incremental`` reads what came since the last such check that found no problem. Without such a check, or in doubt,
+    it reads everything: see `outbox.audit.verified`. ``progress`` receives many lines that say how far it is.
     """
     with closing(Check(settings, incremental=incremental, progress=progress)) as one:
         return one.compare()
@@ -118,7 +118,7 @@ class Check:
         return report
 
     def _compare_since(self) -> Report | None:
-        """Compare what came since the verified point; None if there is none, or in doubt: then read everything."""
+        """Compare what came since the verified point; None without such a point, or in doubt: then read everything."""
         if self._verified.is_beginning:
             return None
         try:

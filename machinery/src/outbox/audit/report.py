@@ -246,7 +246,7 @@ class SinkReport:
         return sum_of_sizes(one.drift_total for one in self.comparisons)
 
     def comparison(self, name: str) -> ComparisonReport:
-        """One of the comparisons. Raises Failure if there is none of this name."""
+        """One of the comparisons. Raises Failure if no comparison has this name."""
         for one in self.comparisons:
             if one.name == name:
                 return one

@@ -192,7 +192,7 @@ class Numbers:
 
 
 def version_of(text: str | None) -> int | None:
-    """A version as the contract has it: a whole number of 64 bits; None if the property is none."""
+    """A version as the contract has it: a whole number of 64 bits; None if the property is not one."""
     number = number_of(text)
     if number is None or number != number.to_integral_value() or not BIGINT_MIN <= number <= BIGINT_MAX:
         return None

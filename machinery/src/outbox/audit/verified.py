@@ -140,7 +140,7 @@ def identity(settings: Settings, declared: Declared) -> str:
             [topic.name, topic.decoder.key, topic.decoder.version, sorted(topic.kinds), topic.properties, topic.sources]
             for topic in declared.topics
         ],
-        # The contract: by a stricter one, records that were verified as events are none.
+        # The contract: under a stricter one, records that were verified as events are rejected.
         "events": [
             [kind.schema.name, kind.schema.document, kind.upcaster and [kind.upcaster.source, *kind.upcaster.names]]
             for kind in declared.kinds
@@ -161,7 +161,7 @@ def identity(settings: Settings, declared: Declared) -> str:
 
 
 def load(settings: Settings, declared: Declared) -> Verified:
-    """The point that was stored last; the beginning if there is none of the same."""
+    """The point that was stored last; the beginning if its settings or contract differ, or if none is stored."""
     of = identity(settings, declared)
     try:
         found = msgspec.msgpack.decode(_file(settings).read_bytes(), type=Verified)

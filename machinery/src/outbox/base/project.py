@@ -81,7 +81,7 @@ class Project:
 def current() -> Project:
     """The project that ``OUTBOX_PROJECT`` names; else the one around the working directory.
 
-    Raises Failure if there is none, or if its table has a key that is not known.
+    Raises Failure if no project is found, or if its table has an unknown key.
     """
     named = os.environ.get(VARIABLE)
     if named:

@@ -369,7 +369,7 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
 
 
 def _unknown(place: str | Path, names: Iterable[str]) -> Iterator[str]:
-    """Each variable that looks like a setting and is none, with the setting that the user may mean.
+    """Each variable that looks like a setting but is not one, with the setting that the user may mean.
 
     Without this a misspelled setting would have no effect, and nobody would notice.
     """

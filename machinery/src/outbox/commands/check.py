@@ -58,7 +58,7 @@ def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
       acknowledged       sink, count, reasons (by text): dead letters that were discarded
       notes              what is not compared, and why
       settled            whether nothing is in flight
-      findings           code, message, count, first, worst, topic, sink, comparison; null or "" if there is none
+      findings           code, message, count, first, worst, topic, sink, comparison; null or "" if absent
     """
     settings = load()
     gc.freeze()  # what is imported stays: to look for garbage in it again and again is a third of the work

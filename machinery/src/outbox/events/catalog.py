@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from outbox.base.settings import Settings  # `append` works without pydantic
 
 AGGREGATE_FILE = "aggregate.toml"
-# A type that ends like `.v1` could be taken for one version of another type.
+# A type that ends in `.v1` would look like a version of another type.
 TYPE = re.compile(r"(?!.*\.v[0-9]+\Z)[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 VERSION = re.compile(r"[1-9][0-9]{0,3}")
 SCHEMA_FILE = re.compile(r"(?P<type>.*)\.v(?P<version>[^.]*)\.schema\.json")
@@ -101,7 +101,7 @@ class Catalog:
         return found
 
     def schema(self, aggregate: str, type_: str, version: int) -> EventSchema:
-        """One version of an event. Raises Failure `event-undeclared` if there is none."""
+        """One version of an event. Raises Failure `event-undeclared` if it is not declared."""
         known = self.aggregates.get(aggregate)
         found = known.events.get(type_, {}).get(version) if known is not None else None
         if found is None:

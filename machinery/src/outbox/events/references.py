@@ -134,7 +134,7 @@ class _Bundle:
 
 
 def read(file: Path) -> dict[str, Json]:
-    """The JSON object in a file. Raises Failure if it is missing or is none, or is nested too deep."""
+    """The JSON object in a file. Raises Failure if the file is missing, holds no JSON object, or is nested too deep."""
     try:
         content = json.loads(file.read_bytes(), object_pairs_hook=_object, parse_constant=_no_number)
     except (OSError, ValueError) as error:

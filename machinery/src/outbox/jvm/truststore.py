@@ -15,7 +15,7 @@ DIGEST = bytes(20)
 
 
 def write(file: Path) -> bool:
-    """Write what OpenSSL trusts here, be it by SSL_CERT_FILE and SSL_CERT_DIR. False if that is nothing."""
+    """Write the certificates that OpenSSL trusts here, with SSL_CERT_FILE and SSL_CERT_DIR. False if it trusts none."""
     trusted = _trusted()
     if trusted:
         entries = (_entry(f"trusted {number}", certificate) for number, certificate in enumerate(trusted))

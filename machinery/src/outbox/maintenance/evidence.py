@@ -20,7 +20,7 @@ Old events reach one of these places later only from an earlier one. Today and y
 may be a day older than its row: clocks that differ, ids made by a client.
 
 Ids below the deduplication horizon are no evidence: they are forgotten already, and their events are set aside. Ids
-that are no UUIDv7 are none either, because their events are never applied.
+that are no UUIDv7 are no evidence either, because their events are never applied.
 """
 
 from __future__ import annotations

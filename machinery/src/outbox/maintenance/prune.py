@@ -117,7 +117,7 @@ def prune(
     timeout_s: float = PASS_TIMEOUT_S,
     report: Callable[[str], None] = lambda _: None,
 ) -> PruneResult:
-    """Delete relayed events older than ``keep_hours``, beside running writers. If there are none, only send markers.
+    """Delete relayed events older than ``keep_hours``, beside running writers. Without such events, only send markers.
 
     ``trust_marker`` also deletes events that are too old to be looked up; lost events are never deleted.
     ``sinks=False`` does not ask the sink database which topics were read before. ``report`` receives a line for each

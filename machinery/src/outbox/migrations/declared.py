@@ -1,4 +1,4 @@
-"""The database's guard: a CHECK constraint that lets in only declared events, whoever inserts them.
+"""The database's guard: a CHECK constraint that lets in only declared events, from every client.
 
 An event of an undeclared type would stop the relay, which creates no topic, or vanish. `append` refuses it, and the
 constraint refuses it from a client that inserts without `append`.

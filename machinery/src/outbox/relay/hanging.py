@@ -46,7 +46,7 @@ def open_since(settings: Settings, connector: Connector) -> datetime | None:
 
 
 def release(settings: Settings, connector: Connector) -> bool:
-    """End a hanging transaction on the connector's offsets topic; False if there is none.
+    """End a hanging transaction on the connector's offsets topic; False if no transaction hangs.
 
     An open transaction may still end by itself: that is waited for, for longer than a transaction may take. Then it is
     aborted under the task's transactional id, which fences the task: restart the connector. The task resends the events

@@ -135,7 +135,7 @@ class Rest:
         return not any(NOT_ENABLED in error for error in errors)
 
     def _offset(self) -> dict[str, Any]:
-        """The stored offset; empty if there is none. A connector of one database has one."""
+        """The stored offset; empty if no offset is stored. A connector of one database has one."""
         answer = self._call("GET", f"/connectors/{self._name}/offsets", missing_is_none=True) or {"offsets": []}
         return next((dict(entry["offset"]) for entry in answer["offsets"] if entry["offset"]), {})
 

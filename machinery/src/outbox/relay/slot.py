@@ -35,7 +35,7 @@ class Slot:
 
 
 def read(settings: Settings, connector: Connector | None = None) -> Slot | None:
-    """Look up the slot of a connector; None if there is none."""
+    """Look up the slot of a connector; None if it does not exist."""
     connector = connector or connectors.load(settings)
     with _cdc(settings) as cursor:
         cursor.execute(

@@ -19,7 +19,7 @@ Rows = Mapping[str, pa.Table]  # by the name of the event, rows with its columns
 
 
 class DeadRecord(NamedTuple):
-    """A record that is no event, where it was read, and why it is none. ``event_id`` is its id if that is a UUID."""
+    """A record that is no event, with its place and the reason. ``event_id`` is its id if that is a UUID."""
 
     partition: int
     offset: int

@@ -72,8 +72,8 @@ HAS_OPEN = "SELECT true FROM dead_letters WHERE sink = %(sink)s AND status = 'op
 # A letter that was skipped, because the sink did not ask for its event, keeps no event from being applied.
 SKIPPED = "SELECT EXISTS (SELECT FROM dead_letters WHERE sink = %(sink)s AND status = 'skipped')"
 # An open letter of an invalid record does not keep a valid record of the same event from being applied. Rows are
-# changed by their place, which leaves Postgres nothing to choose either: whoever changes letters of a sink holds its
-# lock.
+# changed by their place, which leaves Postgres no other plan. A place stays valid, because every writer of a
+# sink's letters holds the sink's lock.
 DROP_RESOLVED = f"""
 WITH known AS (
     SELECT batch.ctid AS in_batch, letter.ctid AS place, batch.event_id

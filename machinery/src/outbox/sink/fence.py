@@ -109,7 +109,7 @@ def _held(connection: extensions.connection, sink: str) -> Failure:
 
 
 def lock(cursor: extensions.cursor, sink: str) -> None:
-    """Hold the sink's lock until the end of the transaction; wait for whoever holds it.
+    """Hold the sink's lock until the end of the transaction; wait while another session holds it.
 
     Whatever writes for a sink, its driver or a repair command, takes this lock first.
     """

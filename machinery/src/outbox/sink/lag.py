@@ -28,8 +28,8 @@ class Lag(NamedTuple):
     are committed and not applied, or slightly more, because transaction markers and aborted records take offsets too.
     0 means that nothing is missing.
 
-    ``age_s``: seconds since the broker received the oldest committed record that is not applied; 0.0 if there is none.
-    It compares two clocks, the broker's and ours.
+    ``age_s``: seconds since the broker received the oldest committed record that is not applied; 0.0 if all are
+    applied. It compares two clocks, the broker's and ours.
     """
 
     offsets: Offsets

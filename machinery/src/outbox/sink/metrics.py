@@ -12,7 +12,7 @@
 | `outbox_sink_last_progress_timestamp_seconds` | Unix time of the last applied batch; before it, of the first start |
 | `outbox_sink_lag_events` | upper bound of events not applied: markers, aborted and skipped records count too |
 | `outbox_sink_partition_lag_events` | the same by `topic` and `partition` |
-| `outbox_sink_lag_seconds` | age of the oldest record that is not applied; 0 when there is none |
+| `outbox_sink_lag_seconds` | age of the oldest record that is not applied; 0 when all are applied |
 | `outbox_sink_kafka_up` | 1 if Kafka answered for this scrape; at 0 the lag is absent, not outdated |
 
 `/healthz` on the same port answers 200 if every sink of the process runs, else 503. Its JSON has the state of each sink

@@ -39,7 +39,7 @@ class Projection:
 def load(folder: Path, takes: Literal["events", "states"]) -> list[Projection]:
     """The projections of a folder that apply what a strategy takes.
 
-    Raises Failure if there is none, and for a file whose header or sections have a typing mistake.
+    Raises Failure if the folder has no such projection, and for a file whose header or sections have a typing mistake.
     """
     files = {file.name.removesuffix(".sql"): file for file in sorted(folder.glob("*.sql"))}
     plain = [name for name in files if "." not in name]

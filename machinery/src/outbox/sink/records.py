@@ -216,7 +216,7 @@ class RecordDecoder(ABC):
 
     @abstractmethod
     def record(self, record: Record) -> DecodedEvent | Rejection | Skipped:
-        """The event of a record, or why it is none, or that it was not asked for."""
+        """The event of a record, or why it was rejected, or that it was not asked for."""
 
     def bounded(self, found: DecodedEvent | Rejection | Skipped) -> DecodedEvent | Rejection | Skipped:
         """The same, unless it is an event whose key is too long for the indexes of the sink's tables."""
@@ -337,7 +337,7 @@ class EventDecoder(RecordDecoder):
         return names
 
     def record(self, record: Record) -> DecodedEvent | Rejection | Skipped:
-        """The event of a record, or why it is none, or that it was not asked for."""
+        """The event of a record, or why it was rejected, or that it was not asked for."""
         headers = {name: _text(content) for name, content in record.headers}
         type_, version = headers.get("eventType"), headers.get("schemaVersion")
         skipped = self._skipped(type_, version)

@@ -12,7 +12,7 @@ from psycopg2.extras import execute_values
 
 from outbox.base.errors import Failure
 
-NAMES_MAX = 1000  # of undeclared events, per sink and topic: whoever writes to a topic chooses them
+NAMES_MAX = 1000  # of undeclared events, per sink and topic: any client that writes to a topic chooses them
 INSERT = "INSERT INTO skipped_events (sink, topic, event) VALUES %s ON CONFLICT DO NOTHING"
 
 Names = Mapping[str, set[str]]  # of events, by topic

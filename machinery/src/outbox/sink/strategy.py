@@ -79,7 +79,7 @@ def load(folder: Path) -> dict[str, Strategy]:
 
 
 def find(strategy: str | Path) -> Strategy:
-    """The built-in strategy of a name, or the strategy in a file. Raises Failure if there is none, and as `load`."""
+    """The built-in strategy of a name, or the strategy in a file. Raises Failure if it is missing, and as `load`."""
     if isinstance(strategy, Path):
         if not strategy.is_file():
             raise Failure(f"there is no strategy {strategy}", "correct the job's strategy", code="strategy-unknown")

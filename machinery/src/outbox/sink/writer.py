@@ -116,7 +116,7 @@ class SinkWriter(ABC):
         return beginning
 
     def begin_at(self, topic: str, topic_id: str, start: dict[int, int]) -> None:
-        """Declare where a sink without positions begins: what lies below is none of its business."""
+        """Declare where a sink without positions begins: lower offsets do not concern this sink."""
         with self._errors("does not take positions"), self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
             positions.write(cursor, self.name, topic, topic_id, start)

@@ -1,7 +1,7 @@
 """Starts processes again that have ended by themselves, as systemd, docker-compose or Kubernetes would, and applies the
 connectors as an operator would: if a task does not run, and after a broker was killed.
 
-It also notes when a process ends, whoever starts it again: the checker `deaths` asks for the reason.
+It also notes when a process ends, even if another part restarts it: the checker `deaths` asks for the reason.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class Nemesis:
             self._stopped.wait(min(POLL_S, max(0.0, until_s - time.monotonic())))
 
     def _fire(self, fault: Fault, chance: random.Random) -> tuple[str, str]:
-        """Break it. Returns the evidence, or the reason why there is none; neither of a fault that is left out."""
+        """Break it. Returns the evidence, or the reason why it did not fire; neither of a fault that is left out."""
         try:
             evidence = fault.fire(self._testbed, chance)
         except NoChance as error:

@@ -179,7 +179,7 @@ class Process:
         )
 
     def _marked_env(self) -> Mapping[str, str]:
-        own = self.env()  # first: whoever looks for Java there, tells it to our own environment
+        own = self.env()  # first: it may find Java, and add it to our own environment
         # Its settings come from us alone, not from the shell.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) or name in KEPT}
         return {**inherited, **own, MARK: self.mark}

@@ -1,7 +1,8 @@
 """A Spark cluster of this host: a standalone master and its workers, each a controlled process on loopback.
 
-It is a real cluster at the smallest size: executors are processes of the workers, and the sinks' driver is none of
-them. Who connects needs its secret, which is in ``spark.properties`` (mode 600) in the home folder.
+It is a real cluster at the smallest size: executors are processes of the workers, and the sinks' driver runs
+outside of them. A client needs the secret of the cluster, which is in ``spark.properties`` (mode 600) in the home
+folder.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ class Checkpoint:
         self._planned, self._committed = folder / "offsets", folder / "commits"
 
     def planned(self) -> int:
-        """The last planned batch; -1 if there is none."""
+        """The last planned batch; -1 before the first."""
         return _last(self._planned)
 
     def committed(self) -> int:
-        """The last batch that Spark has recorded as committed; -1 if there is none."""
+        """The last batch that Spark has recorded as committed; -1 before the first."""
         return _last(self._committed)
 
     def committed_at_ms(self, batch: int) -> int | None:

@@ -146,8 +146,8 @@ class Containers(Chain):
     def __init__(self, settings: Settings, sinks: Sequence[str], shared: Path, find: Find = psutil.process_iter):
         """``shared`` is the folder with the file of the mode.
 
-        Raises Failure if there is none: these are not the containers of docker-compose, and the processes here may
-        belong to others. Raises Failure too if another walkthrough runs: each would report the faults of the other.
+        Raises Failure if that folder is missing: these are not the containers of docker-compose, and the processes here
+        may belong to others. Raises Failure too if another walkthrough runs: each would report the faults of the other.
         """
         if not shared.is_dir():
             raise Failure(

@@ -63,7 +63,7 @@ def test_a_repeated_request_is_recorded_once(client: Client, databases: Settings
 
 
 @pytest.mark.parametrize("count", [0, -1, 1_000_001, 1.0, "1", None])
-def test_a_count_that_is_none_is_refused(client: Client, databases: Settings, count: object) -> None:
+def test_an_invalid_count_is_refused(client: Client, databases: Settings, count: object) -> None:
     assert client.arrive(str(uuid.uuid4()), count).status_code == 422
     assert depots(databases) == {}
     assert outbox_records(databases) == []

@@ -151,8 +151,8 @@ LANGUAGE sql IMMUTABLE STRICT
 RETURN date '1970-01-01' + (('x' || left(replace(id::text, '-', ''), 12))::bit(48)::bigint / 86400000)::int;
 
 -- The partitions of processed_events, with the days that each covers; its ids are below its bound. Days and bound come
--- from the catalog, so they are true whoever made the partition. Rows are as of the last ANALYZE, if any. The size is
--- left to the reader: to look it up takes longer than all the rest.
+-- from the catalog, so they are true of every partition, however it was made. Rows are as of the last ANALYZE, if any.
+-- The size is left to the reader: to look it up takes longer than all the rest.
 CREATE VIEW processed_partitions AS
     SELECT name, daterange(day_of(bounds[1]::uuid), day_of(bounds[2]::uuid)) AS days, bounds[2]::uuid AS bound,
            estimated_rows

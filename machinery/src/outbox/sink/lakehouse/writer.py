@@ -152,7 +152,7 @@ class LakehouseWriter(SinkWriter):
                     self._applier.prepare(cursor)
 
     def positions(self, topic: str, topic_id: str) -> dict[int, int]:
-        """The same; and the table is made if there is none. Raises Failure if there was one."""
+        """The same; without positions, make the table. Raises Failure if it is missing though positions are stored."""
         stored = super().positions(topic, topic_id)
         if stored:
             self._table.require()

@@ -138,7 +138,7 @@ class Staging:
             self._pair += 1
             self.create(connection)
         left = [name for name in existing if name not in map(self._name, self.contents)]
-        return self._drop(connection, left, 1)  # whoever has not let go yet may take hours
+        return self._drop(connection, left, 1)  # a session that still uses them may take hours
 
     def _existing(self, connection: extensions.connection) -> list[str]:
         """The tables of this epoch and of earlier ones. Their tasks are ended."""

@@ -43,7 +43,7 @@ def is_current(letter: Letter, decoder: RecordDecoder, layout: Layout) -> bool:
 
 
 def event_of(letter: Letter, decoder: RecordDecoder) -> DecodedEvent | Rejection | Skipped:
-    """The event, or why it still is none, or that the sink does not ask for it."""
+    """The event, or why it is still rejected, or that the sink does not ask for it."""
     found = decoder.bounded(_validated(letter, decoder) if letter.event is None else _restored(letter, decoder))
     if isinstance(found, DecodedEvent) and found.event_id != letter.identity:
         # Its event would not find the letter, and so not close it.

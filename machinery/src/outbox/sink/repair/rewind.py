@@ -128,8 +128,8 @@ def accept_recreated(settings: Settings, sink: str) -> list[str]:
 def rewind(settings: Settings, sink: str, moves: Moves) -> int:
     """Let the sink begin there at its next start, and return the generation that begins.
 
-    What the sink has skipped is forgotten: whoever rewinds decides where it begins. One transaction, under the sink's
-    fence. Raises Failure if a driver runs.
+    The names of the events that the sink skipped are deleted: the user who rewinds decides where the sink begins. One
+    transaction, under the sink's fence. Raises Failure if a driver runs.
     """
     begin: dict[str, dict[int, int]] = {}
     for place, move in moves.items():

@@ -62,8 +62,8 @@ def events(
     They are repeated, each time as another event, until there are ``count`` events at least. Event ids, partitions and
     offsets are the same each time.
 
-    Raises Failure `event-undeclared` for an unknown name; `event-invalid` if a sink would not take a payload as an
-    event, or if there are none.
+    Raises Failure `event-undeclared` for an unknown name; `event-invalid` if a sink would reject a payload, or if
+    there are no payloads.
     """
     decoders = event_decoders(settings, names)
     layout = layout_of(decoders)

@@ -132,11 +132,11 @@ class Stream:
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the query, if that was an error. An error that came from stopping it is none."""
+        """The error that ended the query, if any. An error that came from stopping the query does not count."""
         return self._failure
 
     def has_applied(self) -> bool:
-        """Whether it has applied a batch, be it empty."""
+        """Whether the query has applied a batch, even an empty one."""
         return self._last_batch is not None
 
     def must_repeat(self) -> bool:
@@ -385,7 +385,7 @@ class Stream:
 
     @contextmanager
     def _failing_at_once(self) -> Iterator[None]:
-        """Keep what the block raises, unless it is Stopping: whoever watches or stops the query must see it now."""
+        """Keep what the block raises, unless it is Stopping: threads that watch or stop the query must see it now."""
         try:
             yield
         except Stopping:

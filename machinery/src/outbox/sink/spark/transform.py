@@ -309,8 +309,8 @@ def applier(settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
 
 @contextmanager
 def task_failures(*of_transform: type[Exception]) -> Iterator[None]:
-    """Errors of our own inside the block reach the driver as they are, and are not taken for the transform's, as those
-    of these types are.
+    """Errors of these types in the block count as the transform's. All others are our own: the driver reports them as
+    they are.
     """
     try:
         yield

@@ -30,7 +30,7 @@ WITH keys AS MATERIALIZED (
      WHERE NOT known.versions && excluded.versions
     RETURNING known.key
 ), rest AS MATERIALIZED (
-    -- Mostly there are none, and two counts say so sooner than a comparison of all keys.
+    -- Mostly no key is left, and two counts show that sooner than a comparison of all keys.
     SELECT key::text AS key FROM keys WHERE (SELECT count(*) FROM taken) < (SELECT count(*) FROM keys)
     EXCEPT
     SELECT key FROM taken

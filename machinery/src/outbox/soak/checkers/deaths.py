@@ -1,6 +1,6 @@
 """No process ends unless a fault ends it, or breaks a part without which it cannot work.
 
-Otherwise whoever starts processes again, as the keeper does, hides a crash.
+Otherwise a part that restarts processes, such as the keeper, would hide a crash.
 """
 
 from __future__ import annotations

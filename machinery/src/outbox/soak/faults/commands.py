@@ -196,7 +196,7 @@ class Refused(Fault):
         return f"{self._sink} has refused {count} events"
 
     def heal(self, testbed: Testbed) -> None:
-        """Let the sink accept events again, and replay its dead letters until there is none.
+        """Let the sink accept events again, and replay its dead letters until none is left.
 
         A batch that was under way may add some after the first replay.
         """

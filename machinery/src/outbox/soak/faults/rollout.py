@@ -136,7 +136,7 @@ class _Rollout:
         return {sink for (sink,) in rows}
 
     def replay(self) -> None:
-        """Replay these letters until there is none."""
+        """Replay these letters until none is left."""
 
         def replayed() -> bool:
             if self.waiting():

@@ -126,7 +126,7 @@ class IdsOfThePast(Fault):
 
 
 def kill_workers(testbed: Testbed) -> list[int]:
-    """Kill the service's workers, and return their ids. Raises NotFired if there is none."""
+    """Kill the service's workers, and return their ids. Raises NotFired if the service has no worker."""
     master = testbed.service.pid()
     workers = [] if master is None else psutil.Process(master).children()
     for worker in workers:

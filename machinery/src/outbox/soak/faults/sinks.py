@@ -244,7 +244,7 @@ class SecondDriver(_OfProcess):
 
 
 def checkpoint(testbed: Testbed, sink: str) -> Path:
-    """The folder of the sink's checkpoint. Raises NotFired if there is none."""
+    """The folder of the sink's checkpoint. Raises NotFired if it does not exist."""
     folder = _folder(testbed, sink)
     if not folder.is_dir():
         raise NotFired(f"sink {sink} has no checkpoint")

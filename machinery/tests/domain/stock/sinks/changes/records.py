@@ -33,7 +33,7 @@ class ChangeDecoder(RecordDecoder):
         self._schema = load_schema(Path(__file__).with_name("item-change.schema.json"))
 
     def record(self, record: Record) -> DecodedEvent | Rejection:
-        """The change of a record, or why it is none."""
+        """The change of a record, or why the record was rejected."""
         change, rejection = parse_json(record.value)
         if rejection is not None:
             return rejection
