@@ -1,4 +1,4 @@
-"""The configuration files of broker, worker and Spark cluster. A file of that name in the project's ``connect`` wins."""
+"""The configuration files of broker, worker and Spark cluster. The project's own in its folder ``connect`` win."""
 
 from __future__ import annotations
 
