@@ -21,7 +21,6 @@ from outbox.migrations.migrate import migrate
 from outbox.relay import apply as connector
 from outbox.relay import connectors
 from outbox.stack.command import sink
-from outbox.stack.process import Process
 from outbox.stack.stack import PARTS, Stack
 from outbox.testing.fixtures.stack import private_stack
 
@@ -159,17 +158,17 @@ def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll
     with _stack() as settings:
         outbox = connectors.load(settings)
         ours = relay.with_poll_interval(outbox, poll_interval_ms) if poll_interval_ms else outbox
-        sides: dict[str, tuple[connectors.Connector, Process, latency.Sink]] = {
-            "ours": (ours, sink(settings, SINK), latency.Sink(SINK)),
-            "transform": (ours, sink(settings, "turnover"), latency.Sink("turnover", "turnover")),
-            "defaults": (relay.with_defaults(outbox), peers.ByTheBook(settings), latency.Sink(by_the_book.NAME)),
+        sides: dict[str, tuple[connectors.Connector, latency.Sink]] = {
+            "ours": (ours, latency.Sink(sink(settings, SINK), SINK)),
+            "transform": (ours, latency.Sink(sink(settings, "turnover"), "turnover", "turnover")),
+            "defaults": (relay.with_defaults(outbox), latency.Sink(peers.ByTheBook(settings), by_the_book.NAME)),
         }
         connector.apply(settings)
         relay.write(settings, relay.EVENTS_OF_A_TRANSACTION)  # the peer is ready once it has applied something
         for _ in range(rounds):
-            for side, (one, process, of) in sides.items():
+            for side, (one, of) in sides.items():
                 connector.apply(settings, one)
-                process.start()
+                of.process.start()
                 try:
                     latency.at_rate(settings, of, per_s, WARM_UP_S)
                     loads = {
@@ -177,7 +176,7 @@ def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll
                         f"{per_s:g} per s": latency.at_rate(settings, of, per_s, seconds),
                     }
                 finally:
-                    process.stop()
+                    of.process.stop()
                 for load, latencies in loads.items():
                     for to, values in asdict(latencies).items():
                         found.setdefault((f"commit to {to[:-2]}", load, side), []).extend(values)
@@ -190,12 +189,15 @@ def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll
 @click.option("--seconds", default=30.0, show_default=True, help="How long each side is measured.")
 @click.option("--rounds", default=2, show_default=True, help="How often each side is measured.")
 @click.option("--interval-ms", default=1000, show_default=True, help="Of the triggers of the second side.")
-def measure_idle(seconds: float, rounds: int, interval_ms: int) -> None:
+@click.option("--poll-interval-ms", type=click.IntRange(1), help="In place of that in our connector's file.")
+def measure_idle(seconds: float, rounds: int, interval_ms: int, poll_interval_ms: int | None) -> None:
     """Measure what the chain costs while no event is written: two sinks whose batches begin at once, and two with an
     interval between their batches.
     """
     with _stack() as settings:
         connector.apply(settings)
+        if poll_interval_ms:
+            connector.apply(settings, relay.with_poll_interval(connectors.load(settings), poll_interval_ms))
         sides: dict[str, Callable[[], idle.Idle]] = {
             f"{every} ms": partial(idle.measure, settings, IDLE_SINKS, every, seconds) for every in (0, interval_ms)
         }
@@ -239,7 +241,7 @@ def drain_backlog(events: int, rounds: int, busy_cores: int) -> None:
         }
         with backlog.busy(busy_cores):
             found = _in_turns(sides, rounds, "drain", before=lambda: backlog.empty(settings))
-    _ratios(found, "per_s", "cpu_s_per_million")
+    _ratios(found, "per_s", "cpu_s_per_million", "database_cpu_s_per_million")
 
 
 @main.command("kinds")

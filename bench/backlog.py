@@ -15,7 +15,6 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 from outbox.base.database import connect
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
@@ -60,12 +59,6 @@ def send(producer: Producer, to: str, value: str | bytes, key: str, headers: dic
             producer.poll(0.1)
 
 
-def require_running(process: Process) -> None:
-    """Raises Failure, with the end of its log, if a process has ended."""
-    if not process.is_running():
-        raise Failure(f"{process.name} has ended:\n{process.tail()}", code="process-ended")
-
-
 def drain_with(
     process: Process,
     count: AbstractContextManager[Callable[[], int]],
@@ -79,12 +72,12 @@ def drain_with(
         with count as applied_now:
 
             def drained() -> bool:
-                require_running(process)
                 events = applied_now()
                 meter.applied(events)
                 return events >= meter.events
 
-            wait_for("the backlog to drain", drained, timeout_s=DRAIN_TIMEOUT_S, poll_s=POLL_S)
+            needs = process.require_running
+            wait_for("the backlog to drain", drained, timeout_s=DRAIN_TIMEOUT_S, poll_s=POLL_S, needs=needs)
         return meter.result()
     finally:
         process.stop()

@@ -18,6 +18,7 @@ from outbox.base.settings import DOTENV, Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.relay import apply as connector
+from outbox.stack.stack import Stack
 from psycopg2.extras import execute_values
 
 from bench import backlog, relay
@@ -54,7 +55,8 @@ def relay_more(settings: Settings, events: int) -> None:
     connector.apply(settings)
     end = relay.offsets(settings) + events
     relay.write(settings, events)
-    wait_for("the relay", lambda: relay.offsets(settings) >= end, timeout_s=relay.RELAY_TIMEOUT_S)
+    needs = Stack(settings).part("connect").require_running
+    wait_for("the relay", lambda: relay.offsets(settings) >= end, timeout_s=relay.RELAY_TIMEOUT_S, needs=needs)
     with closing(connect(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(TOTALS)
         _store_totals(settings, cursor.fetchall())

@@ -16,9 +16,11 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
+from outbox.stack.process import Process
+from outbox.stack.stack import Stack
 from psycopg2.extensions import connection
 
-from bench import peers
+from bench import need, peers
 from bench.event import event_id, payload, topic, uuid7
 
 POLL_S = 0.005  # often enough for precision, and rarely enough to leave the processor to the chain
@@ -36,8 +38,9 @@ class Latencies:
 
 @dataclass(frozen=True)
 class Sink:
-    """Whose result is looked at: a sink's name, and the table that says how many events it has applied."""
+    """Whose result is looked at: a sink's process and name, and the table that says how many events it has applied."""
 
+    process: Process
     name: str
     result: str = "balances"
 
@@ -75,10 +78,19 @@ class Account:
     """An account whose events are written, and looked for in the result of a sink and on the topic."""
 
     def __init__(
-        self, source: connection, applied: Callable[[], int], applied_before: int, arrived: Mapping[str, float]
+        self,
+        source: connection,
+        applied: Callable[[], int],
+        applied_before: int,
+        arrived: Mapping[str, float],
+        needs: Callable[[], None],
     ) -> None:
-        """``applied`` says how many events the sink has applied, of any account, and there were so many before."""
+        """``applied`` says how many events the sink has applied, of any account, and there were so many before.
+
+        ``needs`` raises if an event cannot arrive any more.
+        """
         self._source, self._applied, self._applied_before, self._arrived = source, applied, applied_before, arrived
+        self._needs = needs
         self._id = str(uuid.uuid4())
         self._events: list[str] = []
         self._committed_at: list[float] = []
@@ -101,8 +113,11 @@ class Account:
 
     def wait(self) -> None:
         """Wait until all that was written is applied, and was seen on the topic."""
-        wait_for("the result", self.look, timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S)
-        wait_for("the record", lambda: self._events[-1] in self._arrived, timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S)
+        self._wait("the result", self.look)
+        self._wait("the record", lambda: self._events[-1] in self._arrived)
+
+    def _wait(self, what: str, condition: Callable[[], bool]) -> None:
+        wait_for(what, condition, timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S, needs=need.rarely(self._needs))
 
     def latencies(self) -> Latencies:
         """Of all events."""
@@ -114,12 +129,18 @@ class Account:
 
 @contextmanager
 def _account(settings: Settings, sink: Sink) -> Iterator[Account]:
+    worker = Stack(settings).part("connect")
+
+    def needs() -> None:
+        worker.require_running()
+        sink.process.require_running()
+
     with (
         _arrivals(settings) as arrived,
         closing(connect(settings, SourceRole.APP)) as source,
         peers.applied(settings, sink.name, sink.result) as applied,
     ):
-        yield Account(source, applied, _written(settings), arrived)
+        yield Account(source, applied, _written(settings), arrived, needs)
 
 
 def _written(settings: Settings) -> int:

@@ -13,9 +13,10 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.relay import apply as connector
 from outbox.relay.connectors import Connector
+from outbox.stack.process import Process
 from outbox.stack.stack import Stack
 
-from bench import polling
+from bench import need, polling
 from bench.event import topic
 from bench.meter import Drain, Meter, cpu_s
 
@@ -70,8 +71,8 @@ def relay(settings: Settings, one: Connector, events: int, report: Callable[[str
     stack = Stack(settings)
     stack.up(["connect"], report=report)
     connector.apply(settings, one)
-    _relay_some(settings)
     worker, broker, database = (stack.part(name) for name in ("connect", "kafka", "postgres"))
+    _relay_some(settings, worker)
     worker.stop()
     _empty(settings)
     write(settings, events)
@@ -85,7 +86,8 @@ def relay(settings: Settings, one: Connector, events: int, report: Callable[[str
         meter.applied(count)
         return count >= events
 
-    wait_for("the backlog to be relayed", relayed, timeout_s=RELAY_TIMEOUT_S, poll_s=POLL_S)
+    needs = need.rarely(worker.require_running)
+    wait_for("the backlog to be relayed", relayed, timeout_s=RELAY_TIMEOUT_S, poll_s=POLL_S, needs=needs)
     return meter.result()
 
 
@@ -103,11 +105,17 @@ def poll(settings: Settings, events: int) -> Drain:
     return meter.result()
 
 
-def _relay_some(settings: Settings) -> None:
+def _relay_some(settings: Settings, worker: Process) -> None:
     """Let the connector store an offset. Without one it would begin with a snapshot of the table."""
     before = offsets(settings)
     write(settings, EVENTS_OF_A_TRANSACTION)
-    wait_for("the first events", lambda: offsets(settings) > before, timeout_s=RELAY_TIMEOUT_S, poll_s=POLL_S)
+    wait_for(
+        "the first events",
+        lambda: offsets(settings) > before,
+        timeout_s=RELAY_TIMEOUT_S,
+        poll_s=POLL_S,
+        needs=worker.require_running,
+    )
 
 
 def _empty(settings: Settings) -> None:

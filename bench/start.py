@@ -55,12 +55,13 @@ def of_sink(settings: Settings, strategy: str) -> Started:
     process.spawn()
     try:
         with backlog.applied(settings, strategy) as count:
-
-            def has_begun() -> bool:
-                backlog.require_running(process)
-                return count() > 0
-
-            wait_for("the first events", has_begun, timeout_s=START_TIMEOUT_S, poll_s=backlog.POLL_S)
+            wait_for(
+                "the first events",
+                lambda: count() > 0,
+                timeout_s=START_TIMEOUT_S,
+                poll_s=backlog.POLL_S,
+                needs=process.require_running,
+            )
             return Started(*watch.read(process))
     finally:
         process.stop()

@@ -31,21 +31,22 @@ class Terminal:
     def __init__(self, file: Path, process: subprocess.Popen[bytes]) -> None:
         self._file, self._process, self._read = file, process, 0
 
-    def wait(self, line: str) -> None:
-        """Wait for a line that matches, behind the one before."""
+    def wait(self, *lines: str) -> None:
+        """Wait for lines that match, in any order, behind those of the wait before."""
 
         def found() -> bool:
             assert self._process.poll() is None, self._file.read_text()
             text = self._file.read_text()
-            match = re.compile(line).search(text, self._read)
-            if match:
-                self._read = match.end()
-            return match is not None
+            matches = [match for line in lines if (match := re.compile(line).search(text, self._read))]
+            if len(matches) < len(lines):
+                return False
+            self._read = max(match.end() for match in matches)
+            return True
 
         try:
-            wait_for(f"a line {line}", found, timeout_s=TIMEOUT_S)
+            wait_for(f"lines {lines}", found, timeout_s=TIMEOUT_S)
         except TimeoutError:
-            pytest.fail(f"no line {line} in\n{self._file.read_text()}")
+            pytest.fail(f"not all of the lines {lines} in\n{self._file.read_text()}")
 
 
 @pytest.fixture
@@ -86,8 +87,7 @@ def test_what_is_edited_starts_again_and_what_fails_is_shown(home: Path, copied:
     with terminal(home, copied) as (seen, process):
         seen.wait(r"stack +│ postgres: ready")
         seen.wait(r"dev +│ connector created")
-        seen.wait(r"dev +│ the service is on http://127.0.0.1:\d+")
-        seen.wait(r"sinks +│ .*started")
+        seen.wait(r"dev +│ the service is on http://127.0.0.1:\d+", r"sinks +│ .*started")
         file = copied / SQL
         good = file.read_text()
         file.write_text(good.replace("[apply]", "[apply] nonsense ["))
@@ -100,6 +100,9 @@ def test_what_is_edited_starts_again_and_what_fails_is_shown(home: Path, copied:
         service = copied / "stock" / "service.py"
         service.write_text(service.read_text() + "\n")
         seen.wait(r"dev +│ service starts")
+        seen.wait(r"dev +│ the service is on http://127.0.0.1:\d+")
+        Stack(load(home, environment=False)).part("connect").kill()
+        seen.wait(r"dev +│ connect has ended — `outbox up`")
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_S) == 0
     stack = Stack(load(home, environment=False))

@@ -1,15 +1,107 @@
-"""What `outbox dev` sees of the files that it watches."""
+"""What `outbox dev` sees of the files that it watches, and what it shows of the parts that it runs."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Callable
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from outbox.stack.development import _states
+from outbox.base.settings import Settings, load
+from outbox.commands import dev as command
+from outbox.stack import development, ports
+from outbox.stack.command import Command, ServiceCommand
+from outbox.stack.development import SCHEMA, SERVICE, SINKS, Development, _states
+from outbox.stack.process import Process
+from outbox.stack.stack import PARTS
+
+
+class Part(Process):
+    """A part that runs, or not, as the test says."""
+
+    runs = True
+
+    def is_running(self) -> bool:
+        return self.runs
+
+
+class Sinks(Command):
+    """Sinks that run from their start."""
+
+    runs = False
+
+    def is_running(self) -> bool:
+        return self.runs
+
+    def spawn(self) -> None:
+        self.prepare()
+        self.runs = True
+
+    def stop(self) -> None:
+        self.runs = False
+
+
+class Service(Sinks, ServiceCommand):
+    """A service that is ready when the test says so. It needs its port."""
+
+    answers = False
+
+    def is_ready(self) -> bool:
+        return self.runs and self.answers
+
+
+class Developed:
+    """`outbox dev` with parts that are models, and the lines of its own that it has shown."""
+
+    def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.parts = {name: Part(name, settings.home) for name in PARTS}
+        self.service, self.sinks = Service(SERVICE, settings, []), Sinks(SINKS, settings, [])
+        self._shown: list[str] = []
+        stack: Any = SimpleNamespace(settings=settings, part=self.parts.get, up=lambda report: report("ready"))
+        monkeypatch.setattr(development, "service", lambda _: self.service)
+        monkeypatch.setattr(development, "sink", lambda *_: self.sinks)
+        monkeypatch.setattr(development, "migrate", lambda _: None)
+        monkeypatch.setattr(development, "relay", SimpleNamespace(apply=lambda _: "created"))
+        self.development = Development(stack, (), self._show)
+
+    def start(self) -> list[str]:
+        """Start everything, and return what was shown."""
+        self.development.start()
+        return self._said()
+
+    def look(self) -> list[str]:
+        """Look at every part, and return what was shown."""
+        for _ in PARTS:
+            self.development.step()
+        return self._said()
+
+    def _show(self, part: str, line: str) -> None:
+        if part == "dev":
+            self._shown.append(line)
+
+    def _said(self) -> list[str]:
+        said = self._shown[:]
+        self._shown.clear()
+        return said
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings with a free port for the service."""
+    return load(tmp_path, environment=False, service_port=ports.choose(0)[0])
+
+
+@pytest.fixture
+def developed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Developed:
+    return Developed(settings, monkeypatch)
 
 
 @pytest.fixture
@@ -60,3 +152,99 @@ def test_a_folder_may_be_removed_meanwhile(watched: Path, monkeypatch: pytest.Mo
     at_first_stat_of("a.py", lambda: shutil.rmtree(watched / "within"), monkeypatch, before=False)
     assert {file.name for file in _states([watched])} <= {"a.py", "b.sql", "c.py"}
     assert {file.name for file in _states([watched])} == {"a.py", "b.sql"}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_of_the_stack_that_ends_is_shown_once_with_its_remedy(name: str, developed: Developed) -> None:
+    developed.start()
+    assert developed.look() == []
+    developed.parts[name].runs = False
+    [shown] = developed.look()
+    assert shown.startswith(f"{name} has ended")
+    assert "`outbox up`" in shown
+    assert f"`outbox logs {name}`" in shown
+    assert developed.look() == []
+
+
+def test_a_part_of_the_stack_that_runs_again_may_end_again(developed: Developed) -> None:
+    developed.start()
+    kafka = developed.parts["kafka"]
+    shown = []
+    for runs in (False, True, False):
+        kafka.runs = runs
+        shown += developed.look()
+    ended = shown[0]
+    assert shown == [ended, "kafka runs again", ended]
+
+
+def test_sinks_that_end_say_that_they_start_again(developed: Developed) -> None:
+    developed.start()
+    developed.sinks.runs = False
+    assert developed.look() == ["sinks has ended — it starts again when one of its files changes"]
+
+
+def test_a_taken_port_of_the_service_does_not_keep_the_sinks_from_starting(
+    developed: Developed, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports, "RELEASE_TIMEOUT_S", 0)
+    developed.service.answers = True  # as the program does that has the port
+    with socket.create_server((ports.LOOPBACK, settings.service_port)):
+        connector, failed, started = developed.start()
+        assert connector == "connector created"
+        assert f"port {settings.service_port} of service is taken" in failed
+        assert "end that program" in failed, "its remedy"
+        assert started == "sinks starts"
+        assert developed.look() == [], "it has not ended, and is not ready"
+    developed.development._apply(settings, SERVICE)
+    assert developed.look() == ["service starts", f"the service is on {developed.service.url()}"]
+
+
+def test_the_address_is_shown_once_the_service_is_ready_after_each_start(
+    developed: Developed, settings: Settings
+) -> None:
+    assert developed.start() == ["connector created", "service starts", "sinks starts"]
+    assert developed.look() == []
+    developed.service.answers = True
+    there = f"the service is on http://{settings.service_host}:{settings.service_port}"
+    assert developed.look() == [there]
+    assert developed.look() == []
+    developed.development._apply(settings, SCHEMA)
+    assert developed.look() == ["connector created", "service starts", "sinks starts", there]
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """The signal handlers of this process, which the command sets."""
+    before: Mapping[signal.Signals, Any] = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for one, handler in before.items():
+        signal.signal(one, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_each_part_has_a_colour_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["stack", *PARTS, SERVICE, SINKS]
+
+    class Shown:
+        """Shows a line of each part, twice, and is ended by Ctrl-C."""
+
+        def __init__(self, _: object, __: object, show: development.Show) -> None:
+            self._show = show
+
+        def start(self) -> None:
+            for name in [*names, *names]:
+                self._show(name, "a line")
+
+        def step(self) -> None:
+            raise KeyboardInterrupt
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(command, "Development", Shown)
+    monkeypatch.setenv("OUTBOX_HOME", str(tmp_path))
+    done = CliRunner().invoke(command.dev, color=True)
+    assert done.exit_code == 0, done.output
+    shown = set(re.findall(r"^\x1b\[(\d+)m\x1b\[22m(\w+) +│", done.output, re.MULTILINE))
+    assert sorted(name for _, name in shown) == sorted(names)
+    assert len({colour for colour, _ in shown}) == len(names)

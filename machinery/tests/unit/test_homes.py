@@ -72,6 +72,14 @@ def kill_with_watchdog(run: subprocess.Popen[str], process: Script) -> None:
     assert process.is_running(), "nobody has stopped it"
 
 
+def test_a_home_has_a_space_and_a_letter_outside_ascii_in_its_path(root: Path) -> None:
+    run = Homes(root)
+    name = run.new("home").name
+    run.close(keep_logs=False)
+    assert " " in name
+    assert not name.isascii()
+
+
 def test_a_killed_run_leaves_its_logs_but_no_process_and_no_data(start: Start) -> None:
     run, process = start()
     os.kill(run.pid, signal.SIGKILL)

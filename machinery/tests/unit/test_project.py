@@ -57,3 +57,67 @@ def test_a_key_of_before_is_refused_with_its_new_name(tmp_path: Path, line: str,
 def test_an_unknown_key_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
     with raises("project-wrong", "does not know tpoic", "topic"):
         load(tmp_path, 'tpoic = "events"')
+
+
+@pytest.fixture
+def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable names a project: only the working directory tells which it is."""
+    monkeypatch.delenv(project.VARIABLE)
+
+
+def declare(folder: Path, *lines: str) -> Path:
+    """A folder with a pyproject.toml of these lines; the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / project.FILE).write_text("\n".join(lines))
+    return folder
+
+
+@pytest.mark.usefixtures("unnamed")
+@pytest.mark.parametrize("below", [".", "sinks", "connect/events"])
+def test_the_project_is_found_in_its_folder_and_below(
+    below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = declare(tmp_path / "project", "[tool.outbox]")
+    (root / below).mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(root / below)
+    assert project.current() == Project(root=root)
+
+
+@pytest.mark.usefixtures("unnamed")
+def test_a_folder_without_the_table_belongs_to_the_project_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = declare(tmp_path / "project", "[tool.outbox]")
+    monkeypatch.chdir(declare(root / "tools", "[tool.other]"))
+    assert project.current().root == root
+
+
+@pytest.mark.usefixtures("unnamed")
+def test_of_two_projects_the_inner_one_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = declare(declare(tmp_path / "outer", "[tool.outbox]") / "inner", "[tool.outbox]")
+    monkeypatch.chdir(inner)
+    assert project.current().root == inner
+
+
+@pytest.mark.usefixtures("unnamed")
+@pytest.mark.parametrize("lines", [[], ["[tool.other]"]])
+def test_outside_of_every_project_the_failure_says_what_to_do(
+    lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(declare(tmp_path / "elsewhere", *lines))
+    with raises("project-missing", "[tool.outbox]", "in the project's folder", project.VARIABLE):
+        project.current()
+
+
+def test_the_variable_wins_over_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = declare(tmp_path / "named", "[tool.outbox]")
+    monkeypatch.chdir(declare(tmp_path / "here", "[tool.outbox]"))
+    monkeypatch.setenv(project.VARIABLE, str(named))
+    assert project.current().root == named
+
+
+def test_a_variable_that_names_no_project_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(declare(tmp_path / "here", "[tool.outbox]"))
+    monkeypatch.setenv(project.VARIABLE, str(tmp_path / "elsewhere"))
+    with raises("project-missing", "elsewhere", f"correct {project.VARIABLE}"):
+        project.current()

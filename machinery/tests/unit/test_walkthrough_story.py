@@ -138,6 +138,8 @@ class Model(Chain):
 class Traffic:
     """Clients whose every request writes an event."""
 
+    writes_at_most = 10**9
+
     def __init__(self, model: Model) -> None:
         self._model = model
         self.events = 0
@@ -153,8 +155,13 @@ class Traffic:
         self.events += count
 
     def start(self, count: int) -> Callable[[], None]:
-        self.run(count)
+        self._written = min(count, self.writes_at_most)
+        self.run(self._written)
         return lambda: None
+
+    def require_events(self, needed: int) -> None:
+        if self._written < needed:
+            raise Failure(f"{self._written} of {needed} events", code="workload-idle")
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -207,8 +214,13 @@ def settings(tmp_path: Any) -> Settings:
     return load(tmp_path, environment=False)
 
 
-def tell(model: Model, monkeypatch: pytest.MonkeyPatch, workload: Workload | None = None) -> Told:
-    """Play the whole story on a model."""
+def tell(
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    workload: Workload | None = None,
+    unrelayed: int = story.BACKLOG_EVENTS,
+) -> Told:
+    """Play the whole story on a model. ``unrelayed`` events pile up behind the worker that is frozen."""
 
     def mode(_: object) -> Any:
         return SimpleNamespace(mode="exactly-once" if model.exactly_once else "at-least-once")
@@ -220,7 +232,7 @@ def tell(model: Model, monkeypatch: pytest.MonkeyPatch, workload: Workload | Non
     monkeypatch.setattr(story, "Traffic", lambda *_, **__: traffic)
     monkeypatch.setattr(faults, "Window", lambda *_: Window(model))
     monkeypatch.setattr(Story, "_published", lambda _: next(published))
-    monkeypatch.setattr(Story, "_unrelayed", lambda _: story.BACKLOG_EVENTS)
+    monkeypatch.setattr(Story, "_unrelayed", lambda _: unrelayed)
     told = Told()
     one = Story(model, workload or Workload(), told)
     try:
@@ -324,6 +336,28 @@ def test_a_step_that_fails_leaves_nothing_frozen(settings: Settings, monkeypatch
     with raises("part-lives", "does not die"):
         tell(model, monkeypatch)
     assert not model.is_frozen
+
+
+def test_a_workload_that_stops_writing_events_is_named_while_they_pile_up(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model(settings)
+    relayed = 2 * story.PUBLISHED_EVENTS  # when the worker is frozen
+    monkeypatch.setattr(Traffic, "writes_at_most", relayed)
+    with raises("workload-idle", f"{relayed} of {relayed + story.BACKLOG_EVENTS}"):
+        tell(model, monkeypatch, unrelayed=0)
+    assert not model.is_frozen
+
+
+def test_a_worker_that_ends_while_events_pile_up_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(settings)
+
+    def ended() -> None:
+        raise Failure("the end of its log", code="process-ended")
+
+    monkeypatch.setattr(model, "require_running", ended)
+    with raises("process-ended", "its log"):
+        tell(model, monkeypatch, unrelayed=0)
 
 
 def test_the_end_leaves_the_chain_as_it_was(settings: Settings) -> None:

@@ -62,6 +62,11 @@ class Project:
         """The files of connectors, worker and broker."""
         return self.folders.get("connect", self.root / "connect")
 
+    def file(self, ours: Path) -> Path:
+        """The project's own file of this name in its folder ``connect``, or else ours."""
+        own = self.connect / ours.name
+        return own if own.exists() else ours
+
     @property
     def events(self) -> Path:
         """The declared events (`outbox.events.catalog`)."""

@@ -39,7 +39,6 @@ def dev(sinks: tuple[str, ...]) -> None:
     development = Development(stack, sinks, show)
     try:
         development.start()
-        show("dev", f"the service is on http://{stack.settings.service_host}:{stack.settings.service_port}")
         show("dev", f"edit files of {project.current().root}; Ctrl-C ends everything")
         while True:
             development.step()

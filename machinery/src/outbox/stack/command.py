@@ -60,9 +60,12 @@ class ServiceCommand(Command):
         ports.require_free(self._settings.service_port, "service")
 
     def is_ready(self) -> bool:
-        settings = self._settings
-        listens = any(ports.listens(one, settings.service_port) for one in self.processes())
-        return listens and _answers(f"http://{settings.service_host}:{settings.service_port}/readyz")
+        listens = any(ports.listens(one, self._settings.service_port) for one in self.processes())
+        return listens and _answers(f"{self.url()}/readyz")
+
+    def url(self) -> str:
+        """Where it listens once it is ready."""
+        return f"http://{self._settings.service_host}:{self._settings.service_port}"
 
 
 def service(settings: Settings) -> ServiceCommand:

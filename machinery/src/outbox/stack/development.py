@@ -6,13 +6,15 @@
 | the package of the sinks | the sinks start again |
 | ``connect/``, ``migrations/`` | migrations and connector are applied; both start again |
 
-A part that fails stays down until a file changes. What it says is in its log, which is shown.
+A service or sinks that fail stay down until a file changes; a part of the stack that ends, until `outbox up` starts it.
+What they say is in their logs, which are shown.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,11 +23,13 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.migrations.migrate import migrate
 from outbox.relay import apply as relay
-from outbox.stack.command import Command, service, sink
+from outbox.stack.command import Command, ServiceCommand, service, sink
 from outbox.stack.growing import GrowingFile
+from outbox.stack.process import Process
 from outbox.stack.stack import PARTS, Stack
 
 SERVICE, SINKS, SCHEMA = "service", "sinks", "schema"
+AGAIN = "it starts again when one of its files changes"
 WATCHED = {".py", ".sql", ".json", ".toml", ".csv", ".properties"}
 Show = Callable[[str, str], None]  # a part's name, and a line of it
 
@@ -37,6 +41,8 @@ class Development:
         """``names`` are sinks in place of those of [tool.outbox]."""
         self._stack, self._names, self._show = stack, names, show
         self._parts: dict[str, Command] = {}
+        self._servers: Iterator[tuple[str, Process]] = iter(())  # the parts of the stack, in turns for ever
+        self._starting: ServiceCommand | None = None  # the service, until it is ready
         self._logs: dict[str, GrowingFile] = {}
         self._down: set[str] = set()  # parts that have ended, which was shown
         self._folders = _folders()
@@ -47,22 +53,32 @@ class Development:
         self._stack.up(report=lambda line: self._show("stack", line))
         settings = self._stack.settings.model_copy(update={"log_format": "text"})
         self._parts = {SERVICE: service(settings), SINKS: sink(settings, *self._names)}
-        logs = {name: self._stack.part(name).log_file for name in PARTS}
-        logs |= {name: part.log_file for name, part in self._parts.items()}
-        self._logs = {name: GrowingFile(file) for name, file in logs.items()}
+        servers = {name: self._stack.part(name) for name in PARTS}
+        self._servers = itertools.cycle(servers.items())
+        self._logs = {name: GrowingFile(part.log_file) for name, part in {**servers, **self._parts}.items()}
         self._apply(settings, SCHEMA)
 
     def step(self) -> None:
-        """Show what the logs have got, restart what has changed, and say what has ended."""
+        """Show what the logs have got, restart what has changed, and say what is ready and what has ended.
+
+        Each step looks at one part of the stack: to find a process takes a while.
+        """
         self._follow()
         for what in self._changed():
             self._show("dev", f"{what} has changed")
             self._apply(self._stack.settings, what)
         for name, part in self._parts.items():
             if name not in self._down and not part.is_running():
-                self._down.add(name)
-                self._follow()
-                self._show("dev", f"{name} has ended, and starts again when one of its files changes")
+                self._show_end(name, AGAIN)
+        name, server = next(self._servers)
+        if not server.is_running():
+            self._show_end(name, f"`outbox up` in another terminal starts it again, `outbox logs {name}` says why")
+        elif name in self._down:
+            self._down.remove(name)
+            self._show("dev", f"{name} runs again")
+        if self._starting and self._starting.is_ready():
+            self._show("dev", f"the service is on {self._starting.url()}")
+            self._starting = None
 
     def stop(self) -> None:
         """Stop everything."""
@@ -76,17 +92,33 @@ class Development:
             if what == SCHEMA:
                 migrate(settings)
                 self._show("dev", f"connector {relay.apply(settings)}")
-            for name, part in self._parts.items():
-                if what in (name, SCHEMA):
-                    self._restart(name, part)
         except Failure as failure:
             self._show("dev", f"failed: {failure}")
+            return
+        for name, part in self._parts.items():
+            if what in (name, SCHEMA):
+                self._restart(name, part)
 
     def _restart(self, name: str, part: Command) -> None:
+        """Restart service or sinks. A failure is shown: the other may start."""
+        try:
+            part.stop()
+            part.spawn()
+        except Failure as failure:
+            self._down.add(name)
+            self._show("dev", f"{name} does not start: {failure}; {AGAIN}")
+            return
         self._down.discard(name)
-        part.stop()
-        part.spawn()
+        if isinstance(part, ServiceCommand):
+            self._starting = part
         self._show("dev", f"{name} starts")
+
+    def _show_end(self, name: str, remedy: str) -> None:
+        """Show once that a part has ended, below what it has said."""
+        if name not in self._down:
+            self._down.add(name)
+            self._follow()
+            self._show("dev", f"{name} has ended — {remedy}")
 
     def _follow(self) -> None:
         for name, log in self._logs.items():

@@ -21,10 +21,9 @@ from outbox.base import project
 from outbox.base.settings import Settings
 from outbox.jvm.ivy import pyspark_folder
 from outbox.jvm.java import java_home
-from outbox.stack import envfile, ports
+from outbox.stack import config, envfile, ports
 from outbox.stack.process import Process
 
-LOG_CONFIG = Path(__file__).with_name("spark-log4j2.properties")
 DAEMON_HEAP = "192m"
 EXECUTOR_HEAP = "512m"
 # A worker has room for two executors: `outbox rebuild` runs beside a sink, each with one on every worker.
@@ -91,7 +90,8 @@ class SparkDaemon(Process):
 
     def prepare(self) -> None:
         envfile.write_private(self._properties, self._shared_properties.read_text() + self.properties)
-        shutil.copy(LOG_CONFIG, self.folder / "log4j2.properties")  # executors look here too: SPARK_CONF_DIR
+        log_config = config.file(config.SPARK_LOGGING)
+        shutil.copy(log_config, self.folder / "log4j2.properties")  # executors look here too: SPARK_CONF_DIR
 
     def env(self) -> Mapping[str, str]:
         # Executors import this package and the project. They find them here, as they do not run in its folder.

@@ -55,8 +55,8 @@ class Homes:
         watchdog.returncode = 0  # it outlives this process; nobody waits for it
 
     def new(self, name: str) -> Path:
-        """A new home folder. Its name contains a space, as paths of users do."""
-        home = self.folder / f"{name} {uuid.uuid4().hex[:8]}"
+        """A new home folder. Its name contains a space and a letter outside ASCII, as paths of users do."""
+        home = self.folder / f"{name} ö {uuid.uuid4().hex[:8]}"
         home.mkdir()
         return home
 

@@ -219,21 +219,23 @@ class Story:
         published = self._published()
         finish = self._traffic.start(REQUESTS_FAULT)
 
-        def enough() -> None:
+        def enough(relayed: int) -> None:
             worker.require_running()
-            self._traffic.require_events(PUBLISHED_EVENTS + BACKLOG_EVENTS)
+            self._traffic.require_events(relayed + BACKLOG_EVENTS)
 
         wait_for(
             "the worker to publish",
             lambda: self._published() >= published + PUBLISHED_EVENTS,
             timeout_s=60,
-            needs=enough,
+            needs=lambda: enough(PUBLISHED_EVENTS),
         )
         worker.pause()
+        relayed = self._published() - published
         wait_for(
             "events of requests that Workload.plan() returns to pile up",
             lambda: self._unrelayed() >= BACKLOG_EVENTS,
             timeout_s=60,
+            needs=lambda: enough(relayed),
         )
         unrelayed, pid = self._unrelayed(), worker.pid()
         worker.kill()

@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from outbox.base import log
+from outbox.base import log, project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.jvm import archive
@@ -33,7 +33,7 @@ SUBMITTED = "PYSPARK_GATEWAY_PORT"  # set for a process that spark-submit has st
 LOCAL_MASTER = "local[2]"
 LOOPBACK = "127.0.0.1"
 S3 = "s3a://"
-LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+LOG_CONFIG = Path(__file__).with_name("driver-log4j2.properties")  # unless the project has its own
 # Only the rows of a lakehouse pass through the JVM, so one thread is enough for its garbage. The second compiler would
 # take a core for the first minutes: it waits for ten times as many calls as by default (JDK 17, compiler_globals.hpp).
 JVM_OPTIONS = (
@@ -110,11 +110,12 @@ def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
     found = jars("spark")
     for name in sorted({name for target in targets for name in target.jars} | _storage(settings)):
         found += jars(name, log.get(__name__).info)
+    log_config = project.current().file(LOG_CONFIG)
     archived = " ".join(f'"{option}"' for option in archive.options("spark", [*jars("spark"), *spark_jars()]))
     return {
         "spark.driver.memory": settings.sink_driver_memory,
         "spark.driver.extraJavaOptions": (
-            f"-Dlog4j2.configurationFile=file://{quote(str(LOG_CONFIG))} {JVM_OPTIONS} {archived}"
+            f"-Dlog4j2.configurationFile=file://{quote(str(log_config))} {JVM_OPTIONS} {archived}"
         ),
         # A class archive holds classes of the class path only.
         "spark.driver.extraClassPath": ":".join(map(str, found)),
