@@ -35,7 +35,7 @@ from outbox.sink.batch import Batch
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
-from outbox.sink.repair import replay as repair
+from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.writer import Counts
@@ -651,7 +651,7 @@ class ByVersions:
         with closing(connect(self._settings, SinkRole.WRITER)) as connection:
             with connection, connection.cursor() as cursor:
                 chosen = Selection(sink=self.name).choose(cursor)
-            return repair.replay(connection, {self.name: self._spec}, chosen, applier_of=PostgresApplier)[self.name]
+            return replay.replay(connection, {self.name: self._spec}, chosen, applier_of=PostgresApplier)[self.name]
 
 
 def _record(event: Event) -> Record:

@@ -12,7 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from outbox.audit import declared as declarations
+from outbox.audit import declared
 from outbox.audit.comparison import Observed, compare
 from outbox.audit.comparison_files import Adds, Comparison
 from outbox.audit.declared import Declared
@@ -91,7 +91,7 @@ def declare(
     }
     job = SinkJob(name=SINK, events=names, projections=folder, target=PostgresTarget())
     spec = SinkSpec(SINK, job, strategy.find(takes), decoders)
-    return declarations.of(known, {SINK: spec}, {SINK: comparisons})
+    return declared.of(known, {SINK: spec}, {SINK: comparisons})
 
 
 class Chain:

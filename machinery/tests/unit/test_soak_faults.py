@@ -207,7 +207,7 @@ def test_a_broker_that_is_killed_during_an_apply_is_not_forgotten(
         unstarted.may_hang = True  # as a fault in another thread does
         return "unchanged"
 
-    monkeypatch.setattr("outbox.relay.apply.apply", apply)
+    monkeypatch.setattr("outbox.relay.lifecycle.apply", apply)
     unstarted.apply()
     assert unstarted.may_hang
 
@@ -217,7 +217,7 @@ def test_an_apply_that_fails_leaves_it_to_the_next(unstarted: testbed.Testbed, m
         del settings, connector
         raise Failure("Connect is unavailable")
 
-    monkeypatch.setattr("outbox.relay.apply.apply", apply)
+    monkeypatch.setattr("outbox.relay.lifecycle.apply", apply)
     unstarted.may_hang = True
     with pytest.raises(Failure):
         unstarted.apply()
@@ -249,8 +249,8 @@ def test_a_slot_that_is_ahead_without_exactly_once_begins_with_a_snapshot(
         assert (connector.kind, drop_slot) == ("changes", True)
         called.append("remove")
 
-    monkeypatch.setattr("outbox.relay.apply.apply", apply)
-    monkeypatch.setattr("outbox.relay.apply.remove", remove)
+    monkeypatch.setattr("outbox.relay.lifecycle.apply", apply)
+    monkeypatch.setattr("outbox.relay.lifecycle.remove", remove)
     if done is None:
         with pytest.raises(Failure):
             made.apply_one(changes)

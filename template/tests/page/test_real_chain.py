@@ -17,7 +17,7 @@ from outbox.audit import check
 from outbox.base import project
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole, load
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.stack.command import SinkCommand
 from outbox.stack.stack import Stack
 from playwright.sync_api import Browser, Page, expect
@@ -192,7 +192,7 @@ def versions(settings: Settings) -> list[tuple[Any, ...]]:
 
 
 def mode(settings: Settings) -> str:
-    return relay.status(settings).mode
+    return lifecycle.status(settings).mode
 
 
 def none(_settings: Settings) -> None:

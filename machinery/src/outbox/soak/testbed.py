@@ -17,8 +17,7 @@ from outbox.base.database import query
 from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SourceRole
 from outbox.migrations.migrate import migrate
-from outbox.relay import apply as relay
-from outbox.relay import connectors
+from outbox.relay import connectors, lifecycle
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest, State
 from outbox.sink import spec
@@ -316,13 +315,13 @@ class Testbed:
         settings = self.stack.through("debezium-postgres")
         own = connectors.load(settings, connector.kind)
         try:
-            done = relay.apply(settings, own)
+            done = lifecycle.apply(settings, own)
         except Failure as failure:
             # Without exactly-once Debezium confirms changes to the slot before Connect has stored their offset.
             if failure.code not in SLOT_AHEAD or settings.exactly_once or connector.is_outbox:
                 raise
-            relay.remove(settings, own, drop_slot=True)
-            done = relay.apply(settings, own)
+            lifecycle.remove(settings, own, drop_slot=True)
+            done = lifecycle.apply(settings, own)
         self.applied(own, done)
         return done
 

@@ -20,7 +20,7 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.migrations.migrate import migrate
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.stack.command import Command, service, sink
 from outbox.stack.growing import GrowingFile
 from outbox.stack.stack import PARTS, Stack
@@ -75,7 +75,7 @@ class Development:
         try:
             if what == SCHEMA:
                 migrate(settings)
-                self._show("dev", f"connector {relay.apply(settings)}")
+                self._show("dev", f"connector {lifecycle.apply(settings)}")
             for name, part in self._parts.items():
                 if what in (name, SCHEMA):
                     self._restart(name, part)
