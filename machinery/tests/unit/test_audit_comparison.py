@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from outbox.audit import buckets, versions
 from outbox.audit.buckets import Buckets
 from outbox.audit.comparison import Observed, compare, compare_states
-from outbox.audit.comparison_files import Adds, Comparison
+from outbox.audit.comparison_files import AddsLine, Comparison
 from outbox.audit.letters import Letter
 from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.source import LATE_MS, Numbers, Source, Written
@@ -717,7 +717,7 @@ def test_a_valid_event_behind_its_discarded_record_is_due_no_more(chain: Chain) 
 
 
 def test_each_comparison_is_reported(chain_of: Callable[..., Chain]) -> None:
-    count = Comparison(Path("count.sql"), (Adds(1, None, frozenset({"stock.changed"})),), "")
+    count = Comparison(Path("count.sql"), (AddsLine(1, None, frozenset({"stock.changed"})),), "")
     chain = chain_of(comparisons=(STOCK, count))
     events = chain.written("a", "5", "6")
     chain.publish(*events)
@@ -737,7 +737,7 @@ def test_each_comparison_is_reported(chain_of: Callable[..., Chain]) -> None:
 
 def test_what_an_event_takes_away_is_added_back(chain_of: Callable[..., Chain]) -> None:
     chain = chain_of(
-        comparisons=(Comparison(Path("left.sql"), (Adds(-1, "change", frozenset({"stock.changed"})),), ""),)
+        comparisons=(Comparison(Path("left.sql"), (AddsLine(-1, "change", frozenset({"stock.changed"})),), ""),)
     )
     events = chain.written("a", "5", "6")
     chain.publish(*events)

@@ -31,7 +31,7 @@ from outbox.soak.foreign import ForeignRecord
 from outbox.soak.history import SET_UP, History
 from outbox.soak.injection import Injection, Planned
 from outbox.soak.observe import Kept, forgotten
-from outbox.soak.seen import Answer, Comparison, Event, Foreign, Seen, Sink
+from outbox.soak.seen import ComparedTotals, Foreign, Seen, Sink, StoredAnswer, TopicEvent
 from outbox.soak.verdict import Record, broken_off, judge
 from tests.support.soak_run import (
     ADDS,
@@ -92,9 +92,9 @@ def having(total: int, repeats: Any = "all", **changed: Any) -> Seen:
     return sink(comparisons=[comparison({"a": Decimal(total)})], repeats=repeats, **changed)
 
 
-def comparison(totals: Mapping[str, Decimal], **changed: Any) -> Comparison:
+def comparison(totals: Mapping[str, Decimal], **changed: Any) -> ComparedTotals:
     """The sink's totals, and perhaps other things that they are compared with."""
-    return replace(Comparison("totals", totals, DUE, ADDS, VERSIONS), **changed)
+    return replace(ComparedTotals("totals", totals, DUE, ADDS, VERSIONS), **changed)
 
 
 @pytest.mark.parametrize("checker", CHECKS)
@@ -189,7 +189,7 @@ def test_what_is_wrong_is_found(checker: str, seen: Seen) -> None:
 
 
 def test_a_refusal_and_a_change_that_needs_no_event_are_sound() -> None:
-    answers_of_all = [*SOURCE.answers, Answer("key-3", REFUSED, SOLD_OUT), stored(4)]
+    answers_of_all = [*SOURCE.answers, StoredAnswer("key-3", REFUSED, SOLD_OUT), stored(4)]
     seen = source(answers=answers_of_all, changes={**SOURCE.changes, "order 4": 0})
     assert cases("answers", seen=seen) == cases("changes", seen=seen) == 0
 
@@ -291,7 +291,7 @@ def test_a_released_transaction_explains_one_block_of_repeats_in_each_partition(
     }.values(),
     ids=lambda again: "-".join(one.id for one in again),
 )
-def test_a_released_transaction_explains_only_its_records_in_their_order(again: tuple[Event, ...]) -> None:
+def test_a_released_transaction_explains_only_its_records_in_their_order(again: tuple[TopicEvent, ...]) -> None:
     repeats = [replace(one, offset=10 + number) for number, one in enumerate(again)]
     assert arrival.check(replace(SEEN, events=[*EVENTS, *repeats], released=1), may_repeat=False)
 
@@ -420,7 +420,7 @@ def test_a_checker_that_fails_is_named_and_hides_no_other() -> None:
 
 
 def test_a_refusal_that_is_stored_otherwise_is_found() -> None:
-    refusal = Answer("key-3", REFUSED, SOLD_OUT)
+    refusal = StoredAnswer("key-3", REFUSED, SOLD_OUT)
     other = replace(refusal, body={"title": "no such order"})
     assert cases("answers", seen=source(answers=[*SOURCE.answers, refusal])) == 0
     assert cases("answers", seen=source(answers=[*SOURCE.answers, other])) == 1
@@ -622,13 +622,13 @@ TYPE = "order.placed.v1"
 def stranger(key: str, event_id: str, offset: int, pieces: int) -> Foreign:
     """A foreign event."""
     numbers = {"pieces": Decimal(pieces)}
-    event = Event(event_id, "orders", 0, offset, key, TYPE, 1, {"order": 99, "pieces": pieces}, numbers)
+    event = TopicEvent(event_id, "orders", 0, offset, key, TYPE, 1, {"order": 99, "pieces": pieces}, numbers)
     return Foreign(event, {"by region": ("Mars", pieces)})
 
 
-def region(total: int) -> Comparison:
+def region(total: int) -> ComparedTotals:
     """A comparison that does not say what an event adds."""
-    return Comparison("by region", {"Mars": Decimal(total)}, {}, None)
+    return ComparedTotals("by region", {"Mars": Decimal(total)}, {}, None)
 
 
 # One with an id of its own, and one with the id of event 2.
@@ -636,7 +636,7 @@ FOREIGN = [stranger("x", "event-8", 8, 4), stranger("y", "event-2", 9, 6)]
 TYPES = frozenset({TYPE})
 
 
-def foreign_of(x: int, y: int, *more: Comparison, total: int = 13, **changed: Any) -> Seen:
+def foreign_of(x: int, y: int, *more: ComparedTotals, total: int = 13, **changed: Any) -> Seen:
     """What was left, with two foreign events and these totals of their keys."""
     totals = {"a": Decimal(total), "x": Decimal(x), "y": Decimal(y)}
     given = {"types": TYPES, **changed}
@@ -660,9 +660,9 @@ FOREIGN_CASES = {
     "of other types": (foreign_of(0, 0, types=frozenset()), 0),
     "of other types, and one was applied": (foreign_of(4, 0, types=frozenset()), 1),
     "of other types, and one was applied to another total": (foreign_of(0, 0, region(4), types=frozenset()), 1),
-    "a total that it adds nothing to": (foreign_of(4, 0, Comparison("others", {"x": Decimal(1)}, {}, {})), 1),
+    "a total that it adds nothing to": (foreign_of(4, 0, ComparedTotals("others", {"x": Decimal(1)}, {}, {})), 1),
     "a total of which nobody knows what it adds": (
-        foreign_of(4, 0, Comparison("others", {"x": Decimal(1)}, {}, None)),
+        foreign_of(4, 0, ComparedTotals("others", {"x": Decimal(1)}, {}, None)),
         0,
     ),
     "the id of an event of another type": (

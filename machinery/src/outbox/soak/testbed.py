@@ -31,7 +31,7 @@ from outbox.soak.operator import Done
 from outbox.soak.proxy import Proxy
 from outbox.soak.released import ReleasedService, ReleasedSinks
 from outbox.soak.releases import OlderRelease
-from outbox.soak.seen import Event, RowChange
+from outbox.soak.seen import RowChange, TopicEvent
 from outbox.stack import config, envfile, ports
 from outbox.stack.command import Command
 from outbox.stack.connect import Connect
@@ -182,7 +182,7 @@ class Testbed:
         self.refusals = refusals or {}  # of the domain, by sink
         self.forge = forge  # of the domain, if it has one: makes a foreign event
         self.foreign: list[ForeignEvent] = []  # those that a fault has sent, or is about to send
-        self.dropped: list[Event | RowChange] = []  # by topics that a fault has shortened, foreign events too
+        self.dropped: list[TopicEvent | RowChange] = []  # by topics that a fault has shortened, foreign events too
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
         self.released: Counter[str] = Counter()  # by connector, how many were ended; their events are on topics twice
         self.older = older  # of the domain, if it has one
