@@ -123,7 +123,7 @@ def test_with_exactly_once_a_killed_worker_repeats_and_loses_nothing(home_stack:
     assert duplicates(records) == before
 
 
-def test_a_terminated_replication_connection_repeats_and_loses_nothing(home_stack: Stack) -> None:
+def test_terminated_replication_repeats_and_loses_nothing(home_stack: Stack) -> None:
     settings = switched(home_stack, True)
     postgres = Postgres(settings)
     before = duplicates(relayed(settings, []))
@@ -190,7 +190,7 @@ def test_a_transaction_left_hanging_by_a_killed_broker_is_released(
     assert lifecycle.apply(settings) == "unchanged"
 
 
-def test_without_exactly_once_a_killed_worker_repeats_but_loses_nothing(home_stack: Stack) -> None:
+def test_killed_worker_at_least_once_repeats_but_loses_nothing(home_stack: Stack) -> None:
     settings = switched(home_stack, False)
     before = duplicates(relayed(settings, []))
     with load(settings) as (_, log):

@@ -181,9 +181,7 @@ class TestReplay:
         assert Database(databases, name).totals() == sums([late])
 
     @pytest.mark.parametrize("name", SURVIVES_RE_SENDS)
-    def test_an_event_that_had_come_well_before_is_found_to_be_a_duplicate(
-        self, databases: Settings, known: Known, name: str
-    ) -> None:
+    def test_event_that_was_applied_earlier_is_a_duplicate(self, databases: Settings, known: Known, name: str) -> None:
         early = kilos()
         with open_sink(databases, name) as sink:
             sink.apply(batch([early]))
@@ -254,7 +252,7 @@ class TestReplay:
         assert database.totals() == sums(some)
 
     @pytest.mark.parametrize("name", STRATEGIES)
-    def test_letters_that_another_command_has_taken_meanwhile_are_left_out(
+    def test_dead_letters_taken_by_another_command_are_left_out(
         self, databases: Settings, known: Known, name: str
     ) -> None:
         late = kilos()

@@ -223,7 +223,7 @@ class Compared:
     )
 
 
-def test_the_soak_compares_a_captured_table_with_its_topic_and_its_sink(
+def test_soak_compares_a_captured_table_with_topic_and_sink(
     chain: Settings, changes: Connector, service: Client
 ) -> None:
     changes_spec = spec.sinks(chain)["changes"]

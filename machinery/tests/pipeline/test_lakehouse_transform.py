@@ -289,7 +289,7 @@ def test_check_knows_what_was_left_out_and_what_was_set_aside(
     assert (report.drift, report.in_flight, report.lost, report.parked, report.filtered) == ({}, 0, 0, 0, 2)
 
 
-def test_a_letter_whose_event_is_left_out_by_now_is_closed_by_a_replay(
+def test_replay_closes_a_dead_letter_whose_event_is_now_filtered(
     sink: Sink, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events, bad = with_failing(publisher, FEW)
@@ -380,7 +380,7 @@ def test_traced_events_are_told_with_what_became_of_them(
 
 
 @pytest.mark.parametrize(("fault", "count"), [("death_before_a_merge", FEW), ("death_behind_a_merge", MANY)])
-def test_killed_between_its_steps_it_loses_nothing_and_repeats_nothing(
+def test_kill_between_steps_loses_and_repeats_nothing(
     sink: Sink, publisher: Publisher, fault: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events, bad, left_out = with_left_out(publisher, count)

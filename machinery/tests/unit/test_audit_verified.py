@@ -299,7 +299,7 @@ def test_a_letter_of_a_verified_event_that_is_discarded_is_a_doubt(chain: Chain)
         chain.compare_since(since)
 
 
-def test_a_discarded_event_whose_letter_says_no_numbers_hides_no_drift(chain: Chain) -> None:
+def test_discarded_dead_letter_without_numbers_hides_no_drift(chain: Chain) -> None:
     """A letter has the columns that its version had. From an older version, the numbers of today cannot be told."""
     events = chain.written("a", "5", "6", at_ms=NOW_MS - 2 * LATE_MS)
     chain.publish(*events)

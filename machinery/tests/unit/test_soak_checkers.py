@@ -227,7 +227,7 @@ def test_a_finding_hides_no_other() -> None:
     assert cases("results", seen=replace(wrong, sinks=[*wrong.sinks, *SEEN.sinks])) == 2
 
 
-def test_an_event_that_was_not_applied_is_found_though_the_total_is_right() -> None:
+def test_unapplied_event_is_found_even_if_the_total_is_right() -> None:
     assert cases("results", seen=having(13, "none", applied={"event-1": 1, "event-2": 1})) == 1
 
 
@@ -248,7 +248,7 @@ def test_a_table_has_every_event_once_however_often_the_topic_has_it() -> None:
     assert (found.promise, found.cases) == ("totals has every event once", 1)
 
 
-def test_a_table_need_not_have_an_event_that_is_set_aside_or_that_it_has_not_asked_for() -> None:
+def test_table_may_lack_set_aside_and_unrequested_events() -> None:
     rows = {"event-1": 1, "event-2": 1}
     other = replace(EVENTS[2], type="order.cancelled.v1")
     totals = {"a": Decimal(12)}
@@ -270,7 +270,7 @@ def test_a_repeat_is_allowed_where_the_relay_may_repeat() -> None:
     assert arrival.repeats(replace(SEEN, events=REPEATED)) == [REPEATED[-1]]
 
 
-def test_a_released_transaction_explains_one_block_of_repeats_in_each_partition() -> None:
+def test_release_explains_one_block_of_repeats_per_partition() -> None:
     block = [replace(one, offset=one.offset + 10) for one in EVENTS]
     elsewhere = [replace(event(number, 1, 0, key="b"), partition=1) for number in (8, 9)]
     again = [replace(one, offset=5) for one in elsewhere]
@@ -291,7 +291,7 @@ def test_a_released_transaction_explains_one_block_of_repeats_in_each_partition(
     }.values(),
     ids=lambda again: "-".join(one.id for one in again),
 )
-def test_a_released_transaction_explains_only_its_records_in_their_order(again: tuple[TopicEvent, ...]) -> None:
+def test_release_explains_only_its_records_in_order(again: tuple[TopicEvent, ...]) -> None:
     repeats = [replace(one, offset=10 + number) for number, one in enumerate(again)]
     assert arrival.check(replace(SEEN, events=[*EVENTS, *repeats], released=1), may_repeat=False)
 
@@ -446,7 +446,7 @@ def test_a_service_that_answers_no_more_is_found(count: int, found: int, status:
     assert cases("answers", History((*silent, *HISTORY.attempts[:3]))) == 0
 
 
-def test_a_key_that_is_used_again_may_have_another_status_than_its_request() -> None:
+def test_reused_key_may_get_a_status_that_was_not_expected() -> None:
     misuse = replace(attempt(1, REFUSED, SOLD_OUT), body={"pieces": 9}, expected=(OK,))
     assert cases("answers", History((*HISTORY.attempts, misuse))) == 0
 
@@ -466,7 +466,7 @@ def test_a_read_that_the_service_refuses_is_judged() -> None:
     assert cases("reads", History((*HISTORY.attempts, replace(missing, status=BROKEN)))) == 0
 
 
-def test_a_counting_sink_that_read_nothing_again_applies_each_record_once() -> None:
+def test_counting_sink_without_rereads_applies_each_record_once() -> None:
     seen = having(20, "none", applied={"event-1": 1, "event-2": 2, "event-3": 1})
     assert not results.check(seen, may_reread=True)
     [found] = results.check(seen, may_reread=False)
@@ -474,14 +474,14 @@ def test_a_counting_sink_that_read_nothing_again_applies_each_record_once() -> N
     assert not results.check(replace(seen, events=REPEATED), may_reread=False)
 
 
-def test_a_naive_sink_that_does_not_count_and_read_nothing_again_has_each_record_once() -> None:
+def test_naive_sink_without_rereads_has_each_record_once() -> None:
     for events, total in ((EVENTS, 13), (REPEATED, 20)):
         assert not results.check(replace(having(total, "none"), events=events), may_reread=False)
         assert results.check(replace(having(total + 1, "none"), events=events), may_reread=False)
         assert not results.check(replace(having(total + 1, "none"), events=events), may_reread=True)
 
 
-def test_a_later_version_of_events_that_a_comparison_is_not_about_is_sound() -> None:
+def test_later_version_of_an_uncompared_event_is_valid() -> None:
     other = replace(event(4, 4, 9), type="order.cancelled.v1")
     seen = replace(sink(comparisons=[comparison(DUE, versions={"a": 4})]), events=(*EVENTS, other))
     assert cases("results", seen=seen) == 0
@@ -542,9 +542,7 @@ def test_a_fault_of_one_process_explains_the_end_of_no_other() -> None:
 
 
 @pytest.mark.parametrize(("alive_s", "found"), [(12.0, 0), (79.0, 0), (81.0, 1), (199.0, 1)])
-def test_a_death_that_is_seen_late_may_be_explained_since_the_process_was_seen_alive(
-    alive_s: float, found: int
-) -> None:
+def test_late_death_is_explained_by_faults_since_last_seen_alive(alive_s: float, found: int) -> None:
     fault, seen_late = replace(KILLED, parts=("connector",)), Death("connector", 200.0, alive_s=alive_s)
     assert len(deaths.check([seen_late], [fault])) == found
 

@@ -89,7 +89,7 @@ def said(*words: str, done: str) -> Done:
 @pytest.mark.parametrize(
     ("done", "released"), [("unchanged", {}), ("released", {"outbox": 1, "changes": 1})], ids=["unchanged", "released"]
 )
-def test_each_connector_is_applied_and_its_released_transactions_are_counted(
+def test_each_connector_is_applied_and_its_releases_are_counted(
     capturing: testbed.Testbed, monkeypatch: pytest.MonkeyPatch, done: str, released: dict[str, int]
 ) -> None:
     ran: list[tuple[str, ...]] = []
@@ -187,7 +187,7 @@ def test_a_hostile_record_for_a_captured_table_is_no_change(capturing: testbed.T
         assert asks_for(capturing, sink, topic, record)
 
 
-def test_hostile_records_go_to_captured_tables_too_but_forged_events_do_not(
+def test_captured_tables_get_hostile_records_not_forged_events(
     unstarted: testbed.Testbed, capturing: testbed.Testbed
 ) -> None:
     [topic] = capturing.sink_specs[1].topics
@@ -228,7 +228,7 @@ def test_an_apply_that_fails_leaves_it_to_the_next(unstarted: testbed.Testbed, m
     ("code", "exactly_once", "done"),
     [("slot-ahead", False, ["apply", "remove", "apply"]), ("slot-ahead", True, None), ("timeout", False, None)],
 )
-def test_a_slot_that_is_ahead_without_exactly_once_begins_with_a_snapshot(
+def test_slot_ahead_at_least_once_begins_with_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, exactly_once: bool, done: list[str] | None
 ) -> None:
     settings = load(tmp_path, environment=False, exactly_once=exactly_once)

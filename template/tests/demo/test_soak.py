@@ -104,7 +104,7 @@ def test_the_sink_of_a_captured_table_is_soaked_and_compared() -> None:
     captures.require_copies(settings, domain, specs)
 
 
-def test_the_older_release_can_be_made_and_does_not_know_the_newer_version(tmp_path: Path) -> None:
+def test_older_release_does_not_know_the_newer_version(tmp_path: Path) -> None:
     older = Domain(1).older
     root, folder = project.current().root, tmp_path / "older"
     for name in ("connect", "service", "sinks"):

@@ -37,7 +37,7 @@ def running(hub: Hub, read: Callable[[], Readings | None]) -> Iterator[Poller]:
     poller.stop()
 
 
-def test_an_unexpected_error_is_shown_and_logged_once_and_the_page_comes_back(
+def test_unexpected_error_is_logged_once_and_the_page_recovers(
     hub: Hub, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("demo.page.poller.EVERY_S", 0.01)

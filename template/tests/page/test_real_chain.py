@@ -215,9 +215,7 @@ CHANGES: Mapping[str, Evidence] = {
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_each_button_does_the_real_thing_and_the_page_says_when_all_agree(
-    page: Page, settings: Settings, name: str
-) -> None:
+def test_each_button_does_its_action_and_the_page_shows_the_end(page: Page, settings: Settings, name: str) -> None:
     evidence = CHANGES.get(name, none)
     before, found = (stored(settings), evidence(settings)) if name != "start-kafka" else ({}, None)
     if name == "stop-kafka":
