@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
-from outbox.audit import declared, sinks, source, verified
+from outbox.audit import sinks, source, verified
 from outbox.audit.comparison import Observed, compare
-from outbox.audit.declared import Declared, EventTopic
+from outbox.audit.declared import Declared, EventTopic, load
 from outbox.audit.report import Report, plural
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.verified import Doubt, Verified
@@ -98,7 +98,7 @@ class Check:
     def __init__(self, settings: Settings, *, incremental: bool, progress: Callable[[str], None]) -> None:
         self._settings = settings
         self.progress = progress
-        self._declared = declared.load(settings)
+        self._declared = load(settings)
         self._is_incremental = incremental
         self._doubt = ""
         self._begin(verified.load(settings, self._declared) if incremental else Verified())
@@ -139,13 +139,13 @@ class Check:
         self._logs = TopicLogs(self._declared.topics, at.ends)
 
     def _compare(self) -> Report:
-        settings, known = self._settings, self._declared
-        of_sinks = sinks.read(settings, known)
+        settings, declared = self._settings, self._declared
+        of_sinks = sinks.read(settings, declared)
         self._logs.read_on(settings, self.progress)
-        with source.read(settings, known, self._verified.since_ms) as read:
+        with source.read(settings, declared, self._verified.since_ms) as read:
             since = self._verified if self._is_incremental else None
-            report = compare(Observed(known, of_sinks, self._logs, read), self.progress, since)
-            report.notes += _notes(known, read)
+            report = compare(Observed(declared, of_sinks, self._logs, read), self.progress, since)
+            report.notes += _notes(declared, read)
         report.notes += [
             f"nothing compares table {table}: it has a column sink, and no [sink] query of a comparison reads it"
             for table in report.uncompared_tables
@@ -153,10 +153,10 @@ class Check:
         return report
 
 
-def _notes(known: Declared, read: source.Source) -> Iterator[str]:
+def _notes(declared: Declared, read: source.Source) -> Iterator[str]:
     """What is not compared."""
     yield from read.notes
-    for topic in known.topics:
+    for topic in declared.topics:
         yield from _topic_notes(topic)
     for aggregate, count in sorted(read.undeclared.items()):
         yield f"{plural(count, 'event')} in the outbox of aggregate type {aggregate}, which is not declared: ignored"
