@@ -18,8 +18,7 @@ from outbox.base import project
 from outbox.base.settings import Settings, load
 from outbox.kafka import topics
 from outbox.migrations.migrate import migrate
-from outbox.relay import apply as connector
-from outbox.relay import connectors
+from outbox.relay import connectors, lifecycle
 from outbox.stack.command import sink
 from outbox.stack.stack import PARTS, Stack
 from outbox.testing.fixtures.stack import private_stack
@@ -163,11 +162,11 @@ def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll
             "transform": (ours, latency.Sink(sink(settings, "turnover"), "turnover", "turnover")),
             "defaults": (relay.with_defaults(outbox), latency.Sink(peers.ByTheBook(settings), by_the_book.NAME)),
         }
-        connector.apply(settings)
+        lifecycle.apply(settings)
         relay.write(settings, relay.EVENTS_OF_A_TRANSACTION)  # the peer is ready once it has applied something
         for _ in range(rounds):
             for side, (one, of) in sides.items():
-                connector.apply(settings, one)
+                lifecycle.apply(settings, one)
                 of.process.start()
                 try:
                     latency.at_rate(settings, of, per_s, WARM_UP_S)
@@ -195,9 +194,9 @@ def measure_idle(seconds: float, rounds: int, interval_ms: int, poll_interval_ms
     interval between their batches.
     """
     with _stack() as settings:
-        connector.apply(settings)
+        lifecycle.apply(settings)
         if poll_interval_ms:
-            connector.apply(settings, relay.with_poll_interval(connectors.load(settings), poll_interval_ms))
+            lifecycle.apply(settings, relay.with_poll_interval(connectors.load(settings), poll_interval_ms))
         sides: dict[str, Callable[[], idle.Idle]] = {
             f"{every} ms": partial(idle.measure, settings, IDLE_SINKS, every, seconds) for every in (0, interval_ms)
         }

@@ -56,7 +56,7 @@ ROW = np.dtype(
 )
 
 
-class Event(msgspec.Struct):
+class RecordValue(msgspec.Struct):
     """The value of a record."""
 
     transfer_id: uuid.UUID
@@ -77,7 +77,7 @@ class File(NamedTuple):
 
 def binary(messages: Sequence[Message]) -> bytes:
     """Records as the input of a binary COPY."""
-    decode = msgspec.json.Decoder(Event).decode
+    decode = msgspec.json.Decoder(RecordValue).decode
     events = [decode(message.value() or b"") for message in messages]
     rows = np.zeros(len(messages), ROW)
     rows["fields"] = len(FIELDS)

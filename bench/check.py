@@ -17,7 +17,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import DOTENV, Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
-from outbox.relay import apply as connector
+from outbox.relay import lifecycle
 from outbox.stack.stack import Stack
 from psycopg2.extras import execute_values
 
@@ -52,7 +52,7 @@ def fill(settings: Settings, events: int, report: Callable[[str], None]) -> None
 
 def relay_more(settings: Settings, events: int) -> None:
     """Relay more events, which stay in the outbox, and which the sink has applied."""
-    connector.apply(settings)
+    lifecycle.apply(settings)
     end = relay.offsets(settings) + events
     relay.write(settings, events)
     needs = Stack(settings).part("connect").require_running

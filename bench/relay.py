@@ -11,7 +11,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
-from outbox.relay import apply as connector
+from outbox.relay import lifecycle
 from outbox.relay.connectors import Connector
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
@@ -52,14 +52,14 @@ END $$
 """
 
 
-def with_defaults(connector: Connector) -> Connector:
+def with_defaults(lifecycle: Connector) -> Connector:
     """The connector with Debezium's defaults."""
-    return replace(connector, config={name: value for name, value in connector.config.items() if name not in TUNED})
+    return replace(lifecycle, config={name: value for name, value in lifecycle.config.items() if name not in TUNED})
 
 
-def with_poll_interval(connector: Connector, poll_interval_ms: int) -> Connector:
+def with_poll_interval(lifecycle: Connector, poll_interval_ms: int) -> Connector:
     """The connector with another poll interval."""
-    return replace(connector, config={**connector.config, "poll.interval.ms": str(poll_interval_ms)})
+    return replace(lifecycle, config={**lifecycle.config, "poll.interval.ms": str(poll_interval_ms)})
 
 
 def relay(settings: Settings, one: Connector, events: int, report: Callable[[str], None]) -> Drain:
@@ -70,7 +70,7 @@ def relay(settings: Settings, one: Connector, events: int, report: Callable[[str
     """
     stack = Stack(settings)
     stack.up(["connect"], report=report)
-    connector.apply(settings, one)
+    lifecycle.apply(settings, one)
     worker, broker, database = (stack.part(name) for name in ("connect", "kafka", "postgres"))
     _relay_some(settings, worker)
     worker.stop()

@@ -13,7 +13,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 
-from bench.by_hand import Event
+from bench.by_hand import RecordValue
 from bench.event import event_id, topic
 
 NAME = "row-by-row"
@@ -30,7 +30,7 @@ VALUES (%s, %s, %s, %s, %s, 1)
 
 def drain(settings: Settings, events: int) -> Iterator[int]:
     """Drain so many events of the topic; yields how many are applied, after each."""
-    decode = msgspec.json.Decoder(Event).decode
+    decode = msgspec.json.Decoder(RecordValue).decode
     config = {
         **client_config(settings),
         "group.id": f"bench-{uuid.uuid4()}",

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from outbox.soak import Event, ForeignEvent, History, OlderRelease, Refusal, Request, TableCopy
+from outbox.soak import ForeignEvent, History, OlderRelease, Refusal, Request, TableCopy, TopicEvent
 
 from demo.workload import Workload
 
@@ -95,7 +95,7 @@ class Domain(Workload):
         """A transfer by its id; a step in the life of an account by its new status."""
         return f"transfer {body['id']}" if "from_account" in body else f"account {body['id']} {body['status']}"
 
-    def change_of_event(self, event: Event) -> str:
+    def change_of_event(self, event: TopicEvent) -> str:
         """The same of an event."""
         if "transfer_id" in event.data:
             return f"transfer {event.data['transfer_id']}"
@@ -116,7 +116,7 @@ class Domain(Workload):
         }
         return ForeignEvent("balance.credited", account, payload, totals={"turnover": ("USD", amount)})
 
-    def contradictions(self, history: History, events: Mapping[str, Event]) -> Iterable[str]:
+    def contradictions(self, history: History, events: Mapping[str, TopicEvent]) -> Iterable[str]:
         """A balance that was read is the one after the event of its version. A read is not older than a change of its
         account that was acknowledged, or read, before it was sent, and finds the account from then on.
         """
@@ -139,7 +139,7 @@ class Domain(Workload):
             if oldest is not None and version < oldest:
                 yield f"account {account}: read version {version}, and {oldest} was acknowledged before"
 
-    def _told(self, history: History, events: Mapping[str, Event]) -> Iterator[tuple[str, float, int]]:
+    def _told(self, history: History, events: Mapping[str, TopicEvent]) -> Iterator[tuple[str, float, int]]:
         """The versions of accounts that clients knew of, and since when: 0 of an opening, then those of transfers. An
         earlier read tells them too.
         """

@@ -15,7 +15,7 @@ from outbox.events.catalog import Catalog
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
-from outbox.sink.repair import replay as repair
+from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec
@@ -88,7 +88,7 @@ class Seen:
             with connection, connection.cursor() as cursor:
                 chosen = Selection(sink=NAME, **filters).choose(cursor, with_parked=True)
             known = {NAME: self.spec}
-            return repair.replay(connection, known, chosen, applier_of=PostgresApplier).get(NAME, Replayed())
+            return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(NAME, Replayed())
 
     def refuse(self, *event_ids: str) -> None:
         """The events that the projection refuses from now on."""

@@ -19,8 +19,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 from sqlalchemy.pool import NullPool
 
 from outbox.base.settings import Settings, SourceRole
-from outbox.writing import append as sqlalchemy_way
-from outbox.writing import dbapi
+from outbox.writing import append, dbapi
 
 INSERT = "INSERT INTO items (id, unit, stock, version) VALUES (%s, 'KGM', 0, 0)"
 
@@ -68,7 +67,7 @@ def core(driver: str, settings: Settings) -> AbstractContextManager[Transaction]
     @contextmanager
     def begun() -> Iterator[Transaction]:
         with create_engine(url(driver, settings), poolclass=NullPool).begin() as connection:
-            yield Transaction(partial(_insert, connection), partial(sqlalchemy_way.append, connection))
+            yield Transaction(partial(_insert, connection), partial(append.append, connection))
 
     return begun()
 
@@ -81,7 +80,7 @@ def _insert(connection: Connection, item_id: uuid.UUID) -> None:
 def session(settings: Settings) -> Iterator[Transaction]:
     """A session of SQLAlchemy's ORM."""
     with Session(create_engine(url("psycopg2", settings), poolclass=NullPool)) as made, made.begin():
-        yield Transaction(lambda item_id: made.add(new_item(item_id)), partial(sqlalchemy_way.append, made))
+        yield Transaction(lambda item_id: made.add(new_item(item_id)), partial(append.append, made))
 
 
 @contextmanager
@@ -89,7 +88,7 @@ def session_of_a_thread(settings: Settings) -> Iterator[Transaction]:
     """A scoped_session, which Flask-SQLAlchemy calls ``db.session``."""
     made = scoped_session(sessionmaker(create_engine(url("psycopg2", settings), poolclass=NullPool)))
     try:
-        yield Transaction(lambda item_id: made.add(new_item(item_id)), partial(sqlalchemy_way.append, made))
+        yield Transaction(lambda item_id: made.add(new_item(item_id)), partial(append.append, made))
         made.commit()
     finally:
         made.remove()
@@ -110,7 +109,7 @@ def asyncio_connection(settings: Settings) -> Iterator[Transaction]:
         try:
             yield Transaction(
                 lambda item_id: runner.run(made.run_sync(_insert, item_id)),
-                lambda *events: runner.run(made.run_sync(sqlalchemy_way.append, *events)),
+                lambda *events: runner.run(made.run_sync(append.append, *events)),
             )
             runner.run(made.commit())
         finally:
@@ -129,7 +128,7 @@ def asyncio_session(settings: Settings) -> Iterator[Transaction]:
         try:
             yield Transaction(
                 lambda item_id: made.add(new_item(item_id)),
-                lambda *events: runner.run(made.run_sync(sqlalchemy_way.append, *events)),
+                lambda *events: runner.run(made.run_sync(append.append, *events)),
             )
             runner.run(made.commit())
         finally:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 from pyspark.sql import Window
-from pyspark.sql import functions as sql
+from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import arrow_udf, pandas_udf
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def weighed(events: DataFrame) -> DataFrame:
     """The weight of each movement, by a join; what is not sold by weight is filtered."""
     units = events.sparkSession.createDataFrame(list(GRAMS.items()), "unit string, grams bigint")
     return (
-        events.join(sql.broadcast(units), "unit")
-        .withColumn("weight", sql.col("quantity").cast("decimal(38,0)") * sql.col("grams"))
-        .withColumn("day", sql.to_date("occurred_at"))
-        .withColumn("share", sql.col("quantity") / sql.lit(4.0))
+        events.join(f.broadcast(units), "unit")
+        .withColumn("weight", f.col("quantity").cast("decimal(38,0)") * f.col("grams"))
+        .withColumn("day", f.to_date("occurred_at"))
+        .withColumn("share", f.col("quantity") / f.lit(4.0))
         .drop("grams", "stock_after")
     )
 
@@ -43,7 +43,7 @@ def shuffled(events: DataFrame) -> DataFrame:
 
 def read_twice(events: DataFrame) -> DataFrame:
     """It reads its events twice: each share has two attempts that come to their end."""
-    others = events.select("event_id", "partition", "offset", sql.col("quantity").alias("again"))
+    others = events.select("event_id", "partition", "offset", f.col("quantity").alias("again"))
     return events.join(others.hint("merge"), ["event_id", "partition", "offset"])
 
 
@@ -94,7 +94,7 @@ def _waiting(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def in_kilograms(events: DataFrame) -> DataFrame:
     """The same in kilograms, as an exact number."""
-    kilograms = (sql.col("weight") / 1000).cast("decimal(38, 3)")
+    kilograms = (f.col("weight") / 1000).cast("decimal(38, 3)")
     return weighed(events).withColumn("kilograms", kilograms).drop("weight", "day", "share", "movement_id")
 
 
@@ -105,7 +105,7 @@ def in_kilograms_shuffled(events: DataFrame) -> DataFrame:
 
 def weightless(events: DataFrame) -> DataFrame:
     """No event has a weight."""
-    return in_kilograms(events).withColumn("kilograms", sql.expr("CAST(NULL AS decimal(38, 3))"))
+    return in_kilograms(events).withColumn("kilograms", f.expr("CAST(NULL AS decimal(38, 3))"))
 
 
 def failing_in_kilograms(events: DataFrame) -> DataFrame:
@@ -130,7 +130,7 @@ def everything(events: DataFrame) -> DataFrame:
 
 def failing(events: DataFrame) -> DataFrame:
     """It fails for a quantity of 13."""
-    return events.withColumn("inverse", sql.expr("1 / (quantity - 13)"))
+    return events.withColumn("inverse", f.expr("1 / (quantity - 13)"))
 
 
 def failing_in_python(events: DataFrame) -> DataFrame:
@@ -147,12 +147,12 @@ def _failing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def unreadable(events: DataFrame) -> DataFrame:
     """Its text for a quantity of 13 is one that Postgres has none like."""
-    return events.withColumn("text", sql.expr("if(quantity = 13, concat('a', char(0)), 'a')"))
+    return events.withColumn("text", f.expr("if(quantity = 13, concat('a', char(0)), 'a')"))
 
 
 def always_failing(events: DataFrame) -> DataFrame:
     """It fails for every event."""
-    return events.withColumn("inverse", sql.expr("1 / (quantity - quantity)"))
+    return events.withColumn("inverse", f.expr("1 / (quantity - quantity)"))
 
 
 def doubled(events: DataFrame) -> DataFrame:
@@ -162,12 +162,12 @@ def doubled(events: DataFrame) -> DataFrame:
 
 def invented(events: DataFrame) -> DataFrame:
     """Each row has another event's id."""
-    return events.withColumn("event_id", sql.expr("uuid()"))
+    return events.withColumn("event_id", f.expr("uuid()"))
 
 
 def moved(events: DataFrame) -> DataFrame:
     """Each row is at another offset."""
-    return events.withColumn("offset", sql.col("offset") + 1_000_000)
+    return events.withColumn("offset", f.col("offset") + 1_000_000)
 
 
 def limited(events: DataFrame) -> DataFrame:
@@ -182,12 +182,12 @@ def without_id(events: DataFrame) -> DataFrame:
 
 def with_an_array(events: DataFrame) -> DataFrame:
     """It returns what no table takes."""
-    return events.withColumn("numbers", sql.array("quantity"))
+    return events.withColumn("numbers", f.array("quantity"))
 
 
 def ambiguous(events: DataFrame) -> DataFrame:
     """It returns two columns of one name."""
-    return events.select("*", sql.col("quantity"))
+    return events.select("*", f.col("quantity"))
 
 
 def of_nothing(events: DataFrame) -> str:
@@ -197,7 +197,7 @@ def of_nothing(events: DataFrame) -> str:
 
 def corrected(events: DataFrame) -> DataFrame:
     """What `failing` has become after a correction."""
-    return events.withColumn("inverse", sql.expr("try_divide(1, quantity - 13)"))
+    return events.withColumn("inverse", f.expr("try_divide(1, quantity - 13)"))
 
 
 def nothing(events: DataFrame) -> DataFrame:
@@ -213,52 +213,52 @@ def without_any(events: DataFrame) -> DataFrame:
 def with_a_file(events: DataFrame) -> DataFrame:
     """It joins its events with a file."""
     units = events.sparkSession.read.schema("unit string, grams bigint").csv(FILE[0])
-    return events.join(sql.broadcast(units), "unit")
+    return events.join(f.broadcast(units), "unit")
 
 
 def numbered(events: DataFrame) -> DataFrame:
     """It numbers its events, by a window over all of them."""
-    return events.withColumn("number", sql.row_number().over(Window.partitionBy("item_id").orderBy("offset")))
+    return events.withColumn("number", f.row_number().over(Window.partitionBy("item_id").orderBy("offset")))
 
 
 def summed(events: DataFrame) -> DataFrame:
     """A row has what the events beside it come to."""
-    return events.withColumn("total", sql.sum("quantity").over(Window.partitionBy("unit")))
+    return events.withColumn("total", f.sum("quantity").over(Window.partitionBy("unit")))
 
 
 def aggregated(events: DataFrame) -> DataFrame:
     """One row an item, which is said to be that of its newest event."""
     newest = ["event_id", "partition", "offset"]
     return events.groupBy("item_id").agg(
-        *(sql.max_by(name, "event_id").alias(name) for name in newest), sql.sum("quantity").alias("quantity")
+        *(f.max_by(name, "event_id").alias(name) for name in newest), f.sum("quantity").alias("quantity")
     )
 
 
 def timed(events: DataFrame) -> DataFrame:
     """It says when it ran."""
-    return events.withColumn("at", sql.current_timestamp())
+    return events.withColumn("at", f.current_timestamp())
 
 
 def random(events: DataFrame) -> DataFrame:
     """It draws a number."""
-    return events.withColumn("number", sql.rand())
+    return events.withColumn("number", f.rand())
 
 
 def seeded(events: DataFrame) -> DataFrame:
     """It draws the same numbers each time, but not for the same events."""
-    return events.withColumn("number", sql.rand(7))
+    return events.withColumn("number", f.rand(7))
 
 
 def counted(events: DataFrame) -> DataFrame:
     """It numbers its rows."""
-    return events.withColumn("number", sql.monotonically_increasing_id())
+    return events.withColumn("number", f.monotonically_increasing_id())
 
 
 def exploded(events: DataFrame) -> DataFrame:
     """Each event has a row for each of two parts."""
-    return events.withColumn("part", sql.explode(sql.array(sql.lit("one"), sql.lit("two"))))
+    return events.withColumn("part", f.explode(f.array(f.lit("one"), f.lit("two"))))
 
 
 def swapped(events: DataFrame) -> DataFrame:
     """Each row has the id of the item in place of the event's."""
-    return events.withColumn("event_id", sql.col("movement_id"))
+    return events.withColumn("event_id", f.col("movement_id"))

@@ -14,8 +14,7 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.kafka import records, topics
 from outbox.migrations.migrate import migrate
-from outbox.relay import apply as relay
-from outbox.relay import arrivals, connectors, slot
+from outbox.relay import arrivals, connectors, lifecycle, slot
 from outbox.relay.connectors import Connector
 from outbox.stack.connect import Connect
 from outbox.stack.postgres import Postgres
@@ -87,12 +86,12 @@ class Chain:
 
     def apply(self, **changed: str) -> None:
         """Apply the connector with some properties changed, and wait until its task runs."""
-        relay.apply(self.settings, replace(self.connector, config=self.config(**changed)))
+        lifecycle.apply(self.settings, replace(self.connector, config=self.config(**changed)))
         self.report(f"connector applied: {self.mode()}")
 
     def mode(self) -> str:
         """The effective mode between Debezium and Kafka, and what the connector asks for."""
-        status = relay.status(self.settings, self.connector)
+        status = lifecycle.status(self.settings, self.connector)
         return f"{status.mode}, exactly.once.support={status.connector_exactly_once}"
 
     def written(self) -> list[str]:

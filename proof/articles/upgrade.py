@@ -8,7 +8,7 @@ from contextlib import suppress
 import requests
 from outbox.base.errors import Failure
 from outbox.base.wait import wait_for
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.stack import ports
 
 from proof.articles.chain import (
@@ -84,7 +84,7 @@ class Group:
         """
         self._chain.wait_progress(PROGRESS)
         owner = self.owner()
-        effective = relay.status(owner.settings).mode.partition(" (")[0]
+        effective = lifecycle.status(owner.settings).mode.partition(" (")[0]
         modes = [worker.mode for worker in self.workers]
         has_task = f", the task on the {owner.mode} one" if len(set(modes)) > 1 else ""
         text = f"{what or ', '.join(modes)}{has_task}: {effective}"

@@ -16,8 +16,7 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.migrations.migrate import migrate
-from outbox.relay import apply as relay
-from outbox.relay import connectors
+from outbox.relay import connectors, lifecycle
 from outbox.relay.connectors import Connector
 from outbox.sink import spec
 from outbox.sink.spark import local_checkpoint
@@ -76,7 +75,7 @@ class Chain:
         self._stack.up()
         migrate(self.settings)
         for connector in self.connectors:
-            relay.apply(self.settings, connector)
+            lifecycle.apply(self.settings, connector)
         self.topics = {sink: spec.chosen(self.settings, sink).topics[0] for sink in self.sinks}
         self.process = SinkProcess("sinks", self.settings, ["sink", *self.sinks])
         self.process.start_timeout_s = START_TIMEOUT_S
@@ -93,7 +92,7 @@ class Chain:
         self._stack = Stack(self.settings.model_copy(update={"exactly_once": exactly_once}))
         self._stack.up(["connect"])
         for connector in self.connectors:
-            relay.apply(self.settings, connector)
+            lifecycle.apply(self.settings, connector)
 
     @property
     def worker(self) -> Process:

@@ -17,8 +17,7 @@ from confluent_kafka import Producer
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.relay import apply as relay
-from outbox.relay import slot
+from outbox.relay import lifecycle, slot
 from outbox.relay.rest import Rest
 from outbox.sink.repair import rewind
 from outbox.stack import ports
@@ -83,9 +82,9 @@ class OffsetsReset(Fault):
         burst()
         chain.wait_relayed()
         for connector in chain.connectors:
-            relay.remove(chain.settings, connector, drop_slot=True)
+            lifecycle.remove(chain.settings, connector, drop_slot=True)
         for connector in chain.connectors:
-            if relay.apply(chain.settings, connector) != "created":
+            if lifecycle.apply(chain.settings, connector) != "created":
                 raise NotFired(f"connector {connector.name} was there")
         return "both connectors were created again, without offset or slot"
 

@@ -372,7 +372,7 @@ def test_what_is_read_from_the_environment_only_reaches_them_too() -> None:
         assert "OUTBOX_JVM_LOG_LEVEL" in SERVICES[name]["environment"]
 
 
-def test_ports_and_limits_are_settings_with_the_default_of_the_example() -> None:
+def test_ports_and_limits_are_settings_with_example_defaults() -> None:
     example = dict(line.split("=", 1) for line in test_env_example.uncommented().splitlines())
     text = "".join(file.read_text() for file in (COMPOSE_FILE, *PARTS.values()))
     used = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
@@ -681,7 +681,7 @@ def test_an_image_takes_our_files_from_where_everybody_may_read_them(name: str) 
     assert not [*stage.copies()]
 
 
-def test_the_image_of_the_service_has_neither_spark_nor_java_nor_tools() -> None:
+def test_service_image_has_neither_spark_nor_java_nor_tools() -> None:
     assert {name for name in SERVICES if stage_of(name) == "service"} == {
         *("secrets", "migrate", "apply", "serve"),
         HOLDER,

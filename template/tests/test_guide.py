@@ -107,7 +107,7 @@ def exists(words: list[str]) -> bool:
 
 @pytest.mark.copies
 @pytest.mark.timeout(TIMEOUT_S)
-def test_a_project_with_the_domain_of_the_example_passes_its_check_and_loads_its_tests(home: Path) -> None:
+def test_project_with_the_example_domain_passes_its_check(home: Path) -> None:
     """`make test-examples` runs the same tests on the same files, and `make bake-minimal` those of a made project."""
     project = generated(home)
     run(project, pages.block(GUIDE.text, "rm -r"))

@@ -211,9 +211,7 @@ def test_of_different_requests_with_one_key_at_once_one_is_made(
 # Everybody at once --------------------------------------------------------------------------------------------------
 
 
-def test_transfers_in_both_directions_at_once_neither_deadlock_nor_lose(
-    app: Flask, client: Client, databases: Settings
-) -> None:
+def test_opposite_transfers_neither_deadlock_nor_lose(app: Flask, client: Client, databases: Settings) -> None:
     one, other = client.open(), client.open()
     for account in (one, other):
         client.fund(account, 1000)

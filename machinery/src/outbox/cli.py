@@ -34,7 +34,7 @@ COMMANDS = {
     "up": Entry("Run", "outbox.commands.stack:up", "start the embedded stack, or the parts that do not run"),
     "down": Entry("Run", "outbox.commands.stack:down", "stop the embedded stack; data stays"),
     "reset": Entry("Run", "outbox.commands.stack:reset", "stop the embedded stack and delete its data"),
-    "migrate": Entry("Run", "outbox.commands.migrate:migrate", "upgrade both databases to the newest schema"),
+    "migrate": Entry("Run", "outbox.commands.migrate:migrate_command", "upgrade both databases to the newest schema"),
     "connect": Entry("Run", "outbox.commands.connect:connect", "the Debezium connector: apply, status, render, remove"),
     "serve": Entry("Run", "outbox.commands.serve:serve", "run the service under gunicorn"),
     "sink": Entry("Run", "outbox.commands.sink:sink", "run sinks: one streaming query per sink"),
@@ -42,7 +42,9 @@ COMMANDS = {
     "status": Entry("Check", "outbox.commands.stack:status", "the parts of the embedded stack"),
     "logs": Entry("Check", "outbox.commands.stack:logs", "the log of one part of the embedded stack"),
     "check": Entry(
-        "Check", "outbox.commands.check:check", "compare source, topics and sinks: duplicates, losses, drift"
+        "Check",
+        "outbox.commands.check:check_command",
+        "compare source, topics and sinks: duplicates, losses, drift",
     ),
     "soak": Entry("Check", "outbox.commands.soak:soak", "break every hop at random, and judge the result"),
     "events": Entry(
@@ -50,18 +52,22 @@ COMMANDS = {
     ),
     "doctor": Entry("Check", "outbox.commands.doctor:doctor", "examine every hop, and say how to fix what is wrong"),
     "monitor": Entry(
-        "Check", "outbox.commands.monitor:monitor", "serve metrics of the slot, the connector, dead letters and drift"
+        "Check",
+        "outbox.commands.monitor:monitor_command",
+        "serve metrics of the slot, the connector, dead letters and drift",
     ),
-    "rewind": Entry("Repair", "outbox.commands.rewind:rewind", "reset a sink's offsets and replay"),
+    "rewind": Entry("Repair", "outbox.commands.rewind:rewind_command", "reset a sink's offsets and replay"),
     "rebuild": Entry(
-        "Repair", "outbox.commands.rebuild:rebuild", "recompute a sink's result from the topic or the source"
+        "Repair", "outbox.commands.rebuild:rebuild_command", "recompute a sink's result from the topic or the source"
     ),
     "dead-letters": Entry(
         "Repair",
         "outbox.commands.dead_letters:dead_letters",
         "events that a sink could not apply: list, show, replay, discard",
     ),
-    "prune": Entry("Repair", "outbox.commands.prune:prune", "delete relayed outbox rows and expired deduplication ids"),
+    "prune": Entry(
+        "Repair", "outbox.commands.prune:prune_command", "delete relayed outbox rows and expired deduplication ids"
+    ),
 }
 GROUPS = ("Run", "Check", "Repair")
 

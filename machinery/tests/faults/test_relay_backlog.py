@@ -10,7 +10,7 @@ import os
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import records, topics
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.stack.connect import Connect
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
@@ -44,7 +44,7 @@ def wait_relayed(settings: Settings, worker: Process, first: dict[int, int]) -> 
 
 def test_a_backlog_larger_than_the_heap_of_the_worker_is_relayed(home_stack: Stack) -> None:
     settings = home_stack.settings
-    relay.apply(settings)
+    lifecycle.apply(settings)
     worker = home_stack.part("connect")
     worker.stop()
     for number in range(ROWS):
@@ -53,7 +53,7 @@ def test_a_backlog_larger_than_the_heap_of_the_worker_is_relayed(home_stack: Sta
     worker.start()
     wait_relayed(settings, worker, first)
 
-    relay.remove(settings, drop_slot=True)
+    lifecycle.remove(settings, drop_slot=True)
     first = topics.last_stable_offsets(settings, topic_of(settings))
-    relay.apply(settings)  # a snapshot of all rows
+    lifecycle.apply(settings)  # a snapshot of all rows
     wait_relayed(settings, worker, first)

@@ -19,8 +19,7 @@ from outbox.audit.doctor import examine
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
-from outbox.relay import apply as relay
-from outbox.relay import hanging
+from outbox.relay import hanging, lifecycle
 from outbox.stack.postgres import Postgres
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
@@ -36,8 +35,8 @@ def switched(stack: Stack, exactly_once: bool) -> Settings:
     """The stack with its one switch so, its connector applied."""
     settings = stack.settings.model_copy(update={"exactly_once": exactly_once})
     Stack(settings).up()
-    relay.apply(settings)
-    status = relay.status(settings)
+    lifecycle.apply(settings)
+    status = lifecycle.status(settings)
     assert status.worker_exactly_once is exactly_once
     assert status.connector_exactly_once == ("required" if exactly_once else "requested")
     assert status.mode.startswith("exactly-once" if exactly_once else "at-least-once")
@@ -118,13 +117,13 @@ def test_with_exactly_once_a_killed_worker_repeats_and_loses_nothing(home_stack:
     with load(settings) as (_, log):
         kill_in_mid_stream(home_stack.part("connect"), settings, log)
         Stack(settings).up()
-        relay.apply(settings)
+        lifecycle.apply(settings)
     records = settled(settings)
     assert_nothing_lost(settings, records)
     assert duplicates(records) == before
 
 
-def test_a_terminated_replication_connection_repeats_and_loses_nothing(home_stack: Stack) -> None:
+def test_terminated_replication_repeats_and_loses_nothing(home_stack: Stack) -> None:
     settings = switched(home_stack, True)
     postgres = Postgres(settings)
     before = duplicates(relayed(settings, []))
@@ -158,7 +157,7 @@ def test_with_exactly_once_a_killed_server_repeats_and_loses_nothing(home_stack:
             wait_for("rows to pile up", lambda: writer.committed > committed + PROGRESS, timeout_s=30)
         Stack(settings).up()
         released = list[str]()
-        relay.apply(settings, on_release=lambda: released.append(name))
+        lifecycle.apply(settings, on_release=lambda: released.append(name))
         start = len(log.read())
         wait_for("it to relay again", lambda: len(log.read()) > start + PROGRESS, timeout_s=120)
     records = settled(settings)
@@ -184,23 +183,23 @@ def test_a_transaction_left_hanging_by_a_killed_broker_is_released(
         monkeypatch.setattr(hanging, "END_TIMEOUT_S", 5)
         wait_for("doctor to find it", lambda: "transaction-hanging" in problems(settings), timeout_s=60, poll_s=0.5)
         released = list[str]()
-        assert relay.apply(settings, on_release=lambda: released.append("once")) == "restarted"
+        assert lifecycle.apply(settings, on_release=lambda: released.append("once")) == "restarted"
         assert released == ["once"]
     assert "transaction-hanging" not in problems(settings)
     insert(settings, row())
     records = settled(settings)
     assert {record.id for record in records} == set(ids(settings))
     assert duplicates(records) >= before
-    assert relay.apply(settings) == "unchanged"
+    assert lifecycle.apply(settings) == "unchanged"
 
 
-def test_without_exactly_once_a_killed_worker_repeats_but_loses_nothing(home_stack: Stack) -> None:
+def test_killed_worker_at_least_once_repeats_but_loses_nothing(home_stack: Stack) -> None:
     settings = switched(home_stack, False)
     before = duplicates(relayed(settings, []))
     with load(settings) as (_, log):
         kill_in_mid_stream(home_stack.part("connect"), settings, log)
         Stack(settings).up()
-        relay.apply(settings)
+        lifecycle.apply(settings)
     records = settled(settings)
     assert_nothing_lost(settings, records)
     assert duplicates(records) > before

@@ -23,8 +23,7 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.events.values import parse_json
 from outbox.testing.failures import raises
 from outbox.testing.queries import query
-from outbox.writing import dbapi
-from outbox.writing import rows as writing
+from outbox.writing import dbapi, rows
 from outbox.writing.append import Event, append
 from tests.transactions import WAYS, Way, django_connection, url
 
@@ -57,7 +56,7 @@ def databases(shared_databases: Settings) -> Settings:
     return shared_databases
 
 
-def rows(settings: Settings) -> list[tuple[Any, ...]]:
+def stored_rows(settings: Settings) -> list[tuple[Any, ...]]:
     return query(settings, f"SELECT {ROW} FROM outbox ORDER BY id")
 
 
@@ -71,9 +70,9 @@ def test_change_and_events_appear_when_the_caller_commits(databases: Settings, w
     with way(databases) as transaction:
         transaction.change(item_id)
         transaction.append(EVENT)
-        assert rows(databases) == []
+        assert stored_rows(databases) == []
     assert items(databases) == [(str(item_id),)]
-    assert rows(databases) == [("order", KEY, "placed", 1, EVENT.payload, None)]
+    assert stored_rows(databases) == [("order", KEY, "placed", 1, EVENT.payload, None)]
 
 
 @every_way
@@ -87,7 +86,7 @@ def test_change_and_events_go_with_a_rollback(databases: Settings, way: Way) -> 
     with pytest.raises(ZeroDivisionError):
         fail_at_the_end()
     assert items(databases) == []
-    assert rows(databases) == []
+    assert stored_rows(databases) == []
 
 
 @every_way
@@ -95,7 +94,7 @@ def test_change_and_events_go_with_a_rollback(databases: Settings, way: Way) -> 
 def test_any_number_of_events_is_inserted_in_order(databases: Settings, way: Way, count: int) -> None:
     with way(databases) as transaction:
         transaction.append(*[placed(version=n + 1) for n in range(count)])
-    assert [row[4]["version"] for row in rows(databases)] == [n + 1 for n in range(count)]
+    assert [row[4]["version"] for row in stored_rows(databases)] == [n + 1 for n in range(count)]
 
 
 @every_way
@@ -112,7 +111,7 @@ def test_a_payload_arrives_as_it_was(databases: Settings, way: Way) -> None:
     )
     with way(databases) as transaction:
         transaction.append(event)
-    assert rows(databases) == [("order", KEY, "placed", 2, event.payload, "00-a-b-01")]
+    assert stored_rows(databases) == [("order", KEY, "placed", 2, event.payload, "00-a-b-01")]
     assert (
         query(databases, "SELECT payload::text FROM outbox")[0][0]
         == query(databases, "SELECT %s::jsonb::text", parameters=[json.dumps(event.payload)])[0][0]
@@ -135,14 +134,14 @@ def test_one_refused_event_writes_none(databases: Settings, way: Way, refused: E
         with pytest.raises(Failure):
             transaction.append(EVENT, refused)
     assert len(items(databases)) == 1, "the transaction goes on"
-    assert rows(databases) == []
+    assert stored_rows(databases) == []
 
 
 @every_way
 def test_a_payload_that_is_no_json_is_refused(databases: Settings, way: Way) -> None:
     with raises("event-invalid", "order.placed.v1"), way(databases) as transaction:
         transaction.append(placed(when=object()))
-    assert rows(databases) == []
+    assert stored_rows(databases) == []
 
 
 @every_way
@@ -150,7 +149,7 @@ def test_a_payload_that_would_not_fit_into_a_record_is_refused(databases: Settin
     with pytest.raises(Exception, match="payload_fits_a_record") as refused, way(databases) as transaction:
         transaction.append(placed(text="x" * 1_000_000))
     assert "IntegrityError" in {kind.__name__ for kind in type(refused.value).__mro__}
-    assert rows(databases) == []
+    assert stored_rows(databases) == []
 
 
 LONG = "ä" * 501  # 1002 bytes
@@ -161,7 +160,7 @@ LONG = "ä" * 501  # 1002 bytes
 def test_a_column_that_would_not_fit_into_a_record_is_refused(databases: Settings, way: Way, column: str) -> None:
     with raises("event-invalid", column), way(databases) as transaction:
         transaction.append(Event(**{**vars(EVENT), column: LONG}))
-    assert rows(databases) == []
+    assert stored_rows(databases) == []
 
 
 NUMBERS = [2**70, -1, 0.1, 1e22, 5e-90, -0.0, Decimal("1E+5"), Decimal("-0.00"), Decimal("1.10"), Decimal(10) ** 99]
@@ -171,7 +170,7 @@ TEXTS = ["", "\\u0000", "\U0001f600", "\x7f\t\n", "</script>", "'", "\u2028", "x
 @pytest.mark.parametrize("value", [*NUMBERS, *TEXTS, {"": {"a": NUMBERS}}, {1: 2}, [[[]]] * 3, uuid.UUID(int=7)])
 def test_a_sink_reads_what_was_validated(databases: Settings, engine: Engine, value: object) -> None:
     event = placed(value=value)
-    (row,) = writing.rows([event])
+    (row,) = rows.rows([event])
     with engine.begin() as connection:
         append(connection, event)
     [(stored,)] = query(databases, "SELECT payload::text FROM outbox")
@@ -286,7 +285,7 @@ def test_a_connection_in_autocommit_mode_is_refused(
         with raises("not-in-a-transaction", "autocommit"):
             append_by_itself(EVENT)
         append_by_itself()  # nothing would be committed
-    assert rows(databases) == []
+    assert stored_rows(databases) == []
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
@@ -302,7 +301,7 @@ def test_a_transaction_in_autocommit_mode_is_one(databases: Settings, is_committ
         by_hand.cursor().execute("BEGIN")
         dbapi.append(by_hand, EVENT)
         by_hand.cursor().execute("COMMIT" if is_committed else "ROLLBACK")
-    assert len(rows(databases)) == (2 if is_committed else 0)
+    assert len(stored_rows(databases)) == (2 if is_committed else 0)
 
 
 # What has to be awaited --------------------------------------------------------------------------------------------
@@ -323,4 +322,4 @@ def test_an_asyncio_connection_itself_is_refused(databases: Settings) -> None:
                 dbapi.append(plain, EVENT)
 
     asyncio.run(run())
-    assert rows(databases) == []
+    assert stored_rows(databases) == []

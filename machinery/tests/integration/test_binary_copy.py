@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+import hypothesis
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
-from hypothesis import settings as profile
 from hypothesis import strategies as st
 from psycopg2 import extensions, sql
 
@@ -77,7 +77,7 @@ def row(numeric: str) -> Row:
 ROWS = st.fixed_dictionaries({type_: st.none() | values for type_, values in VALUES.items()})
 
 
-@profile(deadline=None, max_examples=50)
+@hypothesis.settings(deadline=None, max_examples=50)
 @given(rows=st.lists(ROWS, min_size=1, max_size=5))
 @example([row(text) for text in ("0", "-0.00", "1E+5", "10000", "0.0001", "1E-9", "-12345.6789", "9999.99990000")])
 def test_values_arrive_as_they_would_as_text(connection: extensions.connection, rows: Sequence[Row]) -> None:

@@ -8,14 +8,13 @@ from contextlib import closing
 from dataclasses import replace
 from random import Random
 
+import hypothesis
 import pytest
 from hypothesis import HealthCheck, example, given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from psycopg2 import extensions
 
-from outbox.audit import declared as declarations
-from outbox.audit import sinks, source
+from outbox.audit import declared, sinks, source
 from outbox.audit.comparison import compare_states
 from outbox.audit.report import SinkReport
 from outbox.base.database import connect
@@ -156,7 +155,7 @@ def run(databases: Settings, database: Database) -> Iterator[Run]:
         yield Run(sink, database)
 
 
-@hypothesis_settings(
+@hypothesis.settings(
     max_examples=80, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
@@ -339,10 +338,10 @@ def test_a_letter_that_is_still_wrong_stays_open(databases: Settings, database: 
 
 def checked(settings: Settings) -> SinkReport:
     """The sink against the source."""
-    declared = declarations.load(settings)
-    [state] = sinks.read(settings, declared).states
-    with source.read(settings, declared) as read:
-        return compare_states(declared, read, state)
+    known = declared.load(settings)
+    [state] = sinks.read(settings, known).states
+    with source.read(settings, known) as read:
+        return compare_states(known, read, state)
 
 
 def test_check_tells_a_state_that_is_behind_from_a_wrong_one(databases: Settings) -> None:

@@ -72,7 +72,7 @@ def test_before_the_first_batch_it_begins_where_the_query_was_told(spark: SparkS
     assert (found.start(), problem(found, at(5))) == (None, None), "killed before Spark had written it"
 
 
-def test_a_batch_that_was_not_committed_begins_where_the_last_one_ended(spark: SparkSession, folder: Path) -> None:
+def test_uncommitted_batch_begins_where_the_last_one_ended(spark: SparkSession, folder: Path) -> None:
     plan(folder, 0)
     found = checkpoint(spark, folder)
     assert (found.start(), found.end(0), problem(found, at(10)), found.is_pending()) == (at(5), at(10), None, True)

@@ -17,7 +17,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import fence, spec
 from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.repair import replay as repair
+from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen, Selection
 from outbox.sink.spec import SinkSpec
@@ -63,18 +63,18 @@ def with_projections(known: Known, folder: Path) -> Known:
     return {name: replace(one, job=replace(one.job, projections=folder)) for name, one in known.items()}
 
 
-def replay(settings: Settings, known: Known, sink: str = "dedup", *, dry_run: bool = False) -> Replayed:
+def run_replay(settings: Settings, known: Known, sink: str = "dedup", *, dry_run: bool = False) -> Replayed:
     """Replay all open letters of a sink."""
     chosen = choose(settings, Selection(sink=sink))
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        done = repair.replay(connection, known, chosen, applier_of=PostgresApplier, dry_run=dry_run)
+        done = replay.replay(connection, known, chosen, applier_of=PostgresApplier, dry_run=dry_run)
         return done.get(sink, Replayed())
 
 
 def discard(settings: Settings, sink: str = "dedup", *, dry_run: bool = False) -> int:
     chosen = choose(settings, Selection(sink=sink))
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        return repair.discard(connection, chosen, because="looked at", dry_run=dry_run).get(sink, 0)
+        return replay.discard(connection, chosen, because="looked at", dry_run=dry_run).get(sink, 0)
 
 
 def everything(database: Database) -> list[object]:
@@ -106,8 +106,8 @@ class TestReplay:
         some = [kilos(number=number) for number in range(4)]
         set_aside(databases, *some)
         (size_bytes, *_) = {chosen.size_bytes for chosen in choose(databases, Selection(sink="dedup"))}
-        monkeypatch.setattr(repair, "CHUNK_BYTES", 2 * size_bytes + 10)
-        assert replay(databases, known) == Replayed(applied=4)
+        monkeypatch.setattr(replay, "CHUNK_BYTES", 2 * size_bytes + 10)
+        assert run_replay(databases, known) == Replayed(applied=4)
         transactions = database.query("SELECT count(*) FROM dead_letters GROUP BY last_seen_at")
         assert transactions == [(2,), (2,)]
 
@@ -120,8 +120,8 @@ class TestReplay:
             sink.apply(batch([], dead=[unread(late, 0)]))
             sink.apply(batch([other], start=1))
         database = Database(databases, name)
-        assert replay(databases, known, name) == Replayed(applied=1)
-        assert replay(databases, known, name) == Replayed()
+        assert run_replay(databases, known, name) == Replayed(applied=1)
+        assert run_replay(databases, known, name) == Replayed()
         assert database.totals() == sums([late, other])
         assert database.statuses() == {late.event_id: "replayed"}
         assert database.positions() == {0: 2}
@@ -141,8 +141,8 @@ class TestReplay:
             # A re-send is not applied beside its letter, be its cause gone or not.
             assert sink.apply(batch([refused, refused], start=2)) == Counts(2, 0, 2)
             assert database.totals() == sums([first])
-            assert replay(databases, known, name) == Replayed(applied=1)
-            assert replay(databases, known, name) == Replayed()
+            assert run_replay(databases, known, name) == Replayed(applied=1)
+            assert run_replay(databases, known, name) == Replayed()
             assert sink.apply(batch([refused], start=4)) == Counts(1, 0, 1)
         assert database.totals() == sums([first, refused])
         assert database.statuses() == {refused.event_id: "replayed"}
@@ -156,7 +156,7 @@ class TestReplay:
         with open_sink(databases) as sink:
             sink.apply(batch([first], dead=dead))
         for _ in range(2):
-            assert replay(databases, known) == Replayed(rejected=2)
+            assert run_replay(databases, known) == Replayed(rejected=2)
             assert database.dead_letters() == {
                 mismatch.event_id: "unit mismatch",
                 newer.event_id: "unknown schema version",
@@ -165,7 +165,7 @@ class TestReplay:
         assert database.totals() == sums([first])
         assert database.query("SELECT FROM dead_letters WHERE last_seen_at <= first_seen_at") == []
         correct_unit(databases)
-        assert replay(databases, known) == Replayed(applied=1, rejected=1)
+        assert run_replay(databases, known) == Replayed(applied=1, rejected=1)
         assert database.totals() == sums([first, mismatch])
 
     @pytest.mark.parametrize("name", STRATEGIES)
@@ -177,18 +177,16 @@ class TestReplay:
             sink.apply(batch([], dead=[unread(late, 0)]))
             assert sink.apply(batch([late], start=1)).applied == 1
         assert Database(databases, name).statuses() == {late.event_id: "replayed"}
-        assert replay(databases, known, name) == Replayed()
+        assert run_replay(databases, known, name) == Replayed()
         assert Database(databases, name).totals() == sums([late])
 
     @pytest.mark.parametrize("name", SURVIVES_RE_SENDS)
-    def test_an_event_that_had_come_well_before_is_found_to_be_a_duplicate(
-        self, databases: Settings, known: Known, name: str
-    ) -> None:
+    def test_event_that_was_applied_earlier_is_a_duplicate(self, databases: Settings, known: Known, name: str) -> None:
         early = kilos()
         with open_sink(databases, name) as sink:
             sink.apply(batch([early]))
             sink.apply(batch([], start=1, dead=[unread(early, 1)]))
-        assert replay(databases, known, name) == Replayed(duplicates=1)
+        assert run_replay(databases, known, name) == Replayed(duplicates=1)
         assert Database(databases, name).statuses() == {early.event_id: "replayed"}
         assert Database(databases, name).totals() == sums([early])
 
@@ -201,7 +199,7 @@ class TestReplay:
             sink.apply(batch([broken], start=2))
         assert database.dead_letters() == {broken.event_id: "unit mismatch"}
         correct_unit(databases)
-        assert replay(databases, known) == Replayed(applied=1)
+        assert run_replay(databases, known) == Replayed(applied=1)
         assert database.totals() == sums([first, broken])
 
     def test_a_dry_run_tells_what_would_be_and_changes_nothing(
@@ -212,7 +210,7 @@ class TestReplay:
             sink.apply(batch([first], dead=[unread(kilos(9, version=3), 1)]))
             sink.apply(batch([refused], start=2))
         before = everything(database)
-        assert replay(databases, known, dry_run=True) == Replayed(applied=1, rejected=1)
+        assert run_replay(databases, known, dry_run=True) == Replayed(applied=1, rejected=1)
         assert discard(databases, dry_run=True) == 2
         assert everything(database) == before
 
@@ -225,15 +223,15 @@ class TestReplay:
         deadly = projections_in(tmp_path, f"{sql} SELECT pg_terminate_backend(pg_backend_pid());")
         before = everything(database)
         with raises("database-connection-lost", "sink dedup"):
-            replay(databases, with_projections(known, deadly))
+            run_replay(databases, with_projections(known, deadly))
         assert everything(database) == before
-        assert replay(databases, known) == Replayed(applied=4)
+        assert run_replay(databases, known) == Replayed(applied=4)
         assert database.totals() == sums(some)
 
     def test_killed_between_two_chunks_it_goes_on_where_it_was(
         self, databases: Settings, database: Database, known: Known, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(repair, "CHUNK", 2)
+        monkeypatch.setattr(replay, "CHUNK", 2)
         some = [kilos(3**number, version=number + 1) for number in range(5)]
         set_aside(databases, *some)
         taken: list[int] = []
@@ -248,22 +246,22 @@ class TestReplay:
         with monkeypatch.context() as patched:
             patched.setattr(fence, "lock", dies)
             with pytest.raises(KeyboardInterrupt):
-                replay(databases, known)
+                run_replay(databases, known)
         assert database.totals() == sums(some[:4])
-        assert replay(databases, known) == Replayed(applied=1)
+        assert run_replay(databases, known) == Replayed(applied=1)
         assert database.totals() == sums(some)
 
     @pytest.mark.parametrize("name", STRATEGIES)
-    def test_letters_that_another_command_has_taken_meanwhile_are_left_out(
+    def test_dead_letters_taken_by_another_command_are_left_out(
         self, databases: Settings, known: Known, name: str
     ) -> None:
         late = kilos()
         set_aside(databases, late, name=name)
         chosen = choose(databases, Selection(sink=name))
-        assert replay(databases, known, name) == Replayed(applied=1)
+        assert run_replay(databases, known, name) == Replayed(applied=1)
         with closing(connect(databases, SinkRole.WRITER)) as connection:
-            assert repair.replay(connection, known, chosen, applier_of=PostgresApplier) == {name: Replayed()}
-            assert repair.discard(connection, chosen, because="looked at") == {name: 0}
+            assert replay.replay(connection, known, chosen, applier_of=PostgresApplier) == {name: Replayed()}
+            assert replay.discard(connection, chosen, because="looked at") == {name: 0}
         assert Database(databases, name).totals() == sums([late])
         assert Database(databases, name).statuses() == {late.event_id: "replayed"}
 
@@ -272,7 +270,7 @@ class TestReplay:
         with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
             cursor.execute("UPDATE dead_letters SET sink = 'gone'")
         with raises("sink-unknown", "gone"):
-            replay(databases, known, "gone")
+            run_replay(databases, known, "gone")
 
     def test_several_sinks_at_once(self, databases: Settings, known: Known) -> None:
         late = kilos()
@@ -280,7 +278,7 @@ class TestReplay:
             set_aside(databases, late, name=name)
         chosen = choose(databases, Selection(identities=[late.event_id]))
         with closing(connect(databases, SinkRole.WRITER)) as connection:
-            done = repair.replay(connection, known, chosen, applier_of=PostgresApplier)
+            done = replay.replay(connection, known, chosen, applier_of=PostgresApplier)
         assert done == {"dedup": Replayed(applied=1), "naive": Replayed(applied=1)}
         assert all(Database(databases, name).totals() == sums([late]) for name in ("dedup", "naive"))
 
@@ -292,7 +290,7 @@ class TestBesideASink:
         late = kilos()
         set_aside(databases, late)
         done: list[Replayed] = []
-        thread = threading.Thread(target=lambda: done.append(replay(databases, known)))
+        thread = threading.Thread(target=lambda: done.append(run_replay(databases, known)))
         waits = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (" + (
             "SELECT oid FROM pg_database WHERE datname = current_database())"
         )
@@ -307,7 +305,7 @@ class TestBesideASink:
     def test_events_sent_again_while_two_replays_run_are_applied_once(
         self, databases: Settings, database: Database, known: Known, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(repair, "CHUNK", 3)
+        monkeypatch.setattr(replay, "CHUNK", 3)
         some = [kilos(3**number, version=number + 1, number=number % 3) for number in range(30)]
         errors: list[BaseException] = []
 
@@ -318,7 +316,7 @@ class TestBesideASink:
 
         def run_replays() -> None:
             for _ in range(3):
-                replay(databases, known)
+                run_replay(databases, known)
 
         def told(run: object) -> None:
             try:
@@ -354,7 +352,7 @@ class TestDiscard:
             correct_unit(databases)
             assert sink.apply(batch([refused, late, refused], start=3)) == Counts(3, 0, 3)
             sink.apply(batch([], start=6, dead=[unread(late, 6)]))
-        assert replay(databases, known, name) == Replayed()
+        assert run_replay(databases, known, name) == Replayed()
         assert database.totals() == sums([first])
         assert database.statuses() == {late.event_id: "discarded", refused.event_id: "discarded"}
         assert database.query("SELECT FROM dead_letters WHERE last_seen_at <= first_seen_at") == []
@@ -384,10 +382,10 @@ class TestRefusals:
             sink.apply(batch([first], dead=[unread(late, 1)]))
             sink.apply(batch([refused], start=2))
         assert database.query("SELECT version FROM key_versions") == [(1,)]
-        assert replay(databases, known, "upsert") == Replayed(applied=1, rejected=1)
+        assert run_replay(databases, known, "upsert") == Replayed(applied=1, rejected=1)
         assert database.totals() == {nth_key(1): 12}
         correct_unit(databases)
-        assert replay(databases, known, "upsert") == Replayed(applied=1)
+        assert run_replay(databases, known, "upsert") == Replayed(applied=1)
         assert database.totals() == {nth_key(1): 13}
 
     @pytest.mark.parametrize("whose", ["gen_random_uuid()", "event_id"])
@@ -403,7 +401,7 @@ class TestRefusals:
             sink.apply(batch([first]))
             sink.apply(batch([], start=1, dead=[unread(first, 1), unread(late, 2)]))
         with raises("projection-refuses-unknown", "dedup"):
-            replay(databases, with_projections(known, wrong))
+            run_replay(databases, with_projections(known, wrong))
         assert database.statuses() == {first.event_id: "open", late.event_id: "open"}
         assert database.processed() == 1
 

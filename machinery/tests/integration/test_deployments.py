@@ -116,7 +116,7 @@ class TestUndeclared:
         assert seen.replay(reason="unknown schema version") == Replayed(applied=2)
         assert seen.events("id", "number") == [("b", 1), ("a", 1), ("a", 2)]
 
-    def test_a_type_of_the_future_is_set_aside_for_a_sink_of_the_aggregate(self, seen: Seen, shop: Shop) -> None:
+    def test_future_type_is_set_aside_for_a_sink_of_the_aggregate(self, seen: Seen, shop: Shop) -> None:
         seen.deploy("order")
         paid = record("paid", {"id": "a", "number": 2})
         assert seen.apply(TOPIC, paid) == Counts(dead=1)
@@ -204,7 +204,7 @@ class TestFromBefore:
         assert seen.replay() == Replayed(applied=2)
         assert seen.events("event_type", "number") == [("order.placed", 1), ("order.cancelled", 2)]
 
-    def test_of_types_with_the_same_columns_the_one_that_allows_the_values(self, seen: Seen, shop: Shop) -> None:
+    def test_values_decide_between_types_with_the_same_columns(self, seen: Seen, shop: Shop) -> None:
         """One schema was divided: a quantity below zero is another event now."""
         below = {"quantity": {"type": "integer", "minimum": -99, "maximum": -1}}
         known = shop.declare(less_v1=payload(below, ("quantity",)), more_v1=payload(QUANTITY, ("quantity",)))

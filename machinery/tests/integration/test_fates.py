@@ -20,7 +20,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.batch import Rows
 from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.repair import replay as repair
+from outbox.sink.repair import replay
 from outbox.sink.repair.selection import Chosen, Selection
 from tests.support.deliveries import POOL, checked
 from tests.support.made_events import PROJECTIONS, STRATEGIES, TOPIC, Event, batch, nth_key, rows
@@ -230,7 +230,7 @@ class Fates:
                     for one in numbers:
                         if one in model.letters and model.letters[one].status == "open":
                             model.letters[one].status = "discarded"
-                    self.repair(numbers, partial(repair.discard, because="a test"))
+                    self.repair(numbers, partial(replay.discard, because="a test"))
                 case Restart():
                     self.restart()
             assert self.fates() == self.expected(model), act
@@ -269,7 +269,7 @@ class Fates:
                 cursor.execute("INSERT INTO unwelcome VALUES (%s)", (self.ours(EVENTS[one]).event_id,))
 
     def _replay(self, connection: extensions.connection, chosen: Sequence[Chosen]) -> None:
-        repair.replay(connection, {self.name: self.spec}, chosen, applier_of=PostgresApplier)
+        replay.replay(connection, {self.name: self.spec}, chosen, applier_of=PostgresApplier)
 
     def repair(self, numbers: Collection[int], do: Callable[..., object]) -> None:
         """Choose letters and do something about them, as the command does."""

@@ -17,7 +17,7 @@ from outbox.maintenance import expiry, retention
 from outbox.sink import spec
 from outbox.sink.dead_letters import OLDER_THAN_HORIZON
 from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.repair import replay as repair
+from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.writer import Counts
@@ -61,13 +61,13 @@ def apply(settings: Settings, *events: Event, start: int = 0, name: str = "dedup
         return sink.apply(batch(events, start))
 
 
-def replay(settings: Settings, *, older_than_horizon: bool) -> Replayed:
+def run_replay(settings: Settings, *, older_than_horizon: bool) -> Replayed:
     """Replay the open dead letters of `dedup`."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             chosen = Selection(sink="dedup").choose(cursor)
         known = spec.sinks(settings)
-        done = repair.replay(
+        done = replay.replay(
             connection, known, chosen, applier_of=PostgresApplier, older_than_horizon=older_than_horizon
         )
         return done.get("dedup", Replayed())
@@ -177,10 +177,10 @@ class TestWayOut:
         late = aged(6)
         retention.drop(databases, ago(5))
         apply(databases, late)
-        assert replay(databases, older_than_horizon=False) == Replayed(rejected=1)
+        assert run_replay(databases, older_than_horizon=False) == Replayed(rejected=1)
         assert (status(database, late), database.totals()) == ("open", {})
-        assert replay(databases, older_than_horizon=True) == Replayed(applied=1)
-        assert replay(databases, older_than_horizon=True) == Replayed()
+        assert run_replay(databases, older_than_horizon=True) == Replayed(applied=1)
+        assert run_replay(databases, older_than_horizon=True) == Replayed()
         assert (status(database, late), database.totals()) == ("replayed", sums([late]))
         assert apply(databases, late, start=1) == Counts(1, 0, 1), "its dead letter remembers it"
         assert database.totals() == sums([late])
@@ -191,7 +191,7 @@ class TestWayOut:
         other = replace(aged(0), unit="LTR", version=2)
         retention.drop(databases, ago(5))
         apply(databases, first, late, other)
-        assert replay(databases, older_than_horizon=True) == Replayed(applied=1)
+        assert run_replay(databases, older_than_horizon=True) == Replayed(applied=1)
         assert database.dead_letters()[other.event_id] == "unit mismatch"
         assert (status(database, late), status(database, other)) == ("replayed", "open")
         assert database.totals() == sums([first, late])
@@ -203,8 +203,8 @@ class TestWayOut:
         with closing(connect(databases, SinkRole.WRITER)) as connection:
             with connection, connection.cursor() as cursor:
                 chosen = Selection(sink="dedup").choose(cursor)
-            assert repair.discard(connection, chosen, because="known by hand") == {"dedup": 1}
-        assert replay(databases, older_than_horizon=True) == Replayed()
+            assert replay.discard(connection, chosen, because="known by hand") == {"dedup": 1}
+        assert run_replay(databases, older_than_horizon=True) == Replayed()
         assert apply(databases, late, start=1) == Counts(1, 0, 1)
         assert database.totals() == {}
 

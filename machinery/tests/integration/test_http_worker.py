@@ -242,9 +242,7 @@ def test_pipelined_requests_are_answered_in_order(served: Service) -> None:
     ],
     ids=["length", "chunk", "small chunks", "headers", "line"],
 )
-def test_a_request_that_is_too_large_is_rejected_before_it_has_arrived(
-    served: Service, request_: bytes, expected: int
-) -> None:
+def test_too_large_request_is_rejected_before_it_has_arrived(served: Service, request_: bytes, expected: int) -> None:
     with connected(served, 1) as [client]:
         client.sendall(request_)
         assert status(response(client)) == expected

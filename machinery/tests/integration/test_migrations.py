@@ -19,8 +19,8 @@ from sqlalchemy.pool import NullPool
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.http.idempotency import KEYS
-from outbox.migrations import migrate as migrations
-from outbox.migrations.migrate import Database, migrate
+from outbox.migrations import migrate
+from outbox.migrations.migrate import Database
 from outbox.stack import ports
 from outbox.stack.postgres import Postgres
 from outbox.testing.failures import raises
@@ -47,26 +47,26 @@ def empty(databases: Settings, postgres: Postgres) -> Settings:
 def owner_of(settings: Settings, database: Database) -> Iterator[Connection]:
     """A connection as the owner of a database; nothing is committed."""
     engine = create_engine(
-        "postgresql+psycopg2://", creator=lambda: connect(settings, migrations.OWNERS[database]), poolclass=NullPool
+        "postgresql+psycopg2://", creator=lambda: connect(settings, migrate.OWNERS[database]), poolclass=NullPool
     )
     with engine.connect() as connection:
         yield connection
 
 
 def test_a_first_run_applies_all_branches_and_a_second_one_nothing(empty: Settings) -> None:
-    first = migrate(empty)
+    first = migrate.migrate(empty)
     assert {name: {revision.rpartition("_")[0] for revision in applied} for name, applied in first.applied.items()} == {
         "source": {"source_machinery", "source_http", "source_domain"},
         "sink": {"sink_machinery", "sink_domain"},
     }
     assert set(first.events.added) > {"item.picked.v1", "order.placed.v2"}
-    assert migrate(empty) == ({"source": [], "sink": []}, ([], []))
+    assert migrate.migrate(empty) == ({"source": [], "sink": []}, ([], []))
 
 
 def test_two_runs_at_once_wait_for_each_other(empty: Settings) -> None:
     # In two processes, as in life: Alembic's context is the whole process's.
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        both = list(pool.map(migrate, [empty, empty]))
+        both = list(pool.map(migrate.migrate, [empty, empty]))
     for database in ("source", "sink"):
         assert sorted(bool(one.applied[database]) for one in both) == [False, True], both
 
@@ -74,7 +74,7 @@ def test_two_runs_at_once_wait_for_each_other(empty: Settings) -> None:
 def test_a_migration_that_fails_leaves_nothing_behind(empty: Settings) -> None:
     query(empty, "CREATE VIEW items AS SELECT 1")  # in the way of the second migration
     with raises("migration-failed", f"database {empty.source_db_name}", 'relation "items" already exists'):
-        migrate(empty)
+        migrate.migrate(empty)
     assert query(empty, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
     assert query(empty, "SELECT pubname FROM pg_publication") == []
 
@@ -82,39 +82,39 @@ def test_a_migration_that_fails_leaves_nothing_behind(empty: Settings) -> None:
 def test_a_database_out_of_reach_is_named(databases: Settings) -> None:
     nowhere = databases.model_copy(update={"sink_db_port": ports.choose(0)[0]})
     with raises("database-unavailable", f"{databases.sink_db_name} at 127.0.0.1:{nowhere.sink_db_port}"):
-        migrate(nowhere)
+        migrate.migrate(nowhere)
 
 
 def test_migrate_refuses_a_newer_schema_and_serve_accepts_it(databases: Settings) -> None:
     newer = "UPDATE outbox_version SET version_num = 'source_domain_9999' WHERE version_num LIKE 'source_domain_%'"
     query(databases, newer)
     with raises("migration-unknown", "source_domain_9999"):
-        migrate(databases)
+        migrate.migrate(databases)
     with owner_of(databases, "source") as connection:
-        assert migrations.is_current(connection, "source")
+        assert migrate.is_current(connection, "source")
 
 
 @pytest.mark.parametrize("database", ["source", "sink"])
 def test_a_schema_that_lacks_a_migration_is_not_current(shared_databases: Settings, database: Database) -> None:
     with owner_of(shared_databases, database) as connection:
-        assert migrations.is_current(connection, database)
+        assert migrate.is_current(connection, database)
         connection.execute(text("DELETE FROM outbox_version"))
-        assert not migrations.is_current(connection, database)
+        assert not migrate.is_current(connection, database)
         connection.execute(text(f"INSERT INTO outbox_version VALUES ('{database}_machinery_0001')"))
-        assert not migrations.is_current(connection, database)
+        assert not migrate.is_current(connection, database)
 
 
 def test_the_table_of_a_former_strategy_goes_with_its_rows(empty: Settings) -> None:
-    migrate(empty)
+    migrate.migrate(empty)
     before = "UPDATE outbox_version SET version_num = 'sink_machinery_0005' WHERE version_num = 'sink_machinery_0006'"
     query(empty, before, SinkRole.OWNER)
     query(empty, "CREATE TABLE event_log (sink text); INSERT INTO event_log VALUES ('a')", SinkRole.OWNER)
-    assert migrate(empty).applied["sink"] == ["sink_machinery_0006"]
+    assert migrate.migrate(empty).applied["sink"] == ["sink_machinery_0006"]
     assert query(empty, "SELECT to_regclass('event_log')", SinkRole.OWNER) == [(None,)]
 
 
 def test_the_outbox_and_its_publication_are_never_dropped(databases: Settings) -> None:
-    wanted = migrations.config("source")
+    wanted = migrate.config("source")
     with owner_of(databases, "source") as connection:
         wanted.attributes["connection"] = connection
         wanted.attributes["on_version_apply"] = lambda **_: None

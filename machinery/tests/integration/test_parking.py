@@ -9,16 +9,16 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
+import hypothesis
 import pytest
 from hypothesis import HealthCheck, given
-from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.repair import replay as repair
+from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.writer import Counts
@@ -68,7 +68,7 @@ class Statement:
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
             with connection, connection.cursor() as cursor:
                 chosen = Selection(sink=self.name, **filters).choose(cursor, with_parked=True)  # type: ignore[arg-type]
-            return repair.replay(connection, known, chosen, applier_of=PostgresApplier).get(self.name, Replayed())
+            return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(self.name, Replayed())
 
     def lines(self) -> dict[str, list[int]]:
         """By item the versions on its statement, in the order they were written in."""
@@ -147,7 +147,7 @@ def test_when_the_bad_one_is_given_up_they_follow_on_demand(statement: Statement
     with closing(connect(statement.settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             chosen = Selection(reason="unwelcome").choose(cursor)
-        repair.discard(connection, chosen, because="given up")
+        replay.discard(connection, chosen, because="given up")
     statement.sink.apply(batch(one[3:4], start=3))
     assert statement.lines() == {}, "those that wait are before it"
     assert statement.replay() == Replayed(applied=3)
@@ -205,7 +205,7 @@ deliveries = st.lists(st.lists(st.integers(0, len(EVENTS) - 1), max_size=8), max
 
 
 @given(again=deliveries, bad=st.sets(st.integers(0, len(EVENTS) - 1), max_size=4), seed=st.integers(0, 2**32))
-@profile(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis.settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_statements_are_in_order_and_complete_however_events_come(
     statement: Statement, again: list[list[int]], bad: set[int], seed: int
 ) -> None:

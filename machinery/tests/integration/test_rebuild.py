@@ -316,9 +316,7 @@ class TestFromSource:
         with raises("rebuild-unsupported", "sink dedup", "outbox rebuild dedup --from topic"):
             rebuild.from_source(databases, with_projections(tmp_path), HERE, WHOLE)
 
-    def test_each_projection_says_how_or_it_would_lack_what_is_in_the_base(
-        self, databases: Settings, tmp_path: Path
-    ) -> None:
+    def test_each_projection_must_say_how_it_is_rebuilt(self, databases: Settings, tmp_path: Path) -> None:
         folder = Path(shutil.copytree(PROJECTIONS, tmp_path / "projections"))
         (folder / "history.sql").write_text(COUNT)
         with raises("rebuild-unsupported", "history.rebuild.sql"):

@@ -11,7 +11,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.records import Record
-from outbox.sink.repair import replay as repair
+from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from tests.seen import ORDERED, Seen, create_tables
@@ -32,14 +32,14 @@ def seen(databases: Settings, tmp_path: Path) -> Seen:
     return made
 
 
-def replay(seen: Seen, *meanwhile: Record, dry_run: bool = False) -> Replayed:
+def run_replay(seen: Seen, *meanwhile: Record, dry_run: bool = False) -> Replayed:
     """Replay the unreadable event with what is parked behind it. When they are chosen, the sink applies others."""
     with closing(connect(seen.settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             chosen = Selection(reason="schema violation").choose(cursor, with_parked=True)
         seen.apply(TOPIC, *meanwhile)
         known = {seen.spec.name: seen.spec}
-        (done,) = repair.replay(connection, known, chosen, applier_of=PostgresApplier, dry_run=dry_run).values()
+        (done,) = replay.replay(connection, known, chosen, applier_of=PostgresApplier, dry_run=dry_run).values()
         return done
 
 
@@ -54,28 +54,28 @@ def placed(key: str, number: int) -> Record:
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_what_is_parked_meanwhile_follows(seen: Seen, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(repair, "FOLLOWING_MAX", 2)
+    monkeypatch.setattr(replay, "FOLLOWING_MAX", 2)
     correct(seen)
     more = [placed("a", 3 + number) for number in range(count)]
-    assert replay(seen, *more, placed("b", 1)) == Replayed(applied=2 + count)
+    assert run_replay(seen, *more, placed("b", 1)) == Replayed(applied=2 + count)
     assert seen.events("id", "number") == [("b", 1), *(("a", 1 + number) for number in range(2 + count))]
     seen.apply(TOPIC, placed("a", 3 + count))
     assert seen.events("number")[-1] == (3 + count,), "nothing blocks the key any more"
 
 
 def test_behind_a_letter_that_stays_open_it_stays(seen: Seen) -> None:
-    assert replay(seen, placed("a", 3)) == Replayed(rejected=3), "each is tried once"
+    assert run_replay(seen, placed("a", 3)) == Replayed(rejected=3), "each is tried once"
     assert seen.letters("reason") == [("schema violation",), ("parked",), ("parked",)]
 
 
 def test_what_is_parked_of_other_keys_stays(seen: Seen) -> None:
     correct(seen)
     other = record("placed", {"id": "b", "number": "one"})
-    assert replay(seen, other, placed("b", 2)) == Replayed(applied=2)
+    assert run_replay(seen, other, placed("b", 2)) == Replayed(applied=2)
     assert seen.letters("status", "reason")[2:] == [("open", "schema violation"), ("open", "parked")]
 
 
 def test_a_dry_run_changes_nothing(seen: Seen) -> None:
     correct(seen)
-    assert replay(seen, placed("a", 3), dry_run=True) == Replayed(applied=2)
+    assert run_replay(seen, placed("a", 3), dry_run=True) == Replayed(applied=2)
     assert seen.letters("status", "reason") == [("open", "schema violation"), ("open", "parked"), ("open", "parked")]

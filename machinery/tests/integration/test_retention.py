@@ -310,7 +310,7 @@ class TestExpire:
         assert (result.due, result.evidence, result.dropped, result.deleted) == (None, (), (), {})
         assert kept_rows.horizon(databases) == ZERO
 
-    def test_what_an_interrupted_drop_has_left_is_dropped_without_evidence(self, databases: Settings) -> None:
+    def test_rest_of_an_interrupted_drop_needs_no_evidence(self, databases: Settings) -> None:
         ensure(databases, *kept_rows.spread(years=10, count=120))
         kept_rows.start(databases, "dedup")
         with kept_rows.cursor_of(databases, SinkRole.PRUNER) as cursor:

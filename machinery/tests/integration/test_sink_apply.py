@@ -343,9 +343,7 @@ class TestDeadLetters:
         assert database.totals() == sums([kilos])
         assert database.dead_letters() == {litres.event_id: "unit mismatch"}
 
-    def test_another_unit_than_the_stored_one_is_set_aside_even_if_earlier(
-        self, databases: Settings, database: Database
-    ) -> None:
+    def test_differing_unit_is_set_aside_even_if_earlier(self, databases: Settings, database: Database) -> None:
         first, second, third = events(3, items=1)
         litres = Event(first.event_id, first.key, first.quantity, first.version, unit="LTR")
         with open_sink(databases) as sink:

@@ -293,7 +293,7 @@ def test_a_broken_data_folder_is_reported_and_not_touched(small: Stack) -> None:
     small.up(only=["postgres"])
 
 
-def test_a_broker_that_cannot_start_fails_with_the_reason_from_the_log(own: Stack) -> None:
+def test_failed_broker_start_reports_the_reason_from_its_log(own: Stack) -> None:
     own.down()
     meta = own.home / "kafka" / "data" / "meta.properties"
     whole = meta.read_text()

@@ -92,7 +92,7 @@ def test_only_what_successful_tasks_have_staged_is_applied(databases: Settings, 
     assert database.staging_tables() == []
 
 
-def test_a_task_that_hangs_holds_up_neither_the_next_batch_nor_the_end(databases: Settings, database: Database) -> None:
+def test_hanging_task_delays_neither_the_next_batch_nor_the_end(databases: Settings, database: Database) -> None:
     some = events(6)
     with open_sink(databases) as sink:
         with hanging_task(databases, sink, database):

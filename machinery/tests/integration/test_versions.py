@@ -19,7 +19,7 @@ from outbox.sink.applier import PARKED
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
-from outbox.sink.repair import replay as repair
+from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.writer import Counts
@@ -55,13 +55,13 @@ def ranges(versions: Sequence[int]) -> str:
     return f"{{{shown}}}"
 
 
-def replay(settings: Settings) -> Replayed:
+def run_replay(settings: Settings) -> Replayed:
     """Replay the open letters."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             chosen = Selection(sink=NAME).choose(cursor)
         known = {NAME: spec.sinks(settings)[NAME]}
-        return repair.replay(connection, known, chosen, applier_of=PostgresApplier).get(NAME, Replayed())
+        return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(NAME, Replayed())
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_an_unreadable_record_leaves_a_gap_that_its_replay_fills(
     feed.sink.apply(batch([first], dead=[unread(late, 1)]))
     feed(last)
     assert remembered(database) == "{[1,2),[3,4)}"
-    assert replay(databases) == Replayed(applied=1)
+    assert run_replay(databases) == Replayed(applied=1)
     assert remembered(database) == "{[1,4)}"
     assert feed(first, late, last) == Counts(3, 0, 3)
     assert database.totals() == sums([first, late, last])
@@ -213,7 +213,7 @@ def test_a_refused_event_is_known_to_its_letter_as_not_applied(
     assert feed(first, refused, last) == Counts(3, 0, 3)
     with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
         cursor.execute("UPDATE stock SET unit = %s", [refused.unit])
-    assert replay(databases) == Replayed(applied=1)
+    assert run_replay(databases) == Replayed(applied=1)
     assert feed(refused) == Counts(1, 0, 1)
     assert database.totals() == sums([first, refused, last])
 
@@ -232,7 +232,7 @@ def test_of_two_events_with_one_version_the_second_is_set_aside(
     assert feed(second, first) == Counts(2, 0, 2)
     assert database.totals() == sums([first, other])
     # A person decides whether it counts.
-    assert replay(databases) == Replayed(applied=1)
+    assert run_replay(databases) == Replayed(applied=1)
     assert feed(second, first) == Counts(2, 0, 2)
     assert database.totals() == sums([first, second, other])
 

@@ -157,7 +157,7 @@ def test_a_wrong_setting_is_one_line_that_names_it(
     assert "outbox up" not in what_to_do, "there is no stack of ours to start"
 
 
-def test_an_authority_in_the_environment_does_not_win_over_the_setting(relaying: Secured) -> None:
+def test_authority_setting_wins_over_the_environment(relaying: Secured) -> None:
     """Requests would let it, for a session's own."""
     done = run(relaying, "connect", "status", REQUESTS_CA_BUNDLE=str(relaying.certificates.other))
     assert done.returncode == 0, done.stderr

@@ -18,14 +18,12 @@ from outbox.audit.doctor import examine
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
-from outbox.relay import apply as relay
-from outbox.relay import connectors, slot
+from outbox.relay import connectors, lifecycle, slot
 from outbox.relay.connectors import Connector
-from outbox.sink import spec as sinks
+from outbox.sink import spec
 from outbox.sink.repair import rewind
 from outbox.soak import captures
-from outbox.soak.checkers import captured as checkers
-from outbox.soak.checkers import copies
+from outbox.soak.checkers import captured, copies
 from outbox.soak.domain import TableCopy
 from outbox.soak.seen import Seen
 from outbox.stack.postgres import Postgres
@@ -34,10 +32,11 @@ from outbox.testing.queries import query
 from outbox.testing.seeds import chosen_seed
 from stock.service import create_app
 from tests.stock import Client
+from tests.support import topic_reader
 from tests.support.made_events import nth_key
 from tests.support.sink_driver import Database
 from tests.support.sink_process import catch_up, logged, reported_failure
-from tests.support.topic_reader import Log, Record, captured
+from tests.support.topic_reader import Log, Record
 
 NAMES = ("source_db_name", "sink_db_name", "topic_prefix", "connector")
 
@@ -47,7 +46,7 @@ def changes(chain: Settings) -> Iterator[Connector]:
     """The connector, which a test makes itself; it is removed in the end."""
     connector = connectors.load(chain, "changes")
     yield connector
-    relay.remove(chain, connector, drop_slot=True)
+    lifecycle.remove(chain, connector, drop_slot=True)
 
 
 @pytest.fixture
@@ -107,12 +106,14 @@ def test_the_whole_way_beside_the_outbox(chain: Settings, changes: Connector, se
     assert "`outbox connect apply` creates" in reported_failure(catch_up(chain, "changes"))
     assert run("status", "changes").stderr.endswith("does not run — `outbox connect apply changes`\n")
     assert run("apply", "changes").stdout.startswith(f"connector {changes.name}: created, exactly-once")
-    captured(chain, changes, "items")  # until the snapshot has ended: its rows are no changes
+    topic_reader.captured(chain, changes, "items")  # until the snapshot has ended: its rows are no changes
     movements.make(10)
-    told_of = {value["op"] for value in (json.loads(record.value) for record in captured(chain, changes, "items"))}
+    told_of = {
+        value["op"] for value in (json.loads(record.value) for record in topic_reader.captured(chain, changes, "items"))
+    }
     assert told_of == {"r", "u"}
-    assert relay.apply(chain, changes) == "unchanged"
-    assert relay.apply(chain) == "unchanged"
+    assert lifecycle.apply(chain, changes) == "unchanged"
+    assert lifecycle.apply(chain) == "unchanged"
 
     done = catch_up(chain, "dedup", "changes")
     assert done.returncode == 0, done.stderr
@@ -127,7 +128,7 @@ def test_the_whole_way_beside_the_outbox(chain: Settings, changes: Connector, se
     # Read again from the beginning: each is known.
     assert rewind.rewind(chain, "changes", rewind.to_earliest(chain, "changes")) == 1
     movements.make(5)
-    captured(chain, changes, "items")
+    topic_reader.captured(chain, changes, "items")
     again = catch_up(chain, "changes")
     assert again.returncode == 0, again.stderr
     assert sum(int(str(line["duplicates"])) for line in logged(again, "applied")) >= 6
@@ -149,7 +150,7 @@ def test_the_whole_way_beside_the_outbox(chain: Settings, changes: Connector, se
     assert slot.read(chain, changes) is None
     assert query(chain, "SELECT pubname FROM pg_publication") == [("outbox",)]
     assert not may_read(chain)
-    assert relay.status(chain).is_running, "the other one goes on"
+    assert lifecycle.status(chain).is_running, "the other one goes on"
 
 
 def _unread(settings: Settings, connector: Connector) -> bool:
@@ -161,12 +162,12 @@ def test_what_comes_twice_and_what_is_forgotten(
 ) -> None:
     """A slot that somebody else has read is refused; the way out is a snapshot, which brings rows that are known."""
     movements = Movements(service, chosen_seed())
-    relay.apply(chain, changes)
+    lifecycle.apply(chain, changes)
     movements.make(10)
-    captured(chain, changes, "items")
+    topic_reader.captured(chain, changes, "items")
     assert catch_up(chain, "changes").returncode == 0
 
-    relay.remove(chain, changes)
+    lifecycle.remove(chain, changes)
     movements.make(10)
     wait_for("the slot to be let go of", lambda: not _active(chain, changes), timeout_s=30)
     move = f"SELECT pg_replication_slot_advance('{changes.name}', pg_current_wal_insert_lsn())"
@@ -184,11 +185,11 @@ def test_what_comes_twice_and_what_is_forgotten(
     assert check.check(chain).sink("changes").in_flight == 20, "in no slot, and never to come as they were"
 
     # A snapshot brings the state of all, and while it is taken the service goes on.
-    relay.remove(chain, changes, drop_slot=True)
+    lifecycle.remove(chain, changes, drop_slot=True)
     before = len(on_topic(chain, changes))
-    relay.apply(chain, changes)
+    lifecycle.apply(chain, changes)
     movements.make(10)
-    records = captured(chain, changes, "items")
+    records = topic_reader.captured(chain, changes, "items")
     assert sum(json.loads(record.value)["op"] == "r" for record in records[before:]) > 0
     assert len(set(identities(records))) == len(records), "a snapshot's rows are new, though their state may be known"
     assert catch_up(chain, "changes").returncode == 0
@@ -222,25 +223,25 @@ class Compared:
     )
 
 
-def test_the_soak_compares_a_captured_table_with_its_topic_and_its_sink(
+def test_soak_compares_a_captured_table_with_topic_and_sink(
     chain: Settings, changes: Connector, service: Client
 ) -> None:
-    spec = sinks.sinks(chain)["changes"]
+    changes_spec = spec.sinks(chain)["changes"]
 
     def broken() -> list[str]:
         """The promises that do not hold."""
-        left = captures.Captured(chain, [spec], [])
+        left = captures.Captured(chain, [changes_spec], [])
         seen = Seen(row_changes=left.changes, copies=left.copies(Compared()))  # type: ignore[arg-type]
-        return [one.promise for one in (*checkers.check(seen, may_repeat=False), *copies.check(seen))]
+        return [one.promise for one in (*captured.check(seen, may_repeat=False), *copies.check(seen))]
 
     movements = Movements(service, chosen_seed())
     movements.make(5)  # they come by the snapshot
-    relay.apply(chain, changes)
-    captured(chain, changes, "items")
+    lifecycle.apply(chain, changes)
+    topic_reader.captured(chain, changes, "items")
     movements.make(10)
-    records = captured(chain, changes, "items")
+    records = topic_reader.captured(chain, changes, "items")
     assert catch_up(chain, "changes").returncode == 0
-    left = captures.Captured(chain, [spec], [])
+    left = captures.Captured(chain, [changes_spec], [])
     assert {one.op for one in left.changes} == {"r", "u"}
     assert sorted((one.key, one.lsn, one.op) for one in left.changes) == sorted(
         (json.loads(key)["id"], lsn, op) for key, lsn, op in identities(records)
@@ -253,7 +254,7 @@ def test_the_soak_compares_a_captured_table_with_its_topic_and_its_sink(
     assert producer.flush(30) == 0
     assert broken() == []
     first = left.changes[0]
-    assert [one.place for one in captures.Captured(chain, [spec], [first]).left(spec)] == [
+    assert [one.place for one in captures.Captured(chain, [changes_spec], [first]).left(changes_spec)] == [
         one.place for one in left.changes[1:]
     ]
     query(chain, f"UPDATE stock SET unit = 'GRM' WHERE sink = 'changes' AND item_id = '{first.key}'", SinkRole.OWNER)

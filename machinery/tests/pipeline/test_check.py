@@ -35,7 +35,7 @@ from outbox.sink.batch import Batch
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
-from outbox.sink.repair import replay as repair
+from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.writer import Counts
@@ -387,7 +387,7 @@ SELECT sink, key, total FROM receipts_of_sinks;
 """
 
 
-def test_a_corrupted_table_is_found_if_it_is_compared_and_named_if_not(
+def test_corrupted_table_is_found_if_compared_else_named(
     topic: Settings, history: History, postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = history.item(5, 6)
@@ -450,7 +450,7 @@ def test_a_discard_is_acknowledged(topic: Settings, history: History) -> None:
     assert "malformed-records" in codes(check.check(topic)), "it is open in another sink"
 
 
-def test_events_pruned_and_dropped_that_were_discarded_are_due_no_more(topic: Settings, history: History) -> None:
+def test_discarded_events_are_not_due_once_pruned_and_dropped(topic: Settings, history: History) -> None:
     events = history.item(5, 6, 7)
     history.publish(*events[:2])
     history.publish(events[2])
@@ -651,7 +651,7 @@ class ByVersions:
         with closing(connect(self._settings, SinkRole.WRITER)) as connection:
             with connection, connection.cursor() as cursor:
                 chosen = Selection(sink=self.name).choose(cursor)
-            return repair.replay(connection, {self.name: self._spec}, chosen, applier_of=PostgresApplier)[self.name]
+            return replay.replay(connection, {self.name: self._spec}, chosen, applier_of=PostgresApplier)[self.name]
 
 
 def _record(event: Event) -> Record:
@@ -660,7 +660,7 @@ def _record(event: Event) -> Record:
     return Record(event.item.encode(), encoded, json.dumps(event.payload).encode(), NOW_MS)
 
 
-def test_a_sink_by_versions_is_right_or_lacks_an_event_or_has_too_many(topic: Settings, history: History) -> None:
+def test_sink_by_versions_shows_missing_and_surplus_events(topic: Settings, history: History) -> None:
     sink = ByVersions(topic, history)
     right, at_once, later = history.item(5, 6), history.item(1, 2, versions=(1, 1)), history.item(3, 4, versions=(1, 1))
     assert sink.publish(*right) == Counts(2, 2)

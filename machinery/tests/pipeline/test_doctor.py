@@ -30,8 +30,7 @@ from outbox.kafka.clients import client_config
 from outbox.maintenance import retention
 from outbox.migrations.declared import guard
 from outbox.migrations.migrate import owner_engine
-from outbox.relay import apply as relay
-from outbox.relay import connectors
+from outbox.relay import connectors, lifecycle
 from outbox.sink.repair import rebuild
 from outbox.stack.postgres import Postgres
 from outbox.testing.command import outbox
@@ -127,10 +126,10 @@ def test_unreadable_database_is_found_with_its_cause(
 
 
 def test_unread_and_missing_slots_are_found(chain: Settings) -> None:
-    relay.remove(chain)
+    lifecycle.remove(chain)
     wait_for("the slot to be released", lambda: problems(chain)["slot"] == ["slot-unread"], timeout_s=30)
     assert problems(chain)["connector"] == ["connector-not-running"]
-    relay.remove(chain, drop_slot=True)
+    lifecycle.remove(chain, drop_slot=True)
     assert problems(chain)["slot"] == ["slot-missing"]
 
 
@@ -154,7 +153,7 @@ def test_declared_events_that_were_not_migrated_or_applied_are_found(
     assert diagnosed(chain, "events-undeclared").remedy == "`outbox migrate`"
     assert diagnosed(chain, "routes-differ").remedy == "`outbox connect apply`"
     guard(owner_engine(chain, "source"), catalog.of(chain))
-    relay.apply(chain)
+    lifecycle.apply(chain)
     wait_for("no problems", lambda: not problems(chain), timeout_s=30)
 
 

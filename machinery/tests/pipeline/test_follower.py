@@ -15,10 +15,9 @@ from confluent_kafka.admin import AdminClient
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import timeout_scale, wait_for
-from outbox.kafka import follower as follower_module
 from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
-from outbox.kafka.follower import Closed, Follower
+from outbox.kafka.follower import AHEAD_MAX_RECORDS, Closed, Follower
 from outbox.testing.seeds import chosen_seed
 from tests.support.topic_reader import topic_of
 
@@ -105,7 +104,7 @@ def test_ranges_that_follow_each_other_and_others(topic: Settings, transactions:
 def test_random_ranges_have_what_one_read_of_everything_has(
     topic: Settings, transactions: Producer, follower: Follower, monkeypatch: pytest.MonkeyPatch, ahead_max: int
 ) -> None:
-    monkeypatch.setattr(follower_module, "AHEAD_MAX_RECORDS", ahead_max)
+    monkeypatch.setattr("outbox.kafka.follower.AHEAD_MAX_RECORDS", ahead_max)
     chance = random.Random(chosen_seed())  # noqa: S311
     for _ in range(40):
         values = [uuid.uuid4().hex for _ in range(chance.randrange(1, 30))]
@@ -183,14 +182,14 @@ def test_records_beyond_a_range_do_not_hide_a_silent_partition(topic: Settings, 
 def test_what_is_held_for_later_is_bounded_and_is_there_later(
     topic: Settings, transactions: Producer, follower: Follower
 ) -> None:
-    values = [f"later {number}" for number in range(5 * follower_module.AHEAD_MAX_RECORDS)]
+    values = [f"later {number}" for number in range(5 * AHEAD_MAX_RECORDS)]
     write(transactions, topic, "a")
     write(transactions, topic, *values, partition=1)
     assert read(follower, {0: 0, 1: 0}, {0: 2, 1: 1}) != []
     with pytest.raises(Failure, match="no record"):
         read(follower, {0: 2, 1: 1}, {0: 3, 1: 2})
     (place,) = follower._client.position([TopicPartition(topic_of(topic), 1)])
-    assert place.offset <= follower_module.AHEAD_MAX_RECORDS + 10
+    assert place.offset <= AHEAD_MAX_RECORDS + 10
     write(transactions, topic, "b")
     found = read(follower, {0: 2, 1: 1}, {0: 3, 1: 2})
     found += read(follower, {0: 3, 1: 2}, {0: 4, 1: len(values) + 1})

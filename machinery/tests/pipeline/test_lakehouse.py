@@ -26,20 +26,18 @@ from hypothesis import example, given, settings
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
-from outbox.audit import check, sinks
-from outbox.audit import declared as declarations
+from outbox.audit import check, declared, sinks
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.base.wait import wait_for
 from outbox.events.schema import Column, Rejection
 from outbox.sink import fence, spec
 from outbox.sink.batch import Batch
-from outbox.sink.lakehouse import table as lakehouse_table
-from outbox.sink.lakehouse import writer
+from outbox.sink.lakehouse import table, writer
 from outbox.sink.lakehouse.target import LakehouseTarget
 from outbox.sink.lakehouse.writer import LakehouseWriter
 from outbox.sink.records import DecodedEvent, Record, RecordDecoder, Records, Skipped
-from outbox.sink.repair import replay as repair
+from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen
 from outbox.sink.spec import SinkJob, SinkSpec
@@ -95,32 +93,32 @@ def lake(databases: Settings, lakehouse_spark: SparkSession, tmp_path: Path) -> 
 
 
 @contextmanager
-def driving(settings: Settings, declared: SinkSpec = DECLARED) -> Iterator[SinkWriter]:
+def driving(settings: Settings, spec: SinkSpec = DECLARED) -> Iterator[SinkWriter]:
     """The sink, opened as its stream opens it, until the end of the block."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        sink = declared.job.target.writer(settings, connection, declared)
+        sink = spec.job.target.writer(settings, connection, spec)
         sink.positions(TOPIC, TOPIC_ID)
         yield sink
 
 
-def table(settings: Settings) -> TargetState:
+def read_table(settings: Settings) -> TargetState:
     """What `outbox check` reads from the table."""
-    return lakehouse_table.read(settings, NAME, TOTALS)
+    return table.read(settings, NAME, TOTALS)
 
 
 def states(settings: Settings) -> list[sinks.SinkState]:
     """What `outbox check` reads of the sinks that ever ran."""
-    return list(sinks.read(settings, declarations.load(settings)).states)
+    return list(sinks.read(settings, declared.load(settings)).states)
 
 
 def database(settings: Settings) -> Database:
     return Database(settings, NAME)
 
 
-def replay(settings: Settings, *some: Event, dry_run: bool = False) -> dict[str, Replayed]:
+def run_replay(settings: Settings, *some: Event, dry_run: bool = False) -> dict[str, Replayed]:
     """Replay the dead letters of these events."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        return repair.replay(
+        return replay.replay(
             connection,
             {NAME: DECLARED},
             [Chosen(NAME, TOPIC, TOPIC_ID, event.event_id) for event in some],
@@ -140,12 +138,12 @@ def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) 
     with driving(lake) as sink:
         assert sink.apply(batch([*old, *new], start=11)) == Counts(rows=6, duplicates=6), "after a restart"
     assert ids(lake) == sorted(event.event_id for event in [*new, *old])
-    assert {key: int(total) for key, total in table(lake).totals.items()} == sums([*new, *old])
+    assert {key: int(total) for key, total in read_table(lake).totals.items()} == sums([*new, *old])
     assert {path.name for path in folder(lake).glob("event_day=*")} == {
         f"event_day={writer._day(event.event_id)}" for event in (new[0], old[0])
     }
     # All that the last commit says, although it has nothing new: how far the table is.
-    assert table(lake).positions == {TOPIC: {0: 17}} == {TOPIC: database(lake).positions()}
+    assert read_table(lake).positions == {TOPIC: {0: 17}} == {TOPIC: database(lake).positions()}
 
 
 def copier(settings: Settings, sink: SinkWriter) -> Copier:
@@ -181,7 +179,7 @@ def test_only_rows_that_successful_tasks_have_staged_are_merged(lake: Settings) 
         assert database(lake).query('SELECT count(*) FROM staging."lakehouse/1/1/rows"') == [(0,)]
         assert sink.apply(staged(lake, sink, [*other, *some], attempt=3, start=7)) == Counts(10, 4, 6)
         assert sink.apply(batch(events(2), start=17)).applied == 2, "a small batch takes the driver's way"
-        assert table(lake).positions == {TOPIC: {0: 19}} == {TOPIC: database(lake).positions()}
+        assert read_table(lake).positions == {TOPIC: {0: 19}} == {TOPIC: database(lake).positions()}
         sink.close()
     assert len(ids(lake)) == 12
     assert database(lake).staging_tables() == []
@@ -193,7 +191,7 @@ def test_a_staged_batch_writes_letters_and_closes_them(lake: Settings) -> None:
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
         with closing(connect(lake, SinkRole.WRITER)) as connection:
-            repair.discard(connection, [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)], because="a test")
+            replay.discard(connection, [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)], because="a test")
         made = staged(lake, sink, [well, given_up, *others], record(b"bad"), start=2)
         assert sink.apply(made) == Counts(rows=5, applied=4, duplicates=1, dead=1)
         only_bad = staged(lake, sink, [], record(b"worse"), attempt=2, start=8)
@@ -283,22 +281,22 @@ def test_a_table_whose_log_has_a_checkpoint_is_merged_into_and_read(
     properties = "TBLPROPERTIES ('delta.checkpointInterval' = '2')"
     schema.write_text(SCHEMA.read_text().replace("USING delta", f"USING delta {properties}"))
     target = LakehouseTarget(schema, TOTALS)
-    declared = replace(DECLARED, job=replace(DECLARED.job, target=target))
+    spec = replace(DECLARED, job=replace(DECLARED.job, target=target))
     some = events(3)
-    with driving(lake, declared) as sink:
+    with driving(lake, spec) as sink:
         for number, event in enumerate(some):
             sink.apply(batch([event], start=number))
     assert [*folder(lake).glob("_delta_log/*.checkpoint*.parquet")]
-    with driving(lake, declared) as sink:
+    with driving(lake, spec) as sink:
         assert sink.apply(batch([*some, *events(1)], start=3)) == Counts(rows=4, applied=1, duplicates=3)
-    count = lakehouse_spark.read.format("delta").load(lakehouse_table.location(lake, NAME)).count()
+    count = lakehouse_spark.read.format("delta").load(table.location(lake, NAME)).count()
     assert count == len(ids(lake)) == 4
 
 
 @pytest.fixture
 def run(lake: Settings) -> Iterator[Run]:
     with driving(lake) as sink:
-        yield Run(sink, lambda: {key: int(total) for key, total in table(lake).totals.items()})
+        yield Run(sink, lambda: {key: int(total) for key, total in read_table(lake).totals.items()})
 
 
 @settings(checked, max_examples=5)  # a batch takes about a second
@@ -317,7 +315,7 @@ def test_spark_and_duckdb_read_the_totals(lake: Settings, lakehouse_spark: Spark
     delta = DeltaTable(folder(lake))
     protocol = delta.protocol()
     assert (protocol.min_reader_version, protocol.reader_features) == (1, None), "nothing that a reader must know of"
-    lakehouse_spark.read.format("delta").load(lakehouse_table.location(lake, NAME)).createOrReplaceTempView("events")
+    lakehouse_spark.read.format("delta").load(table.location(lake, NAME)).createOrReplaceTempView("events")
     assert {row["key"]: int(row["total"]) for row in lakehouse_spark.sql(totals).collect()} == sums(some)
     with duckdb.connect() as connection:
         connection.register("events", delta.to_pyarrow_dataset())
@@ -397,7 +395,7 @@ def test_a_letter_decides_about_its_event_or_the_event_closes_it(lake: Settings)
         sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
         chosen = [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)]
         with closing(connect(lake, SinkRole.WRITER)) as connection:
-            repair.discard(connection, chosen, because="a test")
+            replay.discard(connection, chosen, because="a test")
         assert sink.apply(batch([well, given_up], start=2)) == Counts(rows=2, applied=1, duplicates=1)
     assert ids(lake) == [well.event_id]
     statuses = database(lake).query("SELECT identity, status FROM dead_letters")
@@ -408,22 +406,22 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings) -> None:
     one, other = events(2)
     with driving(lake) as sink:
         sink.apply(batch(events(1), dead=[unread(one, 1), unread(other, 2)]))
-        before = table(lake)
-        assert replay(lake, one, other, dry_run=True) == {NAME: Replayed(applied=2)}
+        before = read_table(lake)
+        assert run_replay(lake, one, other, dry_run=True) == {NAME: Replayed(applied=2)}
         assert len(ids(lake)) == 1
         assert database(lake).statuses() == {one.event_id: "open", other.event_id: "open"}
-        assert replay(lake, one) == {NAME: Replayed(applied=1)}
-        assert replay(lake, one, other) == {NAME: Replayed(applied=1)}
-        assert replay(lake, one, other) == {NAME: Replayed()}
+        assert run_replay(lake, one) == {NAME: Replayed(applied=1)}
+        assert run_replay(lake, one, other) == {NAME: Replayed(applied=1)}
+        assert run_replay(lake, one, other) == {NAME: Replayed()}
         # As after a crash between the MERGE and the letter's commit.
         with closing(connect(lake, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
             cursor.execute("UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
         assert before.lacking([one.event_id]), "the version that was read then"
-        assert not table(lake).lacking([one.event_id, other.event_id])
+        assert not read_table(lake).lacking([one.event_id, other.event_id])
         assert not states(lake)[0].letters, "its letter is open, and the table has it"
         for dry_run in (True, False):
-            assert replay(lake, one, dry_run=dry_run) == {NAME: Replayed(duplicates=1)}
-        assert table(lake).positions == {TOPIC: {0: 3}}, "a replay says nothing of positions, and hides none"
+            assert run_replay(lake, one, dry_run=dry_run) == {NAME: Replayed(duplicates=1)}
+        assert read_table(lake).positions == {TOPIC: {0: 3}}, "a replay says nothing of positions, and hides none"
         assert sink.apply(batch([one, other], start=3)).duplicates == 2
     stored = {row["event_id"]: row for row in DeltaTable(folder(lake)).to_pyarrow_table().to_pylist()}
     assert (stored[one.event_id]["quantity"], stored[one.event_id]["version"]) == (one.quantity, one.version)
@@ -458,7 +456,7 @@ def test_no_transaction_is_open_while_a_replay_writes_the_table(
         sink.apply(batch([], dead=[unread(one, 0), unread(other, 1)]))
         monkeypatch.setattr(writer.Table, "merge", looked_at)
         monkeypatch.setattr(writer.Table, "missing", looked_for)
-        assert replay(lake, one, dry_run=True) == replay(lake, one) == {NAME: Replayed(applied=1)}
+        assert run_replay(lake, one, dry_run=True) == run_replay(lake, one) == {NAME: Replayed(applied=1)}
         assert idle == [0, 0]
         monkeypatch.undo()
         assert sink.apply(batch(events(1), start=2)).applied == 1, "the lock is free again"
@@ -471,9 +469,9 @@ def test_a_restored_table_gets_replayed_events_again(lake: Settings, lakehouse_s
         sink.apply(batch([first], dead=[unread(replayed, 1), unread(given_up, 2)]))
         before = DeltaTable(folder(lake)).version()
         with closing(connect(lake, SinkRole.WRITER)) as connection:
-            repair.discard(connection, [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)], because="a test")
-        assert replay(lake, replayed) == {NAME: Replayed(applied=1)}
-        lakehouse_spark.sql(f"RESTORE TABLE delta.`{lakehouse_table.location(lake, NAME)}` TO VERSION AS OF {before}")
+            replay.discard(connection, [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)], because="a test")
+        assert run_replay(lake, replayed) == {NAME: Replayed(applied=1)}
+        lakehouse_spark.sql(f"RESTORE TABLE delta.`{table.location(lake, NAME)}` TO VERSION AS OF {before}")
         assert ids(lake) == [first.event_id]
         # As after a rewind; the records are valid by now.
         sink.apply(batch([first, replayed, given_up]))
@@ -517,7 +515,7 @@ def test_a_table_that_is_gone_or_another_is_told(lake: Settings, tmp_path: Path)
     wider = tmp_path / "table.sql"
     wider.write_text(SCHEMA.read_text().replace("unit        STRING", "note STRING, unit STRING"))
     with closing(connect(lake, SinkRole.WRITER)) as connection:
-        sink = LakehouseWriter(connection, DECLARED, wider, lakehouse_table.location(lake, NAME))
+        sink = LakehouseWriter(connection, DECLARED, wider, table.location(lake, NAME))
         with raises("table-failed", "schema does not match"):
             sink.positions(TOPIC, TOPIC_ID)
 
@@ -541,7 +539,7 @@ def test_without_the_package_check_says_that_it_does_not_compare(
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deltalake" else find(name))
     assert {state.name: state.not_compared for state in states(databases)} == {
-        NAME: lakehouse_table.UNREAD,
+        NAME: table.UNREAD,
         "dedup": "",
     }
 
@@ -564,7 +562,7 @@ def test_without_the_package_only_open_letters_are_set_aside(
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deltalake" else find(name))
     [state] = states(databases)
-    assert state.not_compared == lakehouse_table.UNREAD
+    assert state.not_compared == table.UNREAD
     found = {statuses[str(uuid.UUID(bytes=event_id))]: letter.is_open for event_id, letter in state.letters.items()}
     assert found == {"open": True, "discarded": False}
 
@@ -573,18 +571,18 @@ def test_many_letters_are_looked_up_a_part_at_a_time(tmp_path: Path, monkeypatch
     stored, absent = ([event.event_id for event in events(count)] for count in (5, 2))
     write_deltalake(tmp_path, pa.table({"event_id": stored}))
     looked_up: list[int] = []
-    known = lakehouse_table._known
+    known = table._known
 
     def counting(delta: DeltaTable, event_ids: Sequence[str]) -> set[str]:
         looked_up.append(len(event_ids))
         return known(delta, event_ids)
 
-    monkeypatch.setattr(lakehouse_table, "IDS_PER_QUERY", 3)
-    monkeypatch.setattr(lakehouse_table, "_known", counting)
+    monkeypatch.setattr(table, "IDS_PER_QUERY", 3)
+    monkeypatch.setattr(table, "_known", counting)
     delta = DeltaTable(tmp_path)
-    assert lakehouse_table.lacking(delta, [*stored, *absent]) == {*absent}
+    assert table.lacking(delta, [*stored, *absent]) == {*absent}
     assert looked_up == [3, 3, 1]
-    assert not lakehouse_table.lacking(delta, [])
+    assert not table.lacking(delta, [])
 
 
 def test_killed_between_the_tables_commit_and_its_positions(topic: Settings) -> None:

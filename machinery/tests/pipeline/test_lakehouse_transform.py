@@ -20,8 +20,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.sink import spec
 from outbox.sink.batch import Returned
-from outbox.sink.lakehouse import table as lakehouse_table
-from outbox.sink.lakehouse import writer as lakehouse
+from outbox.sink.lakehouse import table, writer
 from outbox.sink.lakehouse.target import LakehouseTarget
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.spark import reader
@@ -87,7 +86,7 @@ class Sink:
 
     def replay(self, *, dry_run: bool = False) -> Replayed:
         """Replay open letters, as the command does."""
-        return transformed.replay(self.settings, self.spec, dry_run=dry_run)
+        return transformed.run_replay(self.settings, self.spec, dry_run=dry_run)
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """What the table has, by event; each is there once."""
@@ -121,9 +120,9 @@ def weights(sink: Sink, tmp_path: Path) -> Sink:
     return sink
 
 
-def target(tmp_path: Path, table: str) -> LakehouseTarget:
+def target(tmp_path: Path, ddl: str) -> LakehouseTarget:
     schema, totals = tmp_path / "table.sql", tmp_path / "totals.sql"
-    schema.write_text(table)
+    schema.write_text(ddl)
     totals.write_text(TOTALS)
     return LakehouseTarget(schema, totals)
 
@@ -193,7 +192,7 @@ def test_a_batch_that_is_left_out_whole_moves_the_table_on(sink: Sink, publisher
     publisher.send(publisher.events(count))
     assert sink.run() == Counts(count, filtered=count)
     assert sink.rows() == {}
-    reached = lakehouse_table.read(sink.settings, NAME, JOB.projections / "stock.sql").positions
+    reached = table.read(sink.settings, NAME, JOB.projections / "stock.sql").positions
     assert reached == {topic_of(sink.settings): sink.database.positions()}
 
 
@@ -290,7 +289,7 @@ def test_check_knows_what_was_left_out_and_what_was_set_aside(
     assert (report.drift, report.in_flight, report.lost, report.parked, report.filtered) == ({}, 0, 0, 0, 2)
 
 
-def test_a_letter_whose_event_is_left_out_by_now_is_closed_by_a_replay(
+def test_replay_closes_a_dead_letter_whose_event_is_now_filtered(
     sink: Sink, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events, bad = with_failing(publisher, FEW)
@@ -321,7 +320,7 @@ def test_a_restored_table_gets_all_events_that_are_not_left_out(
     sink.transform = "generous"
     assert sink.replay() == Replayed(applied=1)
     whole = sink.rows()
-    location = lakehouse_table.location(sink.settings, NAME)
+    location = table.location(sink.settings, NAME)
     sink.spark.sql(f"RESTORE TABLE delta.`{location}` TO VERSION AS OF {before}")
     assert sink.rows() == {}
     assert sink.run(from_start=True) == Counts(count, applied=count - 2, filtered=2)
@@ -345,7 +344,7 @@ def test_a_restored_table_gets_all_events_that_are_not_left_out(
 def test_the_driver_transforms_where_tasks_cannot_write_files(
     sink: Sink, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lakehouse, "is_reachable", lambda _: False)
+    monkeypatch.setattr(writer, "is_reachable", lambda _: False)
     events, bad, left_out = with_left_out(publisher, MANY)
     publisher.send(events)
     assert sink.run() == Counts(MANY, applied=MANY - 3, rejected=1, filtered=2)
@@ -366,11 +365,11 @@ def test_traced_events_are_told_with_what_became_of_them(
     kept = rows.filter([offset in (0, 3, 4) for offset in rows["offset"].to_pylist()])
     returned = Returned(kept, row_count=3, failed={(0, 2): "it fails"})
     with closing(connect(settings, SinkRole.WRITER)) as connection, capture_logs() as lines:
-        writer = JOB.target.writer(settings, connection, declared)
-        writer.prepare(declared.layout.schema)
-        writer.positions(TOPIC, TOPIC_ID)
-        assert writer.apply(replace(made, returned=returned)) == Counts(5, 2, duplicates=1, rejected=1, filtered=1)
-        writer.close()
+        sink_writer = JOB.target.writer(settings, connection, declared)
+        sink_writer.prepare(declared.layout.schema)
+        sink_writer.positions(TOPIC, TOPIC_ID)
+        assert sink_writer.apply(replace(made, returned=returned)) == Counts(5, 2, duplicates=1, rejected=1, filtered=1)
+        sink_writer.close()
     assert [(line["offset"], line["outcome"]) for line in lines] == [
         (0, "applied"),
         (1, "filtered"),
@@ -381,7 +380,7 @@ def test_traced_events_are_told_with_what_became_of_them(
 
 
 @pytest.mark.parametrize(("fault", "count"), [("death_before_a_merge", FEW), ("death_behind_a_merge", MANY)])
-def test_killed_between_its_steps_it_loses_nothing_and_repeats_nothing(
+def test_kill_between_steps_loses_and_repeats_nothing(
     sink: Sink, publisher: Publisher, fault: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events, bad, left_out = with_left_out(publisher, count)

@@ -26,10 +26,9 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
-from outbox.maintenance import prune as pruning
-from outbox.maintenance.prune import PruneResult, prune
-from outbox.relay import apply as relay
-from outbox.relay import arrivals, connectors, slot
+from outbox.maintenance import prune
+from outbox.maintenance.prune import PruneResult
+from outbox.relay import arrivals, connectors, lifecycle, slot
 from outbox.relay.rest import Rest
 from outbox.stack.postgres import Postgres
 from outbox.testing.command import environment, outbox
@@ -84,10 +83,10 @@ def test_what_was_relayed_goes_and_what_is_young_stays(shared_chain: Settings) -
     assert len(ids(shared_chain)) == 3, "a dry run deletes nothing"
     sent = markers(shared_chain)
 
-    assert prune(shared_chain, keep_hours=1) == PruneResult()
+    assert prune.prune(shared_chain, keep_hours=1) == PruneResult()
     assert len(ids(shared_chain)) == 3
 
-    done = prune(shared_chain, keep_hours=0)
+    done = prune.prune(shared_chain, keep_hours=0)
     assert (done.found, done.deleted, done.lost.count, done.too_old.count) == (3, 3, 0, 0)
     assert done.passed is not None
     assert done.passed.marker_lsn <= min(done.passed.offset_lsn, done.passed.slot_lsn)
@@ -104,20 +103,20 @@ def test_behind_a_connector_that_stands_still_nothing_is_deleted(shared_chain: S
     with stopped(shared_chain):
         insert(shared_chain, row())
         with pytest.raises(Failure, match="nothing was deleted") as failure:
-            prune(shared_chain, keep_hours=0, timeout_s=1)
+            prune.prune(shared_chain, keep_hours=0, timeout_s=1)
         assert failure.value.code == "marker-not-passed"
         assert len(ids(shared_chain)) == 2
     relayed(shared_chain)
-    assert prune(shared_chain, keep_hours=0).deleted == 2
+    assert prune.prune(shared_chain, keep_hours=0).deleted == 2
 
 
 def test_with_nothing_old_it_sends_markers_and_waits_for_nothing(shared_chain: Settings) -> None:
     insert(shared_chain, row())
     relayed(shared_chain)
     with stopped(shared_chain):
-        assert prune(shared_chain, keep_hours=1, timeout_s=1) == PruneResult()
+        assert prune.prune(shared_chain, keep_hours=1, timeout_s=1) == PruneResult()
     assert len(ids(shared_chain)) == 1
-    assert prune(shared_chain, keep_hours=0).deleted == 1
+    assert prune.prune(shared_chain, keep_hours=0).deleted == 1
 
 
 def test_a_slot_that_was_advanced_past_the_marker_proves_nothing(
@@ -126,7 +125,7 @@ def test_a_slot_that_was_advanced_past_the_marker_proves_nothing(
     """Without exactly-once Debezium, too, confirms to the slot before Connect has stored the offset."""
     insert(chain, row(), row())
     relayed(chain)
-    mark = pruning._mark
+    mark = prune._mark
     advance = f"SELECT pg_replication_slot_advance('{chain.connector}', pg_current_wal_insert_lsn())"
 
     def mark_and_advance(*arguments: Any) -> None:
@@ -134,9 +133,9 @@ def test_a_slot_that_was_advanced_past_the_marker_proves_nothing(
         assert postgres.psql(advance, chain.source_db_name).returncode == 0
 
     with stopped(chain) as rest:
-        monkeypatch.setattr(pruning, "_mark", mark_and_advance)
+        monkeypatch.setattr(prune, "_mark", mark_and_advance)
         with pytest.raises(Failure) as failure:
-            prune(chain, keep_hours=0, timeout_s=1)
+            prune.prune(chain, keep_hours=0, timeout_s=1)
         assert failure.value.code == "marker-not-passed"
         stored = rest.offset_lsn()
         assert stored is not None
@@ -156,14 +155,14 @@ def test_no_snapshot_is_open_while_it_waits_and_reads(shared_chain: Settings) ->
         found = kept_rows.query(shared_chain, snapshots, pruner, shared_chain.source_db_name, role=SourceRole.PRUNER)
         seen.append((line.partition(" ")[0], found))
 
-    assert prune(shared_chain, keep_hours=0, report=report).deleted == 2
+    assert prune.prune(shared_chain, keep_hours=0, report=report).deleted == 2
     assert seen == [("marker", [(None,)]), ("looking", [(None,)])]
 
 
 def test_what_is_committed_after_the_snapshot_is_not_touched(
     shared_chain: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mark = pruning._mark
+    mark = prune._mark
     with closing(connect(shared_chain, SourceRole.APP)) as late, late.cursor() as cursor:
         execute_values(cursor, INSERT, [row()])
         insert(shared_chain, row())
@@ -173,12 +172,12 @@ def test_what_is_committed_after_the_snapshot_is_not_touched(
             relayed(shared_chain)  # so that nothing but the snapshot protects it
             mark(*arguments)
 
-        monkeypatch.setattr(pruning, "_mark", mark_later)
-        done = prune(shared_chain, keep_hours=0)
+        monkeypatch.setattr(prune, "_mark", mark_later)
+        done = prune.prune(shared_chain, keep_hours=0)
     assert (done.found, done.deleted) == (1, 1)
     assert len(ids(shared_chain)) == 1
     monkeypatch.undo()
-    assert prune(shared_chain, keep_hours=0).deleted == 1
+    assert prune.prune(shared_chain, keep_hours=0).deleted == 1
 
 
 def test_killed_between_its_transactions_it_is_run_again(shared_chain: Settings) -> None:
@@ -191,13 +190,13 @@ def test_killed_between_its_transactions_it_is_run_again(shared_chain: Settings)
             try:
                 wait_for("two transactions", lambda: len(ids(shared_chain)) == 2500, timeout_s=60)
                 with pytest.raises(Failure) as failure:
-                    prune(shared_chain, keep_hours=0)
+                    prune.prune(shared_chain, keep_hours=0)
                 assert failure.value.code == "prune-running"
             finally:
                 process.kill()
     wait_for("its transaction to end", lambda: not _pruning(shared_chain), timeout_s=30)
     assert len(ids(shared_chain)) == 2500
-    assert prune(shared_chain, keep_hours=0).deleted == 2500
+    assert prune.prune(shared_chain, keep_hours=0).deleted == 2500
     assert ids(shared_chain) == []
 
 
@@ -214,11 +213,11 @@ def test_memory_is_that_of_one_look_up(shared_chain: Settings, monkeypatch: pyte
         try:
             if work == "continuity":
                 assert arrivals.all_arrive(shared_chain, [], 60)
-            assert work == "continuity" or prune(shared_chain, keep_hours=0).deleted == events
+            assert work == "continuity" or prune.prune(shared_chain, keep_hours=0).deleted == events
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-            prune(shared_chain, keep_hours=0)
+            prune.prune(shared_chain, keep_hours=0)
 
     one = peak(1000)
     assert peak(10_000) < 1.5 * one
@@ -238,11 +237,11 @@ def test_beside_a_writer_each_event_is_on_the_topic_and_then_goes(shared_chain: 
     deleted, rounds = 0, 0
     with writing(shared_chain, seed=uuid.uuid4().int % 10**6) as writer:
         while writer.committed < 3000 or rounds < 3:
-            deleted += prune(shared_chain, keep_hours=0).deleted
+            deleted += prune.prune(shared_chain, keep_hours=0).deleted
             rounds += 1
         assert deleted > 0
     relayed(shared_chain)
-    deleted += prune(shared_chain, keep_hours=0).deleted
+    deleted += prune.prune(shared_chain, keep_hours=0).deleted
     records = [record for record in read(shared_chain) if record.id not in before]
     assert (writer.interruptions, ids(shared_chain)) == (0, [])
     assert deleted == writer.committed == len({record.id for record in records})
@@ -251,7 +250,7 @@ def test_beside_a_writer_each_event_is_on_the_topic_and_then_goes(shared_chain: 
 
 def test_on_a_schedule_it_lets_go_of_the_log_of_a_busy_neighbour(shared_chain: Settings, postgres: Postgres) -> None:
     def lag_after_prune() -> int:
-        prune(shared_chain, keep_hours=24)
+        prune.prune(shared_chain, keep_hours=24)
         postgres.psql("SELECT pg_log_standby_snapshot()")  # as the server does by itself every 15 s
         return _slot(shared_chain).lag_bytes
 
@@ -274,18 +273,18 @@ def test_what_is_in_an_open_transaction_of_the_topic_is_waited_for(shared_chain:
     other.produce(topic_of(shared_chain), b"{}", partition=0)
     other.flush(30)
     with pytest.raises(Failure) as failure:
-        prune(shared_chain, keep_hours=0, timeout_s=1)
+        prune.prune(shared_chain, keep_hours=0, timeout_s=1)
     assert failure.value.code == "topic-transaction-open"
     assert ids(shared_chain) == before
     other.abort_transaction(30)
-    assert prune(shared_chain, keep_hours=0).deleted == 1
+    assert prune.prune(shared_chain, keep_hours=0).deleted == 1
 
 
 def test_without_a_route_for_markers_none_is_sent(
     shared_chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Failure) as failure:
-        prune(shared_chain.model_copy(update={"connector": "nobody"}), keep_hours=0)
+        prune.prune(shared_chain.model_copy(update={"connector": "nobody"}), keep_hours=0)
     assert failure.value.code == "connector-missing"
     before = len(read(shared_chain)), markers(shared_chain)
     file = tmp_path / "outbox.json"
@@ -293,7 +292,7 @@ def test_without_a_route_for_markers_none_is_sent(
     file.write_text(json.dumps({**declared, "transforms.outbox.route.topic.regex": "newer"}))
     monkeypatch.setattr(connectors, "folder", lambda: tmp_path)
     with pytest.raises(Failure) as failure:
-        prune(shared_chain, keep_hours=0)
+        prune.prune(shared_chain, keep_hours=0)
     assert failure.value.code == "routes-differ"
     assert (len(read(shared_chain)), markers(shared_chain)) == before
 
@@ -343,7 +342,7 @@ def test_what_is_not_on_the_topic_is_never_deleted(
             assert postgres.psql(advance, chain.source_db_name).returncode == 0
             monkeypatch.setattr(slot, "ARRIVE_TIMEOUT_S", 0.5)
             with pytest.raises(Failure, match="ahead of the stored offset"):
-                prune(chain, keep_hours=0)
+                prune.prune(chain, keep_hours=0)
             # Resumed by somebody who does not `apply`, which would refuse.
             rest.resume()
     insert(chain, row(item, 5))
@@ -357,14 +356,14 @@ def test_what_is_not_on_the_topic_is_never_deleted(
     for future in admin.delete_records([TopicPartition(topic_of(chain), partition, records[0].offset + 1)]).values():
         future.result(10)
     dropped, second = ids(chain)[:2]
-    done = prune(chain, keep_hours=0)
+    done = prune.prune(chain, keep_hours=0)
     assert (done.found, done.deleted) == (2, 2)
     assert (done.too_old.count, done.too_old.first) == (1, dropped)
     assert (done.lost.count, done.lost.first) == (2, lost[0])
     assert ids(chain) == [dropped, *lost]
     assert second not in ids(chain)
 
-    done = prune(chain, keep_hours=0, trust_marker=True)
+    done = prune.prune(chain, keep_hours=0, trust_marker=True)
     assert (done.found, done.deleted, done.too_old.count, done.lost.count) == (0, 1, 0, 2)
     assert ids(chain) == lost
 
@@ -376,8 +375,8 @@ def test_what_is_not_on_the_topic_is_never_deleted(
     assert connectors.load(chain).start_again in told.stderr
 
     # What it says is the way out.
-    relay.remove(chain, drop_slot=True)
-    relay.apply(chain)
+    lifecycle.remove(chain, drop_slot=True)
+    lifecycle.apply(chain)
     relayed(chain, lost)
     rest = Rest(chain)
     assert rest.offset_lsn() is not None

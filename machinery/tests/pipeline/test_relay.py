@@ -24,8 +24,7 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from outbox.migrations.migrate import migrate
-from outbox.relay import apply as relay
-from outbox.relay import connectors, slot
+from outbox.relay import connectors, lifecycle, slot
 from outbox.relay.rest import Rest
 from outbox.relay.routing import Config
 from outbox.stack import config
@@ -41,7 +40,7 @@ from tests.support.topic_reader import duplicates, out_of_order, read, relayed
 def unapplied(topic: Settings) -> Iterator[Settings]:
     """Settings whose connector a test makes itself; it is removed in the end, whatever state it is in."""
     yield topic
-    relay.remove(topic, drop_slot=True)
+    lifecycle.remove(topic, drop_slot=True)
 
 
 def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
@@ -81,7 +80,7 @@ def advance(settings: Settings, postgres: Postgres) -> None:
 def test_rows_from_before_and_after_the_connector_arrive(unapplied: Settings) -> None:
     insert(unapplied, row(), row(), row())
     before = ids(unapplied)
-    assert relay.apply(unapplied) == "created"
+    assert lifecycle.apply(unapplied) == "created"
     relayed(unapplied, before)
     insert(unapplied, row(), row())
     records = relayed(unapplied)
@@ -94,7 +93,7 @@ def test_rows_written_while_the_connector_starts_arrive_once_each(unapplied: Set
     with writing(unapplied, seed=uuid.uuid4().int % 10**6) as writer:
         wait_for("rows before the connector", lambda: writer.committed > 500, timeout_s=30)
         before = writer.committed
-        relay.apply(unapplied)
+        lifecycle.apply(unapplied)
         wait_for("rows after it", lambda: writer.committed > before + 500, timeout_s=30)
     records = relayed(unapplied)
     assert sorted(record.id for record in records) == ids(unapplied)
@@ -114,7 +113,7 @@ def test_a_snapshot_sends_the_events_of_a_key_in_order(unapplied: Settings) -> N
         cursor.execute("SELECT (payload ->> 'version')::int FROM outbox ORDER BY ctid")
         stored = [version for (version,) in cursor]
     assert stored != [1, 2, 3, 4], "they are stored in another order"
-    relay.apply(unapplied)
+    lifecycle.apply(unapplied)
     assert [json.loads(record.value)["version"] for record in relayed(unapplied)] == [1, 2, 3, 4]
 
 
@@ -135,7 +134,7 @@ def test_a_second_snapshot_may_repeat_an_event_with_exactly_once_on(chain: Setti
         wait_for("the snapshot to wait for the table", is_blocked, timeout_s=30)
         execute_values(cursor, INSERT, [row()])
         owner.commit()
-    assert relay.status(chain).mode.startswith("exactly-once (")
+    assert lifecycle.status(chain).mode.startswith("exactly-once (")
     wait_for("the event to come twice", lambda: duplicates(read(chain)) == 1, timeout_s=30)
     insert(chain, row())
     assert sorted({record.id for record in relayed(chain)}) == ids(chain)
@@ -147,14 +146,14 @@ def test_registering_before_migrating_is_refused_and_loses_nothing(unapplied: Se
     postgres.psql(f"CREATE DATABASE {empty.source_db_name} OWNER stock_source_owner")
     try:
         with raises("publication-missing", "outbox migrate"):
-            relay.apply(empty)
-        assert relay.status(empty).connector == "MISSING"
+            lifecycle.apply(empty)
+        assert lifecycle.status(empty).connector == "MISSING"
         migrate(empty)
         insert(empty, row())
-        relay.apply(empty)
+        lifecycle.apply(empty)
         assert [record.id for record in relayed(empty)] == ids(empty) != []
     finally:
-        relay.remove(empty, drop_slot=True)
+        lifecycle.remove(empty, drop_slot=True)
         postgres.psql(f"DROP DATABASE {empty.source_db_name} WITH (FORCE)")
 
 
@@ -168,8 +167,8 @@ def test_a_publication_that_would_relay_nothing_is_refused(
 ) -> None:
     postgres.psql(broken, unapplied.source_db_name)
     with raises("publication-missing"):
-        relay.apply(unapplied)
-    assert relay.status(unapplied).connector == "MISSING"
+        lifecycle.apply(unapplied)
+    assert lifecycle.status(unapplied).connector == "MISSING"
 
 
 # Applying ---------------------------------------------------------------------------------------------------------
@@ -177,7 +176,7 @@ def test_a_publication_that_would_relay_nothing_is_refused(
 
 def test_applying_twice_changes_nothing(chain: Settings, postgres: Postgres) -> None:
     reader = wait_for("Debezium to read the slot", lambda: walsender(chain, postgres), timeout_s=30)
-    assert relay.apply(chain) == "unchanged"
+    assert lifecycle.apply(chain) == "unchanged"
     assert walsender(chain, postgres) == reader
 
 
@@ -187,9 +186,9 @@ def test_applying_a_changed_file_updates_the_connector_and_it_goes_on(
     insert(chain, row())
     relayed(chain)
     edited(tmp_path, monkeypatch, poll__interval__ms="11")
-    assert relay.apply(chain) == "updated"
+    assert lifecycle.apply(chain) == "updated"
     assert (Rest(chain).config() or {})["poll.interval.ms"] == "11"
-    assert relay.apply(chain) == "unchanged"
+    assert lifecycle.apply(chain) == "unchanged"
     insert(chain, row())
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
@@ -199,9 +198,9 @@ def test_a_stopped_connector_is_resumed(chain: Settings) -> None:
     relayed(chain)
     url = f"{chain.connect_url}/connectors/{chain.connector}/stop"
     assert requests.put(url, timeout=10).ok
-    wait_for("it to stop", lambda: relay.status(chain).tasks == [], timeout_s=30)
-    assert not relay.status(chain).is_running
-    relay.apply(chain)
+    wait_for("it to stop", lambda: lifecycle.status(chain).tasks == [], timeout_s=30)
+    assert not lifecycle.status(chain).is_running
+    lifecycle.apply(chain)
     insert(chain, row())
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
@@ -212,7 +211,7 @@ def test_an_unknown_transaction_boundary_is_refused(
     current = Rest(chain).config()
     edited(tmp_path, monkeypatch, transaction__boundary="connector")
     with raises("connect-refused", "does not support connector-defined transaction boundaries"):
-        relay.apply(chain)
+        lifecycle.apply(chain)
     assert Rest(chain).config() == current
     insert(chain, row())
     relayed(chain)
@@ -231,11 +230,11 @@ def test_render_is_what_connect_has_and_holds_no_secret(chain: Settings) -> None
 def test_removing_keeps_the_place_and_applying_goes_on_there(chain: Settings) -> None:
     insert(chain, row())
     relayed(chain)
-    assert relay.remove(chain) is True
-    assert relay.status(chain).connector == "MISSING"
-    assert relay.remove(chain) is False
+    assert lifecycle.remove(chain) is True
+    assert lifecycle.status(chain).connector == "MISSING"
+    assert lifecycle.remove(chain) is False
     insert(chain, row())
-    relay.apply(chain)
+    lifecycle.apply(chain)
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
     assert duplicates(read(chain)) == 0
 
@@ -243,8 +242,8 @@ def test_removing_keeps_the_place_and_applying_goes_on_there(chain: Settings) ->
 def test_forgetting_delivers_everything_again(chain: Settings) -> None:
     insert(chain, row(), row())
     relayed(chain)
-    relay.remove(chain, drop_slot=True)
-    relay.apply(chain)
+    lifecycle.remove(chain, drop_slot=True)
+    lifecycle.apply(chain)
     insert(chain, row())
     relayed(chain)
     assert len(read(chain)) == 2 + 2 + 1
@@ -283,7 +282,7 @@ def test_a_slot_that_has_lost_events_is_refused_until_told_to_forget(
 ) -> None:
     insert(chain, row())
     relayed(chain)
-    relay.remove(chain)
+    lifecycle.remove(chain)
     wait_released(chain, postgres)
     if how == "made again":
         drop_slot(chain, postgres)
@@ -294,9 +293,9 @@ def test_a_slot_that_has_lost_events_is_refused_until_told_to_forget(
     else:
         advance(chain, postgres)
     with raises("slot-ahead", "outbox connect remove --drop-slot"):
-        relay.apply(chain)
-    relay.remove(chain, drop_slot=True)
-    relay.apply(chain)
+        lifecycle.apply(chain)
+    lifecycle.remove(chain, drop_slot=True)
+    lifecycle.apply(chain)
     assert {record.id for record in relayed(chain)} == set(ids(chain))
 
 
@@ -313,7 +312,7 @@ def test_overlapping_transactions_are_no_recreated_slot(chain: Settings, postgre
     answer = requests.get(f"{chain.connect_url}/connectors/{chain.connector}/offsets", timeout=30).json()
     (stored,) = [entry["offset"] for entry in answer["offsets"]]
     assert stored["lsn"] < stored["lsn_commit"]
-    relay.apply(chain)
+    lifecycle.apply(chain)
     insert(chain, row())
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
@@ -324,10 +323,10 @@ def test_a_slot_ahead_by_events_that_are_on_the_topic_is_no_loss(chain: Settings
         execute_values(cursor, INSERT, [row()])  # while it is open, the server retains the log from here on
         insert(chain, row())
         relayed(chain, ids(chain))
-        relay.remove(chain)
+        lifecycle.remove(chain)
         wait_released(chain, postgres)
         advance(chain, postgres)
-        assert relay.apply(chain) == "created"
+        assert lifecycle.apply(chain) == "created"
         connection.commit()
     insert(chain, row())
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
@@ -336,7 +335,7 @@ def test_a_slot_ahead_by_events_that_are_on_the_topic_is_no_loss(chain: Settings
 def test_a_slot_ahead_whose_log_is_released_is_refused(chain: Settings, postgres: Postgres) -> None:
     insert(chain, row())
     relayed(chain)
-    relay.remove(chain)
+    lifecycle.remove(chain)
     wait_released(chain, postgres)
     stored = slot.read(chain)
     assert stored is not None
@@ -349,22 +348,22 @@ def test_a_slot_ahead_whose_log_is_released_is_refused(chain: Settings, postgres
 
     wait_for("the log to be released", released, timeout_s=30)
     with raises("slot-released", "outbox connect remove --drop-slot"):
-        relay.apply(chain)
-    relay.remove(chain, drop_slot=True)
-    relay.apply(chain)
+        lifecycle.apply(chain)
+    lifecycle.remove(chain, drop_slot=True)
+    lifecycle.apply(chain)
     assert {record.id for record in relayed(chain)} == set(ids(chain))
 
 
 def test_an_invalidated_slot_is_refused_until_told_to_forget(chain: Settings, postgres: Postgres) -> None:
     insert(chain, row())
     relayed(chain)
-    relay.remove(chain)
+    lifecycle.remove(chain)
     wait_released(chain, postgres)
     slots.invalidate(chain, postgres)
     with raises("slot-invalidated", "outbox connect remove --drop-slot"):
-        relay.apply(chain)
-    relay.remove(chain, drop_slot=True)
-    relay.apply(chain)
+        lifecycle.apply(chain)
+    lifecycle.remove(chain, drop_slot=True)
+    lifecycle.apply(chain)
     assert {record.id for record in relayed(chain)} == set(ids(chain))
 
 
@@ -376,14 +375,14 @@ def test_a_failed_task_is_reported_and_restarted_by_apply(chain: Settings) -> No
     relayed(chain)  # else Connect has no offset yet, and the task begins with a snapshot
     rival.init_transactions(30)
     insert(chain, row())
-    error = wait_for("the task to fail", lambda: relay.status(chain).error, timeout_s=30)
+    error = wait_for("the task to fail", lambda: lifecycle.status(chain).error, timeout_s=30)
     assert "\n" not in error
     assert "ProducerFencedException" in error or "InvalidProducerEpochException" in error
     status = outbox("connect", "status", home=chain.home, OUTBOX_CONNECTOR=chain.connector)
     assert status.returncode == 1
     assert status.stderr.startswith(f"outbox: connector {chain.connector} failed: {error} — ")
     assert "`outbox connect apply`" in status.stderr
-    assert relay.apply(chain) == "restarted"
+    assert lifecycle.apply(chain) == "restarted"
     insert(chain, row())
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
@@ -398,8 +397,8 @@ def test_a_connector_that_no_worker_runs_is_restarted_by_apply(chain: Settings) 
     producer.produce(topic, json.dumps(gone).encode(), key=f"status-connector-{chain.connector}".encode())
     assert producer.flush(30) == 0
     wait_for("the connector to be unassigned", lambda: Rest(chain).state().is_unassigned, timeout_s=30)
-    assert relay.apply(chain) == "restarted"
-    assert relay.status(chain).is_running
+    assert lifecycle.apply(chain) == "restarted"
+    assert lifecycle.status(chain).is_running
     insert(chain, row())
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
@@ -438,7 +437,7 @@ def test_a_request_during_a_rebalance_is_repeated_until_it_is_through(
             return bool(refusals)
 
         wait_for("a request to meet a rebalance", disturbed, timeout_s=60, poll_s=0)
-        assert relay.apply(chain) == "unchanged"
+        assert lifecycle.apply(chain) == "unchanged"
     finally:
         over.set()
         disturbing.join()
@@ -462,10 +461,10 @@ def test_of_two_that_create_the_connector_the_later_finds_it(topic: Settings, mo
     monkeypatch.setattr(Rest, "config", looked)
     try:
         with ThreadPoolExecutor(1) as pool:
-            late = pool.submit(relay.apply, topic)
+            late = pool.submit(lifecycle.apply, topic)
             try:
                 assert has_looked.wait(300)
-                assert relay.apply(topic) == "created"
+                assert lifecycle.apply(topic) == "created"
             finally:
                 is_created.set()
             assert late.result() == "unchanged"
@@ -473,4 +472,4 @@ def test_of_two_that_create_the_connector_the_later_finds_it(topic: Settings, mo
         insert(topic, row())
         assert [record.id for record in relayed(topic)] == ids(topic)
     finally:
-        relay.remove(topic, drop_slot=True)
+        lifecycle.remove(topic, drop_slot=True)

@@ -18,7 +18,7 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.stack.postgres import Postgres
 from tests.shape import SHAPE
 from tests.support.outbox_rows import Row, ids, insert, row
@@ -81,12 +81,12 @@ def test_a_row_becomes_a_record_that_keeps_the_contract(shared_chain: Settings, 
 def test_a_record_of_the_snapshot_is_like_one_of_the_stream(topic: Settings) -> None:
     item = str(uuid.uuid4())
     insert(topic, row(item))
-    relay.apply(topic)
+    lifecycle.apply(topic)
     try:
         insert(topic, row(item))
         first, second = relayed(topic)
     finally:
-        relay.remove(topic, drop_slot=True)
+        lifecycle.remove(topic, drop_slot=True)
     assert set(first.headers) == set(second.headers)
     assert {**json.loads(first.value), "movement_id": ""} == {**json.loads(second.value), "movement_id": ""}
 

@@ -24,8 +24,7 @@ from outbox.kafka.clients import client_config
 from outbox.kafka.topics import TopicSpec
 from outbox.maintenance import prune
 from outbox.maintenance.prune import PruneResult
-from outbox.relay import apply as relay
-from outbox.relay import connectors
+from outbox.relay import connectors, lifecycle
 from outbox.relay.arrivals import Written
 from outbox.relay.rest import Rest
 from outbox.stack.postgres import Postgres
@@ -58,7 +57,7 @@ def unapplied(project: Path, databases: Settings, stack: Stack) -> Iterator[Sett
     del project
     with topic_of(databases, stack) as settings:
         yield settings
-        relay.remove(settings, drop_slot=True)
+        lifecycle.remove(settings, drop_slot=True)
 
 
 def redeclare(project: Path, monkeypatch: pytest.MonkeyPatch, aggregate: str, *types: str, **options: object) -> Path:
@@ -103,7 +102,7 @@ def insert_mixed(settings: Settings, rows: list[Row]) -> None:
 def test_every_event_is_on_its_topic_in_order_per_key(unapplied: Settings) -> None:
     rows = history(keys=12, versions=60)
     insert_mixed(unapplied, rows[:700])  # a snapshot relays these
-    assert relay.apply(unapplied) == "created"
+    assert lifecycle.apply(unapplied) == "created"
     insert_mixed(unapplied, rows[700:])
     found = relayed(unapplied)
     suffix = unapplied.topic_prefix.rpartition(".")[2]
@@ -115,7 +114,7 @@ def test_every_event_is_on_its_topic_in_order_per_key(unapplied: Settings) -> No
 
 
 def test_no_event_is_on_a_topic_that_is_not_declared(unapplied: Settings) -> None:
-    relay.apply(unapplied)
+    lifecycle.apply(unapplied)
     insert(unapplied, event("item", "a"), event("Return", "a", 2), event("Order", "b"))
     relayed(unapplied)
     prune.mark(unapplied)
@@ -132,19 +131,19 @@ def test_events_of_an_undeclared_topic_stop_the_relay_until_apply(
     unapplied: Settings, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task waits for the topic for good, and its state is RUNNING."""
-    relay.apply(unapplied)
+    lifecycle.apply(unapplied)
     insert(unapplied, event("item", "a"))
     known = ids(unapplied)
     relayed(unapplied)
     insert(unapplied, event("plain", "a"), event("own", "a"), event("item", "a", 2))
     with suppress(TimeoutError), closing(Log(unapplied)) as log:
         wait_for("what must not come", lambda: len(log.read()) > len(known), timeout_s=STILL_S)
-    assert relay.status(unapplied).is_running
+    assert lifecycle.status(unapplied).is_running
     assert [record.id for record in read(unapplied)] == known
 
     events = redeclare(project, monkeypatch, "plain")
     declare(events, "own", topic=f"{unapplied.connector}-own")
-    assert relay.apply(unapplied) == "updated"
+    assert lifecycle.apply(unapplied) == "updated"
     found = relayed(unapplied)
     assert (len(found), duplicates(found)) == (4, 0)
     assert {record.topic for record in found if record.headers["eventType"] == "changed"} == {
@@ -165,14 +164,14 @@ def partitions(settings: Settings) -> dict[str, int]:
 def test_apply_creates_missing_topics_and_leaves_existing_ones(
     unapplied: Settings, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    relay.apply(unapplied)
+    lifecycle.apply(unapplied)
     made = partitions(unapplied)
     assert sorted(made.values()) == [2, 3]
     name = f"{unapplied.topic_prefix}.bill"
     topics.create(unapplied, [TopicSpec(name, 5, {"retention.ms": "7200000"})])
     events = redeclare(project, monkeypatch, "bill", partitions=2)
     declare(events, "claim", partitions=1)
-    assert relay.apply(unapplied) == "unchanged", "default topics need no other routes"
+    assert lifecycle.apply(unapplied) == "unchanged", "default topics need no other routes"
     assert partitions(unapplied) == {**made, name: 5, f"{unapplied.topic_prefix}.claim": 1}
     assert topics.config(unapplied, name)["retention.ms"] == "7200000"
 
@@ -185,8 +184,8 @@ def test_a_topic_with_fewer_partitions_than_declared_is_refused(
     events = redeclare(project, monkeypatch, "bill", partitions=3)
     file = str(events / "bill" / "aggregate.toml")
     with raises("topic-partitions", f"topic {name} has 2 partitions; 3 are required", f"`partitions` in {file} to 2"):
-        relay.apply(unapplied)
-    assert relay.status(unapplied).connector == "MISSING"
+        lifecycle.apply(unapplied)
+    assert lifecycle.status(unapplied).connector == "MISSING"
 
 
 def test_a_name_that_kafka_takes_for_another_topic_is_refused(
@@ -196,7 +195,7 @@ def test_a_name_that_kafka_takes_for_another_topic_is_refused(
     topics.create(unapplied, [TopicSpec(f"{unapplied.connector}.bills", 1, {})])
     redeclare(project, monkeypatch, "bill", topic=f"{unapplied.connector}_bills")
     with raises("topic-refused", f"{unapplied.connector}_bills", f"{unapplied.connector}.bills"):
-        relay.apply(unapplied)
+        lifecycle.apply(unapplied)
 
 
 # An aggregate moves -----------------------------------------------------------------------------------------------
@@ -205,14 +204,14 @@ def test_a_name_that_kafka_takes_for_another_topic_is_refused(
 def test_an_aggregate_that_moved_is_looked_up_on_its_former_topic(
     unapplied: Settings, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    relay.apply(unapplied)
+    lifecycle.apply(unapplied)
     insert(unapplied, *(event("Order", "a", version) for version in range(1, 4)), event("item", "a"))
     relayed(unapplied)
     former = next(name for name in connectors.load(unapplied).topics if name.startswith("Sales-"))
     redeclare(project, monkeypatch, "Order", "placed", topic=f"{former}-2", partitions=3)
     with raises("routes-differ", "outbox connect apply"):
         prune.prune(unapplied, keep_hours=0)
-    assert relay.apply(unapplied) == "updated"
+    assert lifecycle.apply(unapplied) == "updated"
     insert(unapplied, event("Order", "a", 4))
     relayed(unapplied, ids(unapplied)[-1:])
 
@@ -227,11 +226,11 @@ def test_the_default_topic_is_a_former_one_of_its_aggregate(
     unapplied: Settings, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     redeclare(project, monkeypatch, "bill")
-    relay.apply(unapplied)
+    lifecycle.apply(unapplied)
     insert(unapplied, event("bill", "a"))
     relayed(unapplied)
     redeclare(project.parent.with_name(f"{project.parent.name}+") / "events", monkeypatch, "bill", topic="bills")
-    relay.apply(unapplied)
+    lifecycle.apply(unapplied)
     insert(unapplied, event("bill", "a", 2))
     relayed(unapplied, ids(unapplied)[-1:])
     assert prune.prune(unapplied, keep_hours=0, sinks=False).deleted == 2
@@ -240,7 +239,7 @@ def test_the_default_topic_is_a_former_one_of_its_aggregate(
 def test_a_slot_ahead_by_events_on_a_former_topic_is_no_loss(
     unapplied: Settings, project: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    relay.apply(unapplied)
+    lifecycle.apply(unapplied)
     with unfinished_transaction(unapplied):  # so that the server retains the log
         insert(unapplied, event("Order", "a"))
         relayed(unapplied)
@@ -250,14 +249,14 @@ def test_a_slot_ahead_by_events_on_a_former_topic_is_no_loss(
         move = f"SELECT pg_replication_slot_advance('{unapplied.connector}', pg_current_wal_insert_lsn())"
         assert postgres.psql(move, unapplied.source_db_name).returncode == 0
         redeclare(project, monkeypatch, "Order", "placed", topic=f"{unapplied.connector}-moved", partitions=3)
-        assert relay.apply(unapplied) == "updated"
+        assert lifecycle.apply(unapplied) == "updated"
     insert(unapplied, event("Order", "a", 2))
     assert [record.topic for record in relayed(unapplied, ids(unapplied)[-1:])] == [f"{unapplied.connector}-moved"]
 
 
 def test_what_each_topic_may_have_dropped_decides_for_its_own_events(unapplied: Settings) -> None:
     """An event that its topic cannot have dropped is lost, however much another topic has dropped."""
-    relay.apply(unapplied)
+    lifecycle.apply(unapplied)
     insert(unapplied, *(event("item", "a", version) for version in (1, 2)), event("Order", "a"))
     sales = next(record.topic for record in relayed(unapplied) if record.headers["eventType"] == "placed")
     item = next(record for record in read(unapplied) if record.topic != sales)

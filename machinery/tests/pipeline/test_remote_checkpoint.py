@@ -74,7 +74,7 @@ def test_a_silent_file_system_is_reported_and_loses_nothing(
     assert database.totals() == sums(some)
 
 
-def test_a_sink_goes_on_when_a_file_system_that_was_away_answers_again(
+def test_sink_resumes_when_the_file_system_is_available_again(
     remote: Settings, name_node: NameNode, database: Database
 ) -> None:
     publisher = Publisher(remote)

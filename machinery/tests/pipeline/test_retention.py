@@ -406,7 +406,7 @@ def test_a_confirmed_change_stays_while_the_log_may_bring_it(captured: Settings,
     assert applied_changes(captured) == [int(written)]
 
 
-def test_without_its_slot_or_behind_an_open_transaction_no_change_goes(captured: Settings) -> None:
+def test_nothing_expires_without_slot_or_with_open_transaction(captured: Settings) -> None:
     connector = connectors.load(captured, "changes")
     apply_changes(captured, 100)
     other = Producer({**client_config(captured), "transactional.id": f"other-{aged(0)}"})

@@ -65,7 +65,7 @@ def test_a_moment_after_events_that_were_not_applied_skips_none(applied: Setting
     assert rewind.to_datetime(applied, "dedup", moment)[place] == Move(position=4, begin=4)
 
 
-def test_a_topic_that_was_created_again_needs_the_partitions_that_it_had(applied: Settings) -> None:
+def test_recreated_topic_needs_its_former_partitions(applied: Settings) -> None:
     name = topic_of(applied)
     delete_topics(applied, name)
     topics.create(applied, [TopicSpec(name, 1, {})])

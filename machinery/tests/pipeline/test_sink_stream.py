@@ -94,7 +94,7 @@ def stop_by(sink: SinkCommand, number: signal.Signals) -> None:
     assert not any(word in sink.tail(100) for word in ("outbox: ", "Exception", "Traceback", '"error"'))
 
 
-def test_between_two_triggers_a_sink_applies_nothing_and_stops_at_once(
+def test_between_triggers_a_sink_is_idle_and_stops_at_once(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     later = {"sink_trigger_interval_ms": 10**12, "sink_metrics_port": ports.choose(0)[0]}  # the next one is in 2033
@@ -139,7 +139,7 @@ def test_a_stop_signal_ends_it_after_the_batch_and_its_jvm_with_it(
     assert sum(int(str(line["duplicates"])) for line in logged(done, "applied")) == 0
 
 
-def test_a_second_driver_is_refused_until_kill_9_ends_the_first_and_its_jvm(
+def test_second_driver_is_refused_until_the_first_is_killed(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     some = publisher.events(200)
@@ -301,7 +301,7 @@ def test_a_replay_goes_on_when_its_checkpoint_is_truncated(
     assert database.totals() == sums(some)
 
 
-def test_a_database_that_was_restored_from_a_backup_catches_up_by_itself(
+def test_restored_database_catches_up_by_itself(
     topic: Settings, publisher: Publisher, superuser: extensions.cursor
 ) -> None:
     some = publisher.events(60)
@@ -325,7 +325,7 @@ def test_a_database_that_was_restored_from_a_backup_catches_up_by_itself(
         assert Database(restored).totals() == sums(some)
 
 
-def test_an_empty_database_is_not_a_new_sink_if_a_checkpoint_has_read_the_topic(
+def test_empty_database_with_a_used_checkpoint_is_not_a_new_sink(
     topic: Settings, publisher: Publisher, fresh_databases: Callable[[], AbstractContextManager[Settings]]
 ) -> None:
     some = publisher.events(40)
@@ -419,7 +419,7 @@ def test_metrics_of_a_running_sink_show_what_it_has_applied(
             assert line in told
 
 
-def test_the_ui_names_the_jobs_of_a_batch_on_loopback_only_and_ends_by_ctrl_c(
+def test_ui_names_jobs_on_loopback_only_and_ends_by_ctrl_c(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     publisher.send(publisher.events(DRIVER_MAX_RECORDS + 100))

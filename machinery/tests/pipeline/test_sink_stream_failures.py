@@ -9,7 +9,7 @@ import pytest
 
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
-from outbox.stack.command import sink as sink_command
+from outbox.stack import command
 from outbox.testing.failures import raises
 from tests import transforms
 from tests.support import faulty_sink
@@ -65,7 +65,7 @@ def test_a_process_without_running_queries_is_not_ready(topic: Settings, publish
     assert catch_up(topic).returncode == 0
     shutil.rmtree(checkpoint(topic))
     checkpoint(topic).write_text("")
-    process = sink_command(topic, "dedup")
+    process = command.sink(topic, "dedup")
     with raises("process-ended", f"outbox: checkpoint {topic.sink_checkpoints}/dedup: "):
         process.start()
 

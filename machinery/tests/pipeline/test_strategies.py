@@ -16,7 +16,7 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.stack.command import sink
 from outbox.testing.seeds import chosen_seed, seeded
 from tests.stock import Client
@@ -86,8 +86,8 @@ def test_each_strategy_drifts_by_just_what_it_does_not_survive(chain: Settings, 
     try:
         sinks.start()
         wait_caught_up(sinks, chain, ALL)
-        relay.remove(chain, drop_slot=True)
-        relay.apply(chain)  # a new snapshot: the whole outbox is sent again
+        lifecycle.remove(chain, drop_slot=True)
+        lifecycle.apply(chain)  # a new snapshot: the whole outbox is sent again
         wait_for("the events to be sent again", lambda: duplicates(read(chain)) == 60, timeout_s=TIMEOUT_S)
         wait_caught_up(sinks, chain, ALL)
         killed_in = kill_between_commits(sinks, chain, ALL, lambda: move(40))

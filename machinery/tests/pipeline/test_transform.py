@@ -69,7 +69,7 @@ class Sink:
 
     def replay(self, *, dry_run: bool = False) -> Replayed:
         """Replay open letters, as the command does."""
-        return transformed.replay(self.settings, self.spec, dry_run=dry_run)
+        return transformed.run_replay(self.settings, self.spec, dry_run=dry_run)
 
     def refuse(self, *event_ids: str) -> None:
         """The events that the projection refuses from now on."""

@@ -9,7 +9,7 @@ import pytest
 
 from outbox.base.settings import Settings
 from outbox.kafka import topics
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.stack.stack import Stack
 from tests.stock import Client
 from tests.support import service
@@ -28,12 +28,12 @@ OF_CONNECT = ("outbox.connect.configs", "outbox.connect.offsets", "outbox.connec
 def rehearsal(home_stack: Stack) -> Rehearse:
     """The rehearsal of an entry on the stack of these tests."""
     settings = home_stack.settings
-    relay.apply(settings)
+    lifecycle.apply(settings)
     return lambda title: Rehearsal(settings, Client(service.app(settings), settings), title)
 
 
 def has_connector(settings: Settings) -> bool:
-    return relay.status(settings).connector != "MISSING"
+    return lifecycle.status(settings).connector != "MISSING"
 
 
 def test_config_topic_of_connect_that_was_lost(home_stack: Stack, rehearsal: Rehearse) -> None:

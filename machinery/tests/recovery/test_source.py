@@ -16,8 +16,7 @@ from outbox.base import project
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.migrations.migrate import migrate
-from outbox.relay import apply as relay
-from outbox.relay import slot
+from outbox.relay import lifecycle, slot
 from outbox.soak.proxy import Proxy
 from outbox.stack import ports
 from outbox.stack.postgres import UNPRIVILEGED, Postgres, unprivileged
@@ -149,7 +148,7 @@ def test_source_that_failed_over_to_a_replica(
     primary, replica = servers
     settings = topic.model_copy(update={"source_db_port": address.port})
     one = Rehearsal(settings, Client(service.app(settings), settings), "The source failed over to a replica")
-    relay.apply(settings)
+    lifecycle.apply(settings)
     try:
         one.working(1, 2)
 
@@ -172,4 +171,4 @@ def test_source_that_failed_over_to_a_replica(
         one.sound()
         assert duplicates(read(settings)) == 0
     finally:
-        relay.remove(settings, drop_slot=True)
+        lifecycle.remove(settings, drop_slot=True)

@@ -12,9 +12,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from outbox.audit import declared as declarations
+from outbox.audit import declared
 from outbox.audit.comparison import Observed, compare
-from outbox.audit.comparison_files import Adds, Comparison
+from outbox.audit.comparison_files import AddsLine, Comparison
 from outbox.audit.declared import Declared
 from outbox.audit.report import ComparisonReport, Report, SinkReport
 from outbox.audit.sinks import Sinks, SinkState
@@ -47,7 +47,7 @@ UPCAST = """
 def placed_v1(payload):
     return {"item": payload["item"], "serial": payload["serial"], "change": 12 * payload["dozens"]}
 """
-STOCK = Comparison(Path("stock.sql"), (Adds(1, "change", frozenset({"stock.changed", "order"})),), "")
+STOCK = Comparison(Path("stock.sql"), (AddsLine(1, "change", frozenset({"stock.changed", "order"})),), "")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def declare(
     }
     job = SinkJob(name=SINK, events=names, projections=folder, target=PostgresTarget())
     spec = SinkSpec(SINK, job, strategy.find(takes), decoders)
-    return declarations.of(known, {SINK: spec}, {SINK: comparisons})
+    return declared.of(known, {SINK: spec}, {SINK: comparisons})
 
 
 class Chain:

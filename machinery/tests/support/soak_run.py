@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from outbox.soak.history import Attempt, History
-from outbox.soak.seen import Adds, Answer, Comparison, Event, Seen, Sink, Source
+from outbox.soak.seen import Adds, ComparedTotals, Seen, Sink, Source, StoredAnswer, TopicEvent
 
 OK, REFUSED, BROKEN = 201, 409, 503
 
@@ -23,10 +23,10 @@ class Domain:
     def change_of_answer(self, body: Any) -> str:
         return f"order {body['id']}"
 
-    def change_of_event(self, event: Event) -> str:
+    def change_of_event(self, event: TopicEvent) -> str:
         return f"order {event.data['order']}"
 
-    def contradictions(self, history: History, events: dict[str, Event]) -> list[str]:
+    def contradictions(self, history: History, events: dict[str, TopicEvent]) -> list[str]:
         known = {event.data["order"] for event in events.values()}
         return [read.path for read in history.reads if read.outcome == "failed" or read.answer["id"] not in known]
 
@@ -37,13 +37,15 @@ def attempt(number: int, status: int | None = OK, answer: Any = None, method: st
     return Attempt(0, "order", method, f"/orders/{number}", key, None, 0.0, 1.0, status, body)
 
 
-def stored(number: int, status: int = OK) -> Answer:
-    return Answer(f"key-{number}", status, {"id": number})
+def stored(number: int, status: int = OK) -> StoredAnswer:
+    return StoredAnswer(f"key-{number}", status, {"id": number})
 
 
-def event(number: int, version: int, offset: int, *, order_number: int = 1, key: str = "a", pieces: int = 0) -> Event:
+def event(
+    number: int, version: int, offset: int, *, order_number: int = 1, key: str = "a", pieces: int = 0
+) -> TopicEvent:
     data, numbers = {"order": order_number, "pieces": pieces}, {"pieces": Decimal(pieces)}
-    return Event(f"event-{number}", "orders", 0, offset, key, "order.placed.v1", version, data, numbers)
+    return TopicEvent(f"event-{number}", "orders", 0, offset, key, "order.placed.v1", version, data, numbers)
 
 
 EVENTS = (event(1, 1, 0, pieces=5), event(2, 2, 1, pieces=7), event(3, 3, 3, order_number=2, pieces=1))
@@ -52,7 +54,7 @@ DUE = {"a": Decimal(13)}
 VERSIONS = {"a": 3}
 ROWS = {"event-1": 1, "event-2": 1, "event-3": 1}
 SOURCE = Source([stored(1), stored(2)], {"order 1": 2, "order 2": 1}, frozenset({"event-2", "event-3"}))
-SEEN = Seen(EVENTS, SOURCE, [Sink("totals", comparisons=[Comparison("totals", DUE, DUE, ADDS, VERSIONS)])])
+SEEN = Seen(EVENTS, SOURCE, [Sink("totals", comparisons=[ComparedTotals("totals", DUE, DUE, ADDS, VERSIONS)])])
 SOLD_OUT = {"title": "sold out"}
 READ = attempt(1, method="GET")
 HISTORY = History((attempt(1), READ, attempt(2), attempt(3, REFUSED, SOLD_OUT), attempt(4, None)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
-from outbox.sink.repair import replay as repair
+from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spark.part import Part
@@ -54,12 +54,12 @@ def run(
         return total
 
 
-def replay(settings: Settings, spec: SinkSpec, *, dry_run: bool = False) -> Replayed:
+def run_replay(settings: Settings, spec: SinkSpec, *, dry_run: bool = False) -> Replayed:
     """Replay the sink's open letters, as the command does."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             chosen = Selection(sink=spec.name).choose(cursor, with_parked=True)
-        found = repair.replay(
+        found = replay.replay(
             connection,
             {spec.name: spec},
             chosen,

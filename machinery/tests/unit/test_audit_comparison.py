@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from outbox.audit import buckets, versions
 from outbox.audit.buckets import Buckets
 from outbox.audit.comparison import Observed, compare, compare_states
-from outbox.audit.comparison_files import Adds, Comparison
+from outbox.audit.comparison_files import AddsLine, Comparison
 from outbox.audit.letters import Letter
 from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.source import LATE_MS, Numbers, Source, Written
@@ -110,7 +110,7 @@ def test_duplicates_are_counted_and_no_finding(chain: Chain) -> None:
     assert only_comparison(report).repeated == {"a": 11}
 
 
-def test_the_first_record_of_an_id_is_the_one_that_stands_first_however_they_are_read(chain: Chain) -> None:
+def test_first_record_of_an_id_does_not_depend_on_reading_order(chain: Chain) -> None:
     events = chain.written("a", "5", "6", "7")
     other = replace(chain.event("b", 1), event_id=events[1].event_id)
     at = chain.offsets[STOCK_TOPIC]
@@ -222,7 +222,7 @@ def test_event_dropped_by_the_topic_is_applied(chain: Chain) -> None:
     assert (codes(report), report.in_flight, only_sink(report).in_flight, quiet != old) == ([], 0, 0, True)
 
 
-def test_event_dropped_by_the_topic_is_not_in_flight_if_no_sink_knows_versions(chain: Chain) -> None:
+def test_dropped_event_is_not_in_flight_if_no_sink_has_versions(chain: Chain) -> None:
     quiet = chain.written("b", "7", at_ms=NOW_MS - LATE_MS - 1)
     chain.publish(*chain.written("a", "5"))
     end = chain.logs.ends[STOCK_NUMBER]
@@ -434,7 +434,7 @@ def test_without_a_version_no_gap_is_looked_for(chain_of: Callable[..., Chain]) 
     assert (codes(report), report.missing_versions) == ([], 0)
 
 
-def test_without_a_version_what_the_topic_may_have_dropped_is_not_lost(chain_of: Callable[..., Chain]) -> None:
+def test_possibly_dropped_event_without_version_is_not_lost(chain_of: Callable[..., Chain]) -> None:
     chain = chain_of(has_version=False)
     chain.written("a", "5", at_ms=NOW_MS - LATE_MS - 1)
     chain.publish(*chain.written("c", "7"))
@@ -717,7 +717,7 @@ def test_a_valid_event_behind_its_discarded_record_is_due_no_more(chain: Chain) 
 
 
 def test_each_comparison_is_reported(chain_of: Callable[..., Chain]) -> None:
-    count = Comparison(Path("count.sql"), (Adds(1, None, frozenset({"stock.changed"})),), "")
+    count = Comparison(Path("count.sql"), (AddsLine(1, None, frozenset({"stock.changed"})),), "")
     chain = chain_of(comparisons=(STOCK, count))
     events = chain.written("a", "5", "6")
     chain.publish(*events)
@@ -737,7 +737,7 @@ def test_each_comparison_is_reported(chain_of: Callable[..., Chain]) -> None:
 
 def test_what_an_event_takes_away_is_added_back(chain_of: Callable[..., Chain]) -> None:
     chain = chain_of(
-        comparisons=(Comparison(Path("left.sql"), (Adds(-1, "change", frozenset({"stock.changed"})),), ""),)
+        comparisons=(Comparison(Path("left.sql"), (AddsLine(-1, "change", frozenset({"stock.changed"})),), ""),)
     )
     events = chain.written("a", "5", "6")
     chain.publish(*events)

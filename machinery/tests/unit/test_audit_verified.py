@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from outbox.audit import verified
-from outbox.audit.comparison_files import Adds, Comparison
+from outbox.audit.comparison_files import AddsLine, Comparison
 from outbox.audit.letters import Letter
 from outbox.audit.report import Report
 from outbox.audit.source import LATE_MS
@@ -299,7 +299,7 @@ def test_a_letter_of_a_verified_event_that_is_discarded_is_a_doubt(chain: Chain)
         chain.compare_since(since)
 
 
-def test_a_discarded_event_whose_letter_says_no_numbers_hides_no_drift(chain: Chain) -> None:
+def test_discarded_dead_letter_without_numbers_hides_no_drift(chain: Chain) -> None:
     """A letter has the columns that its version had. From an older version, the numbers of today cannot be told."""
     events = chain.written("a", "5", "6", at_ms=NOW_MS - 2 * LATE_MS)
     chain.publish(*events)
@@ -483,7 +483,7 @@ def test_a_point_is_stored_and_of_use_for_the_same_only(chain: Chain, settings: 
     assert verified.load(settings, chain.declared) == since
     other = settings.model_copy(update={"source_db_name": "elsewhere"})
     assert verified.load(other, chain.declared).is_beginning
-    count = Comparison(Path("count.sql"), (Adds(1, None),), "")
+    count = Comparison(Path("count.sql"), (AddsLine(1, None),), "")
     for changed in ({"names": ("stock.changed",)}, {"comparisons": (STOCK, count)}):
         folder = tmp_path / str(len(changed["names" if "names" in changed else "comparisons"]))
         folder.mkdir()

@@ -8,9 +8,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from outbox.base.errors import Failure
@@ -471,7 +471,7 @@ def columns(of_version: EventSchema, value: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(DOCUMENTS, st.data())
-@hypothesis_settings(
+@hypothesis.settings(
     max_examples=250,
     print_blob=True,
     deadline=None,

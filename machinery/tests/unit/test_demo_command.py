@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from outbox.commands import demo as command
+from outbox.commands import demo
 from outbox.walkthrough import player, workload
 from outbox.walkthrough.player import Player
 
@@ -38,8 +38,8 @@ def test_the_chain_is_torn_down_when_the_player_cannot_be_closed(monkeypatch: py
     story = SimpleNamespace(tear_down=lambda: ended.append("the chain"))
     monkeypatch.setattr(player, "load", Careless)
     monkeypatch.setattr(workload, "load", lambda _: SimpleNamespace())
-    monkeypatch.setattr(command, "_processes", lambda *_: SimpleNamespace())
-    monkeypatch.setattr(command, "Story", lambda *_: story)
+    monkeypatch.setattr(demo, "_processes", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(demo, "Story", lambda *_: story)
     with pytest.raises(RuntimeError, match="hangs"):
-        command.demo.main(["--once"], standalone_mode=False)
+        demo.demo.main(["--once"], standalone_mode=False)
     assert ended == ["the chain"]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from outbox import cli
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.project import Project
-from outbox.commands import events as command
 from outbox.events import catalog, examples, revision
 from outbox.testing.command import outbox
 from outbox.testing.failures import raises
@@ -77,7 +77,7 @@ class Repository:
             patch.syspath_prepend(str(self.root))
             project.load.cache_clear()
             catalog.load.cache_clear()
-            done = CliRunner().invoke(command.events, arguments)
+            done = CliRunner().invoke(cli.outbox, ["events", *arguments])
         failure = done.exception
         if failure is not None and not isinstance(failure, Failure | SystemExit):
             raise failure

@@ -124,7 +124,7 @@ def test_a_run_about_to_lock_its_folder_is_alive(root: Path, monkeypatch: pytest
     run.close(keep_logs=False)
 
 
-def test_a_run_that_ends_in_order_deletes_its_folder_or_keeps_the_logs(root: Path) -> None:
+def test_orderly_run_deletes_its_folder_or_keeps_the_logs(root: Path) -> None:
     for keep_logs in (False, True):
         run = Homes(root)
         process = Script(run.new("home"), SERVE)

@@ -46,7 +46,7 @@ def declare(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         del sys.modules[name]
 
 
-def test_a_job_that_names_only_its_events_is_called_like_its_subpackage(declare: Declare, folder: Path) -> None:
+def test_job_without_a_name_is_called_like_its_subpackage(declare: Declare, folder: Path) -> None:
     (job,) = declare('job = SinkJob(events=["order"])')
     assert job.name == "orders"
     assert job.projections == folder / "projections"

@@ -76,6 +76,22 @@ def imported(source: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def renamed(source: str) -> set[str]:
+    """Our modules that a source imports under another name, one line each."""
+    return {
+        f"{node.module}.{alias.name} as {alias.asname}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+        if alias.asname not in {None, alias.name} and _is_ours(f"{node.module}.{alias.name}")
+    }
+
+
+def _is_ours(name: str) -> bool:
+    path = Path(*name.split("."))
+    return any((root / path).with_suffix(".py").exists() or (root / path).is_dir() for root in (SOURCES, ROOT))
+
+
 def room(module: str) -> str:
     """The room of a module of outbox/; for other modules their package."""
     words = module.split(".")
@@ -141,6 +157,27 @@ def test_the_rules_detect_violations(file: str, source: str, wrong: set[str]) ->
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_a_module_imports_only_what_its_layer_may(file: Path) -> None:
     assert violations(file, (SOURCES / file).read_text()) - EXCEPTIONS == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ("from outbox.audit import check as checker", {"outbox.audit.check as checker"}),
+        ("def f():\n    from outbox import audit as auditing", {"outbox.audit as auditing"}),
+        ("from tests.support import topic_reader as reader", {"tests.support.topic_reader as reader"}),
+        ("from outbox.audit import check", set()),
+        ("from outbox.audit.check import check as compare", set()),
+        ("from pyspark.sql import functions as f", set()),
+    ],
+)
+def test_the_rule_on_names_detects_violations(source: str, wrong: set[str]) -> None:
+    assert renamed(source) == wrong
+
+
+def test_modules_keep_their_names_when_imported() -> None:
+    files = [*SOURCES.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    found = {str(file.relative_to(ROOT)): renamed(file.read_text()) for file in files}
+    assert {file: names for file, names in found.items() if names} == {}
 
 
 def test_every_exception_is_still_needed() -> None:

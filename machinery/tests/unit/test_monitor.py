@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from outbox.audit import monitor as monitoring
+from outbox.audit import monitor
 from outbox.audit.monitor import Monitor
 from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
 from outbox.base.errors import Failure
@@ -37,10 +37,10 @@ def settings(tmp_path: Path) -> Settings:
     )
 
 
-def samples(monitor: Monitor) -> dict[tuple[str, ...], float]:
+def samples(collector: Monitor) -> dict[tuple[str, ...], float]:
     """By name and values of labels, in the order of their names."""
     registry = CollectorRegistry()
-    registry.register(monitor)
+    registry.register(collector)
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(generate_latest(registry).decode())
@@ -49,15 +49,13 @@ def samples(monitor: Monitor) -> dict[tuple[str, ...], float]:
 
 
 def test_a_part_that_does_not_answer_has_no_metrics_and_is_down(settings: Settings) -> None:
-    assert samples(monitoring.of(settings)) == {
-        ("outbox_monitor_up", part): 0.0 for part in ("source", "sink", "connect")
-    }
+    assert samples(monitor.of(settings)) == {("outbox_monitor_up", part): 0.0 for part in ("source", "sink", "connect")}
 
 
 def test_what_a_check_has_found_stays_until_the_next(settings: Settings) -> None:
-    monitor = monitoring.of(settings)
-    assert monitor.check(lambda: REPORT) is None
-    found = samples(monitor)
+    collector = monitor.of(settings)
+    assert collector.check(lambda: REPORT) is None
+    found = samples(collector)
     assert found["outbox_check_drift", "c", "s"] == 7
     assert found["outbox_check_lost_events", "t"] == 2
     assert found["outbox_check_failed",] == 0
@@ -74,24 +72,24 @@ def test_what_a_check_has_found_stays_until_the_next(settings: Settings) -> None
     ids=["failure", "database", "kafka"],
 )
 def test_a_check_that_fails_leaves_the_findings_of_the_last(settings: Settings, error: Exception, code: str) -> None:
-    monitor = monitoring.of(settings)
-    monitor.check(lambda: REPORT)
+    collector = monitor.of(settings)
+    collector.check(lambda: REPORT)
 
     def fails() -> Report:
         raise error
 
-    failure = monitor.check(fails)
+    failure = collector.check(fails)
     assert failure is not None
     assert failure.code == code
     assert failure.message
-    found = samples(monitor)
+    found = samples(collector)
     assert found["outbox_check_failed",] == 1
     assert found["outbox_check_drift", "c", "s"] == 7
 
 
 def test_every_metric_is_described() -> None:
-    source = Path(monitoring.__file__).read_text()
-    described = set(re.findall(r"^\| `(\w+)`", str(monitoring.__doc__), re.MULTILINE))
+    source = Path(monitor.__file__).read_text()
+    described = set(re.findall(r"^\| `(\w+)`", str(monitor.__doc__), re.MULTILINE))
     assert described == set(re.findall(r'"(outbox_\w+)"', source))
 
 
@@ -101,4 +99,4 @@ def test_a_port_that_is_taken_is_reported(settings: Settings) -> None:
         taken.listen()
         there = settings.model_copy(update={"monitor_port": taken.getsockname()[1]})
         with raises("port-taken"):
-            monitoring.serve(there, 1, lambda _: None, threading.Event())
+            monitor.serve(there, 1, lambda _: None, threading.Event())

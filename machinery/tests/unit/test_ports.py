@@ -38,7 +38,7 @@ def test_beside_another_stack_no_preferred_port_is_chosen(taken: int) -> None:
     assert not set(ports.choose(taken, free)) & {taken, free}
 
 
-def test_a_reserved_port_is_not_chosen_again_before_its_server_listens() -> None:
+def test_reserved_port_is_not_chosen_before_its_server_listens() -> None:
     [free] = ports.choose(0)
     with ports.reserved(free) as first, ports.reserved(free, 0) as others:
         assert first == [free]
@@ -48,7 +48,7 @@ def test_a_reserved_port_is_not_chosen_again_before_its_server_listens() -> None
     assert ports.choose(free) == [free]
 
 
-def test_all_chosen_ports_differ_also_when_the_same_is_preferred_twice() -> None:
+def test_chosen_ports_differ_even_if_one_is_preferred_twice() -> None:
     [free] = ports.choose(0)
     chosen = ports.choose(free, free, 0, 0, free)
     assert chosen[0] == free

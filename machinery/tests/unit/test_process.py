@@ -246,7 +246,7 @@ def test_a_process_that_dies_at_its_start_shows_the_end_of_its_log(script: Make)
     assert process.processes() == []
 
 
-def test_a_process_that_never_gets_ready_fails_with_the_end_of_its_log(script: Make) -> None:
+def test_process_that_is_never_ready_reports_the_end_of_its_log(script: Make) -> None:
     process = script("print('thinking', flush=True); import time; time.sleep(600)")
     process.start_timeout_s = 1
     with raises("process-not-ready", "script.log:\nthinking"):

@@ -113,7 +113,7 @@ def test_what_is_no_integer_is_not_rounded_to_one(text: str) -> None:
     assert reason(record(raw("quantity", text))) is not None
 
 
-def test_of_a_property_that_comes_twice_the_last_counts_as_in_postgres() -> None:
+def test_last_of_repeated_properties_counts_as_in_postgres() -> None:
     assert event(record(changed()[:-1] + b', "quantity": 7}')) == FACTS | {"quantity": 7}
 
 

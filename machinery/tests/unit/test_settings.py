@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from outbox.base import project as names
 from outbox.base.errors import Failure
+from outbox.base.project import VARIABLE
 from outbox.base.settings import (
     DOTENV,
     PREFIX,
@@ -33,7 +33,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name)
     # A project of its own: the checkout's home may have a stack that is up.
     (tmp_path / "pyproject.toml").write_text('[tool.outbox]\nsource-database = "source"\nsink-database = "sink"\n')
-    monkeypatch.setenv(names.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
     return tmp_path
 
 
@@ -92,7 +92,7 @@ class TestUnknown:
             load()
         assert "hush" not in str(caught.value)
 
-    @pytest.mark.parametrize("name", sorted(READ_ELSEWHERE.keys() - {DOTENV, names.VARIABLE}))
+    @pytest.mark.parametrize("name", sorted(READ_ELSEWHERE.keys() - {DOTENV, VARIABLE}))
     def test_what_others_read_is_allowed(self, project: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         monkeypatch.setenv(name, "1")
         (project / ".env").write_text(f"{name}=1\n")

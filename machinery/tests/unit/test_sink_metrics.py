@@ -13,9 +13,8 @@ from prometheus_client import generate_latest
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
-from outbox.sink import metrics as sink_metrics
 from outbox.sink.lag import Lag, LagLookup
-from outbox.sink.metrics import Metrics, State
+from outbox.sink.metrics import Metrics, State, served
 from outbox.sink.positions import Offsets
 from outbox.sink.writer import Counts
 from outbox.stack import ports
@@ -143,12 +142,12 @@ class TestServed:
         url = f"http://{settings.sink_metrics_host}:{settings.sink_metrics_port}/metrics"
         metrics = Metrics()
         metrics.started("a", {"t": {0: 0}})
-        with sink_metrics.served(settings, metrics, ["t"]):
+        with served(settings, metrics, ["t"]):
             told = urllib.request.urlopen(url, timeout=30).read().decode()
         assert 'outbox_sink_rows_total{sink="a"} 0.0' in told
         assert "outbox_sink_kafka_up 0.0" in told
         # Closed: the port can be had again.
-        with sink_metrics.served(settings, Metrics(), ["t"]):
+        with served(settings, Metrics(), ["t"]):
             pass
 
     def test_health_is_red_until_every_sink_runs(self, settings: Settings) -> None:
@@ -156,7 +155,7 @@ class TestServed:
         metrics = Metrics()
         for sink in ("a", "b"):
             metrics.now(sink, State.STARTING)
-        with sink_metrics.served(settings, metrics, ["t"]):
+        with served(settings, metrics, ["t"]):
             assert requests.get(url, timeout=30).status_code == 503
             for sink in ("a", "b"):
                 metrics.now(sink, State.RUNNING)
@@ -174,13 +173,13 @@ class TestServed:
         default = Settings(_env_file=None)
         assert (default.sink_metrics_host, default.sink_metrics_port) == ("127.0.0.1", 0)
         metrics = Metrics()
-        with sink_metrics.served(default, metrics, ["t"]):
+        with served(default, metrics, ["t"]):
             assert b"kafka" not in generate_latest(metrics.registry)
 
     def test_a_port_that_is_taken_is_one_clear_line(self, settings: Settings) -> None:
         with (
-            sink_metrics.served(settings, Metrics(), ["t"]),
+            served(settings, Metrics(), ["t"]),
             pytest.raises(Failure, match=rf":{settings.sink_metrics_port}: .*OUTBOX_SINK_METRICS_PORT"),
-            sink_metrics.served(settings, Metrics(), ["t"]),
+            served(settings, Metrics(), ["t"]),
         ):
             pytest.fail("two on one port")

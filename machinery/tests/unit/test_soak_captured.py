@@ -187,7 +187,7 @@ def test_a_captured_table_whose_changes_are_wrong(found: dict[str, int], seen: S
     assert promises(seen) == found
 
 
-def test_a_repeated_change_of_a_row_is_allowed_where_the_relay_may_repeat_or_a_transaction_was_released() -> None:
+def test_repeated_row_change_needs_at_least_once_or_a_release() -> None:
     block = [replace(one, offset=one.offset + 40) for one in MOVES[3:]]
     assert captured.repeats(with_changes(*MOVES, *block)) == block
     assert not promises(with_changes(*MOVES, *block), may_repeat=True)
@@ -221,7 +221,7 @@ def test_captured_tables_are_judged_with_everything_else() -> None:
         assert judge(Domain(), Record(HISTORY, seen)).result == "invalid"  # type: ignore[arg-type]
 
 
-def test_what_was_left_of_captured_tables_is_the_same_after_it_was_kept_in_files(tmp_path: Path) -> None:
+def test_captured_tables_survive_a_round_trip_through_files(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     seen = replace(CAPTURED, released_changes={"items": 2})
     folder.write_seen(seen)

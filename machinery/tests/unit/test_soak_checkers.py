@@ -31,7 +31,7 @@ from outbox.soak.foreign import ForeignRecord
 from outbox.soak.history import SET_UP, History
 from outbox.soak.injection import Injection, Planned
 from outbox.soak.observe import Kept, forgotten
-from outbox.soak.seen import Answer, Comparison, Event, Foreign, Seen, Sink
+from outbox.soak.seen import ComparedTotals, Foreign, Seen, Sink, StoredAnswer, TopicEvent
 from outbox.soak.verdict import Record, broken_off, judge
 from tests.support.soak_run import (
     ADDS,
@@ -92,9 +92,9 @@ def having(total: int, repeats: Any = "all", **changed: Any) -> Seen:
     return sink(comparisons=[comparison({"a": Decimal(total)})], repeats=repeats, **changed)
 
 
-def comparison(totals: Mapping[str, Decimal], **changed: Any) -> Comparison:
+def comparison(totals: Mapping[str, Decimal], **changed: Any) -> ComparedTotals:
     """The sink's totals, and perhaps other things that they are compared with."""
-    return replace(Comparison("totals", totals, DUE, ADDS, VERSIONS), **changed)
+    return replace(ComparedTotals("totals", totals, DUE, ADDS, VERSIONS), **changed)
 
 
 @pytest.mark.parametrize("checker", CHECKS)
@@ -189,7 +189,7 @@ def test_what_is_wrong_is_found(checker: str, seen: Seen) -> None:
 
 
 def test_a_refusal_and_a_change_that_needs_no_event_are_sound() -> None:
-    answers_of_all = [*SOURCE.answers, Answer("key-3", REFUSED, SOLD_OUT), stored(4)]
+    answers_of_all = [*SOURCE.answers, StoredAnswer("key-3", REFUSED, SOLD_OUT), stored(4)]
     seen = source(answers=answers_of_all, changes={**SOURCE.changes, "order 4": 0})
     assert cases("answers", seen=seen) == cases("changes", seen=seen) == 0
 
@@ -227,7 +227,7 @@ def test_a_finding_hides_no_other() -> None:
     assert cases("results", seen=replace(wrong, sinks=[*wrong.sinks, *SEEN.sinks])) == 2
 
 
-def test_an_event_that_was_not_applied_is_found_though_the_total_is_right() -> None:
+def test_unapplied_event_is_found_even_if_the_total_is_right() -> None:
     assert cases("results", seen=having(13, "none", applied={"event-1": 1, "event-2": 1})) == 1
 
 
@@ -248,7 +248,7 @@ def test_a_table_has_every_event_once_however_often_the_topic_has_it() -> None:
     assert (found.promise, found.cases) == ("totals has every event once", 1)
 
 
-def test_a_table_need_not_have_an_event_that_is_set_aside_or_that_it_has_not_asked_for() -> None:
+def test_table_may_lack_set_aside_and_unrequested_events() -> None:
     rows = {"event-1": 1, "event-2": 1}
     other = replace(EVENTS[2], type="order.cancelled.v1")
     totals = {"a": Decimal(12)}
@@ -270,7 +270,7 @@ def test_a_repeat_is_allowed_where_the_relay_may_repeat() -> None:
     assert arrival.repeats(replace(SEEN, events=REPEATED)) == [REPEATED[-1]]
 
 
-def test_a_released_transaction_explains_one_block_of_repeats_in_each_partition() -> None:
+def test_release_explains_one_block_of_repeats_per_partition() -> None:
     block = [replace(one, offset=one.offset + 10) for one in EVENTS]
     elsewhere = [replace(event(number, 1, 0, key="b"), partition=1) for number in (8, 9)]
     again = [replace(one, offset=5) for one in elsewhere]
@@ -291,7 +291,7 @@ def test_a_released_transaction_explains_one_block_of_repeats_in_each_partition(
     }.values(),
     ids=lambda again: "-".join(one.id for one in again),
 )
-def test_a_released_transaction_explains_only_its_records_in_their_order(again: tuple[Event, ...]) -> None:
+def test_release_explains_only_its_records_in_order(again: tuple[TopicEvent, ...]) -> None:
     repeats = [replace(one, offset=10 + number) for number, one in enumerate(again)]
     assert arrival.check(replace(SEEN, events=[*EVENTS, *repeats], released=1), may_repeat=False)
 
@@ -420,7 +420,7 @@ def test_a_checker_that_fails_is_named_and_hides_no_other() -> None:
 
 
 def test_a_refusal_that_is_stored_otherwise_is_found() -> None:
-    refusal = Answer("key-3", REFUSED, SOLD_OUT)
+    refusal = StoredAnswer("key-3", REFUSED, SOLD_OUT)
     other = replace(refusal, body={"title": "no such order"})
     assert cases("answers", seen=source(answers=[*SOURCE.answers, refusal])) == 0
     assert cases("answers", seen=source(answers=[*SOURCE.answers, other])) == 1
@@ -454,7 +454,7 @@ def test_reads_do_not_hide_that_no_change_is_made(others: int) -> None:
     assert cases("answers", History((*HISTORY.attempts[:3], *silent, *reads, HISTORY.attempts[0]))) == 0
 
 
-def test_a_key_that_is_used_again_may_have_another_status_than_its_request() -> None:
+def test_reused_key_may_get_a_status_that_was_not_expected() -> None:
     misuse = replace(attempt(1, REFUSED, SOLD_OUT), body={"pieces": 9}, expected=(OK,))
     assert cases("answers", History((*HISTORY.attempts, misuse))) == 0
 
@@ -474,7 +474,7 @@ def test_a_read_that_the_service_refuses_is_judged() -> None:
     assert cases("reads", History((*HISTORY.attempts, replace(missing, status=BROKEN)))) == 0
 
 
-def test_a_counting_sink_that_read_nothing_again_applies_each_record_once() -> None:
+def test_counting_sink_without_rereads_applies_each_record_once() -> None:
     seen = having(20, "none", applied={"event-1": 1, "event-2": 2, "event-3": 1})
     assert not results.check(seen, may_reread=True)
     [found] = results.check(seen, may_reread=False)
@@ -482,14 +482,14 @@ def test_a_counting_sink_that_read_nothing_again_applies_each_record_once() -> N
     assert not results.check(replace(seen, events=REPEATED), may_reread=False)
 
 
-def test_a_naive_sink_that_does_not_count_and_read_nothing_again_has_each_record_once() -> None:
+def test_naive_sink_without_rereads_has_each_record_once() -> None:
     for events, total in ((EVENTS, 13), (REPEATED, 20)):
         assert not results.check(replace(having(total, "none"), events=events), may_reread=False)
         assert results.check(replace(having(total + 1, "none"), events=events), may_reread=False)
         assert not results.check(replace(having(total + 1, "none"), events=events), may_reread=True)
 
 
-def test_a_later_version_of_events_that_a_comparison_is_not_about_is_sound() -> None:
+def test_later_version_of_an_uncompared_event_is_valid() -> None:
     other = replace(event(4, 4, 9), type="order.cancelled.v1")
     seen = replace(sink(comparisons=[comparison(DUE, versions={"a": 4})]), events=(*EVENTS, other))
     assert cases("results", seen=seen) == 0
@@ -550,9 +550,7 @@ def test_a_fault_of_one_process_explains_the_end_of_no_other() -> None:
 
 
 @pytest.mark.parametrize(("alive_s", "found"), [(12.0, 0), (79.0, 0), (81.0, 1), (199.0, 1)])
-def test_a_death_that_is_seen_late_may_be_explained_since_the_process_was_seen_alive(
-    alive_s: float, found: int
-) -> None:
+def test_late_death_is_explained_by_faults_since_last_seen_alive(alive_s: float, found: int) -> None:
     fault, seen_late = replace(KILLED, parts=("connector",)), Death("connector", 200.0, alive_s=alive_s)
     assert len(deaths.check([seen_late], [fault])) == found
 
@@ -630,13 +628,13 @@ TYPE = "order.placed.v1"
 def stranger(key: str, event_id: str, offset: int, pieces: int) -> Foreign:
     """A foreign event."""
     numbers = {"pieces": Decimal(pieces)}
-    event = Event(event_id, "orders", 0, offset, key, TYPE, 1, {"order": 99, "pieces": pieces}, numbers)
+    event = TopicEvent(event_id, "orders", 0, offset, key, TYPE, 1, {"order": 99, "pieces": pieces}, numbers)
     return Foreign(event, {"by region": ("Mars", pieces)})
 
 
-def region(total: int) -> Comparison:
+def region(total: int) -> ComparedTotals:
     """A comparison that does not say what an event adds."""
-    return Comparison("by region", {"Mars": Decimal(total)}, {}, None)
+    return ComparedTotals("by region", {"Mars": Decimal(total)}, {}, None)
 
 
 # One with an id of its own, and one with the id of event 2.
@@ -644,7 +642,7 @@ FOREIGN = [stranger("x", "event-8", 8, 4), stranger("y", "event-2", 9, 6)]
 TYPES = frozenset({TYPE})
 
 
-def foreign_of(x: int, y: int, *more: Comparison, total: int = 13, **changed: Any) -> Seen:
+def foreign_of(x: int, y: int, *more: ComparedTotals, total: int = 13, **changed: Any) -> Seen:
     """What was left, with two foreign events and these totals of their keys."""
     totals = {"a": Decimal(total), "x": Decimal(x), "y": Decimal(y)}
     given = {"types": TYPES, **changed}
@@ -668,9 +666,9 @@ FOREIGN_CASES = {
     "of other types": (foreign_of(0, 0, types=frozenset()), 0),
     "of other types, and one was applied": (foreign_of(4, 0, types=frozenset()), 1),
     "of other types, and one was applied to another total": (foreign_of(0, 0, region(4), types=frozenset()), 1),
-    "a total that it adds nothing to": (foreign_of(4, 0, Comparison("others", {"x": Decimal(1)}, {}, {})), 1),
+    "a total that it adds nothing to": (foreign_of(4, 0, ComparedTotals("others", {"x": Decimal(1)}, {}, {})), 1),
     "a total of which nobody knows what it adds": (
-        foreign_of(4, 0, Comparison("others", {"x": Decimal(1)}, {}, None)),
+        foreign_of(4, 0, ComparedTotals("others", {"x": Decimal(1)}, {}, None)),
         0,
     ),
     "the id of an event of another type": (

@@ -114,7 +114,7 @@ def test_clients_go_on_until_there_are_answers_or_for_a_while(
     recorder.close()
 
 
-def test_old_keys_are_used_again_for_their_request_and_for_another_one(
+def test_old_keys_are_reused_for_the_same_and_another_request(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "REUSED", 1.0)

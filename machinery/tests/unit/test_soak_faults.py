@@ -13,7 +13,7 @@ import pytest
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.events.schema import Rejection
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.relay.connectors import Connector
 from outbox.sink import records
 from outbox.soak import captures, operator, testbed
@@ -84,7 +84,7 @@ def capturing(tmp_path: Path) -> testbed.Testbed:
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_each_connector_is_applied_and_its_released_transactions_are_counted(
+def test_each_connector_is_applied_and_its_releases_are_counted(
     capturing: testbed.Testbed, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     ran: list[Sequence[str]] = []
@@ -92,7 +92,7 @@ def test_each_connector_is_applied_and_its_released_transactions_are_counted(
     def run(_: Command, words: Sequence[str]) -> Done:
         ran.append(words)
         connector = capturing.connectors[len(ran) - 1]
-        said = f"{relay.released(connector)}\n" if connector.is_outbox else ""
+        said = f"{lifecycle.released(connector)}\n" if connector.is_outbox else ""
         return Done(status, said, f"{PREFIX}connector-failed\n" if status else "")
 
     monkeypatch.setattr(operator, "run", run)
@@ -185,7 +185,7 @@ def test_a_hostile_record_for_a_captured_table_is_no_change(capturing: testbed.T
         assert asks_for(capturing, sink, topic, record)
 
 
-def test_hostile_records_go_to_captured_tables_too_but_forged_events_do_not(
+def test_captured_tables_get_hostile_records_not_forged_events(
     unstarted: testbed.Testbed, capturing: testbed.Testbed
 ) -> None:
     [topic] = capturing.sink_specs[1].topics
@@ -205,7 +205,7 @@ def test_a_broker_that_is_killed_during_an_apply_is_not_forgotten(
         unstarted.may_hang = True  # as a fault in another thread does
         return "unchanged"
 
-    monkeypatch.setattr("outbox.relay.apply.apply", apply)
+    monkeypatch.setattr("outbox.relay.lifecycle.apply", apply)
     unstarted.apply()
     assert unstarted.may_hang
 
@@ -215,7 +215,7 @@ def test_an_apply_that_fails_leaves_it_to_the_next(unstarted: testbed.Testbed, m
         del settings, connector, on_release
         raise Failure("Connect is unavailable")
 
-    monkeypatch.setattr("outbox.relay.apply.apply", apply)
+    monkeypatch.setattr("outbox.relay.lifecycle.apply", apply)
     unstarted.may_hang = True
     with pytest.raises(Failure):
         unstarted.apply()
@@ -226,7 +226,7 @@ def test_an_apply_that_fails_leaves_it_to_the_next(unstarted: testbed.Testbed, m
     ("code", "exactly_once", "done"),
     [("slot-ahead", False, ["apply", "remove", "apply"]), ("slot-ahead", True, None), ("timeout", False, None)],
 )
-def test_a_slot_that_is_ahead_without_exactly_once_begins_with_a_snapshot(
+def test_slot_ahead_at_least_once_begins_with_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, exactly_once: bool, done: list[str] | None
 ) -> None:
     settings = load(tmp_path, environment=False, exactly_once=exactly_once)
@@ -247,8 +247,8 @@ def test_a_slot_that_is_ahead_without_exactly_once_begins_with_a_snapshot(
         assert (connector.kind, drop_slot) == ("changes", True)
         called.append("remove")
 
-    monkeypatch.setattr("outbox.relay.apply.apply", apply)
-    monkeypatch.setattr("outbox.relay.apply.remove", remove)
+    monkeypatch.setattr("outbox.relay.lifecycle.apply", apply)
+    monkeypatch.setattr("outbox.relay.lifecycle.remove", remove)
     if done is None:
         with pytest.raises(Failure):
             made.apply_one(changes)

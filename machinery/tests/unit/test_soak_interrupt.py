@@ -40,7 +40,7 @@ def said_after(name: str, ignored: str | None = None) -> str:
 
 
 @pytest.mark.parametrize("name", [one.name for one in SIGNALS])
-def test_the_first_signal_ends_a_run_and_the_next_do_not_disturb_its_end(name: str) -> None:
+def test_first_signal_ends_a_run_and_later_ones_are_ignored(name: str) -> None:
     assert said_after(name) == f"stops everything {-signal.SIGTERM}", "what it starts meanwhile can be stopped"
 
 

@@ -200,7 +200,7 @@ class Long(Quick):
     lasts_s = (600.0, 600.0)
 
 
-def test_a_run_that_is_ended_early_heals_what_lasts_and_begins_nothing_more(unstarted: testbed.Testbed) -> None:
+def test_run_ended_early_heals_lasting_faults_and_begins_no_more(unstarted: testbed.Testbed) -> None:
     def watch() -> None:
         if breaker.lasting:
             breaker.end()
@@ -222,7 +222,7 @@ class Unhealed(Long):
         raise RuntimeError("it stays broken")
 
 
-def test_a_fault_that_lasts_when_the_run_ends_is_not_one_that_cannot_be_healed(unstarted: testbed.Testbed) -> None:
+def test_lasting_fault_at_the_end_of_a_run_is_not_unhealable(unstarted: testbed.Testbed) -> None:
     said: list[str] = []
 
     def watch() -> None:

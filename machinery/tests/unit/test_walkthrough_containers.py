@@ -15,7 +15,7 @@ import pytest
 
 from outbox.base.settings import Settings, load
 from outbox.base.wait import wait_for
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.testing.failures import raises
 from outbox.walkthrough import containers
 from outbox.walkthrough.containers import Containers
@@ -204,8 +204,8 @@ class Relay:
     def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._file = file
         self.calls: list[tuple[str, str]] = []
-        monkeypatch.setattr(relay, "disable_exactly_once", lambda _: self._note("disable"))
-        monkeypatch.setattr(relay, "apply", lambda settings: self._note(f"apply {settings.exactly_once}"))
+        monkeypatch.setattr(lifecycle, "disable_exactly_once", lambda _: self._note("disable"))
+        monkeypatch.setattr(lifecycle, "apply", lambda settings: self._note(f"apply {settings.exactly_once}"))
         monkeypatch.setattr(containers.Container, "restart", lambda part: self._note(f"restart {part.name}"))
 
     def _note(self, what: str) -> None:

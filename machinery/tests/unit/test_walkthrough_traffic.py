@@ -67,7 +67,7 @@ def traffic(service: Service, workload: Fixed, monkeypatch: pytest.MonkeyPatch) 
     return Traffic(load(Path("/nonexistent"), environment=False, service_token=SecretStr("secret")), workload)
 
 
-def test_a_request_is_repeated_with_its_key_until_the_outcome_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_is_repeated_with_its_key_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(orders=[503, requests.ConnectionError(), requests.Timeout(), 201])
     clients = traffic(service, Fixed(Request("order", "/orders", {}, (201,), events=3)), monkeypatch)
     clients.run(1)
@@ -117,7 +117,7 @@ def test_a_request_is_sent_as_it_is_planned(monkeypatch: pytest.MonkeyPatch) -> 
     assert {headers.get("Authorization") for _, headers, _ in service.received} == {"Bearer secret", None}
 
 
-def test_the_set_up_reads_its_responses_and_fails_at_an_unexpected_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_up_fails_at_an_unexpected_response(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Fixed(Request("shelf", "/shelves", {}, (201,), events=1))
     clients = traffic(Service(shelves=[201, 500]), workload, monkeypatch)
     clients.set_up()

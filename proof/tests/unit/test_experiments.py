@@ -100,7 +100,7 @@ def test_a_page_without_the_comments_is_refused(page: str) -> None:
         table.write(page, [ROW], ["one"], "")
 
 
-def test_the_page_names_each_experiment_and_all_that_ran_were_as_expected() -> None:
+def test_page_names_each_experiment_and_all_ran_as_expected() -> None:
     page = PAGE.read_text()
     rows, missing = table.in_page(page), table.not_run(page)
     assert [row[:3] for row in rows] == [one.planned()[:3] for one in EXPERIMENTS if one.name not in missing]

@@ -51,7 +51,7 @@ def test_a_cell_that_differs_from_the_recorded_one_is_found(change: dict[str, in
     assert len(differences(column(replace(DRIFTED, **change)), recorded)) == 1
 
 
-def test_of_a_fault_that_repeats_everything_only_whether_a_sink_drifts_is_compared() -> None:
+def test_fault_that_repeats_everything_compares_only_drift() -> None:
     recorded = Results(columns=[column(DRIFTED, "offsets-reset")])
     other = column(replace(DRIFTED, repeats=3, drift=8), "offsets-reset")
     assert differences(other, recorded) == []

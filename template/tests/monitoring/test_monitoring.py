@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import yaml
-from outbox.audit import monitor as monitoring
+from outbox import sink
+from outbox.audit import monitor
 from outbox.audit.monitor import Monitor
 from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
 from outbox.base.settings import load
-from outbox.sink import metrics as sink_metrics
 from outbox.sink.lag import Lag
 from outbox.sink.metrics import Metrics, State
 from outbox.sink.writer import Counts
@@ -107,17 +107,17 @@ def exposed_by_the_service() -> str:
 
 
 def exposed_by_the_monitor() -> str:
-    monitor = Monitor(
+    collector = Monitor(
         {
-            "source": lambda: monitoring.slot_metrics("a", is_active=True, lag_bytes=1.0, is_lost=False),
-            "sink": lambda: monitoring.dead_letter_metrics({"a": 1}),
-            "connect": lambda: monitoring.connector_metrics("a", is_running=True),
+            "source": lambda: monitor.slot_metrics("a", is_active=True, lag_bytes=1.0, is_lost=False),
+            "sink": lambda: monitor.dead_letter_metrics({"a": 1}),
+            "connect": lambda: monitor.connector_metrics("a", is_running=True),
         }
     )
     compared = SinkReport("a", comparisons=[ComparisonReport("b")])
-    assert monitor.check(lambda: Report(topics=[TopicReport("t")], sinks=[compared])) is None
+    assert collector.check(lambda: Report(topics=[TopicReport("t")], sinks=[compared])) is None
     registry = CollectorRegistry()
-    registry.register(monitor)
+    registry.register(collector)
     return generate_latest(registry).decode()
 
 
@@ -172,7 +172,7 @@ def test_every_label_that_a_text_is_filled_with_exists() -> None:
 def test_every_metric_of_ours_is_described_and_is_looked_at() -> None:
     families = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in exposed() if name.startswith("outbox_")}
     families -= {name.removesuffix("_total") for name in families if name.endswith("_total")}  # of its _created
-    described = f"{sink_metrics.__doc__}{monitoring.__doc__}"
+    described = f"{sink.metrics.__doc__}{monitor.__doc__}"
     assert set(re.findall(r"^\| `(\w+)`", described, re.MULTILINE)) == families
     asked = set().union(*(names(query) for _, query in queries()))
     assert all(any(name.startswith(family) for name in asked) for family in families)

@@ -199,7 +199,7 @@ def test_nothing_is_green_before_all_has_come(page: Page, stage: Stage) -> None:
     expect(badge).to_have_class("badge good")
 
 
-def test_a_server_that_knows_nothing_yet_empties_the_page_without_an_error(page: Page, stage: Stage) -> None:
+def test_server_without_data_empties_the_page_without_an_error(page: Page, stage: Stage) -> None:
     stage.hub._parts.clear()
     stage.hub.clear_log("said")  # everybody gets the whole document
     expect(page.locator(".card")).to_have_count(0)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from outbox.base.wait import wait_for
 
-from demo.page import hub as hubs
-from demo.page.hub import Hub
+from demo.page.hub import CHANGES_KEPT, Hub
 
 
 @pytest.fixture
@@ -61,10 +60,10 @@ def test_logs_and_tables_are_bounded(hub: Hub) -> None:
 def test_a_slow_subscriber_gets_the_whole_document_again(hub: Hub) -> None:
     frames = hub.subscribe()
     read(frames)
-    for number in range(hubs.CHANGES_KEPT + 1):
+    for number in range(CHANGES_KEPT + 1):
         hub.publish({"slot": number})
     kind, whole = read(frames)
-    assert (kind, whole["parts"]) == ("whole", {"slot": hubs.CHANGES_KEPT})
+    assert (kind, whole["parts"]) == ("whole", {"slot": CHANGES_KEPT})
 
 
 def test_a_change_is_serialised_once_for_all(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,7 +235,7 @@ def test_every_fault_says_what_happened_and_why() -> None:
     assert "<script>" in actions.HOSTILE
 
 
-def test_the_image_that_the_walkthrough_runs_in_has_the_packages_of_the_page() -> None:
+def test_image_of_the_walkthrough_has_the_packages_of_the_page() -> None:
     known = dockerfile.stages()
     [(files, _)] = known["sink-packages"].copies(dockerfile.MACHINERY)
     pinned = "".join((ROOT / "machinery" / file).read_text() for file in files)

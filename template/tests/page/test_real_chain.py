@@ -17,7 +17,7 @@ from outbox.audit import check
 from outbox.base import project
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole, load
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.stack.command import SinkCommand
 from outbox.stack.stack import Stack
 from playwright.sync_api import Browser, Page, expect
@@ -192,7 +192,7 @@ def versions(settings: Settings) -> list[tuple[Any, ...]]:
 
 
 def mode(settings: Settings) -> str:
-    return relay.status(settings).mode
+    return lifecycle.status(settings).mode
 
 
 def none(_settings: Settings) -> None:
@@ -215,9 +215,7 @@ CHANGES: Mapping[str, Evidence] = {
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_each_button_does_the_real_thing_and_the_page_says_when_all_agree(
-    page: Page, settings: Settings, name: str
-) -> None:
+def test_each_button_does_its_action_and_the_page_shows_the_end(page: Page, settings: Settings, name: str) -> None:
     evidence = CHANGES.get(name, none)
     before, found = (stored(settings), evidence(settings)) if name != "start-kafka" else ({}, None)
     if name == "stop-kafka":

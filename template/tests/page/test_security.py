@@ -92,7 +92,7 @@ def test_a_wrong_token_is_refused(client: FlaskClient) -> None:
     assert post(client, "/session", [TOKEN]) == HTTPStatus.FORBIDDEN
 
 
-def test_scripts_cannot_read_the_cookie_and_other_sites_cannot_send_it(client: FlaskClient) -> None:
+def test_cookie_is_hidden_from_scripts_and_other_sites(client: FlaskClient) -> None:
     response = client.post("/session", json={"token": TOKEN}, headers={"Origin": HERE}, base_url=HERE)
     cookie = response.headers["Set-Cookie"]
     assert "HttpOnly" in cookie

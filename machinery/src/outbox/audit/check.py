@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
-from outbox.audit import declared as declarations
 from outbox.audit import sinks, source, verified
 from outbox.audit.comparison import Observed, compare
-from outbox.audit.declared import Declared, EventTopic
+from outbox.audit.declared import Declared, EventTopic, load
 from outbox.audit.report import Report, plural
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.verified import Doubt, Verified
@@ -99,7 +98,7 @@ class Check:
     def __init__(self, settings: Settings, *, incremental: bool, progress: Callable[[str], None]) -> None:
         self._settings = settings
         self.progress = progress
-        self._declared = declarations.load(settings)
+        self._declared = load(settings)
         self._is_incremental = incremental
         self._doubt = ""
         self._begin(verified.load(settings, self._declared) if incremental else Verified())

@@ -54,7 +54,7 @@ class Addend(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Adds:
+class AddsLine:
     """A line ``adds``: the property, or None for a count, and the events; all if there are no names."""
 
     sign: int
@@ -71,7 +71,7 @@ class Comparison:
     """One comparison. ``sink`` is None if the sink's target says the totals."""
 
     file: Path
-    adds: Sequence[Adds]
+    adds: Sequence[AddsLine]
     source: str
     sink: str | None = None
 
@@ -85,7 +85,7 @@ class Comparison:
         """How it is called in a report."""
         return self.file.stem
 
-    def adds_of(self, schema: EventSchema) -> Adds | None:
+    def adds_of(self, schema: EventSchema) -> AddsLine | None:
         """What events of this version add; None if nothing."""
         return next((one for one in self.adds if one.is_about(schema)), None)
 
@@ -115,7 +115,7 @@ def _query(text: str) -> str:
     return text.strip().rstrip(";")
 
 
-def _adds(file: Path) -> Iterable[Adds]:
+def _adds(file: Path) -> Iterable[AddsLine]:
     for text in ADDS_LINE.findall(file.read_text()):
         line = ADDS.fullmatch(text.rstrip())
         if line is None:
@@ -123,7 +123,7 @@ def _adds(file: Path) -> Iterable[Adds]:
                 file, f"`-- adds{text}` cannot be read", "write `-- adds: quantity`, or `-- adds: 1 of order.placed`"
             )
         names = frozenset(name.strip() for name in (line["names"] or "").split(",") if name.strip())
-        yield Adds(-1 if line["sign"] else 1, None if line["what"] == "1" else line["what"], names)
+        yield AddsLine(-1 if line["sign"] else 1, None if line["what"] == "1" else line["what"], names)
 
 
 def _require_adds(comparison: Comparison, spec: SinkSpec) -> None:
@@ -131,7 +131,7 @@ def _require_adds(comparison: Comparison, spec: SinkSpec) -> None:
     if spec.job.carries == "states" and comparison.adds:
         raise unusable(comparison.file, "it has a line `adds`, and states add nothing", "delete the line")
     known = {event: columns for decoder in spec.decoders.values() for event, columns in decoder.types.items()}
-    owners: dict[str, Adds] = {}
+    owners: dict[str, AddsLine] = {}
     for adds in comparison.adds:
         unknown = [name for name in sorted(adds.names) if not any(_is_named(event, name) for event in known)]
         if unknown:

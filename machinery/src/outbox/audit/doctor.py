@@ -28,8 +28,7 @@ from outbox.kafka import topics
 from outbox.kafka.topics import Topic, TopicSpec
 from outbox.migrations import declared
 from outbox.migrations.migrate import Database, is_current, owner_engine
-from outbox.relay import apply as relay
-from outbox.relay import connectors, hanging, routing, slot
+from outbox.relay import connectors, hanging, lifecycle, routing, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
 from outbox.sink import fence, positions, skipped, spec
@@ -284,7 +283,7 @@ def _connectors(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _connector(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
-    found, apply = relay.status(settings, connector), f"`{connector.command('apply')}`"
+    found, apply = lifecycle.status(settings, connector), f"`{connector.command('apply')}`"
     if found.error:
         message = f"connector {connector.name} failed: {found.error}"
         yield _problem("connector-failed", message, f"fix the cause, then {apply}")

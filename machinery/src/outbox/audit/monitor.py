@@ -35,8 +35,7 @@ from outbox.audit.report import Report
 from outbox.base.database import query
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
-from outbox.relay import apply as relay
-from outbox.relay import connectors
+from outbox.relay import connectors, lifecycle
 
 SLOTS = """
 SELECT slot_name, active, coalesce(pg_current_wal_lsn() - restart_lsn, 0)::float, wal_status IS NOT DISTINCT FROM 'lost'
@@ -98,7 +97,7 @@ def of(settings: Settings) -> Monitor:
         {
             "source": slots,
             "sink": lambda: dead_letter_metrics(dict(query(settings, SinkRole.AUDITOR, DEAD_LETTERS))),
-            "connect": lambda: connector_metrics(connector.name, relay.status(settings, connector).is_running),
+            "connect": lambda: connector_metrics(connector.name, lifecycle.status(settings, connector).is_running),
         }
     )
 

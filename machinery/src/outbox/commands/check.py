@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import click
 import msgspec
 
-from outbox.audit import check as checker
+from outbox.audit import check
 from outbox.audit.quantity import text_of
 from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport, plural
 from outbox.base.errors import Failure
@@ -23,11 +23,11 @@ PROGRESS_S = 10.0
 Line = tuple[str, str]  # a label, and what is said about it
 
 
-@click.command()
+@click.command("check")
 @click.option("--wait", "wait_s", type=float, help="Wait up to this many seconds until no event is in flight.")
 @click.option("--incremental", is_flag=True, help="Read what came since the last such check that found no problem.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
-def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
+def check_command(wait_s: float | None, incremental: bool, as_json: bool) -> None:
     """Compare the source, the topics and every sink. Status 1 if a problem is found.
 
     Problems are lost and foreign events, missing and repeated versions, keys on several partitions, records that break
@@ -64,11 +64,11 @@ def check(wait_s: float | None, incremental: bool, as_json: bool) -> None:
     gc.freeze()  # what is imported stays: to look for garbage in it again and again is a third of the work
     progress = Progress()
     if wait_s is None:
-        report = checker.check(settings, incremental=incremental, progress=progress)
+        report = check.check(settings, incremental=incremental, progress=progress)
     else:
         try:
-            report = checker.check_settled(settings, wait_s, incremental=incremental, progress=progress)
-        except checker.InFlightError as error:
+            report = check.check_settled(settings, wait_s, incremental=incremental, progress=progress)
+        except check.InFlightError as error:
             _show(error.report, as_json)
             raise
     _show(report, as_json)

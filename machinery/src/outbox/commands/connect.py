@@ -8,8 +8,7 @@ import click
 
 from outbox.base.errors import Failure
 from outbox.base.settings import load
-from outbox.relay import apply as relay
-from outbox.relay import connectors
+from outbox.relay import connectors, lifecycle
 
 kind_argument = click.argument(
     "kind",
@@ -30,8 +29,8 @@ def apply(kind: str) -> None:
     """Create the topics that are missing, and create or update the connector. Existing topics are not changed."""
     settings = load()
     connector = connectors.load(settings, kind)
-    done = relay.apply(settings, connector, lambda: click.echo(relay.released(connector)))
-    click.echo(f"connector {connector.name}: {done}, {relay.status(settings, connector).mode}")
+    done = lifecycle.apply(settings, connector, lambda: click.echo(lifecycle.released(connector)))
+    click.echo(f"connector {connector.name}: {done}, {lifecycle.status(settings, connector).mode}")
 
 
 @connect.command()
@@ -41,7 +40,7 @@ def status(kind: str, as_json: bool) -> None:
     """Show the states of connector and task, and the effective exactly-once mode. Status 1 if it does not run."""
     settings = load()
     connector = connectors.load(settings, kind)
-    found = relay.status(settings, connector)
+    found = lifecycle.status(settings, connector)
     if as_json:
         click.echo(json.dumps(found.as_dict(), indent=2))
     else:
@@ -51,7 +50,7 @@ def status(kind: str, as_json: bool) -> None:
         click.echo(f"requested   {found.connector_exactly_once or '-'}")
         click.echo(f"effective   {found.mode}")
     if found.error:
-        raise relay.failed(connector, found.error)
+        raise lifecycle.failed(connector, found.error)
     if not found.is_running:
         raise Failure(
             f"connector {connector.name} does not run", f"`{connector.command('apply')}`", code="connector-not-running"
@@ -76,5 +75,5 @@ def remove(kind: str, drop_slot: bool, yes: bool) -> None:
     if not yes:
         extent = " with its slot and offsets" if drop_slot else ""
         click.confirm(f"Remove connector {connector.name}{extent}?", abort=True)
-    existed = relay.remove(settings, connector, drop_slot=drop_slot)
+    existed = lifecycle.remove(settings, connector, drop_slot=drop_slot)
     click.echo(f"connector {connector.name}: {'removed' if existed else 'was not there'}")

@@ -19,7 +19,7 @@ from outbox.commands.moment import Moment
 from outbox.sink import spec
 from outbox.sink.applier import Applier
 from outbox.sink.dead_letters import OLDER_THAN_HORIZON
-from outbox.sink.repair import replay as repair
+from outbox.sink.repair import replay
 from outbox.sink.repair.selection import Chosen, Selection
 from outbox.sink.spec import SinkSpec
 
@@ -111,7 +111,7 @@ def show(identity: str, sink: str | None, as_json: bool) -> None:
     click.echo(json.dumps(found, indent=2) if as_json else _page(found))
 
 
-@dead_letters.command()
+@dead_letters.command("replay")
 @filters
 @everything
 @click.option(
@@ -121,7 +121,7 @@ def show(identity: str, sink: str | None, as_json: bool) -> None:
 )
 @dry
 @as_json_option
-def replay(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
+def replay_command(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
     """Validate dead letters by the present contract, and apply the valid ones once. Status 1 if any stays open.
 
     If the projection is ordered, events that are parked behind them are replayed too. Works beside a running sink. It
@@ -129,7 +129,7 @@ def replay(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bo
     """
     settings = load()
     with _to_repair(settings, chosen, is_all, with_parked=True) as (connection, letters):
-        done = repair.replay(
+        done = replay.replay(
             connection,
             spec.sinks(settings),
             letters,
@@ -169,7 +169,7 @@ def discard(is_all: bool, because: str, dry_run: bool, as_json: bool, **chosen: 
     if not because.strip():
         raise click.UsageError("--because needs a reason: the next reader will want it")
     with _to_repair(load(), chosen, is_all) as (connection, letters):
-        done = repair.discard(connection, letters, because=because, dry_run=dry_run)
+        done = replay.discard(connection, letters, because=because, dry_run=dry_run)
     if as_json:
         sinks = {sink: {"discarded": count} for sink, count in done.items()}
         click.echo(json.dumps({"dry_run": dry_run, "sinks": sinks}))

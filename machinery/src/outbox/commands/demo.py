@@ -14,8 +14,7 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.sink import spec
-from outbox.walkthrough import player as players
-from outbox.walkthrough import workload
+from outbox.walkthrough import player, workload
 from outbox.walkthrough.chain import Chain
 from outbox.walkthrough.story import Story, watched
 from outbox.walkthrough.workload import Workload
@@ -55,8 +54,8 @@ def demo(once: bool, seed: int | None, shared: Path | None) -> None:
     and compares with what that had at the beginning.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
-    player = players.load()
-    screen = player.screen
+    chosen = player.load()
+    screen = chosen.screen
     seed = random.randrange(10**6) if seed is None else seed  # noqa: S311
     story, is_over = None, False
     try:
@@ -65,13 +64,13 @@ def demo(once: bool, seed: int | None, shared: Path | None) -> None:
         again = f"make demo SEED={seed}" if shared is None else f"docker compose run --rm demo --seed {seed}"
         screen.say(f"seed {seed} ({again} plays the same traffic)")
         story = Story(chain, planned, screen)
-        player.play(story)
+        chosen.play(story)
         is_over = True
         if screen.failed is None:
             screen.say("\nEvery expectation held.")
         if not once:
             screen.say("\n" + (TO_TRY if shared is None else TO_TRY_CONTAINERS))
-            player.wait()
+            chosen.wait()
     except Failure as failure:
         if story is None:
             raise
@@ -81,7 +80,7 @@ def demo(once: bool, seed: int | None, shared: Path | None) -> None:
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it running
         try:
-            player.close()
+            chosen.close()
         finally:
             if story is not None:
                 story.tear_down()

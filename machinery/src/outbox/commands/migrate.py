@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import click
 
 from outbox.base.settings import load
-from outbox.migrations import migrate as migrations
+from outbox.migrations import migrate
 
 
-@click.command()
+@click.command("migrate")
 @click.option(
     "--only",
     type=click.Choice(["outbox"]),
@@ -22,13 +22,13 @@ from outbox.migrations import migrate as migrations
     help="Let the outbox refuse events that are no longer declared. Without it an event stays allowed: a service of an "
     "older version may still write it.",
 )
-def migrate(only: str | None, only_declared: bool) -> None:
+def migrate_command(only: str | None, only_declared: bool) -> None:
     """Bring both databases to the newest schema, machinery and domain, and let the outbox take the declared events.
 
     A second run changes nothing.
     """
     settings = load()
-    run = migrations.migrate_outbox if only else migrations.migrate
+    run = migrate.migrate_outbox if only else migrate.migrate
     done = run(settings, only_declared=only_declared)
     for database, applied in done.applied.items():
         _show(only or database, {"applied": applied})

@@ -7,15 +7,15 @@ import threading
 
 import click
 
-from outbox.audit import monitor as monitoring
+from outbox.audit import monitor
 from outbox.base.settings import load
 
 
-@click.command()
+@click.command("monitor")
 @click.option(
     "--check-every", "every_s", type=click.FloatRange(min=1), default=300.0, help="Seconds between two checks; 300."
 )
-def monitor(every_s: float) -> None:
+def monitor_command(every_s: float) -> None:
     """Serve Prometheus metrics of what no other process exports: slot, connector, dead letters, losses, drift.
 
     It reads as the auditor, changes nothing, and runs until it is stopped. The module outbox/audit/monitor.py describes
@@ -24,4 +24,4 @@ def monitor(every_s: float) -> None:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    monitoring.serve(load(), every_s, click.echo, ended)
+    monitor.serve(load(), every_s, click.echo, ended)

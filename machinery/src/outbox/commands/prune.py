@@ -8,13 +8,12 @@ import click
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
-from outbox.maintenance import prune as pruning
-from outbox.maintenance import retention
+from outbox.maintenance import prune, retention
 from outbox.maintenance.prune import PruneResult
 from outbox.relay import connectors, slot
 
 
-@click.command()
+@click.command("prune")
 @click.option("--keep-hours", type=click.IntRange(min=0), help="Keep younger events (OUTBOX_PRUNE_KEEP_HOURS).")
 @click.option("--trust-marker", is_flag=True, help="Also delete events too old to be looked up on their topic.")
 @click.option("--only", type=click.Choice(["outbox"]), help="Only the outbox table, for a chain without our sinks.")
@@ -23,12 +22,12 @@ from outbox.relay import connectors, slot
     "--timeout",
     "timeout_s",
     type=click.FloatRange(min=0, min_open=True),
-    default=pruning.PASS_TIMEOUT_S,
+    default=prune.PASS_TIMEOUT_S,
     show_default=True,
     help="Seconds that the relay may take to pass the marker.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
-def prune(
+def prune_command(
     *, keep_hours: int | None, trust_marker: bool, only: str | None, dry_run: bool, timeout_s: float, as_json: bool
 ) -> None:
     """Delete relayed outbox rows and expired rows of the sinks. Status 1 if it finds a lost event.
@@ -45,10 +44,10 @@ def prune(
     show = (lambda _: None) if as_json else click.echo
     result = None
     if dry_run:
-        old = pruning.count_old(settings, hours)
+        old = prune.count_old(settings, hours)
         show(f"outbox       {old} events are older than {hours} h and would be looked up on their topics")
     else:
-        result = pruning.prune(
+        result = prune.prune(
             settings,
             keep_hours=hours,
             trust_marker=trust_marker,
@@ -63,7 +62,7 @@ def prune(
             settings,
             dry_run=dry_run,
             report=lambda line: show(f"sinks        {line}"),
-            nudge=lambda: pruning.mark(settings),
+            nudge=lambda: prune.mark(settings),
         )
         kept = f"sinks        ids from {expired.horizon} on are kept"
         show(kept + ("" if expired.due else "; nothing older to forget"))

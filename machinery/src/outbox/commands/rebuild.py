@@ -14,14 +14,14 @@ from outbox.base.settings import Settings, load
 from outbox.kafka import records, topics
 from outbox.kafka.topics import Topic
 from outbox.sink import spec
-from outbox.sink.repair import rebuild as rebuilding
+from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
 
 WORST_SHOWN = 5
 UNCHANGED = "nothing was changed (--dry-run)"
 
 
-@click.command()
+@click.command("rebuild")
 @click.argument("sink", metavar="NAME")
 @click.option(
     "--from",
@@ -42,7 +42,7 @@ UNCHANGED = "nothing was changed (--dry-run)"
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would change.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def rebuild(
+def rebuild_command(
     *,
     sink: str,
     source: Literal["topic", "source"],
@@ -65,8 +65,8 @@ def rebuild(
     if source == "source":
         _from_source(settings, declared, dry_run, yes)
     elif drop_copy:
-        with rebuilding.reserved(settings, sink) as connection:
-            deleted = rebuilding.drop_copy(connection, sink)
+        with rebuild.reserved(settings, sink) as connection:
+            deleted = rebuild.drop_copy(connection, sink)
         click.echo(f"deleted the copy of sink {sink}" if deleted else f"there is no copy of sink {sink}")
     else:
         _from_topic(settings, declared, restart=restart, skip_dropped=skip_dropped, dry_run=dry_run, yes=yes)
@@ -75,14 +75,14 @@ def rebuild(
 def _from_source(settings: Settings, declared: SinkSpec, dry_run: bool, yes: bool) -> None:
     sink, (described, first) = declared.name, _look_up(settings, declared)
     if dry_run or not yes:
-        would = rebuilding.from_source(settings, declared, described, first, dry_run=True)
+        would = rebuild.from_source(settings, declared, described, first, dry_run=True)
         _print_differences(would.differences)
         _print_skipped(would.skipped)
         if dry_run:
             click.echo(UNCHANGED)
             return
         click.confirm(f"Set sink {sink} to the source's totals?", abort=True)
-    taken = rebuilding.from_source(settings, declared, described, first)
+    taken = rebuild.from_source(settings, declared, described, first)
     if yes:
         _print_differences(taken.differences)
         _print_skipped(taken.skipped)
@@ -96,26 +96,26 @@ def _from_topic(
 
     log.configure(settings)
     sink = declared.name
-    files = rebuilding.dropped_files(declared) if skip_dropped else []
-    copy = replace(declared, name=rebuilding.copy_of(sink))
-    with rebuilding.reserved(settings, sink) as connection:
+    files = rebuild.dropped_files(declared) if skip_dropped else []
+    copy = replace(declared, name=rebuild.copy_of(sink))
+    with rebuild.reserved(settings, sink) as connection:
         if restart:
-            rebuilding.drop_copy(connection, sink)
+            rebuild.drop_copy(connection, sink)
         described, first = _look_up(settings, declared)
-        if rebuilding.begin(connection, sink, described, first, skip_dropped=skip_dropped):
+        if rebuild.begin(connection, sink, described, first, skip_dropped=skip_dropped):
             click.echo("resuming an interrupted rebuild; --restart starts again")
         # The live sink has the metrics port.
         quiet = settings.model_copy(update={"sink_metrics_port": 0})
         supervisor.run(quiet, [copy], until_caught_up=True)
-        _print_differences(rebuilding.differences(connection, sink))
+        _print_differences(rebuild.differences(connection, sink))
         if dry_run:
             click.echo(f"{UNCHANGED}; the copy stays: the next run resumes it, --drop-copy deletes it")
             return
         if not yes:
             click.confirm(f"Replace sink {sink} by the copy?", abort=True)
         until = max(filter(None, (records.complete_from(settings, name) for name in declared.topics)), default=None)
-        dropped = rebuilding.Dropped(until, files) if skip_dropped and until else None
-        generation = rebuilding.swap(connection, sink, *_look_up(settings, declared), dropped)
+        dropped = rebuild.Dropped(until, files) if skip_dropped and until else None
+        generation = rebuild.swap(connection, sink, *_look_up(settings, declared), dropped)
     click.echo(
         f"sink {sink} is replaced: a running driver starts again at its next event, with checkpoint generation "
         f"{generation}; older generations and those of {copy.name} can be deleted"
@@ -131,7 +131,7 @@ def _look_up(settings: Settings, declared: SinkSpec) -> tuple[list[Topic], dict[
 def _print_differences(differences: Mapping[str, Decimal] | None) -> None:
     """What changes, the largest first; events that are not applied yet are included."""
     if differences is None:
-        click.echo(rebuilding.NO_TOTALS)
+        click.echo(rebuild.NO_TOTALS)
         return
     total = sum(map(abs, differences.values()))
     click.echo(f"{len(differences)} keys differ, by {total} in total, events in flight included")

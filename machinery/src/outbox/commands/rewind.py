@@ -10,11 +10,11 @@ import click
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.commands.moment import Moment
-from outbox.sink.repair import rewind as rewinding
+from outbox.sink.repair import rewind
 from outbox.sink.repair.rewind import Moves
 
 
-@click.command()
+@click.command("rewind")
 @click.argument("sink", metavar="NAME")
 @click.option("--to-positions", is_flag=True, help="To the positions in its database, which replays nothing.")
 @click.option("--to-earliest", is_flag=True, help="To the first event that the topic still has.")
@@ -39,7 +39,7 @@ from outbox.sink.repair.rewind import Moves
 @click.option("--skip-dropped", is_flag=True, help="Give up events that the topic dropped before they were applied.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be replayed.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def rewind(
+def rewind_command(
     *,
     sink: str,
     to_positions: bool,
@@ -66,7 +66,7 @@ def rewind(
         return
     moves = _moves(settings, sink, to_earliest, to_datetime, to_offsets)
     if skip_dropped:
-        moves = rewinding.skip_dropped(settings, sink, moves)
+        moves = rewind.skip_dropped(settings, sink, moves)
     for place, move in moves.items():
         gives_up = move.begin > move.position
         what = (
@@ -81,14 +81,14 @@ def rewind(
         return
     if not yes:
         click.confirm(f"Let sink {sink} begin there and replay up to {again} events?", abort=True)
-    generation = rewinding.rewind(settings, sink, moves)
+    generation = rewind.rewind(settings, sink, moves)
     click.echo(f"sink {sink} begins there at its next start, with checkpoint {generation}; older ones can be deleted")
 
 
 def _accept_recreated(settings: Settings, sink: str, yes: bool) -> None:
     if not yes:
         click.confirm(f"Let sink {sink} read recreated topics from their first event?", abort=True)
-    accepted = rewinding.accept_recreated(settings, sink)
+    accepted = rewind.accept_recreated(settings, sink)
     click.echo(f"sink {sink} begins at the first event of {', '.join(accepted)} at its next start")
 
 
@@ -97,12 +97,12 @@ def _moves(
 ) -> Moves:
     """Where each partition goes; to its position unless an option says otherwise."""
     if to_datetime is not None:
-        return rewinding.to_datetime(settings, sink, to_datetime)
+        return rewind.to_datetime(settings, sink, to_datetime)
     if to_offsets:
-        return rewinding.to_offsets(settings, sink, dict(map(_place, to_offsets)))
+        return rewind.to_offsets(settings, sink, dict(map(_place, to_offsets)))
     if to_earliest:
-        return rewinding.to_earliest(settings, sink)
-    return rewinding.to_positions(settings, sink)
+        return rewind.to_earliest(settings, sink)
+    return rewind.to_positions(settings, sink)
 
 
 def _place(text: str) -> tuple[tuple[str | None, int], int]:

@@ -15,8 +15,7 @@ import click
 from outbox.base import project, settings
 from outbox.base.errors import Failure
 from outbox.base.wait import timeout_scale
-from outbox.soak import domain as domains
-from outbox.soak import interrupt, namespace, run
+from outbox.soak import domain, interrupt, namespace, run
 from outbox.soak.faults import Make, every
 from outbox.soak.faults.disks import DiskFull
 from outbox.soak.folder import Folder, Plan
@@ -72,10 +71,10 @@ def soak(
         return
     if judged is not None:
         folder = Folder(judged)
-        _tell(run.judge(domains.load(folder.plan.seed), folder), folder)
+        _tell(run.judge(domain.load(folder.plan.seed), folder), folder)
     chosen = _chosen(known, faults)
     seed = random.randrange(10**6) if seed is None else seed  # noqa: S311
-    domain = domains.load(seed)
+    loaded = domain.load(seed)
     _enter_namespace(chosen)
     path = project.current().home / "soak" / f"{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path.mkdir(parents=True)
@@ -92,7 +91,7 @@ def soak(
     )
     click.echo(f"seed {seed}; files in {path}")
     interrupt.once()
-    _tell(run.soak(given, domain, plan, chosen, folder, click.echo), folder)
+    _tell(run.soak(given, loaded, plan, chosen, folder, click.echo), folder)
 
 
 def _enter_namespace(chosen: Mapping[str, Make]) -> None:

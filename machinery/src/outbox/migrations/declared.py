@@ -53,7 +53,7 @@ SELECT DISTINCT format('process %s of %s', pg_locks.pid, usename)
 """
 
 
-class Declared(NamedTuple):
+class EventVersion(NamedTuple):
     """One version of an event, as a row of the outbox names it."""
 
     aggregatetype: str
@@ -71,12 +71,12 @@ class Change(NamedTuple):
     removed: list[str]
 
 
-def declared(catalog: Catalog) -> set[Declared]:
+def declared(catalog: Catalog) -> set[EventVersion]:
     """What the catalog declares. Deprecated versions are among it: only `append` refuses to write them."""
-    return {Declared(schema.aggregate, schema.type, schema.version) for schema in catalog.schemas}
+    return {EventVersion(schema.aggregate, schema.type, schema.version) for schema in catalog.schemas}
 
 
-def allowed(connection: Connection) -> set[Declared] | None:
+def allowed(connection: Connection) -> set[EventVersion] | None:
     """What the database lets in; None if it has no constraint yet. Raises Failure for a constraint that is not ours."""
     definition = connection.execute(text(DEFINITION), {"name": NAME}).scalar()
     if definition is None:
@@ -90,7 +90,7 @@ def allowed(connection: Connection) -> set[Declared] | None:
         )
     found = json.loads(literal[1])
     return {
-        Declared(aggregatetype, type_, int(version))
+        EventVersion(aggregatetype, type_, int(version))
         for aggregatetype, types in found.items()
         for type_, versions in types.items()
         for version in versions
@@ -117,7 +117,7 @@ def guard(engine: Engine, catalog: Catalog, *, only_declared: bool = False) -> C
     )
 
 
-def _guard(connection: Connection, wanted: set[Declared], only_declared: bool) -> Change:
+def _guard(connection: Connection, wanted: set[EventVersion], only_declared: bool) -> Change:
     connection.execute(text(TURN))
     known = allowed(connection)
     before = known or set()
@@ -143,7 +143,7 @@ def _unless_locked() -> Iterator[None]:
             raise
 
 
-def _literal(events: Iterable[Declared]) -> str:
+def _literal(events: Iterable[EventVersion]) -> str:
     """The events as an object by aggregate type and type. Their names have no quote (`outbox.events.catalog`)."""
     found: dict[str, dict[str, list[str]]] = {}
     for one in sorted(events):
@@ -151,5 +151,5 @@ def _literal(events: Iterable[Declared]) -> str:
     return json.dumps(found)
 
 
-def _names(events: Iterable[Declared]) -> list[str]:
+def _names(events: Iterable[EventVersion]) -> list[str]:
     return [str(one) for one in sorted(events)]

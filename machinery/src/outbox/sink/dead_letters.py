@@ -17,9 +17,10 @@ from psycopg2 import extensions
 from psycopg2.extras import execute_values
 
 from outbox.events.schema import Rejection
+from outbox.kafka.headers import Header
 from outbox.sink.batch import DeadRecord
 from outbox.sink.layout import IS_FILTERED
-from outbox.sink.records import Header, Record
+from outbox.sink.records import Record
 
 LAST_MS = 253_402_300_799_000  # the last second of the year 9999: a foreign producer may claim any time
 OLDER_THAN_HORIZON = "older than the deduplication horizon"

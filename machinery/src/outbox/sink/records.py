@@ -26,11 +26,10 @@ from outbox.events.catalog import Aggregate, Wanted
 from outbox.events.schema import Column, EventSchema, Rejection, shortened
 from outbox.events.upcasting import UPCAST_FAILED, Upcaster
 from outbox.events.values import KEY_MAX_BYTES, NOT_JSON, convert, decode, is_deep, may_be_deep, parse_json
-from outbox.kafka import headers as kafka_headers
+from outbox.kafka.headers import Header, headers_of
 from outbox.sink.batch import DeadRecord, Decoded, Traced
 from outbox.sink.values import ARROW_TYPES, convert_all
 
-Header = kafka_headers.Header
 T = TypeVar("T")
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -78,7 +77,7 @@ class Records:
 
         return cls(
             keys=each(Message.key),
-            headers=each(kafka_headers.headers_of),
+            headers=each(headers_of),
             values=each(Message.value),
             recorded_ms=[at_ms for _, at_ms in each(Message.timestamp)],
             partitions=each(Message.partition),

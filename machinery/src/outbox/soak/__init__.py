@@ -7,7 +7,17 @@ from outbox.soak.domain import Domain, Refusal, TableCopy
 from outbox.soak.foreign import ForeignEvent
 from outbox.soak.history import Attempt, History
 from outbox.soak.releases import OlderRelease
-from outbox.soak.seen import Event
+from outbox.soak.seen import TopicEvent
 from outbox.walkthrough.workload import Request
 
-__all__ = ["Attempt", "Domain", "Event", "ForeignEvent", "History", "OlderRelease", "Refusal", "Request", "TableCopy"]
+__all__ = [
+    "Attempt",
+    "Domain",
+    "ForeignEvent",
+    "History",
+    "OlderRelease",
+    "Refusal",
+    "Request",
+    "TableCopy",
+    "TopicEvent",
+]

@@ -12,7 +12,7 @@ from outbox.base.errors import Failure
 from outbox.soak.foreign import ForeignEvent
 from outbox.soak.history import History
 from outbox.soak.releases import OlderRelease
-from outbox.soak.seen import Event
+from outbox.soak.seen import TopicEvent
 from outbox.walkthrough.workload import Workload
 
 
@@ -62,7 +62,7 @@ class Domain(Workload, Protocol):
     def change_of_answer(self, body: Any) -> str:
         """The change that a successful answer of the service is about."""
 
-    def change_of_event(self, event: Event) -> str:
+    def change_of_event(self, event: TopicEvent) -> str:
         """The change that has written an event."""
 
 
@@ -79,7 +79,7 @@ class Clustered(Protocol):
 class Reader(Protocol):
     """A domain that also judges what clients have read."""
 
-    def contradictions(self, history: History, events: Mapping[str, Event]) -> Iterable[str]:
+    def contradictions(self, history: History, events: Mapping[str, TopicEvent]) -> Iterable[str]:
         """What an answer to a read says that the events, by id, contradict."""
 
 

@@ -27,7 +27,7 @@ from outbox.soak.checked import Checked
 from outbox.soak.death import Death
 from outbox.soak.history import History
 from outbox.soak.injection import Injection
-from outbox.soak.seen import Event, RowChange, Seen
+from outbox.soak.seen import RowChange, Seen, TopicEvent
 from outbox.soak.verdict import Record, Verdict
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class Folder:
     @property
     def seen(self) -> Seen:
         """What was left."""
-        events = self._lines("events.jsonl", Event)
+        events = self._lines("events.jsonl", TopicEvent)
         has_changes = (self.path / "row_changes.jsonl").is_file()
         row_changes = self._lines("row_changes.jsonl", RowChange) if has_changes else []
         return replace(self._read("seen.json", Seen), events=events, row_changes=row_changes)

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from outbox.audit import declared, sinks
-from outbox.audit.comparison_files import Comparison as Declaration
-from outbox.audit.comparison_files import folder_of
+from outbox.audit.comparison_files import Comparison, folder_of
 from outbox.audit.declared import Declared, EventTopic, Kind
 from outbox.audit.totals import Totals, read_totals
 from outbox.base.database import connect, query
@@ -29,7 +28,7 @@ from outbox.sink.spec import SinkSpec
 from outbox.soak.captures import Captured
 from outbox.soak.domain import Domain
 from outbox.soak.foreign import ForeignRecord
-from outbox.soak.seen import Adds, Answer, Comparison, Event, Foreign, RowChange, Seen, Sink, Source
+from outbox.soak.seen import Adds, ComparedTotals, Foreign, RowChange, Seen, Sink, Source, StoredAnswer, TopicEvent
 
 ANSWERS = "SELECT key, status, body FROM idempotency_keys ORDER BY key"
 # Not that of an event that the sink has applied: of each letter the place of the record that it was written for.
@@ -51,7 +50,7 @@ def read(
     domain: Domain,
     names: Sequence[str],
     foreign_records: Sequence[ForeignRecord] = (),
-    dropped: Sequence[Event | RowChange] = (),
+    dropped: Sequence[TopicEvent | RowChange] = (),
 ) -> Seen:
     """All of it, with the sinks of these names. Raises Failure if a part cannot be read.
 
@@ -60,7 +59,7 @@ def read(
     known = declared.load(settings)
     specs = [known.sinks[name] for name in names]
     captured = Captured(settings, specs, [one for one in dropped if isinstance(one, RowChange)])
-    by_place = {_place(one): one for one in dropped if isinstance(one, Event)}
+    by_place = {_place(one): one for one in dropped if isinstance(one, TopicEvent)}
     for topic in known.topics:
         by_place |= {_place(event): event for event in events_of(settings, known, topic)}
     events = [event for _, event in sorted(by_place.items())]
@@ -80,11 +79,13 @@ def read(
     )
 
 
-def _place(event: Event | RowChange) -> tuple[str, int, int]:
+def _place(event: TopicEvent | RowChange) -> tuple[str, int, int]:
     return event.topic, event.partition, event.offset
 
 
-def forgotten(events: Iterable[Event], types: Container[str], remembered: Container[str], kept: Kept) -> frozenset[str]:
+def forgotten(
+    events: Iterable[TopicEvent], types: Container[str], remembered: Container[str], kept: Kept
+) -> frozenset[str]:
     """The ids of the events that a sink asks for, that its strategy has to remember, and that it does not."""
     return frozenset(
         event.id
@@ -93,7 +94,9 @@ def forgotten(events: Iterable[Event], types: Container[str], remembered: Contai
     )
 
 
-def events_of(settings: Settings, known: Declared, topic: EventTopic, within: Within | None = None) -> Iterator[Event]:
+def events_of(
+    settings: Settings, known: Declared, topic: EventTopic, within: Within | None = None
+) -> Iterator[TopicEvent]:
     """The valid events of a topic, or those within these offsets."""
     for messages in records.batches(settings, topic.name, within or topics.watermarks(settings, topic.name)):
         values = {(one.partition(), one.offset()): one.value() for one in messages}
@@ -101,7 +104,7 @@ def events_of(settings: Settings, known: Declared, topic: EventTopic, within: Wi
             kind = known.kinds[topic.kinds[name]]
             for row in rows.to_pylist():
                 version = topic.decoder.version
-                yield Event(
+                yield TopicEvent(
                     id=row["event_id"],
                     topic=topic.name,
                     partition=row["partition"],
@@ -123,7 +126,7 @@ def _source(settings: Settings, domain: Domain) -> Source:
 
         changes = rows(domain.changes)
         return Source(
-            answers=[Answer(key, status, json.loads(body)) for key, status, body in rows(ANSWERS)],
+            answers=[StoredAnswer(key, status, json.loads(body)) for key, status, body in rows(ANSWERS)],
             changes=dict(changes),
             changed_twice=_repeated(name for name, _ in changes),
             outbox=frozenset(event_id for (event_id,) in rows(OUTBOX)),
@@ -143,7 +146,7 @@ class Kept:
     bases: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By topic and key, the version up to which the result was taken from the source."""
 
-    def may_forget(self, event: Event) -> bool:
+    def may_forget(self, event: TopicEvent) -> bool:
         """Whether the strategy may have forgotten an event."""
         base = self.bases.get(event.topic, {}).get(event.key, 0)
         return event.id < self.horizon or (event.version is not None and event.version <= base)
@@ -156,8 +159,8 @@ class _Sinks:
         self,
         settings: Settings,
         known: Declared,
-        events: Sequence[Event],
-        foreign: Sequence[Event],
+        events: Sequence[TopicEvent],
+        foreign: Sequence[TopicEvent],
         captured: Captured,
     ) -> None:
         self._known, self._events, self._settings = known, [*events, *foreign], settings
@@ -200,11 +203,11 @@ class _Sinks:
             foreign_set_aside=dict(self._foreign_set_aside[spec.name]),
         )
 
-    def _comparison(self, sink: str, kinds: Sequence[Kind], declaration: Declaration) -> Comparison:
+    def _comparison(self, sink: str, kinds: Sequence[Kind], declaration: Comparison) -> ComparedTotals:
         found = self._states[sink].totals.get(declaration.id, Totals()) if sink in self._states else Totals()
         of_kinds = {kind.schema.name: declaration.adds_of(kind.schema) for kind in kinds}
         adds = {name: Adds(one.sign, one.property) for name, one in of_kinds.items() if one}
-        return Comparison(
+        return ComparedTotals(
             name=declaration.name,
             totals=dict(found.totals),
             source=self._source[declaration.id],

@@ -41,14 +41,14 @@ def firsts(records: Sequence[R]) -> dict[str, R]:
     return found
 
 
-def repeats(records: Sequence[R], first: Mapping[str, R]) -> list[R]:
+def repeated(records: Sequence[R], first: Mapping[str, R]) -> list[R]:
     """The records that carry what another record has brought before."""
     return [record for record in records if record is not first[record.identity]]
 
 
 def differing(records: Sequence[R], first: Mapping[str, R]) -> Iterator[str]:
     """The repeats that differ from the first."""
-    for record in repeats(records, first):
+    for record in repeated(records, first):
         before = first[record.identity]
         if not record.is_same_as(before):
             yield f"{record.identity}: {before.place} and {record.place} differ"

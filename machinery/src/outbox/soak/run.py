@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from outbox.audit import check
-from outbox.audit.report import Report as CheckReport
+from outbox.audit.report import Report
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.relay import connectors
@@ -29,11 +29,11 @@ from outbox.soak.testbed import Testbed
 from outbox.soak.verdict import Record, Verdict
 
 STUCK_S = 300.0  # so long nothing that is in flight arrives: then the run is judged as it is
-Report = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 
 def soak(  # noqa: PLR0917 - each is one thing of a run
-    settings: Settings, domain: Domain, plan: Plan, faults: Mapping[str, Make], folder: Folder, report: Report
+    settings: Settings, domain: Domain, plan: Plan, faults: Mapping[str, Make], folder: Folder, report: ReportLine
 ) -> Verdict:
     """Run the plan on a new stack in the home folder of the settings, and judge it.
 
@@ -64,7 +64,7 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
 class _Run:
     """One run, and what it has recorded so far."""
 
-    def __init__(self, testbed: Testbed, domain: Domain, plan: Plan, folder: Folder, report: Report) -> None:
+    def __init__(self, testbed: Testbed, domain: Domain, plan: Plan, folder: Folder, report: ReportLine) -> None:
         self._testbed, self._domain, self._plan, self._folder = testbed, domain, plan, folder
         self._report = report
         self._began_s = time.monotonic()
@@ -144,7 +144,7 @@ def judge(domain: Domain, folder: Folder) -> Verdict:
     return found
 
 
-def _settled(settings: Settings, report: Report) -> Checked:
+def _settled(settings: Settings, report: ReportLine) -> Checked:
     """Wait until nothing is in flight, for as long as it becomes less, and return the last check.
 
     It says what is in flight if the sinks stand still. Raises Failure if a part is unavailable.
@@ -162,5 +162,5 @@ def _settled(settings: Settings, report: Report) -> Checked:
             return checked.of_report("at the end", done.as_dict(), "" if done.settled else done.in_flight_text)
 
 
-def _in_flight(report: CheckReport) -> int:
+def _in_flight(report: Report) -> int:
     return report.in_flight + sum(sink.in_flight for sink in report.sinks)

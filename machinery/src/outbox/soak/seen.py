@@ -13,7 +13,7 @@ from outbox.soak.repeats import firsts
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TopicEvent:
     """A valid event on a topic."""
 
     id: str
@@ -37,7 +37,7 @@ class Event:
         """Where it stands."""
         return f"{self.topic}-{self.partition}@{self.offset}"
 
-    def is_same_as(self, other: Event) -> bool:
+    def is_same_as(self, other: TopicEvent) -> bool:
         """Whether both records carry the same event, at any offset of one partition."""
         mine, others = (
             (one.id, one.topic, one.partition, one.key, one.type, one.version, one.data) for one in (self, other)
@@ -95,7 +95,7 @@ class Copy:
 class Foreign:
     """A foreign event on a topic, with what it adds to comparisons that do not say what an event adds."""
 
-    event: Event
+    event: TopicEvent
     totals: Totals = field(default_factory=dict)
 
     @property
@@ -105,7 +105,7 @@ class Foreign:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StoredAnswer:
     """A row of idempotency_keys: what the service has promised to answer to a key, in the transaction of the change."""
 
     key: str
@@ -117,7 +117,7 @@ class Answer:
 class Source:
     """The source."""
 
-    answers: Sequence[Answer] = ()
+    answers: Sequence[StoredAnswer] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
     """By change, as the domain names it: how many events it must have."""
     outbox: frozenset[str] = frozenset()
@@ -136,7 +136,7 @@ class Adds(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedTotals:
     """What one sink has of one comparison of `outbox.audit.comparison_files`, and what it should have."""
 
     name: str
@@ -151,7 +151,7 @@ class Comparison:
     versions: Mapping[str, int] | None = None
     """By key, the highest version that the sink has applied, where it says so."""
 
-    def added_by(self, event: Event) -> Decimal | None:
+    def added_by(self, event: TopicEvent) -> Decimal | None:
         """What an event adds to the total of its key; None if this comparison is not about it."""
         adds = (self.adds or {}).get(event.type)
         if adds is None:
@@ -165,7 +165,7 @@ class Sink:
 
     name: str
     repeats: Literal["all", "re-reads", "none"] = "all"
-    comparisons: Sequence[Comparison] = ()
+    comparisons: Sequence[ComparedTotals] = ()
     set_aside: frozenset[str] = frozenset()
     """The ids of valid events that are open or discarded dead letters."""
     applied: Mapping[str, int] | None = None
@@ -175,7 +175,7 @@ class Sink:
     rows: Mapping[str, int] | None = None
     """By event id, how many rows its table of events has; None if its result is no such table."""
     types: frozenset[str] = frozenset()
-    """The types of events that it has asked for, as `Event.type`."""
+    """The types of events that it has asked for, as `TopicEvent.type`."""
     knows_ids: bool = True
     """Whether its strategy recognises a repeat by the id of the event, and not by key and version."""
     is_based: bool = False
@@ -183,7 +183,7 @@ class Sink:
     foreign_set_aside: Mapping[str, str] = field(default_factory=dict)
     """The foreign events that are open or discarded dead letters: the reason of each, by its place."""
 
-    def times(self, event: Event) -> Decimal | None:
+    def times(self, event: TopicEvent) -> Decimal | None:
         """How often an event that is the only one of its key was applied; None if no total says it."""
         for one in self.comparisons:
             number = one.added_by(event)
@@ -196,7 +196,7 @@ class Sink:
 class Seen:
     """All of it."""
 
-    events: Sequence[Event] = ()
+    events: Sequence[TopicEvent] = ()
     """The valid events of the service on the topics, in the order of offsets within a partition."""
     source: Source = field(default_factory=Source)
     sinks: Sequence[Sink] = ()
@@ -213,7 +213,7 @@ class Seen:
     copies: Sequence[Copy] = ()
 
     @cached_property
-    def firsts(self) -> Mapping[str, Event]:
+    def firsts(self) -> Mapping[str, TopicEvent]:
         """By id, the first of each event."""
         return firsts(self.events)
 

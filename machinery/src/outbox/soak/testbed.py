@@ -17,8 +17,7 @@ from outbox.base.database import query
 from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SourceRole
 from outbox.migrations.migrate import migrate
-from outbox.relay import apply as relay
-from outbox.relay import connectors
+from outbox.relay import connectors, lifecycle
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest, State
 from outbox.sink import spec
@@ -32,7 +31,7 @@ from outbox.soak.operator import Done
 from outbox.soak.proxy import Proxy
 from outbox.soak.released import ReleasedService, ReleasedSinks
 from outbox.soak.releases import OlderRelease
-from outbox.soak.seen import Event, RowChange
+from outbox.soak.seen import RowChange, TopicEvent
 from outbox.stack import config, envfile, ports
 from outbox.stack.command import Command
 from outbox.stack.connect import Connect
@@ -183,7 +182,7 @@ class Testbed:
         self.refusals = refusals or {}  # of the domain, by sink
         self.forge = forge  # of the domain, if it has one: makes a foreign event
         self.foreign: list[ForeignEvent] = []  # those that a fault has sent, or is about to send
-        self.dropped: list[Event | RowChange] = []  # by topics that a fault has shortened, foreign events too
+        self.dropped: list[TopicEvent | RowChange] = []  # by topics that a fault has shortened, foreign events too
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
         self.released: Counter[str] = Counter()  # by connector, how many were ended; their events are on topics twice
         self.older = older  # of the domain, if it has one
@@ -317,13 +316,13 @@ class Testbed:
         own = connectors.load(settings, connector.kind)
         on_release = partial(self.released.update, [connector.kind])
         try:
-            return relay.apply(settings, own, on_release)
+            return lifecycle.apply(settings, own, on_release)
         except Failure as failure:
             # Without exactly-once Debezium confirms changes to the slot before Connect has stored their offset.
             if failure.code not in SLOT_AHEAD or settings.exactly_once or connector.is_outbox:
                 raise
-            relay.remove(settings, own, drop_slot=True)
-            return relay.apply(settings, own, on_release)
+            lifecycle.remove(settings, own, drop_slot=True)
+            return lifecycle.apply(settings, own, on_release)
 
     def relay_state(self, connector: Connector | None = None) -> State:
         """The states of a connector and its task, by default the outbox's. Raises Failure if Connect is unavailable."""
@@ -385,5 +384,5 @@ class Testbed:
         """Run an `outbox` command to its end, as an operator would beside everything; through links, if any."""
         done = operator.run(Command(words[0], self.stack.through(*links), words), words)
         for connector in self.connectors:
-            self.released[connector.kind] += relay.released(connector) in done.output
+            self.released[connector.kind] += lifecycle.released(connector) in done.output
         return done

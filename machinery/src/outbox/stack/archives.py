@@ -18,7 +18,7 @@ from outbox.base.wait import wait_for
 from outbox.jvm import archive
 from outbox.jvm.jars import jars, spark_jars
 from outbox.migrations.migrate import migrate
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.sink import spec
 from outbox.stack.command import Command
 from outbox.stack.process import Process
@@ -68,7 +68,7 @@ def _run(stack: Stack, report: Report) -> None:
     stack.up(report=report)
     settings = stack.settings
     migrate(settings)
-    relay.apply(settings)
+    lifecycle.apply(settings)
     name = next(name for name, sink in spec.sinks(settings).items() if sink.job.events)
     report(f"sink {name}: runs until it has caught up")
     sink = Command("sink", settings, ["sink", name, "--until-caught-up"])

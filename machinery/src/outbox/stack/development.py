@@ -22,7 +22,7 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.migrations.migrate import migrate
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.stack.command import Command, ServiceCommand, service, sink
 from outbox.stack.growing import GrowingFile
 from outbox.stack.process import Process
@@ -91,7 +91,7 @@ class Development:
         try:
             if what == SCHEMA:
                 migrate(settings)
-                self._show("dev", f"connector {relay.apply(settings)}")
+                self._show("dev", f"connector {lifecycle.apply(settings)}")
         except Failure as failure:
             self._show("dev", f"failed: {failure}")
             return

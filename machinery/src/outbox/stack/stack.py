@@ -18,7 +18,7 @@ import psutil
 from outbox.base.errors import Failure
 from outbox.base.settings import PREFIX, Settings, load, variable
 from outbox.jvm.jars import resolve
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.stack import envfile, ports
 from outbox.stack.connect import Connect
 from outbox.stack.kafka import Kafka
@@ -76,7 +76,7 @@ class Stack:
                 if isinstance(part, Connect) and not part.has_requested_mode():
                     report(f"{part.name}: switching exactly-once {'on' if self.settings.exactly_once else 'off'}")
                     if not self.settings.exactly_once and part.is_ready():
-                        relay.disable_exactly_once(self.settings)
+                        lifecycle.disable_exactly_once(self.settings)
                     part.stop()
                 if part.is_running() and part.is_ready():
                     report(f"{part.name}: running")

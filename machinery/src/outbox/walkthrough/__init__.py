@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outbox.base.settings import SinkRole, SourceRole
     from outbox.kafka.clients import client_config, consumer_config
     from outbox.kafka.headers import headers_of
-    from outbox.relay.apply import status as connector_status
+    from outbox.relay.lifecycle import status as connector_status
     from outbox.sink.spec import sinks as sink_specs
     from outbox.walkthrough.chain import Chain, Part
     from outbox.walkthrough.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ else:  # when they are used: a workload needs none of them
             "Story": "outbox.walkthrough.story:Story",
             "client_config": "outbox.kafka.clients:client_config",
             "connect": "outbox.base.database:connect",
-            "connector_status": "outbox.relay.apply:status",
+            "connector_status": "outbox.relay.lifecycle:status",
             "consumer_config": "outbox.kafka.clients:consumer_config",
             "crash_sinks": "outbox.walkthrough.faults:crash_sinks",
             "headers_of": "outbox.kafka.headers:headers_of",

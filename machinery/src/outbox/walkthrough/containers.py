@@ -22,7 +22,7 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.sink import metrics
 from outbox.walkthrough.chain import Chain, Report
 
@@ -180,7 +180,7 @@ class Containers(Chain):
             part.resume()  # a walkthrough that was killed may have left it frozen
             part.start()
         self.service.start()
-        report(f"connector: {relay.status(self.settings).mode}")
+        report(f"connector: {lifecycle.status(self.settings).mode}")
         report(f"service on http://{self.settings.service_host}:{self.settings.service_port}")
 
     def switch(self, *, exactly_once: bool, report: Report) -> None:
@@ -203,11 +203,11 @@ class Containers(Chain):
 
     def _restart_worker(self, settings: Settings) -> None:
         if not settings.exactly_once:
-            relay.disable_exactly_once(settings)  # a connector that requires it would fail on that worker
+            lifecycle.disable_exactly_once(settings)  # a connector that requires it would fail on that worker
         self.worker.restart()
         self.worker.start()
         self._settings = settings
-        relay.apply(settings)
+        lifecycle.apply(settings)
 
     def _write_mode(self, exactly_once: bool) -> None:
         """Whole or not at all: the worker may start at any time."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from outbox.base.settings import Settings
 from outbox.migrations.migrate import migrate
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.stack import command
 from outbox.stack.command import SinkCommand
 from outbox.stack.stack import Stack
@@ -47,8 +47,8 @@ class Processes(Chain):
         self._stack.up(report=report)
         migrate(self.settings)
         report("databases migrated")
-        relay.apply(self.settings)
-        report(f"connector applied: {relay.status(self.settings).mode}")
+        lifecycle.apply(self.settings)
+        report(f"connector applied: {lifecycle.status(self.settings).mode}")
         self.worker, self.broker = self._stack.part("connect"), self._stack.part("kafka")
         self.service = command.service(self.settings)
         self.sinks = SinkProcess("-".join(["sink", *self._names]), self.settings, ["sink", *self._names])
@@ -62,7 +62,7 @@ class Processes(Chain):
     def switch(self, *, exactly_once: bool, report: Report) -> None:
         self._stack = Stack(self.settings.model_copy(update={"exactly_once": exactly_once}))
         self._stack.up(["connect"], report=report)
-        relay.apply(self.settings)
+        lifecycle.apply(self.settings)
         self.worker = self._stack.part("connect")
 
     def restore(self, report: Report) -> None:

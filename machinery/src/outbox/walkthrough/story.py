@@ -16,7 +16,7 @@ from outbox.base.errors import Failure
 from outbox.base.wait import wait_for
 from outbox.events import catalog
 from outbox.kafka import topics
-from outbox.relay import apply as relay
+from outbox.relay import lifecycle
 from outbox.sink import spec
 from outbox.walkthrough.chain import Chain
 from outbox.walkthrough.faults import crash_sinks
@@ -209,7 +209,7 @@ class Story:
 
     def _switch(self, exactly_once: bool) -> None:
         self.chain.switch(exactly_once=exactly_once, report=self._screen.progress)
-        mode = relay.status(self.chain.settings).mode
+        mode = lifecycle.status(self.chain.settings).mode
         wanted = "exactly-once" if exactly_once else "at-least-once"
         self._screen.expect(mode.startswith(wanted), "the effective mode, as reported by Connect", mode)
 

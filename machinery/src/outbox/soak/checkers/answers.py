@@ -13,7 +13,7 @@ from http import HTTPStatus
 
 from outbox.soak.finding import Finding, findings
 from outbox.soak.history import History, Operation
-from outbox.soak.seen import Answer, Source
+from outbox.soak.seen import Source, StoredAnswer
 
 LAST = 20  # changes; clients that send at the same time are fewer
 
@@ -62,7 +62,7 @@ def _accepted(history: History) -> Iterator[str]:
             yield f"{one.key}: {one.method} {one.path} with another body was answered {one.status}"
 
 
-def _untrue(operations: Iterable[Operation], stored: Mapping[str, Answer]) -> Iterator[str]:
+def _untrue(operations: Iterable[Operation], stored: Mapping[str, StoredAnswer]) -> Iterator[str]:
     for operation in operations:
         answer = stored.get(operation.key)
         is_made = answer is not None and answer.status < HTTPStatus.BAD_REQUEST

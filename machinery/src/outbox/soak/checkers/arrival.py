@@ -7,9 +7,8 @@ then sends again, all of them and before any other. So each of these has at most
 from __future__ import annotations
 
 from outbox.soak.finding import Finding, findings
-from outbox.soak.repeats import differing, unexplained
-from outbox.soak.repeats import repeats as repeats_of
-from outbox.soak.seen import Event, Seen
+from outbox.soak.repeats import differing, repeated, unexplained
+from outbox.soak.seen import Seen, TopicEvent
 
 
 def check(seen: Seen, *, may_repeat: bool) -> list[Finding]:
@@ -22,6 +21,6 @@ def check(seen: Seen, *, may_repeat: bool) -> list[Finding]:
     ]
 
 
-def repeats(seen: Seen) -> list[Event]:
+def repeats(seen: Seen) -> list[TopicEvent]:
     """The records that carry an event which another record has brought before."""
-    return repeats_of(seen.events, seen.firsts)
+    return repeated(seen.events, seen.firsts)

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from outbox.soak.finding import Finding, findings
-from outbox.soak.repeats import differing, unexplained
-from outbox.soak.repeats import repeats as repeats_of
+from outbox.soak.repeats import differing, repeated, unexplained
 from outbox.soak.seen import Row, RowChange, Seen
 
 SNAPSHOT, CREATED, UPDATED, DELETED = "r", "c", "u", "d"
@@ -38,7 +37,7 @@ def check(seen: Seen, *, may_repeat: bool) -> list[Finding]:
 
 def repeats(seen: Seen) -> list[RowChange]:
     """The records that carry a change which another record has brought before."""
-    return repeats_of(seen.row_changes, seen.first_changes)
+    return repeated(seen.row_changes, seen.first_changes)
 
 
 def _rows(seen: Seen) -> Rows:

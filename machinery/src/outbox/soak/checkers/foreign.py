@@ -15,7 +15,7 @@ from math import inf
 
 from outbox.sink.dead_letters import OLDER_THAN_HORIZON
 from outbox.soak.finding import Finding, findings
-from outbox.soak.seen import Comparison, Foreign, Seen, Sink
+from outbox.soak.seen import ComparedTotals, Foreign, Seen, Sink
 
 ZERO = Decimal(0)
 Times = tuple[int, float]  # how often a sink applies an event: at least, at most
@@ -56,7 +56,7 @@ def _miscounted(seen: Seen, sink: Sink) -> Iterator[str]:
             yield f"{one.event.place}: counted {counted} times, and its total says {applied}"
 
 
-def _wrong(seen: Seen, sink: Sink, comparison: Comparison, *, may_reread: bool) -> Iterator[str]:
+def _wrong(seen: Seen, sink: Sink, comparison: ComparedTotals, *, may_reread: bool) -> Iterator[str]:
     least, most = dict.fromkeys(seen.foreign_keys, ZERO), dict.fromkeys(seen.foreign_keys, ZERO)
     unknown: set[str] = set()
     for one in seen.foreign:
@@ -73,7 +73,7 @@ def _wrong(seen: Seen, sink: Sink, comparison: Comparison, *, may_reread: bool) 
             yield f"{key}: {total}, and {least[key]} to {most[key]} is right"
 
 
-def _added(sink: Sink, one: Foreign, comparison: Comparison) -> tuple[str, Decimal | None]:
+def _added(sink: Sink, one: Foreign, comparison: ComparedTotals) -> tuple[str, Decimal | None]:
     """The key of the total that an event adds to, and what it adds; None if nobody says it."""
     if one.event.type not in sink.types:
         return one.event.key, ZERO

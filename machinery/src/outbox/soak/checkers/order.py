@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from outbox.soak.finding import Finding, findings
-from outbox.soak.seen import Event, Seen
+from outbox.soak.seen import Seen, TopicEvent
 
 
 def check(seen: Seen) -> list[Finding]:
     """Look at the first of each numbered event, in the order in which they stand. `arrival` looks at the repeats."""
-    by_key: dict[tuple[str, str], list[Event]] = defaultdict(list)
+    by_key: dict[tuple[str, str], list[TopicEvent]] = defaultdict(list)
     for event in seen.firsts.values():
         if event.version is not None:
             by_key[event.topic, event.key].append(event)
@@ -21,13 +21,13 @@ def check(seen: Seen) -> list[Finding]:
     ]
 
 
-def _spread(keys: Iterable[Sequence[Event]]) -> Iterator[str]:
+def _spread(keys: Iterable[Sequence[TopicEvent]]) -> Iterator[str]:
     for events in keys:
         if len({event.partition for event in events}) > 1:
             yield events[0].key
 
 
-def _gaps(keys: Iterable[Sequence[Event]]) -> Iterator[str]:
+def _gaps(keys: Iterable[Sequence[TopicEvent]]) -> Iterator[str]:
     """The first version of each key that does not go on by one."""
     for events in keys:
         for expected, event in enumerate(events, start=1):

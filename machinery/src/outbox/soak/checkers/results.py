@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 
 from outbox.soak.finding import Finding, findings
-from outbox.soak.seen import Comparison, Event, Seen, Sink
+from outbox.soak.seen import ComparedTotals, Seen, Sink, TopicEvent
 
 ZERO = Decimal(0)
 Totals = Mapping[str, Decimal]
@@ -35,12 +35,12 @@ def check(seen: Seen, *, may_reread: bool) -> list[Finding]:
     return found
 
 
-def drift(seen: Seen, sink: Sink, one: Comparison) -> dict[str, Decimal]:
+def drift(seen: Seen, sink: Sink, one: ComparedTotals) -> dict[str, Decimal]:
     """By key, by how much the sink's total differs from what the events on the topics add."""
     return _difference(one.totals, _due(seen, sink, one))
 
 
-def _due(seen: Seen, sink: Sink, one: Comparison) -> Totals:
+def _due(seen: Seen, sink: Sink, one: ComparedTotals) -> Totals:
     """What a sink that recognises every repeat has to have."""
     if one.adds is None:
         return one.source
@@ -50,7 +50,7 @@ def _due(seen: Seen, sink: Sink, one: Comparison) -> Totals:
     return due
 
 
-def _counted(seen: Seen, sink: Sink, one: Comparison) -> Iterator[tuple[Event, Decimal]]:
+def _counted(seen: Seen, sink: Sink, one: ComparedTotals) -> Iterator[tuple[TopicEvent, Decimal]]:
     """The events that a comparison is about and that the sink has not set aside, with what they add."""
     for event in seen.firsts.values():
         number = one.added_by(event)
@@ -58,7 +58,7 @@ def _counted(seen: Seen, sink: Sink, one: Comparison) -> Iterator[tuple[Event, D
             yield event, number
 
 
-def _wrong(seen: Seen, sink: Sink, one: Comparison, *, may_reread: bool) -> Iterator[str]:
+def _wrong(seen: Seen, sink: Sink, one: ComparedTotals, *, may_reread: bool) -> Iterator[str]:
     due = _due(seen, sink, one)
     for key, difference in _difference(due, one.source).items():
         yield f"{key}: the events on the topics add up to {difference} more than the source has"
@@ -72,7 +72,7 @@ def _wrong(seen: Seen, sink: Sink, one: Comparison, *, may_reread: bool) -> Iter
             yield f"{key}: off by {found.get(key, ZERO)}, and {promised.get(key, ZERO)} was repeated"
 
 
-def _behind(seen: Seen, sink: Sink, one: Comparison) -> Iterator[str]:
+def _behind(seen: Seen, sink: Sink, one: ComparedTotals) -> Iterator[str]:
     """The keys whose highest applied version is not that of their last event.
 
     The sink may have applied later events of the key that the comparison is not about.
@@ -87,7 +87,7 @@ def _behind(seen: Seen, sink: Sink, one: Comparison) -> Iterator[str]:
             yield f"{place[1]}: version {applied} is applied, and {version} is the last"
 
 
-def _highest(events: Iterable[Event]) -> dict[tuple[str, str], int]:
+def _highest(events: Iterable[TopicEvent]) -> dict[tuple[str, str], int]:
     """By topic and key, the highest version."""
     found: dict[tuple[str, str], int] = {}
     for event in events:
@@ -97,7 +97,7 @@ def _highest(events: Iterable[Event]) -> dict[tuple[str, str], int]:
     return found
 
 
-def _repeated(seen: Seen, sink: Sink, one: Comparison, *, may_reread: bool) -> Totals | None:
+def _repeated(seen: Seen, sink: Sink, one: ComparedTotals, *, may_reread: bool) -> Totals | None:
     """By key, what the repeats have added that the strategy does not recognise; None if nobody knows."""
     if sink.repeats == "all" or one.adds is None:
         return {}
@@ -142,7 +142,7 @@ def _not_once(seen: Seen, sink: Sink) -> Iterator[str]:
         yield f"{event_id}: {sink.rows[event_id]} rows, and no topic has it"
 
 
-def _is_due(sink: Sink, event: Event) -> bool:
+def _is_due(sink: Sink, event: TopicEvent) -> bool:
     """Whether the sink has to have an event: a comparison is about it, and the sink has not set it aside."""
     return event.id not in sink.set_aside and any(one.added_by(event) is not None for one in sink.comparisons)
 

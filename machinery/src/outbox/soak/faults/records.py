@@ -21,8 +21,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.events import catalog
 from outbox.events.schema import EventSchema
-from outbox.kafka import records as kafka_records
-from outbox.kafka import topics
+from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
 from outbox.sink.spec import SinkSpec
 from outbox.soak import foreign
@@ -298,7 +297,7 @@ class SameId(Forged):
         refused = {event_id for *_, event_id in testbed.query(LETTERS_OF_ALL, [topic], SinkRole.AUDITOR)}
         forged_keys = foreign.keys(testbed.foreign)
         found: list[tuple[str, int]] = []
-        for message in kafka_records.read(testbed.settings, topic, within):
+        for message in records.read(testbed.settings, topic, within):
             event_id = dict(message.headers() or []).get("id")
             is_ours = (message.key() or b"").decode(errors="replace") not in forged_keys
             if is_ours and isinstance(event_id, bytes) and event_id.decode() not in refused:

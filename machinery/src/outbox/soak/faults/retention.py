@@ -20,7 +20,7 @@ from outbox.soak import captures, observe
 from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.faults import commands
 from outbox.soak.faults.sinks import wait_committed
-from outbox.soak.seen import Event, RowChange
+from outbox.soak.seen import RowChange, TopicEvent
 from outbox.soak.testbed import Testbed
 
 POSITIONS = """
@@ -101,7 +101,7 @@ class _Topic(NamedTuple):
     """A topic that sinks read, and how to read its valid records within offsets."""
 
     name: str
-    records: Callable[[Within], Iterator[Event | RowChange]]
+    records: Callable[[Within], Iterator[TopicEvent | RowChange]]
 
 
 def _event_topics(testbed: Testbed) -> Iterator[_Topic]:
