@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from outbox.base.settings import Settings, load
-from outbox.commands import dev as command
+from outbox.commands import dev
 from outbox.stack import development, ports
 from outbox.stack.command import Command, ServiceCommand
 from outbox.stack.development import SCHEMA, SERVICE, SINKS, Development, _states
@@ -69,7 +69,7 @@ class Developed:
         monkeypatch.setattr(development, "service", lambda _: self.service)
         monkeypatch.setattr(development, "sink", lambda *_: self.sinks)
         monkeypatch.setattr(development, "migrate", lambda _: None)
-        monkeypatch.setattr(development, "relay", SimpleNamespace(apply=lambda _: "created"))
+        monkeypatch.setattr(development, "lifecycle", SimpleNamespace(apply=lambda _: "created"))
         self.development = Development(stack, (), self._show)
 
     def start(self) -> list[str]:
@@ -241,9 +241,9 @@ def test_each_part_has_a_colour_of_its_own(tmp_path: Path, monkeypatch: pytest.M
         def stop(self) -> None:
             pass
 
-    monkeypatch.setattr(command, "Development", Shown)
+    monkeypatch.setattr(dev, "Development", Shown)
     monkeypatch.setenv("OUTBOX_HOME", str(tmp_path))
-    done = CliRunner().invoke(command.dev, color=True)
+    done = CliRunner().invoke(dev.dev, color=True)
     assert done.exit_code == 0, done.output
     shown = set(re.findall(r"^\x1b\[(\d+)m\x1b\[22m(\w+) +│", done.output, re.MULTILINE))
     assert sorted(name for _, name in shown) == sorted(names)

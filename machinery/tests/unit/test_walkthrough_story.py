@@ -228,7 +228,7 @@ def tell(
     traffic = Traffic(model)
     published = iter(range(0, 10**9, story.PUBLISHED_EVENTS))
     monkeypatch.setattr(story, "check", SimpleNamespace(check=model.report, check_settled=model.report))
-    monkeypatch.setattr(story, "relay", SimpleNamespace(status=mode))
+    monkeypatch.setattr(story, "lifecycle", SimpleNamespace(status=mode))
     monkeypatch.setattr(story, "Traffic", lambda *_, **__: traffic)
     monkeypatch.setattr(faults, "Window", lambda *_: Window(model))
     monkeypatch.setattr(Story, "_published", lambda _: next(published))
