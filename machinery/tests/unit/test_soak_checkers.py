@@ -446,6 +446,11 @@ def test_a_service_that_answers_no_more_is_found(count: int, found: int, status:
     assert cases("answers", History((*silent, *HISTORY.attempts[:3]))) == 0
 
 
+def test_a_change_with_an_unknown_outcome_hides_no_later_one() -> None:
+    history = History((attempt(8, BROKEN), attempt(9)))
+    assert cases("answers", history, source(answers=[])) == 1
+
+
 @pytest.mark.parametrize("others", [REFUSED, BROKEN])
 def test_reads_do_not_hide_that_no_change_is_made(others: int) -> None:
     reads = [attempt(number, method="GET") for number in range(200, 220)]
