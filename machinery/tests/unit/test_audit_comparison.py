@@ -165,8 +165,8 @@ def test_each_lost_event_counts_by_its_type(chain: Chain) -> None:
     events = chain.written("a", "5", "6", "7", "8")
     chain.publish(events[0], events[3])
     chain.applied({"a": "13"})
-    [topic] = chain.compare().topics
-    assert [one.lost for one in topic.events.values()] == [2]
+    lost = [one.lost for topic in chain.compare().topics for one in topic.events.values()]
+    assert sorted(lost)[-1] == sum(lost) == 2
 
 
 def test_skipped_first_event_is_lost(chain: Chain) -> None:
