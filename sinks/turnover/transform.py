@@ -19,13 +19,10 @@ def in_euros(events: DataFrame) -> DataFrame:
     Cents are rounded event by event, half to even: sums are the same however events come together. A currency that has
     no rate keeps its events, with NULL for all of these, so that the projection refuses them by name.
     """
-    amount = f.col("amount").cast("decimal(19, 0)")
-    return (
-        events.join(f.broadcast(rates(events.sparkSession, FILE)), "currency", "left")
-        .withColumn("euro_cents", f.bround(amount * f.col("cents"), 0))
-        .withColumn("day", f.to_date("occurred_at"))
-        .select("event_id", "partition", "offset", "day", "region", "currency", "amount", "euro_cents")
-    )
+    day = f.to_date("occurred_at").alias("day")
+    euro_cents = f.bround(f.col("amount").cast("decimal(19, 0)") * f.col("cents"), 0).alias("euro_cents")
+    with_rates = events.join(f.broadcast(rates(events.sparkSession, FILE)), "currency", "left")
+    return with_rates.select("event_id", "partition", "offset", day, "region", "currency", "amount", euro_cents)
 
 
 @cache

@@ -209,7 +209,10 @@ class Transform:
         Raises Failure if it raises an error: it has not looked at an event yet, so none is to blame.
         """
         try:
-            return self._function(events).select([f"`{name}`" for name in self.returned.names])
+            returned, names = self._function(events), self.returned.names
+            if returned.columns == names:
+                return returned  # one analysis less
+            return returned.select([f"`{name}`" for name in names])
         except Py4JNetworkError:
             raise  # the JVM is gone
         except Exception as error:
