@@ -52,14 +52,14 @@ END $$
 """
 
 
-def with_defaults(lifecycle: Connector) -> Connector:
+def with_defaults(connector: Connector) -> Connector:
     """The connector with Debezium's defaults."""
-    return replace(lifecycle, config={name: value for name, value in lifecycle.config.items() if name not in TUNED})
+    return replace(connector, config={name: value for name, value in connector.config.items() if name not in TUNED})
 
 
-def with_poll_interval(lifecycle: Connector, poll_interval_ms: int) -> Connector:
+def with_poll_interval(connector: Connector, poll_interval_ms: int) -> Connector:
     """The connector with another poll interval."""
-    return replace(lifecycle, config={**lifecycle.config, "poll.interval.ms": str(poll_interval_ms)})
+    return replace(connector, config={**connector.config, "poll.interval.ms": str(poll_interval_ms)})
 
 
 def relay(settings: Settings, one: Connector, events: int, report: Callable[[str], None]) -> Drain:

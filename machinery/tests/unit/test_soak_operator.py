@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from outbox.base.errors import Failure
 from outbox.base.settings import load
-from outbox.soak import operator
+from outbox.soak import interrupt, operator
 from outbox.soak.operator import Done
 from outbox.stack.command import Command
 
@@ -32,6 +33,26 @@ def test_an_expected_failure_has_its_code(tmp_path: Path) -> None:
 def test_a_terminal_interrupts_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator, "CODED", "import os; print(os.getpgid(0))")
     assert int(run(tmp_path).output) != os.getpgid(0)
+
+
+def test_a_signal_that_ends_the_run_ends_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = tmp_path / "started"
+    monkeypatch.setattr(operator, "CODED", f"open({str(started)!r}, 'w').write('x'); import time; time.sleep(600)")
+    monkeypatch.setattr(operator, "LOOK_S", 0.05)
+
+    def require_none() -> None:
+        if started.exists():
+            raise Failure("the run was ended")
+
+    monkeypatch.setattr(interrupt, "require_none", require_none)
+    with pytest.raises(Failure, match="ended"):
+        run(tmp_path)
+
+
+def test_a_command_may_print_more_than_a_pipe_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "CODED", "print('x' * 1_000_000)")
+    monkeypatch.setattr(operator, "LOOK_S", 0.01)
+    assert len(run(tmp_path).output) == 1_000_001
 
 
 @pytest.mark.parametrize("errors", ["Traceback (most recent call last):\nKeyError: 1\n", "", "outbox: it failed\n"])

@@ -85,7 +85,7 @@ def examine(settings: Settings) -> Iterator[Diagnosis]:
             yield from (Diagnosis(hop, one.code, one.message, one.remedy) for one in look(settings))
         except Failure as failure:
             yield Diagnosis(hop, failure.code, failure.message, failure.remedy or "see the message")
-        except (psycopg2.Error, DBAPIError) as error:  # of the relay and of Alembic
+        except (psycopg2.Error, DBAPIError) as error:  # of doctor itself, and of Alembic
             cause = error.orig if isinstance(error, DBAPIError) else error
             message = str(cause).strip().partition("\n")[0]
             yield Diagnosis(hop, "database-refused", message, f"correct the cause and {AGAIN}")

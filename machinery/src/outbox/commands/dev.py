@@ -24,8 +24,8 @@ def dev(sinks: tuple[str, ...]) -> None:
     """Run the embedded stack, the service and the sinks, with their logs in one terminal, until Ctrl-C.
 
     Migrations and the connector are applied first. The command restarts what you edit: the service, the sinks, or
-    both and the schema. A part that fails says why, and starts again when you have changed one of its files. Ctrl-C
-    stops everything; data stays.
+    both and the schema. A service or a sink that fails says why, and starts again when you have changed one of its
+    files. A part of the stack that ends is shown with its remedy. Ctrl-C stops everything; data stays.
     """
     stack = Stack(load())
     colors: dict[str, str] = {}

@@ -11,6 +11,7 @@ connector's state is RUNNING. Nothing is lost.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
@@ -45,13 +46,14 @@ def open_since(settings: Settings, connector: Connector) -> datetime | None:
     return datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
 
 
-def release(settings: Settings, connector: Connector) -> bool:
+def release(settings: Settings, connector: Connector, on_release: Callable[[], None] = lambda: None) -> bool:
     """End a hanging transaction on the connector's offsets topic; False if no transaction hangs.
 
     An open transaction may still end by itself: that is waited for, for longer than a transaction may take. Then it is
     aborted under the task's transactional id, which fences the task: restart the connector. The task resends the events
     of that transaction. They go to the same partitions, where the end of the task's next transaction ends the hanging
-    one too. So these events are on the topic twice, and sinks skip them.
+    one too. So these events are on the topic twice, and sinks skip them. ``on_release`` is called then, also if nobody
+    can see the end because Kafka is unavailable.
 
     Raises Failure if Kafka is unavailable, or if the transaction belongs to another producer.
     """
@@ -70,6 +72,10 @@ def release(settings: Settings, connector: Connector) -> bool:
             "set OUTBOX_CONNECT_GROUP_ID to the worker's group.id, or abort it: `kafka-transactions.sh find-hanging`",
             code="transaction-hanging",
         ) from None
+    except Failure:
+        on_release()
+        raise
+    on_release()
     return True
 
 

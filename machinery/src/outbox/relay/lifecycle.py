@@ -62,9 +62,8 @@ def apply(settings: Settings, connector: Connector | None = None, on_release: Ca
     slot.require_publication(settings, connector)
     topics.create(settings, connectors.topic_specs(settings, connector))
     requested, effective = connector.config, rest.config()
-    is_released = hanging.release(settings, connector)  # Connect returns no offsets while a transaction hangs on them
-    if is_released:
-        on_release()
+    # Connect returns no offsets while a transaction hangs on them.
+    is_released = hanging.release(settings, connector, on_release)
     if effective is None:
         # Connect keeps the offsets of a removed connector, and returns them only for an existing one.
         effective = rest.create_stopped(requested)

@@ -192,7 +192,7 @@ def _cdc(settings: Settings) -> Iterator[psycopg2.extensions.cursor]:
     """A cursor as Debezium's role; this also checks that the role can log in."""
     with (
         closing(connect(settings, SourceRole.CDC)) as connection,
-        database_errors(connection, "the relay's role", "refuses to show its slots", "run the command again"),
+        database_errors(connection, "the relay's role", "refuses a statement", "run the command again"),
     ):
         connection.autocommit = True
         with connection.cursor() as cursor:

@@ -136,6 +136,9 @@ class Nemesis:
             self._lasting.append(planned.fault)
             fired_s = time.monotonic() - began_s
             evidence, problem = self._fire(fault, random.Random(f"{self._seed} {number}"))  # noqa: S311
+            if not (evidence or problem):
+                self._lasting.remove(planned.fault)
+                return  # it had no chance
             if evidence:
                 self._wait_until(time.monotonic() + planned.lasts_s)
             is_broken_off = self._stopped.is_set()
@@ -154,8 +157,7 @@ class Nemesis:
                 foreign=fault.foreign,
                 invalid=fault.invalid,
             )
-            if evidence or problem:
-                self._done.append(done)
+            self._done.append(done)
             self._lasting.remove(planned.fault)
 
     def _wait_until(self, until_s: float, watch: Watch = nothing) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outbox.base.wait import timeout_scale
+from outbox.soak import interrupt
 from outbox.stack.command import Command
 
 TIMEOUT_S = 600
+LOOK_S = 1.0
 PREFIX = "failure-code: "
 # As `python -m outbox`, and the last line on stderr is the code. A traceback has no such line.
 CODED = f"""
@@ -49,15 +53,32 @@ class Done:
 def run(command: Command, words: Sequence[str]) -> Done:
     """Run the command of these words to its end, in the environment of the command.
 
-    It does not see a Ctrl-C of the terminal, which ends the faults of the soak and no command.
+    The first Ctrl-C of a terminal, which ends the faults, does not reach it. Raises Failure once a signal has ended the
+    run, and then the command is killed.
     """
-    done = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-c", CODED, *words],
         env={**os.environ, **command.env()},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT_S * timeout_scale(),
         start_new_session=True,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
+    ) as process:
+        try:
+            output, errors = _printed(process)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return Done(process.returncode, output, errors)
+
+
+def _printed(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a command has printed by its end. Raises TimeoutExpired if it does not come."""
+    until_s = time.monotonic() + TIMEOUT_S * timeout_scale()
+    while True:
+        interrupt.require_none()
+        try:
+            return process.communicate(timeout=LOOK_S)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= until_s:
+                raise

@@ -105,8 +105,9 @@ class Development:
             part.stop()
             part.spawn()
         except Failure as failure:
-            self._down.add(name)
-            self._show("dev", f"{name} does not start: {failure}; {AGAIN}")
+            if not part.is_running():
+                self._down.add(name)
+            self._show("dev", f"{name} does not start again: {failure}; {AGAIN}")
             return
         self._down.discard(name)
         if isinstance(part, ServiceCommand):
