@@ -27,6 +27,6 @@ def in_euros(events: DataFrame) -> DataFrame:
 
 @cache
 def rates(spark: SparkSession, file: Path) -> DataFrame:
-    """The rates in a file. It is read once in a session: for each small batch, that would take longer than the rest."""
+    """The rates in a file, which is read once in a session, so that no batch waits for it."""
     found = spark.read.csv(f"file://{file}", schema=RATES, header=True, mode="FAILFAST")
     return spark.createDataFrame(found.toArrow(), found.schema)

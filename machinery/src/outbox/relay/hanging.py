@@ -52,8 +52,8 @@ def release(settings: Settings, connector: Connector, on_release: Callable[[], N
     An open transaction may still end by itself: that is waited for, for longer than a transaction may take. Then it is
     aborted under the task's transactional id, which fences the task: restart the connector. The task resends the events
     of that transaction. They go to the same partitions, where the end of the task's next transaction ends the hanging
-    one too. So these events are on the topic twice, and sinks skip them. ``on_release`` is called then, also if nobody
-    can see the end because Kafka is unavailable.
+    one too. So these events are on the topic twice, and sinks skip them. ``on_release`` is called then, and also if
+    Kafka does not answer after the abort.
 
     Raises Failure if Kafka is unavailable, or if the transaction belongs to another producer.
     """

@@ -47,8 +47,8 @@ class Status(State):
 def apply(settings: Settings, connector: Connector | None = None, on_release: Callable[[], None] = lambda: None) -> str:
     """Make the connector run as its file says. Return what was done: created, updated, restarted or unchanged.
 
-    ``on_release`` is called when a hanging transaction was ended, whose events are then sent again, whatever becomes of
-    the rest (`outbox.relay.hanging`).
+    ``on_release`` is called if a hanging transaction was ended: its events are sent again (`outbox.relay.hanging`).
+    It is called at once, because what follows may fail.
 
     Creates the topics first, because a record without its topic stops the task: it waits for the topic for good, and
     its state is RUNNING. For a captured table it creates the publication too. Raises Failure if the publication is

@@ -147,13 +147,14 @@ def require_continuity(
     is_ahead = slot.confirmed_lsn > stored_lsn
     if is_ahead and not (connector.is_outbox and _all_arrive(settings, connector, effective)):
         missing = "the topics miss events" if connector.is_outbox else "the changes in between are unknown"
-        stands_still = "" if settings.exactly_once else ", or the relay stands still"
+        cause, remedy = "it was recreated, or another client read it", again
+        if not settings.exactly_once:
+            cause += ", or the relay stands still"
+            remedy = f"run the command again once the relay runs; if it ends like this again: {again}"
         raise Failure(
             f"the replication slot {connector.name} is at {lsn(slot.confirmed_lsn)}, ahead of the stored offset"
-            f" {lsn(stored_lsn)}, and {missing}: it was recreated, or another client read it{stands_still}",
-            f"run the command again once the relay runs; if it ends like this again: {again}"
-            if stands_still
-            else again,
+            f" {lsn(stored_lsn)}, and {missing}: {cause}",
+            remedy,
             code="slot-ahead",
         )
     if is_ahead and slot.restart_lsn >= stored_lsn:

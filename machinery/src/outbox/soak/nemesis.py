@@ -133,32 +133,39 @@ class Nemesis:
         with self._testbed.holding({*fault.parts, *fault.needs}):
             if self._stopped.is_set() or self._is_over(until_s):
                 return  # it has waited for its parts for too long
-            self._lasting.append(planned.fault)
-            fired_s = time.monotonic() - began_s
-            evidence, problem = self._fire(fault, random.Random(f"{self._seed} {number}"))  # noqa: S311
-            if not (evidence or problem):
-                self._lasting.remove(planned.fault)
-                return  # it had no chance
-            if evidence:
-                self._wait_until(time.monotonic() + planned.lasts_s)
-            is_broken_off = self._stopped.is_set()
-            is_healed = not is_broken_off and self._heal(fault)
-            done = Injection(
-                planned,
-                evidence,
-                problem,
-                is_healed=is_healed,
-                is_broken_off=is_broken_off,
-                fired_s=fired_s,
-                healed_s=time.monotonic() - began_s,
-                parts=fault.parts,
-                victims=fault.victims,
-                held=fault.needs,
-                foreign=fault.foreign,
-                invalid=fault.invalid,
-            )
-            self._done.append(done)
-            self._lasting.remove(planned.fault)
+            with self._noted(planned.fault):
+                fired_s = time.monotonic() - began_s
+                evidence, problem = self._fire(fault, random.Random(f"{self._seed} {number}"))  # noqa: S311
+                if not (evidence or problem):
+                    return  # it had no chance
+                if evidence:
+                    self._wait_until(time.monotonic() + planned.lasts_s)
+                is_broken_off = self._stopped.is_set()
+                is_healed = not is_broken_off and self._heal(fault)
+                done = Injection(
+                    planned,
+                    evidence,
+                    problem,
+                    is_healed=is_healed,
+                    is_broken_off=is_broken_off,
+                    fired_s=fired_s,
+                    healed_s=time.monotonic() - began_s,
+                    parts=fault.parts,
+                    victims=fault.victims,
+                    held=fault.needs,
+                    foreign=fault.foreign,
+                    invalid=fault.invalid,
+                )
+                self._done.append(done)
+
+    @contextmanager
+    def _noted(self, name: str) -> Iterator[None]:
+        """Count a fault among those that last."""
+        self._lasting.append(name)
+        try:
+            yield
+        finally:
+            self._lasting.remove(name)
 
     def _wait_until(self, until_s: float, watch: Watch = nothing) -> None:
         """Wait until then, or until the run ends early or breaks off."""

@@ -55,7 +55,7 @@ class Homes:
         watchdog.returncode = 0  # it outlives this process; nobody waits for it
 
     def new(self, name: str) -> Path:
-        """A new home folder. Its name contains a space and a letter outside ASCII, as paths of users do."""
+        """A new home folder. Its name has a space and an `ö`: the paths of users have such characters."""
         home = self.folder / f"{name} ö {uuid.uuid4().hex[:8]}"
         home.mkdir()
         return home
