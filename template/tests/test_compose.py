@@ -58,7 +58,7 @@ KEYS = {
     "ports",
 }
 KEYS |= {"depends_on", "healthcheck", "restart", "init", "stop_grace_period", "logging"}
-KEYS |= {"mem_limit", "pid", "shm_size", "cap_drop", "cap_add", "security_opt", "network_mode", "user"}
+KEYS |= {"env_file", "mem_limit", "pid", "shm_size", "cap_drop", "cap_add", "security_opt", "network_mode", "user"}
 
 # The VOLUME instructions of the servers' images. What is not mounted there becomes a volume without a name.
 DECLARED_VOLUMES = {
@@ -770,6 +770,20 @@ def test_secrets_are_generated_once_and_a_shell_reads_them(tmp_path: Path) -> No
     assert set(kept) < set(every.read_text().splitlines(keepends=True))
     assert gone.partition("=")[0] in every.read_text()
     assert [*every.parent.iterdir()] == [every]
+
+
+def test_a_name_in_env_that_is_no_setting_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert SERVICES["secrets"]["env_file"] == [{"path": ".env", "required": False}]
+    waits = {name for name, service in SERVICES.items() if "secrets" in service.get("depends_on", {})}
+    assert waits >= {"postgres", "connect"}, "who starts before the check"
+    for name in ("all", "serve"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("OUTBOX_SPARK_PROPERTIES", "/only/on/the/host")  # a setting, and no concern of this container
+    envfile.share(tmp_path, {"serve": ["service_token"]})
+    monkeypatch.setenv("OUTBOX_TOPC_PREFIX", "mine")
+    with pytest.raises(Failure, match="OUTBOX_TOPC_PREFIX.*OUTBOX_TOPIC_PREFIX") as failure:
+        envfile.share(tmp_path, {"serve": ["service_token"]})
+    assert failure.value.code == "settings-wrong"
 
 
 def test_a_secret_of_the_environment_replaces_the_generated_one(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
@@ -360,12 +360,22 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
             for problem in error.errors()
         ]
     if wrong:
-        raise Failure(
-            f"wrong settings: {'; '.join(wrong)}",
-            f"correct the environment variable, {dotenv.name} or stack.env",
-            code="settings-wrong",
-        )
+        raise _wrong(wrong, dotenv)
     return loaded
+
+
+def require_known(place: str | Path, names: Iterable[str]) -> None:
+    """Raises Failure naming each of these variables that is no setting."""
+    if wrong := list(_unknown(place, names)):
+        raise _wrong(wrong, Path(".env"))
+
+
+def _wrong(problems: Sequence[str], dotenv: Path) -> Failure:
+    return Failure(
+        f"wrong settings: {'; '.join(problems)}",
+        f"correct the environment variable, {dotenv.name} or stack.env",
+        code="settings-wrong",
+    )
 
 
 def _unknown(place: str | Path, names: Iterable[str]) -> Iterator[str]:

@@ -16,7 +16,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from outbox.base.errors import Failure
-from outbox.base.settings import SinkRole, SourceRole, database_passwords, load, password_setting, variable
+from outbox.base.settings import (
+    SinkRole,
+    SourceRole,
+    database_passwords,
+    load,
+    password_setting,
+    require_known,
+    variable,
+)
 
 # Shells and python-dotenv read such a value as it is, without quotes.
 PLAIN = re.compile(r"[\w.,:@%+/=^-]+", re.ASCII)
@@ -75,8 +83,12 @@ def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
     """Generate the passwords that FOLDER/all/stack.env lacks, and write the ``stack.env`` of each service.
 
     ``services`` has the names of the settings that each needs. Their files are readable by the group too, for a service
-    that runs as a user of its own. Raises Failure if a password of the environment would need quotes.
+    that runs as a user of its own.
+
+    Raises Failure for a variable that looks like a setting and is none: docker-compose gives this container all of
+    .env, and others the settings that it names. Raises Failure if a password of the environment would need quotes.
     """
+    require_known(".env", os.environ)
     every = folder / "all" / "stack.env"
     generated = generate()
     given = {name: value for name in generated if (value := os.environ.get(name))}
@@ -88,7 +100,10 @@ def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
                 code="secret-needs-quotes",
             )
     write(every, {**generated, **read(every), **given})
-    settings = load(every.parent).as_env()
+    needed = {name for names in services.values() for name in names}
+    chosen = {name: value for name in needed if (value := os.environ.get(variable(name)))}
+    # Without the rest of .env: a file that it names is one of the host.
+    settings = load(every.parent, environment=False, **chosen).as_env()
     for service, names in services.items():
         file = folder / service / "stack.env"
         write(file, {variable(name): settings[variable(name)] for name in names})
