@@ -33,10 +33,11 @@ from outbox.base.wait import wait_for
 from outbox.events.schema import Column, Rejection
 from outbox.sink import fence, spec
 from outbox.sink.batch import Batch
+from outbox.sink.decoder import DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.lakehouse import table, writer
 from outbox.sink.lakehouse.target import LakehouseTarget
 from outbox.sink.lakehouse.writer import LakehouseWriter
-from outbox.sink.records import DecodedEvent, Record, RecordDecoder, Records, Skipped
+from outbox.sink.records import Record, Records
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen

@@ -11,8 +11,9 @@ from typing import Any
 from outbox.events.catalog import Catalog
 from outbox.sink import strategy
 from outbox.sink.batch import Batch
+from outbox.sink.decoder import EventDecoder
 from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.records import EventDecoder, Record
+from outbox.sink.records import Record
 from outbox.sink.spec import SinkJob, SinkSpec
 from tests.support.made_events import NOW_MS, TOPIC_ID, as_read, uuid7
 

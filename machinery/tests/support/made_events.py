@@ -14,6 +14,7 @@ from outbox.base.settings import load
 from outbox.events.schema import Rejection
 from outbox.sink import records, spec
 from outbox.sink.batch import Batch, DeadRecord, Rows, Traced
+from outbox.sink.decoder import DecodedEvent
 from tests.shape import SHAPE
 
 ALL = spec.sinks(load(environment=False))
@@ -63,11 +64,11 @@ class Event:
         return f"{SHAPE.aggregatetype}.{self.type}"
 
     @property
-    def decoded(self) -> records.DecodedEvent:
+    def decoded(self) -> DecodedEvent:
         """The event as the decoder returns it."""
         values = {**self.payload(), "occurred_at": datetime.now(UTC)}
         columns = DECODER.types[self.name]
-        return records.DecodedEvent(self.event_id, tuple(values[column.name] for column in columns), self.name)
+        return DecodedEvent(self.event_id, tuple(values[column.name] for column in columns), self.name)
 
     @property
     def record(self) -> records.Record:

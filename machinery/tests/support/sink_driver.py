@@ -13,8 +13,8 @@ from psycopg2 import extensions
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
 from outbox.sink import spec
+from outbox.sink.decoder import RecordDecoder
 from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.records import RecordDecoder
 from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Strategy
 from tests.support.made_events import DECODER, JOB, PROJECTIONS, STRATEGIES, TOPIC

@@ -20,7 +20,7 @@ from outbox.events.catalog import Aggregate, Catalog, Wanted
 from outbox.events.schema import EventSchema
 from outbox.events.upcasting import Upcaster
 from outbox.sink import spec
-from outbox.sink.records import EventDecoder
+from outbox.sink.decoder import EventDecoder
 from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
 

@@ -23,7 +23,7 @@ from psycopg2 import sql
 from outbox.base.errors import Failure
 from outbox.events.schema import Column
 from outbox.sink.batch import Rows
-from outbox.sink.records import DecodedEvent
+from outbox.sink.decoder import DecodedEvent
 from outbox.sink.values import ARROW_TYPES
 
 EVENT_TYPE = "event_type"

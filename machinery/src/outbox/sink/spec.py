@@ -25,8 +25,8 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.sink import strategy
+from outbox.sink.decoder import EventDecoder, RecordDecoder
 from outbox.sink.layout import Layout
-from outbox.sink.records import EventDecoder, RecordDecoder
 from outbox.sink.strategy import Strategy
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from outbox.events import catalog
 from outbox.events.schema import Rejection
 from outbox.sink import spec
 from outbox.sink.batch import Batch, DeadRecord
-from outbox.sink.records import DecodedEvent, Record, RecordDecoder
+from outbox.sink.decoder import DecodedEvent, RecordDecoder
+from outbox.sink.records import Record
 from outbox.sink.writer import Counts, SinkWriter
 from outbox.testing.queries import query
 

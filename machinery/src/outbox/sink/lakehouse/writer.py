@@ -54,13 +54,13 @@ from outbox.base.errors import Failure
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.sink import dead_letters, fence, positions, traces
 from outbox.sink.batch import Batch, Traced, event_ids
+from outbox.sink.decoder import made_at_ms
 from outbox.sink.generations import TopicOffsets
 from outbox.sink.lakehouse import staging
 from outbox.sink.lakehouse.applier import TransformingLakehouseApplier
 from outbox.sink.lakehouse.files import Folder, StagedFiles, is_reachable
 from outbox.sink.lakehouse.staging import LakehouseStaging, LakehouseTransformStaging
 from outbox.sink.layout import PLACE
-from outbox.sink.records import made_at_ms
 from outbox.sink.spark.session import FEW_ROWS
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, SinkWriter, count

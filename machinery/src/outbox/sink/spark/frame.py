@@ -41,8 +41,9 @@ from outbox.base.settings import Settings
 from outbox.events.schema import SqlType
 from outbox.kafka import topics
 from outbox.kafka.records import batches
+from outbox.sink.decoder import RecordDecoder
 from outbox.sink.layout import Layout
-from outbox.sink.records import RecordDecoder, Records, joined
+from outbox.sink.records import Records, joined
 from outbox.sink.spark.part import Part
 from outbox.sink.spec import event_decoders, layout_of
 

@@ -26,8 +26,9 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.events.schema import EventSchema
+from outbox.sink.decoder import DAY_MS
 from outbox.sink.layout import PLACE
-from outbox.sink.records import DAY_MS, Record, Records
+from outbox.sink.records import Record, Records
 from outbox.sink.spark import frame
 from outbox.sink.spark.transform import Function, as_events, unusable
 from outbox.sink.spec import event_decoders, layout_of
