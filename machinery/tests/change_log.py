@@ -10,7 +10,7 @@ from typing import Any
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, load
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.batch import Batch, DeadRecord
 from outbox.sink.decoder import DecodedEvent
 from outbox.sink.postgres.writer import PostgresWriter
@@ -20,7 +20,7 @@ from tests.support.made_events import nth_key
 from tests.support.sink_driver import projections_in
 
 NAME = "changes"
-SPEC = spec.sinks(load(environment=False))[NAME]
+SPEC = discovery.sinks(load(environment=False))[NAME]
 [(TOPIC, DECODER)] = SPEC.decoders.items()
 PROJECTION = SPEC.job.projections / "stock.sql"
 TOPIC_ID = "topic-1"

@@ -31,7 +31,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.base.wait import wait_for
 from outbox.events.schema import Column, Rejection
-from outbox.sink import fence, spec
+from outbox.sink import discovery, fence
 from outbox.sink.batch import Batch
 from outbox.sink.decoder import DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.lakehouse import table, writer
@@ -41,8 +41,7 @@ from outbox.sink.records import Record, Records
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen
-from outbox.sink.spec import SinkJob, SinkSpec
-from outbox.sink.target import TargetState
+from outbox.sink.spec import SinkJob, SinkSpec, TargetState
 from outbox.sink.writer import Copier, Counts, SinkWriter
 from outbox.testing.command import outbox
 from outbox.testing.failures import raises
@@ -69,7 +68,7 @@ from tests.support.sink_process import Publisher, catch_up, catch_up_faulty_alon
 from tests.support.suite import DOMAIN
 
 pytestmark = leaves_sockets
-DECLARED = spec.sinks(load(environment=False))[NAME]
+DECLARED = discovery.sinks(load(environment=False))[NAME]
 HERE = DOMAIN / "stock" / "sinks" / NAME
 SCHEMA, TOTALS = HERE / "table.sql", HERE / "projections" / "stock.sql"
 RANDOM = Random(31)  # noqa: S311
@@ -97,7 +96,7 @@ def lake(databases: Settings, lakehouse_spark: SparkSession, tmp_path: Path) -> 
 def driving(settings: Settings, spec: SinkSpec = DECLARED) -> Iterator[SinkWriter]:
     """The sink, opened as its stream opens it, until the end of the block."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        sink = spec.job.target.writer(settings, connection, spec)
+        sink = spec.target.writer(settings, connection, spec)
         sink.positions(TOPIC, TOPIC_ID)
         yield sink
 
@@ -124,7 +123,7 @@ def run_replay(settings: Settings, *some: Event, dry_run: bool = False) -> dict[
             {NAME: DECLARED},
             [Chosen(NAME, TOPIC, TOPIC_ID, event.event_id) for event in some],
             dry_run=dry_run,
-            applier_of=lambda one: one.job.target.applier(settings, one, dry_run=dry_run),
+            applier_of=lambda one: one.target.applier(settings, one, dry_run=dry_run),
         )
 
 
@@ -256,7 +255,7 @@ def test_a_staged_batch_larger_than_the_heap_is_merged(lake: Settings, tmp_path:
     )
     target = LakehouseTarget(schema, TOTALS)
     job = SinkJob("notes", TOTALS.parent, target, strategy=DECLARED.job.strategy, decoders={TOPIC: Notes()})
-    notes = spec.resolve(lake, job)
+    notes = discovery.resolve(lake, job)
 
     def parts() -> Iterator[Records]:
         for _ in range(LARGE_RECORDS // PART):
@@ -282,7 +281,7 @@ def test_a_table_whose_log_has_a_checkpoint_is_merged_into_and_read(
     properties = "TBLPROPERTIES ('delta.checkpointInterval' = '2')"
     schema.write_text(SCHEMA.read_text().replace("USING delta", f"USING delta {properties}"))
     target = LakehouseTarget(schema, TOTALS)
-    spec = replace(DECLARED, job=replace(DECLARED.job, target=target))
+    spec = replace(DECLARED, target=target)
     some = events(3)
     with driving(lake, spec) as sink:
         for number, event in enumerate(some):

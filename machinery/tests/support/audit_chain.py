@@ -90,8 +90,8 @@ def declare(
         for topic, aggregates in known.topics.items()
         if (mine := [one for one in wanted if one.schema.aggregate in {aggregate.name for aggregate in aggregates}])
     }
-    job = SinkJob(name=SINK, events=names, projections=folder, target=PostgresTarget())
-    spec = SinkSpec(SINK, job, strategy.find(takes), decoders)
+    job = SinkJob(name=SINK, events=names, projections=folder)
+    spec = SinkSpec(SINK, job, strategy.find(takes), decoders, PostgresTarget())
     return declared.of(known, {SINK: spec}, {SINK: comparisons})
 
 

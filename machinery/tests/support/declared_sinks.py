@@ -42,7 +42,7 @@ def sink(
     """A sink of these events, on all their topics or on one of them."""
     found = {of: one for of, one in decoders(known, *names).items() if topic in ("", of)}
     job = SinkJob(name=name, projections=projections, target=PostgresTarget(), events=names, strategy=by)
-    return SinkSpec(name, job, strategy.find(by), found)
+    return SinkSpec(name, job, strategy.find(by), found, PostgresTarget())
 
 
 def record(

@@ -31,7 +31,7 @@ from outbox.base.wait import wait_for
 from outbox.cli import main
 from outbox.kafka.clients import client_config
 from outbox.kafka.follower import Closed
-from outbox.sink import fence, retries, spec, watchdog
+from outbox.sink import discovery, fence, retries, watchdog
 from outbox.sink.batch import Batch
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spark import reader, stream
@@ -311,12 +311,12 @@ def signal_at_part(which: signal.Signals, sink: str, number: int) -> None:
 
 def change(sink: str, **attributes: Any) -> None:
     """The job of a sink has other attributes."""
-    jobs = spec.jobs
+    jobs = discovery.jobs
 
     def changed(settings: Settings) -> list[SinkJob]:
         return [replace(job, **attributes) if job.name == sink else job for job in jobs(settings)]
 
-    patch(spec, jobs=changed)
+    patch(discovery, jobs=changed)
 
 
 def before_read(happens: Callable[[Settings, Part], None]) -> None:

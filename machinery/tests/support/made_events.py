@@ -12,12 +12,12 @@ from random import Random
 
 from outbox.base.settings import load
 from outbox.events.schema import Rejection
-from outbox.sink import records, spec
+from outbox.sink import discovery, records
 from outbox.sink.batch import Batch, DeadRecord, Rows, Traced
 from outbox.sink.decoder import DecodedEvent
 from tests.shape import SHAPE
 
-ALL = spec.sinks(load(environment=False))
+ALL = discovery.sinks(load(environment=False))
 MAIN = next(one for one in ALL.values() if one.strategy.name == "dedup" and one.job.events == SHAPE.events)
 JOB = MAIN.job
 SPECS = {one.strategy.name: one for one in ALL.values() if one.job.projections == JOB.projections}

@@ -19,7 +19,7 @@ from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Catalog, Wanted
 from outbox.events.schema import EventSchema
 from outbox.events.upcasting import Upcaster
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.decoder import EventDecoder
 from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
@@ -127,7 +127,7 @@ def load(settings: Settings) -> Declared:
             "declare one (docs/events.md)",
             code="event-undeclared",
         )
-    sinks = spec.sinks(settings)
+    sinks = discovery.sinks(settings)
     comparisons = {name: comparison_files.load(one) for name, one in sinks.items()}
     return of(known, sinks, comparisons, settings.sink_id_age_max_days)
 

@@ -91,9 +91,9 @@ def _events(known: Catalog) -> Iterator[tuple[Aggregate, Mapping[int, EventSchem
 def _consumers(settings: Settings, known: Catalog) -> Consumers:
     found: dict[str, list[str]] = {}
     try:
-        from outbox.sink import spec
+        from outbox.sink import discovery
 
-        jobs = spec.jobs(settings)
+        jobs = discovery.jobs(settings)
     except Exception as error:  # the project's own code, or a library that is not installed beside the service
         return Consumers(found, [f"the sinks cannot be loaded: {_line(error)}"])
     notes = []

@@ -20,7 +20,7 @@ from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest, State
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.spec import SinkSpec
 from outbox.soak import captures, operator
 from outbox.soak.checked import Checked
@@ -263,7 +263,7 @@ class Testbed:
     @property
     def sink_specs(self) -> Sequence[SinkSpec]:
         """What the project declares of them."""
-        known = spec.sinks(self.settings) if self.sink_names else {}
+        known = discovery.sinks(self.settings) if self.sink_names else {}
         return [known[name] for name in self.sink_names]
 
     def readers(self, topic: str) -> Sequence[SinkSpec]:

@@ -11,8 +11,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.sink.applier import Applier
 from outbox.sink.lakehouse import table
-from outbox.sink.spec import SinkSpec
-from outbox.sink.target import Target, TargetState, Transformed
+from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed
 from outbox.sink.writer import SinkWriter
 
 

@@ -123,7 +123,7 @@ class LakehouseWriter(SinkWriter):
 
         Raises Failure if the sink has a driver already.
         """
-        super().__init__(connection, spec)
+        super().__init__(connection, spec.name, spec.decoders)
         self._spec, self._layout = spec, spec.layout
         self._merge, self._schema, self._uri = spec.strategy.select, schema, uri
         self._applier: TransformingLakehouseApplier | None = None
