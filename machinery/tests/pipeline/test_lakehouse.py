@@ -34,7 +34,7 @@ from outbox.events.schema import Column, Rejection
 from outbox.sink import discovery, fence
 from outbox.sink.batch import Batch
 from outbox.sink.decoder import DecodedEvent, RecordDecoder, Skipped
-from outbox.sink.lakehouse import table, writer
+from outbox.sink.lakehouse import spark_table, table
 from outbox.sink.lakehouse.target import LakehouseTarget
 from outbox.sink.lakehouse.writer import LakehouseWriter
 from outbox.sink.records import Record, Records
@@ -140,7 +140,7 @@ def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) 
     assert ids(lake) == sorted(event.event_id for event in [*new, *old])
     assert {key: int(total) for key, total in read_table(lake).totals.items()} == sums([*new, *old])
     assert {path.name for path in folder(lake).glob("event_day=*")} == {
-        f"event_day={writer._day(event.event_id)}" for event in (new[0], old[0])
+        f"event_day={spark_table._day(event.event_id)}" for event in (new[0], old[0])
     }
     # All that the last commit says, although it has nothing new: how far the table is.
     assert read_table(lake).positions == {TOPIC: {0: 17}} == {TOPIC: database(lake).positions()}
@@ -327,7 +327,7 @@ def test_a_batch_is_looked_for_among_its_own_days_only(lake: Settings) -> None:
     today, before = events(3), events(3, at_ms=NOW_MS - 3 * DAY_MS)
     with driving(lake) as sink:
         sink.apply(batch([*before, *today]))
-        for file in folder(lake).glob(f"event_day={writer._day(before[0].event_id)}/*.parquet"):
+        for file in folder(lake).glob(f"event_day={spark_table._day(before[0].event_id)}/*.parquet"):
             file.unlink()
         assert sink.apply(batch([*today, *events(1)], start=6)) == Counts(rows=4, applied=1, duplicates=3)
         with raises("table-failed"):
@@ -372,7 +372,7 @@ def test_letters_come_before_the_table_and_positions_after_it(lake: Settings, mo
 
         with Path(f"{folder(lake)}.lock").open("w") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX)
-            monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.2)
+            monkeypatch.setattr(spark_table, "LOCK_TIMEOUT_S", 0.2)
             with raises("table-locked"):
                 sink.apply(batch(events(1), start=3))
     assert database(lake).positions() == {0: 3}
@@ -432,7 +432,7 @@ def test_no_transaction_is_open_while_a_replay_writes_the_table(
 ) -> None:
     one, other = events(2)
     idle: list[object] = []
-    merge, missing = writer.Table.merge, writer.Table.missing
+    merge, missing = spark_table.Table.merge, spark_table.Table.missing
 
     def look() -> None:
         with closing(connect(lake, SinkRole.WRITER)) as beside, beside.cursor() as cursor:
@@ -444,18 +444,18 @@ def test_no_transaction_is_open_while_a_replay_writes_the_table(
             with pytest.raises(psycopg2.errors.LockNotAvailable):
                 fence.lock(cursor, NAME)
 
-    def looked_at(self: writer.Table, rows: pa.Table, metadata: Mapping[str, Any] | None = None) -> int:
+    def looked_at(self: spark_table.Table, rows: pa.Table, metadata: Mapping[str, Any] | None = None) -> int:
         look()
         return merge(self, rows, metadata)
 
-    def looked_for(self: writer.Table, event_ids: Collection[str]) -> set[str]:
+    def looked_for(self: spark_table.Table, event_ids: Collection[str]) -> set[str]:
         look()
         return missing(self, event_ids)
 
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(one, 0), unread(other, 1)]))
-        monkeypatch.setattr(writer.Table, "merge", looked_at)
-        monkeypatch.setattr(writer.Table, "missing", looked_for)
+        monkeypatch.setattr(spark_table.Table, "merge", looked_at)
+        monkeypatch.setattr(spark_table.Table, "missing", looked_for)
         assert run_replay(lake, one, dry_run=True) == run_replay(lake, one) == {NAME: Replayed(applied=1)}
         assert idle == [0, 0]
         monkeypatch.undo()

@@ -140,14 +140,14 @@ def endless_transform() -> None:
 def death_before_a_merge() -> None:
     """The same, and the process is killed before the table's first commit: what is set aside is committed."""
     transformed()
-    table: Any = import_module("outbox.sink.lakehouse.writer").Table  # not every project has it
+    table: Any = import_module("outbox.sink.lakehouse.spark_table").Table  # not every project has it
     patch(table, merge=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def death_behind_a_merge() -> None:
     """The same behind the table's first commit: the positions do not know of it."""
     transformed()
-    table: Any = import_module("outbox.sink.lakehouse.writer").Table
+    table: Any = import_module("outbox.sink.lakehouse.spark_table").Table
     merge = table.merge
 
     def merge_last(*arguments: Any) -> None:
@@ -161,7 +161,7 @@ def held_merge() -> None:
     """The tasks of a MERGE stand still as long as a folder exists: `held_folder`. Each leaves a file there that has the
     id of its process for a name.
     """
-    table: Any = import_module("outbox.sink.lakehouse.writer").Table  # not every project has it
+    table: Any = import_module("outbox.sink.lakehouse.spark_table").Table  # not every project has it
     folder, make = held_folder(load()), table.__init__
 
     def is_let_go(_: str) -> bool:

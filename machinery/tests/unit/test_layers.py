@@ -6,7 +6,8 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,48 @@ def test_the_rules_detect_violations(file: str, source: str, wrong: set[str]) ->
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_a_module_imports_only_what_its_layer_may(file: Path) -> None:
     assert violations(file, (SOURCES / file).read_text()) - EXCEPTIONS == set()
+
+
+def circle(sources: Mapping[str, str]) -> list[str]:
+    """The first circle found: each module imports the next, also for types only or within a function, and the last is
+    the first. Without a circle it is empty.
+    """
+    graph = {
+        module: {found for name in imported(source) if (found := _module_of(name, sources)) not in {None, module}}
+        for module, source in sources.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+def _module_of(name: str, known: Mapping[str, str]) -> str | None:
+    """The module that an import of this name loads: it, or the one that the name is in. None if it is not known."""
+    return next((module for module in (name, name.rpartition(".")[0]) if module in known), None)
+
+
+@pytest.mark.parametrize(
+    ("sources", "found"),
+    [
+        ({"a": "import b", "b": "import c", "c": ""}, set()),
+        ({"a": "import b", "b": "import c", "c": "import a"}, {"a", "b", "c"}),
+        ({"a": "import a"}, set()),
+        ({"p.a": "from p import b", "p.b": "from p.a import Name"}, {"p.a", "p.b"}),
+        ({"p.a": "from p import b", "p.b": "from p import Name", "p": ""}, set()),
+        ({"p.a": "from p import Name", "p": "from p.a import Name"}, {"p", "p.a"}),
+        ({"a": "if TYPE_CHECKING:\n    from b import Name", "b": "import a"}, {"a", "b"}),
+        ({"a": "def f():\n    from b import Name", "b": "import a"}, {"a", "b"}),
+    ],
+)
+def test_the_rule_on_circles_detects_them(sources: Mapping[str, str], found: set[str]) -> None:
+    assert set(circle(sources)) == found
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = {".".join(file.with_suffix("").parts).removesuffix(".__init__"): file for file in FILES}
+    assert circle({module: (SOURCES / file).read_text() for module, file in modules.items()}) == []
 
 
 @pytest.mark.parametrize(

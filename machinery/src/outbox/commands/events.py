@@ -13,7 +13,8 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.events import catalog, compatibility, examples, revision
-from outbox.events.catalog import Aggregate, Catalog
+from outbox.events.aggregate import Aggregate
+from outbox.events.catalog import Catalog
 from outbox.events.schema import EventSchema
 
 HEADINGS = ("aggregate", "topic", "event", "versions", "key", "version", "consumers")

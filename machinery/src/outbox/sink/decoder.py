@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 from outbox.base import trace
 from outbox.base.settings import Settings
 from outbox.events import catalog
-from outbox.events.catalog import Aggregate, Wanted
+from outbox.events.aggregate import Aggregate
+from outbox.events.catalog import Wanted
 from outbox.events.schema import Column, EventSchema, Rejection, shortened
 from outbox.events.upcasting import UPCAST_FAILED, Upcaster
 from outbox.events.values import KEY_MAX_BYTES, NOT_JSON, convert, decode, is_deep, may_be_deep, parse_json

@@ -45,7 +45,7 @@ class LakehouseTarget(Target):
     ) -> Applier:
         """Raises Failure if the table is gone, or differs from what its SQL declares."""
         from outbox.sink.lakehouse.applier import LakehouseApplier, TransformingLakehouseApplier
-        from outbox.sink.lakehouse.writer import Table
+        from outbox.sink.lakehouse.spark_table import Table
         from outbox.sink.spark.session import session
 
         uri = table.location(settings, spec.name)

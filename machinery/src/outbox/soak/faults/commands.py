@@ -19,7 +19,7 @@ from outbox.relay.connectors import Connector
 from outbox.sink import discovery, fence, projection
 from outbox.sink.spec import SinkSpec
 from outbox.soak import foreign
-from outbox.soak.checked import checked, of_report
+from outbox.soak.checked import of_report
 from outbox.soak.checkers.checks import is_foreign
 from outbox.soak.fault import Fault, NoChance, NotFired, wait_or_not_fired
 from outbox.soak.operator import Done
@@ -145,7 +145,7 @@ class Rebuild(Fault):
         return f"`outbox rebuild SINK --from {self._source}` of a sink that recognises every repeat, while it runs."
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        checked(testbed, f"before {self.name}")
+        testbed.check(f"before {self.name}")
         sinks, refused = self._sinks(testbed), list[str]()
         for sink in chance.sample(sinks, len(sinks)):
             self.victims = (testbed.process_of(sink).name,)
