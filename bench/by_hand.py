@@ -22,9 +22,9 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink import partitions
+from outbox.sink.discovery import resolve, sinks
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.projection import load
-from outbox.sink.spec import resolve, sinks
 
 from bench.event import event_id, topic
 

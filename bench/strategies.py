@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink import spec, strategy
+from outbox.sink import discovery, strategy
 from outbox.sink.batch import Batch
 from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Strategy
@@ -54,14 +54,14 @@ def growth(settings: Settings, batches: int, batch_events: int, days: int) -> Se
 
 def _by(settings: Settings, chosen: Strategy) -> SinkSpec:
     """The balances by a strategy, from one event; the sink is called like the strategy."""
-    job = replace(spec.sinks(settings)["balances"].job, name=chosen.name, events=[EVENT])
-    return replace(spec.resolve(settings, job), strategy=chosen)
+    job = replace(discovery.sinks(settings)["balances"].job, name=chosen.name, events=[EVENT])
+    return replace(discovery.resolve(settings, job), strategy=chosen)
 
 
 @contextmanager
 def _open(settings: Settings, one: SinkSpec) -> Iterator[SinkWriter]:
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        yield one.job.target.writer(settings, connection, one)
+        yield one.target.writer(settings, connection, one)
 
 
 def _timed(sink: SinkWriter, batch: Batch) -> float:

@@ -10,8 +10,9 @@ from typing import Any
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, load
-from outbox.sink import records, spec
+from outbox.sink import discovery
 from outbox.sink.batch import Batch, DeadRecord
+from outbox.sink.decoder import DecodedEvent
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.strategy import Strategy
 from stock.sinks.changes.records import CHANGE, TABLE, change_id
@@ -19,7 +20,7 @@ from tests.support.made_events import nth_key
 from tests.support.sink_driver import projections_in
 
 NAME = "changes"
-SPEC = spec.sinks(load(environment=False))[NAME]
+SPEC = discovery.sinks(load(environment=False))[NAME]
 [(TOPIC, DECODER)] = SPEC.decoders.items()
 PROJECTION = SPEC.job.projections / "stock.sql"
 TOPIC_ID = "topic-1"
@@ -132,10 +133,10 @@ def under_another_lsn(change: Change, lsn: int) -> Change:
     return replace(change, op="r", lsn=lsn)
 
 
-def decoded(change: Change) -> records.DecodedEvent:
+def decoded(change: Change) -> DecodedEvent:
     """The change as the decoder returns it."""
     row = asdict(change)
-    return records.DecodedEvent(change.event_id, tuple(row[column.name] for column in DECODER.types[CHANGE]), CHANGE)
+    return DecodedEvent(change.event_id, tuple(row[column.name] for column in DECODER.types[CHANGE]), CHANGE)
 
 
 def batch(changes: Sequence[Change], start: int = 0, dead: Sequence[DeadRecord] = ()) -> Batch:

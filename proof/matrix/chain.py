@@ -18,7 +18,7 @@ from outbox.kafka import topics
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
 from outbox.relay.connectors import Connector
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.spark import local_checkpoint
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
@@ -76,7 +76,7 @@ class Chain:
         migrate(self.settings)
         for connector in self.connectors:
             lifecycle.apply(self.settings, connector)
-        self.topics = {sink: spec.chosen(self.settings, sink).topics[0] for sink in self.sinks}
+        self.topics = {sink: discovery.chosen(self.settings, sink).topics[0] for sink in self.sinks}
         self.process = SinkProcess("sinks", self.settings, ["sink", *self.sinks])
         self.process.start_timeout_s = START_TIMEOUT_S
         self.start_sinks()

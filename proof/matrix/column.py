@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from outbox.kafka import topics
-from outbox.sink import spec
+from outbox.sink import discovery
 
 from proof.matrix import sink_log, topic_log
 from proof.matrix.chain import SINKS, Chain
@@ -63,7 +63,7 @@ class _Before:
         if work.rows != len(new) + len(re_read):
             raise NotFired(f"sink {sink} has logged {work.rows} rows, not {len(new)} and {len(re_read)} again")
         due = {"all": [], "re-reads": re_sent, "none": [*re_sent, *re_read]}
-        promise = spec.chosen(self._chain.settings, sink).strategy.repeats
+        promise = discovery.chosen(self._chain.settings, sink).strategy.repeats
         before = self._drift[sink]
         return Cell(
             repeats=len(re_sent) + len(re_read),

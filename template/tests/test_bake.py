@@ -28,10 +28,10 @@ PACKAGES = (*PRODUCT, "migrations", "tests")
 LOAD = """
 import importlib, sys
 from outbox.base import settings
-from outbox.sink import spec
+from outbox.sink import discovery
 for module in sys.argv[1:]:
     importlib.import_module(module)
-print(*spec.sinks(settings.load(environment=False)))
+print(*discovery.sinks(settings.load(environment=False)))
 """
 # Lines of pyproject.toml for what only this repository has.
 OF_THE_REPOSITORY = tuple(

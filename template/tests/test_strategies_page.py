@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 from outbox.base import settings
-from outbox.sink import spec, strategy
+from outbox.sink import discovery, strategy
 
 from template.tests.paths import ROOT
 
 
 def test_the_table_has_each_strategy() -> None:
     table = (ROOT / "machinery" / "docs" / "strategies.md").read_text()
-    known = {one.strategy.name for one in spec.sinks(settings.load(environment=False)).values()}
+    known = {one.strategy.name for one in discovery.sinks(settings.load(environment=False)).values()}
     known |= strategy.load(strategy.BUILT_IN).keys()
     assert known <= set(re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE))

@@ -13,7 +13,7 @@ import pytest
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.testing.contract.contract import keep
 
 FreshDatabases = Callable[[], AbstractContextManager[Settings]]
@@ -56,9 +56,9 @@ def problem(fresh: FreshDatabases, folder: Path, name: str, shrinking_max: int =
     with fresh() as settings:
         with closing(connect(settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
             cursor.execute(TABLES.format(writer=settings.role_name(SinkRole.WRITER)))
-        job = replace(spec.sinks(settings)[strategy].job, projections=projections)
+        job = replace(discovery.sinks(settings)[strategy].job, projections=projections)
         with pytest.raises(AssertionError) as caught:
-            keep(settings, spec.resolve(settings, job), folder / "copy", seed=SEED, shrinking_max=shrinking_max)
+            keep(settings, discovery.resolve(settings, job), folder / "copy", seed=SEED, shrinking_max=shrinking_max)
     return str(caught.value)
 
 

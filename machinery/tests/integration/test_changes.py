@@ -23,7 +23,7 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events.schema import Rejection
 from outbox.relay import slot
 from outbox.relay.connectors import load
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.batch import DeadRecord
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
@@ -307,7 +307,7 @@ def open_letters(connection: extensions.connection) -> list[Chosen]:
 def replayed(settings: Settings) -> dict[str, Replayed]:
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         chosen = open_letters(connection)
-        return replay.replay(connection, spec.sinks(settings), chosen, applier_of=PostgresApplier)
+        return replay.replay(connection, discovery.sinks(settings), chosen, applier_of=PostgresApplier)
 
 
 def test_a_dead_letter_is_replayed_and_does_not_undo_what_came_since(databases: Settings, database: Database) -> None:

@@ -15,7 +15,7 @@ import pytest
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink import fence, spec
+from outbox.sink import discovery, fence
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
@@ -51,7 +51,7 @@ def set_aside(settings: Settings, *events: Event, name: str = "dedup") -> None:
 
 @pytest.fixture
 def known(databases: Settings) -> Known:
-    return spec.sinks(databases)
+    return discovery.sinks(databases)
 
 
 def choose(settings: Settings, selection: Selection) -> list[Chosen]:

@@ -14,7 +14,7 @@ import pytest
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.maintenance import expiry, retention
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.dead_letters import OLDER_THAN_HORIZON
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.repair import replay
@@ -66,7 +66,7 @@ def run_replay(settings: Settings, *, older_than_horizon: bool) -> Replayed:
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             chosen = Selection(sink="dedup").choose(cursor)
-        known = spec.sinks(settings)
+        known = discovery.sinks(settings)
         done = replay.replay(
             connection, known, chosen, applier_of=PostgresApplier, older_than_horizon=older_than_horizon
         )

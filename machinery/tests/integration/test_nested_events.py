@@ -16,9 +16,10 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import Rejection
 from outbox.sink.batch import Batch, DeadRecord
+from outbox.sink.decoder import DecodedEvent
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.records import DecodedEvent, Record
+from outbox.sink.records import Record
 from outbox.sink.repair.replay import Replayed, replay
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec

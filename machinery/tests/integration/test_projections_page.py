@@ -21,8 +21,9 @@ from outbox.events.schema import PayloadSchema
 from outbox.events.values import convert, decode
 from outbox.sink import strategy
 from outbox.sink.batch import Batch
+from outbox.sink.decoder import DecodedEvent
 from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.records import DecodedEvent, Record
+from outbox.sink.records import Record
 from outbox.sink.writer import Counts
 from outbox.writing.payload import encode
 from tests.support.declared import Events

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -15,7 +16,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events.catalog import Catalog
 from outbox.kafka.topics import Topic
-from outbox.sink import skipped, spec
+from outbox.sink import discovery, skipped
 from outbox.sink.batch import Batch
 from outbox.sink.generations import Beginning
 from outbox.sink.postgres.writer import PostgresWriter
@@ -224,7 +225,7 @@ class TestViews:
                 cancelled(key, 2),
                 placed(nth_key(5), 1, item=item, unit="LTR"),
             ]
-            assert writer.apply(batch_of(spec.sinks(databases)["orders"], topic, *some)).applied == 3
+            assert writer.apply(batch_of(discovery.sinks(databases)["orders"], topic, *some)).applied == 3
         found = Database(databases).query(
             "SELECT order_id::text, quantity, unit, is_cancelled, version FROM orders ORDER BY 1"
         )
@@ -297,11 +298,11 @@ class TestSkipped:
 def running(settings: Settings, name: str) -> Iterator[PostgresWriter]:
     """The writer of a sink of the project."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        yield PostgresWriter(connection, spec.sinks(settings)[name])
+        yield PostgresWriter(connection, discovery.sinks(settings)[name])
 
 
 def writer_topics(settings: Settings, name: str) -> list[str]:
-    return spec.sinks(settings)[name].topics
+    return discovery.sinks(settings)[name].topics
 
 
 class TestRebuild:
@@ -309,7 +310,7 @@ class TestRebuild:
 
     @pytest.fixture
     def activity(self, databases: Settings) -> SinkSpec:
-        return spec.sinks(databases)["activity"]
+        return discovery.sinks(databases)["activity"]
 
     def topics(self, activity: SinkSpec) -> list[Topic]:
         return [Topic(name, TOPIC_ID, 1) for name in activity.topics]
@@ -427,4 +428,4 @@ class TestRebuild:
 
 def rebuild_copy(of: SinkSpec) -> SinkSpec:
     """The sink that a rebuild from the topics runs."""
-    return SinkSpec(rebuild.copy_of(of.name), of.job, of.strategy, of.decoders)
+    return replace(of, name=rebuild.copy_of(of.name))

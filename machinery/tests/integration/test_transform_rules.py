@@ -9,9 +9,10 @@ import pytest
 from pyspark.sql import DataFrame
 
 from outbox.base.settings import load
+from outbox.sink.decoder import event_decoders
+from outbox.sink.layout import Layout
 from outbox.sink.spark import frame, rules
 from outbox.sink.spark.transform import Function
-from outbox.sink.spec import event_decoders, layout_of
 from outbox.testing.failures import raises
 from outbox.testing.fixtures.spark import leaves_sockets
 from tests import transforms
@@ -106,7 +107,7 @@ def test_an_error_of_the_transform_is_raised_as_it_is(items: DataFrame) -> None:
 @pytest.mark.parametrize("names", [["item"], ["order"], ["item", "order"], ["order.placed.v1"]])
 def test_examples_have_the_columns_that_a_sink_gives(spark: SparkSession, names: list[str]) -> None:
     found = rules.events(spark, SETTINGS, names, count=20)
-    assert found.schema == frame.schema(layout_of(event_decoders(SETTINGS, names)))
+    assert found.schema == frame.schema(Layout.of(event_decoders(SETTINGS, names)))
     rows = found.collect()
     assert len({(row.event_id, row.partition, row.offset) for row in rows}) == len(rows) == 20
 

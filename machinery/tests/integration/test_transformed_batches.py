@@ -43,12 +43,12 @@ def staged(settings: Settings, sink: SinkWriter, some: Sequence[Event], job: int
 
 
 def test_a_batch_is_applied_by_hashes_whatever_statistics_say(databases: Settings, database: Database) -> None:
-    spec = SinkSpec("dedup", replace(JOB, transform="any:thing", target=PostgresTarget()), MAIN.strategy, MAIN.decoders)
+    spec = SinkSpec("dedup", replace(JOB, transform="any:thing"), MAIN.strategy, MAIN.decoders, PostgresTarget())
     returned = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
     returned |= {column.name: ARROW_TYPES[column.type] for column in DECODER.types[events(1)[0].name]}
     batches = [events(COUNT), events(COUNT)]
     with closing(connect(databases, SinkRole.WRITER)) as connection:
-        sink = spec.job.target.writer(databases, connection, spec)
+        sink = spec.target.writer(databases, connection, spec)
         sink.prepare(pa.schema(returned))
         with connection, connection.cursor() as cursor:
             cursor.execute("SET statement_timeout = %s", [TIMEOUT_MS])

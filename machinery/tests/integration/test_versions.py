@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.applier import PARKED
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
@@ -60,7 +60,7 @@ def run_replay(settings: Settings) -> Replayed:
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             chosen = Selection(sink=NAME).choose(cursor)
-        known = {NAME: spec.sinks(settings)[NAME]}
+        known = {NAME: discovery.sinks(settings)[NAME]}
         return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(NAME, Replayed())
 
 

@@ -20,7 +20,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from outbox.relay import connectors, lifecycle, slot
 from outbox.relay.connectors import Connector
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.repair import rewind
 from outbox.soak import captures
 from outbox.soak.checkers import captured, copies
@@ -226,7 +226,7 @@ class Compared:
 def test_soak_compares_a_captured_table_with_topic_and_sink(
     chain: Settings, changes: Connector, service: Client
 ) -> None:
-    changes_spec = spec.sinks(chain)["changes"]
+    changes_spec = discovery.sinks(chain)["changes"]
 
     def broken() -> list[str]:
         """The promises that do not hold."""

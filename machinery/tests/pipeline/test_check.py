@@ -30,7 +30,7 @@ from outbox.events.catalog import Catalog
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import arrivals
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.batch import Batch
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
@@ -632,7 +632,7 @@ class ByVersions:
 
     def __init__(self, settings: Settings, history: History) -> None:
         self._settings, self._history = settings, history
-        self._spec = spec.sinks(settings)[self.name]
+        self._spec = discovery.sinks(settings)[self.name]
         self._topic = topics.describe(settings, topic_of(settings))
 
     def publish(self, *events: Event) -> Counts:

@@ -31,17 +31,17 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.base.wait import wait_for
 from outbox.events.schema import Column, Rejection
-from outbox.sink import fence, spec
+from outbox.sink import discovery, fence
 from outbox.sink.batch import Batch
-from outbox.sink.lakehouse import table, writer
+from outbox.sink.decoder import DecodedEvent, RecordDecoder, Skipped
+from outbox.sink.lakehouse import spark_table, table
 from outbox.sink.lakehouse.target import LakehouseTarget
 from outbox.sink.lakehouse.writer import LakehouseWriter
-from outbox.sink.records import DecodedEvent, Record, RecordDecoder, Records, Skipped
+from outbox.sink.records import Record, Records
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen
-from outbox.sink.spec import SinkJob, SinkSpec
-from outbox.sink.target import TargetState
+from outbox.sink.spec import SinkJob, SinkSpec, TargetState
 from outbox.sink.writer import Copier, Counts, SinkWriter
 from outbox.testing.command import outbox
 from outbox.testing.failures import raises
@@ -68,7 +68,7 @@ from tests.support.sink_process import Publisher, catch_up, catch_up_faulty_alon
 from tests.support.suite import DOMAIN
 
 pytestmark = leaves_sockets
-DECLARED = spec.sinks(load(environment=False))[NAME]
+DECLARED = discovery.sinks(load(environment=False))[NAME]
 HERE = DOMAIN / "stock" / "sinks" / NAME
 SCHEMA, TOTALS = HERE / "table.sql", HERE / "projections" / "stock.sql"
 RANDOM = Random(31)  # noqa: S311
@@ -96,7 +96,7 @@ def lake(databases: Settings, lakehouse_spark: SparkSession, tmp_path: Path) -> 
 def driving(settings: Settings, spec: SinkSpec = DECLARED) -> Iterator[SinkWriter]:
     """The sink, opened as its stream opens it, until the end of the block."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        sink = spec.job.target.writer(settings, connection, spec)
+        sink = spec.target.writer(settings, connection, spec)
         sink.positions(TOPIC, TOPIC_ID)
         yield sink
 
@@ -123,7 +123,7 @@ def run_replay(settings: Settings, *some: Event, dry_run: bool = False) -> dict[
             {NAME: DECLARED},
             [Chosen(NAME, TOPIC, TOPIC_ID, event.event_id) for event in some],
             dry_run=dry_run,
-            applier_of=lambda one: one.job.target.applier(settings, one, dry_run=dry_run),
+            applier_of=lambda one: one.target.applier(settings, one, dry_run=dry_run),
         )
 
 
@@ -140,7 +140,7 @@ def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) 
     assert ids(lake) == sorted(event.event_id for event in [*new, *old])
     assert {key: int(total) for key, total in read_table(lake).totals.items()} == sums([*new, *old])
     assert {path.name for path in folder(lake).glob("event_day=*")} == {
-        f"event_day={writer._day(event.event_id)}" for event in (new[0], old[0])
+        f"event_day={spark_table._day(event.event_id)}" for event in (new[0], old[0])
     }
     # All that the last commit says, although it has nothing new: how far the table is.
     assert read_table(lake).positions == {TOPIC: {0: 17}} == {TOPIC: database(lake).positions()}
@@ -255,7 +255,7 @@ def test_a_staged_batch_larger_than_the_heap_is_merged(lake: Settings, tmp_path:
     )
     target = LakehouseTarget(schema, TOTALS)
     job = SinkJob("notes", TOTALS.parent, target, strategy=DECLARED.job.strategy, decoders={TOPIC: Notes()})
-    notes = spec.resolve(lake, job)
+    notes = discovery.resolve(lake, job)
 
     def parts() -> Iterator[Records]:
         for _ in range(LARGE_RECORDS // PART):
@@ -281,7 +281,7 @@ def test_a_table_whose_log_has_a_checkpoint_is_merged_into_and_read(
     properties = "TBLPROPERTIES ('delta.checkpointInterval' = '2')"
     schema.write_text(SCHEMA.read_text().replace("USING delta", f"USING delta {properties}"))
     target = LakehouseTarget(schema, TOTALS)
-    spec = replace(DECLARED, job=replace(DECLARED.job, target=target))
+    spec = replace(DECLARED, target=target)
     some = events(3)
     with driving(lake, spec) as sink:
         for number, event in enumerate(some):
@@ -327,7 +327,7 @@ def test_a_batch_is_looked_for_among_its_own_days_only(lake: Settings) -> None:
     today, before = events(3), events(3, at_ms=NOW_MS - 3 * DAY_MS)
     with driving(lake) as sink:
         sink.apply(batch([*before, *today]))
-        for file in folder(lake).glob(f"event_day={writer._day(before[0].event_id)}/*.parquet"):
+        for file in folder(lake).glob(f"event_day={spark_table._day(before[0].event_id)}/*.parquet"):
             file.unlink()
         assert sink.apply(batch([*today, *events(1)], start=6)) == Counts(rows=4, applied=1, duplicates=3)
         with raises("table-failed"):
@@ -372,7 +372,7 @@ def test_letters_come_before_the_table_and_positions_after_it(lake: Settings, mo
 
         with Path(f"{folder(lake)}.lock").open("w") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX)
-            monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.2)
+            monkeypatch.setattr(spark_table, "LOCK_TIMEOUT_S", 0.2)
             with raises("table-locked"):
                 sink.apply(batch(events(1), start=3))
     assert database(lake).positions() == {0: 3}
@@ -432,7 +432,7 @@ def test_no_transaction_is_open_while_a_replay_writes_the_table(
 ) -> None:
     one, other = events(2)
     idle: list[object] = []
-    merge, missing = writer.Table.merge, writer.Table.missing
+    merge, missing = spark_table.Table.merge, spark_table.Table.missing
 
     def look() -> None:
         with closing(connect(lake, SinkRole.WRITER)) as beside, beside.cursor() as cursor:
@@ -444,18 +444,18 @@ def test_no_transaction_is_open_while_a_replay_writes_the_table(
             with pytest.raises(psycopg2.errors.LockNotAvailable):
                 fence.lock(cursor, NAME)
 
-    def looked_at(self: writer.Table, rows: pa.Table, metadata: Mapping[str, Any] | None = None) -> int:
+    def looked_at(self: spark_table.Table, rows: pa.Table, metadata: Mapping[str, Any] | None = None) -> int:
         look()
         return merge(self, rows, metadata)
 
-    def looked_for(self: writer.Table, event_ids: Collection[str]) -> set[str]:
+    def looked_for(self: spark_table.Table, event_ids: Collection[str]) -> set[str]:
         look()
         return missing(self, event_ids)
 
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(one, 0), unread(other, 1)]))
-        monkeypatch.setattr(writer.Table, "merge", looked_at)
-        monkeypatch.setattr(writer.Table, "missing", looked_for)
+        monkeypatch.setattr(spark_table.Table, "merge", looked_at)
+        monkeypatch.setattr(spark_table.Table, "missing", looked_for)
         assert run_replay(lake, one, dry_run=True) == run_replay(lake, one) == {NAME: Replayed(applied=1)}
         assert idle == [0, 0]
         monkeypatch.undo()

@@ -18,7 +18,7 @@ from outbox.audit import check
 from outbox.audit.report import Report
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, load
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.batch import Returned
 from outbox.sink.lakehouse import table, writer
 from outbox.sink.lakehouse.target import LakehouseTarget
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 pytestmark = leaves_sockets
 
 RANDOM = Random(32)  # noqa: S311
-JOB = spec.sinks(load(environment=False))[NAME].job
+JOB = discovery.sinks(load(environment=False))[NAME].job
 # That the driver reads itself, and that executors read. A search for a failing event takes a query for each half of the
 # few, and a MERGE for each half of the many: so no more than needed.
 FEW, MANY = 12, 120
@@ -78,7 +78,7 @@ class Sink:
     @property
     def spec(self) -> SinkSpec:
         transform = f"{transforms.__name__}:{self.transform}"
-        return spec.resolve(self.settings, replace(self.job, transform=transform))
+        return discovery.resolve(self.settings, replace(self.job, transform=transform))
 
     def run(self, *, from_start: bool = False) -> Counts:
         """Apply what the topics have, from their start or from where the sink has come to."""
@@ -97,7 +97,7 @@ class Sink:
 
     def check(self, monkeypatch: pytest.MonkeyPatch) -> Report:
         """What `outbox check` says if this job is the project's only one."""
-        monkeypatch.setattr(spec, "jobs", lambda _: [self.spec.job])
+        monkeypatch.setattr(discovery, "jobs", lambda _: [self.spec.job])
         return check.check(self.settings)
 
     @property
@@ -358,14 +358,14 @@ def test_traced_events_are_told_with_what_became_of_them(
     databases: Settings, lakehouse_spark: SparkSession, tmp_path: Path
 ) -> None:
     settings = databases.model_copy(update={"sink_lakehouse": f"file://{tmp_path}/lake"})
-    declared = spec.resolve(settings, replace(JOB, transform="not:loaded"))
+    declared = discovery.resolve(settings, replace(JOB, transform="not:loaded"))
     events = [Event(uuid7(RANDOM), nth_key(1), 100 + number, 1 + number) for number in range(4)]
     made = traced([*events, events[0]])
     rows = declared.layout.table(made.rows)
     kept = rows.filter([offset in (0, 3, 4) for offset in rows["offset"].to_pylist()])
     returned = Returned(kept, row_count=3, failed={(0, 2): "it fails"})
     with closing(connect(settings, SinkRole.WRITER)) as connection, capture_logs() as lines:
-        sink_writer = JOB.target.writer(settings, connection, declared)
+        sink_writer = declared.target.writer(settings, connection, declared)
         sink_writer.prepare(declared.layout.schema)
         sink_writer.positions(TOPIC, TOPIC_ID)
         assert sink_writer.apply(replace(made, returned=returned)) == Counts(5, 2, duplicates=1, rejected=1, filtered=1)

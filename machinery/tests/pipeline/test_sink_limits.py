@@ -19,7 +19,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
-from outbox.sink import dead_letters, fence, spec
+from outbox.sink import dead_letters, discovery, fence
 from outbox.sink.batch import Batch, event_ids
 from outbox.sink.postgres import binary
 from outbox.sink.postgres.staging import DEAD
@@ -112,7 +112,7 @@ def test_a_driver_that_decodes_itself_reads_as_much_as_fits(topic: Settings, mon
     end = topics.last_stable_offsets(topic, name)
     rest = Part(name, dict.fromkeys(end, 0), end)
     found: list[Batch] = []
-    with closing(reader.Reader(topic, spec.sinks(topic)["dedup"], {name: "x"}, staging=None)) as reading:
+    with closing(reader.Reader(topic, discovery.sinks(topic)["dedup"], {name: "x"}, staging=None)) as reading:
         while rest.count:
             found.append(reading.read(None, rest))  # type: ignore[arg-type]  # no task runs
             rest = rest.behind(found[-1].end)

@@ -21,7 +21,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import connectors
-from outbox.sink import dead_letters, spec
+from outbox.sink import dead_letters, discovery
 from outbox.sink.lag import LagLookup
 from outbox.sink.repair import rewind
 from outbox.sink.spark.reader import DRIVER_MAX_RECORDS
@@ -464,6 +464,6 @@ def test_a_rewind_reads_again_and_the_strategy_decides_what_that_does(
 
 
 def test_an_unknown_sink_is_reported_before_anything_starts(topic: Settings) -> None:
-    assert f"no sink is called best — there are {', '.join(spec.sinks(topic))}" in reported_failure(
+    assert f"no sink is called best — there are {', '.join(discovery.sinks(topic))}" in reported_failure(
         catch_up_alone(topic, "best")
     )

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka.clients import client_config
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.spark import reader
 from outbox.sink.spec import SinkSpec
@@ -55,13 +55,13 @@ class Sink:
     @property
     def spec(self) -> SinkSpec:
         job = replace(
-            spec.sinks(self.settings)["dedup"].job,
+            discovery.sinks(self.settings)["dedup"].job,
             name=SINK,
             strategy=self.by,
             projections=self.projections,
             transform=f"{transforms.__name__}:{self.transform}",
         )
-        return spec.resolve(self.settings, job)
+        return discovery.resolve(self.settings, job)
 
     def run(self, *, from_start: bool = False) -> Counts:
         """Apply what the topic has, from its start or from where the sink has come to."""

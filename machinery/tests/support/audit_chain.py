@@ -25,8 +25,9 @@ from outbox.audit.totals import Totals
 from outbox.audit.verified import Verified
 from outbox.events import catalog
 from outbox.sink import strategy
+from outbox.sink.decoder import EventDecoder
 from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.records import EventDecoder, Record, Records
+from outbox.sink.records import Record, Records
 from outbox.sink.spec import SinkJob, SinkSpec
 from tests.support.made_events import as_read
 
@@ -89,8 +90,8 @@ def declare(
         for topic, aggregates in known.topics.items()
         if (mine := [one for one in wanted if one.schema.aggregate in {aggregate.name for aggregate in aggregates}])
     }
-    job = SinkJob(name=SINK, events=names, projections=folder, target=PostgresTarget())
-    spec = SinkSpec(SINK, job, strategy.find(takes), decoders)
+    job = SinkJob(name=SINK, events=names, projections=folder)
+    spec = SinkSpec(SINK, job, strategy.find(takes), decoders, PostgresTarget())
     return declared.of(known, {SINK: spec}, {SINK: comparisons})
 
 

@@ -11,8 +11,9 @@ from typing import Any
 from outbox.events.catalog import Catalog
 from outbox.sink import strategy
 from outbox.sink.batch import Batch
+from outbox.sink.decoder import EventDecoder
 from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.records import EventDecoder, Record
+from outbox.sink.records import Record
 from outbox.sink.spec import SinkJob, SinkSpec
 from tests.support.made_events import NOW_MS, TOPIC_ID, as_read, uuid7
 
@@ -41,7 +42,7 @@ def sink(
     """A sink of these events, on all their topics or on one of them."""
     found = {of: one for of, one in decoders(known, *names).items() if topic in ("", of)}
     job = SinkJob(name=name, projections=projections, target=PostgresTarget(), events=names, strategy=by)
-    return SinkSpec(name, job, strategy.find(by), found)
+    return SinkSpec(name, job, strategy.find(by), found, PostgresTarget())
 
 
 def record(

@@ -31,7 +31,7 @@ from outbox.base.wait import wait_for
 from outbox.cli import main
 from outbox.kafka.clients import client_config
 from outbox.kafka.follower import Closed
-from outbox.sink import fence, retries, spec, watchdog
+from outbox.sink import discovery, fence, retries, watchdog
 from outbox.sink.batch import Batch
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spark import reader, stream
@@ -140,14 +140,14 @@ def endless_transform() -> None:
 def death_before_a_merge() -> None:
     """The same, and the process is killed before the table's first commit: what is set aside is committed."""
     transformed()
-    table: Any = import_module("outbox.sink.lakehouse.writer").Table  # not every project has it
+    table: Any = import_module("outbox.sink.lakehouse.spark_table").Table  # not every project has it
     patch(table, merge=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def death_behind_a_merge() -> None:
     """The same behind the table's first commit: the positions do not know of it."""
     transformed()
-    table: Any = import_module("outbox.sink.lakehouse.writer").Table
+    table: Any = import_module("outbox.sink.lakehouse.spark_table").Table
     merge = table.merge
 
     def merge_last(*arguments: Any) -> None:
@@ -161,7 +161,7 @@ def held_merge() -> None:
     """The tasks of a MERGE stand still as long as a folder exists: `held_folder`. Each leaves a file there that has the
     id of its process for a name.
     """
-    table: Any = import_module("outbox.sink.lakehouse.writer").Table  # not every project has it
+    table: Any = import_module("outbox.sink.lakehouse.spark_table").Table  # not every project has it
     folder, make = held_folder(load()), table.__init__
 
     def is_let_go(_: str) -> bool:
@@ -311,12 +311,12 @@ def signal_at_part(which: signal.Signals, sink: str, number: int) -> None:
 
 def change(sink: str, **attributes: Any) -> None:
     """The job of a sink has other attributes."""
-    jobs = spec.jobs
+    jobs = discovery.jobs
 
     def changed(settings: Settings) -> list[SinkJob]:
         return [replace(job, **attributes) if job.name == sink else job for job in jobs(settings)]
 
-    patch(spec, jobs=changed)
+    patch(discovery, jobs=changed)
 
 
 def before_read(happens: Callable[[Settings, Part], None]) -> None:

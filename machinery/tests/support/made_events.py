@@ -12,11 +12,12 @@ from random import Random
 
 from outbox.base.settings import load
 from outbox.events.schema import Rejection
-from outbox.sink import records, spec
+from outbox.sink import discovery, records
 from outbox.sink.batch import Batch, DeadRecord, Rows, Traced
+from outbox.sink.decoder import DecodedEvent
 from tests.shape import SHAPE
 
-ALL = spec.sinks(load(environment=False))
+ALL = discovery.sinks(load(environment=False))
 MAIN = next(one for one in ALL.values() if one.strategy.name == "dedup" and one.job.events == SHAPE.events)
 JOB = MAIN.job
 SPECS = {one.strategy.name: one for one in ALL.values() if one.job.projections == JOB.projections}
@@ -63,11 +64,11 @@ class Event:
         return f"{SHAPE.aggregatetype}.{self.type}"
 
     @property
-    def decoded(self) -> records.DecodedEvent:
+    def decoded(self) -> DecodedEvent:
         """The event as the decoder returns it."""
         values = {**self.payload(), "occurred_at": datetime.now(UTC)}
         columns = DECODER.types[self.name]
-        return records.DecodedEvent(self.event_id, tuple(values[column.name] for column in columns), self.name)
+        return DecodedEvent(self.event_id, tuple(values[column.name] for column in columns), self.name)
 
     @property
     def record(self) -> records.Record:

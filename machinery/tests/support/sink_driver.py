@@ -12,9 +12,10 @@ from psycopg2 import extensions
 
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
-from outbox.sink import spec
+from outbox.sink import discovery
+from outbox.sink.decoder import RecordDecoder
+from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.records import RecordDecoder
 from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Strategy
 from tests.support.made_events import DECODER, JOB, PROJECTIONS, STRATEGIES, TOPIC
@@ -41,7 +42,7 @@ def spec_with(
 ) -> SinkSpec:
     """A sink of the events that is called like its strategy, with other projections or another decoder."""
     job = replace(JOB, name=chosen.name, projections=projections)
-    return SinkSpec(chosen.name, job, chosen, {TOPIC: decoder})
+    return SinkSpec(chosen.name, job, chosen, {TOPIC: decoder}, PostgresTarget())
 
 
 def projections_in(folder: Path, sql: str, name: str = PROJECTION) -> Path:
@@ -55,7 +56,7 @@ def projections_in(folder: Path, sql: str, name: str = PROJECTION) -> Path:
 
 def key_columns(settings: Settings) -> dict[str, str]:
     """By sink, the column that a record's key repeats."""
-    return {name: decoder.key for name, one in spec.sinks(settings).items() for decoder in one.decoders.values()}
+    return {name: decoder.key for name, one in discovery.sinks(settings).items() for decoder in one.decoders.values()}
 
 
 @dataclass

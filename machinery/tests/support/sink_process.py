@@ -19,7 +19,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import timeout_scale, wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.sink import fence, spec
+from outbox.sink import discovery, fence
 from outbox.sink.records import Record
 from outbox.stack.command import Command, SinkCommand
 from outbox.testing.command import environment, outbox
@@ -118,8 +118,8 @@ def run_warm(settings: Settings, names: Sequence[str], *arguments: str) -> subpr
 
 
 def _warm_jvm(settings: Settings, names: Sequence[str]) -> WarmJvm:
-    known = spec.sinks(settings)
-    return WarmJvm(settings, with_jars=any(known[name].job.target.jars for name in names if name in known))
+    known = discovery.sinks(settings)
+    return WarmJvm(settings, with_jars=any(known[name].target.jars for name in names if name in known))
 
 
 def catch_up_alone(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
@@ -242,7 +242,7 @@ def wait_caught_up(sink: Command, settings: Settings, names: Sequence[str]) -> N
     """Wait until these sinks have applied all that their topics have committed now."""
     ends = {
         (name, topic): topics.last_stable_offsets(settings, topic)
-        for name, one in spec.sinks(settings).items()
+        for name, one in discovery.sinks(settings).items()
         if name in names
         for topic in one.topics
     }

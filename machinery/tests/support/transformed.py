@@ -35,7 +35,7 @@ def run(
     """
     with ExitStack() as opened:
         connection = opened.enter_context(closing(connect(settings, SinkRole.WRITER)))
-        writer = spec.job.target.writer(settings, connection, spec)
+        writer = spec.target.writer(settings, connection, spec)
         transform = Transform(spark, spec)
         writer.prepare(transform.returned)
         started()

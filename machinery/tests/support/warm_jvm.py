@@ -25,7 +25,7 @@ from pathlib import Path
 
 from outbox.base import log, project
 from outbox.base.settings import DOTENV, Settings, load
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.stack.command import SinkCommand
 from outbox.stack.process import Process
 from outbox.testing.command import outbox
@@ -113,7 +113,7 @@ def serve(file: Path, *options: str) -> None:
     project.make_importable()
     settings = load()
     log.configure(settings)
-    session(settings, [one.job.target for one in spec.sinks(settings).values()] if WITH_JARS in options else []).stop()
+    session(settings, [one.target for one in discovery.sinks(settings).values()] if WITH_JARS in options else []).stop()
     gateway = SparkContext._gateway
     assert gateway is not None
     made = file.with_suffix(".new")

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.events import catalog
-from outbox.sink import spec
-from outbox.sink.records import DecodedEvent
+from outbox.sink import discovery
+from outbox.sink.decoder import DecodedEvent
 from outbox.testing.contract.events import Histories, History, Lifecycle
 from outbox.testing.contract.values import values
 
 SETTINGS = load(environment=False)
-ORDERS = spec.chosen(SETTINGS, "activity")
+ORDERS = discovery.chosen(SETTINGS, "activity")
 HISTORIES = Histories(SETTINGS, ORDERS)
 RULES: list[dict[str, Any]] = [
     {"type": "integer", "minimum": 3, "exclusiveMaximum": 5},

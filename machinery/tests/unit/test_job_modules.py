@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from outbox.base import project, settings
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.lakehouse.target import LakehouseTarget
 from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkJob
@@ -39,7 +39,7 @@ def declare(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
     def jobs(lines: str) -> list[SinkJob]:
         (folder / "job.py").write_text(IMPORTS + lines)
-        return spec.jobs(settings.load(environment=False))
+        return discovery.jobs(settings.load(environment=False))
 
     yield jobs
     for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
@@ -50,7 +50,7 @@ def test_job_without_a_name_is_called_like_its_subpackage(declare: Declare, fold
     (job,) = declare('job = SinkJob(events=["order"])')
     assert job.name == "orders"
     assert job.projections == folder / "projections"
-    assert isinstance(job.target, PostgresTarget)
+    assert isinstance(discovery.resolve(settings.load(environment=False), job).target, PostgresTarget)
     assert job.strategy == "dedup"
 
 
@@ -109,7 +109,7 @@ def test_two_jobs_of_a_subpackage_need_names(declare: Declare) -> None:
     jobs = declare('jobs = [SinkJob(events=["order"]), SinkJob(events=["item"])]')
     assert [job.name for job in jobs] == ["orders", "orders"]
     with raises("sink-ambiguous", "orders"):
-        spec.sinks(settings.load(environment=False))
+        discovery.sinks(settings.load(environment=False))
 
 
 def test_a_job_without_a_name_has_none_beside_it(declare: Declare) -> None:
@@ -120,4 +120,4 @@ def test_a_job_without_a_name_has_none_beside_it(declare: Declare) -> None:
 def test_events_that_are_one_text_are_refused(declare: Declare) -> None:
     declare('job = SinkJob(events="order")')
     with raises("sink-unusable", "events=['order']"):
-        spec.sinks(settings.load(environment=False))
+        discovery.sinks(settings.load(environment=False))

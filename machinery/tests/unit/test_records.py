@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 
 from outbox.events.schema import Rejection
 from outbox.sink.batch import Decoded, Traced
-from outbox.sink.records import (
-    AT_ONCE,
-    FUTURE_MAX_MS,
-    DecodedEvent,
-    EventDecoder,
-    Record,
-    RecordDecoder,
-    Records,
-    Skipped,
-)
+from outbox.sink.decoder import AT_ONCE, FUTURE_MAX_MS, DecodedEvent, EventDecoder, RecordDecoder, Skipped
+from outbox.sink.records import Record, Records
 from tests.support.made_events import DECODER, MAIN, NOW_MS, TRACE, as_read
 from tests.support.record_corpus import GOOD, HEADERS, HEADERS_OF, ID, KEY, VALUES, changed, raw, record
 

@@ -11,9 +11,10 @@ from click.testing import CliRunner
 
 from outbox.base import project, settings
 from outbox.commands.sink import sink
-from outbox.sink import dead_letters, positions, spec, strategy
+from outbox.sink import dead_letters, discovery, positions, strategy
 from outbox.sink.records import Record
 from outbox.sink.spark import supervisor
+from outbox.sink.spec import SinkSpec
 from outbox.testing.failures import raises
 from tests.support import made_events
 from tests.support.declared import Events, payload
@@ -68,15 +69,15 @@ class TestCommand:
     def test_the_help_lists_each_sink_with_its_events_and_strategy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "200")
         shown = " ".join(CliRunner().invoke(sink, ["--help"]).output.split())
-        for name, one in spec.sinks(settings.load(environment=False)).items():
+        for name, one in discovery.sinks(settings.load(environment=False)).items():
             assert f"{name} {', '.join(one.job.events or one.topics)}, by strategy {one.strategy.name}" in shown
 
 
 class TestJobs:
     """What a job may say."""
 
-    def resolve(self, **changes: Any) -> spec.SinkSpec:
-        return spec.resolve(settings.load(environment=False), replace(made_events.JOB, **changes))
+    def resolve(self, **changes: Any) -> SinkSpec:
+        return discovery.resolve(settings.load(environment=False), replace(made_events.JOB, **changes))
 
     def test_an_event_stands_for_its_topic(self) -> None:
         assert self.resolve(events=["order.placed", "item"]).topics == ["stock.item", "stock.order"]
@@ -111,9 +112,9 @@ class TestJobs:
             self.resolve(events=[], decoders=found, strategy=by)
 
     def test_two_jobs_of_one_name_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(spec, "jobs", lambda _: [made_events.JOB, replace(made_events.JOB, events=["order"])])
+        monkeypatch.setattr(discovery, "jobs", lambda _: [made_events.JOB, replace(made_events.JOB, events=["order"])])
         with raises("sink-ambiguous", made_events.JOB.name):
-            spec.sinks(settings.load(environment=False))
+            discovery.sinks(settings.load(environment=False))
 
     def test_a_sink_by_another_strategy_has_a_name_of_its_own(self) -> None:
         assert made_events.JOB.by("merge").name == f"{made_events.JOB.name}-merge"

@@ -128,9 +128,9 @@ def test_a_rebuild_that_is_refused_tries_the_next_sink(
         tried.append(sink)
         return failed("topic-incomplete") if sink in refused else Done(0, f"{command} of {sink}\n", "")
 
-    monkeypatch.setattr(commands, "checked", lambda *_: None)
     fault = Rebuild("topic")
     with linked(tmp_path, ["dedup"], ["upsert"]) as bed:
+        monkeypatch.setattr(bed, "check", lambda _: None)
         monkeypatch.setattr(bed, "run", run)
         if len(refused) == 2:
             with pytest.raises(NoChance, match="topic-incomplete"):

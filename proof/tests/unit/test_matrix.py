@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from outbox.base import settings
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.strategy import Strategy
 
 from proof.matrix import results, table
@@ -14,7 +14,7 @@ from proof.matrix.ledger import SEED, TRANSFERS
 from proof.matrix.results import Column, Results
 
 RECORDED = results.load()
-SPECS = spec.sinks(settings.load(environment=False))
+SPECS = discovery.sinks(settings.load(environment=False))
 COUNTING = "naive-logged"  # `naive`, which counts for the soak
 OF_SINK = {"sink-killed", "sink-rewound", "checkpoint-deleted"}  # faults that repeat by re-reads
 

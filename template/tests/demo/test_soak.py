@@ -11,7 +11,7 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.events import catalog
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.soak import Attempt, History, TopicEvent, captures, releases
 
 from demo.soak import Domain
@@ -98,7 +98,7 @@ def test_a_foreign_event_is_valid_and_has_a_key_of_its_own() -> None:
 
 def test_the_sink_of_a_captured_table_is_soaked_and_compared() -> None:
     settings, domain = load(environment=False), Domain(1)
-    known = spec.sinks(settings)
+    known = discovery.sinks(settings)
     specs = [known[name] for names in (*domain.sinks, domain.clustered) for name in names]
     assert [one.kind for one in captures.of(settings, specs)] == ["changes"]
     captures.require_copies(settings, domain, specs)

@@ -10,7 +10,7 @@ from typing import Any
 
 from flask import Flask
 from outbox.base.settings import Settings
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.testing.queries import query
 from outbox.walkthrough import Request
 from werkzeug.test import TestResponse
@@ -91,4 +91,4 @@ def test_it_uses_the_accounts_that_were_opened() -> None:
 
 
 def test_it_names_sinks_of_the_project(databases: Settings) -> None:
-    assert {Workload.right, Workload.naive} <= set(spec.sinks(databases))
+    assert {Workload.right, Workload.naive} <= set(discovery.sinks(databases))

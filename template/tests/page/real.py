@@ -19,7 +19,7 @@ from typing import TypeVar
 from outbox.base import project
 from outbox.base.settings import load
 from outbox.base.wait import wait_for
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.stack.stack import Stack
 from outbox.walkthrough import Step, Story, workload
 from outbox.walkthrough.processes import Processes
@@ -94,7 +94,7 @@ def main() -> None:
     settings = load(HOME, environment=False)
     planned = workload.load(SEED)
     player = PagePlayer()
-    story = Start(Processes(settings, watched(spec.sinks(settings), planned)), planned, player.screen)
+    story = Start(Processes(settings, watched(discovery.sinks(settings), planned)), planned, player.screen)
     try:
         player.play(story)
         player.screen.say(READY)

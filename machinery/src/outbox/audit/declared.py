@@ -16,11 +16,12 @@ from outbox.audit.comparison_files import Addend, Comparison
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
-from outbox.events.catalog import Aggregate, Catalog, Wanted
+from outbox.events.aggregate import Aggregate
+from outbox.events.catalog import Catalog, Wanted
 from outbox.events.schema import EventSchema
 from outbox.events.upcasting import Upcaster
-from outbox.sink import spec
-from outbox.sink.records import EventDecoder
+from outbox.sink import discovery
+from outbox.sink.decoder import EventDecoder
 from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
 
@@ -127,7 +128,7 @@ def load(settings: Settings) -> Declared:
             "declare one (docs/events.md)",
             code="event-undeclared",
         )
-    sinks = spec.sinks(settings)
+    sinks = discovery.sinks(settings)
     comparisons = {name: comparison_files.load(one) for name, one in sinks.items()}
     return of(known, sinks, comparisons, settings.sink_id_age_max_days)
 

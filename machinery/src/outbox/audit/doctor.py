@@ -31,7 +31,7 @@ from outbox.migrations.migrate import Database, is_current, owner_engine
 from outbox.relay import connectors, hanging, lifecycle, routing, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
-from outbox.sink import fence, positions, skipped, spec
+from outbox.sink import discovery, fence, positions, skipped
 from outbox.sink.partitions import day_of
 from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
@@ -325,7 +325,7 @@ def _sinks(settings: Settings) -> Iterator[Diagnosis]:
     sinks = [name for (name,) in _rows(settings, SinkRole.AUDITOR, "SELECT name FROM sinks ORDER BY name")]
     if not sinks:
         yield _ok("no-sinks", "no sink has ever run")
-    specs = spec.sinks(settings)
+    specs = discovery.sinks(settings)
     of_sink = {name: specs.get(name.removesuffix(rebuild.SUFFIX)) for name in sinks}
     read = {name: found for name, found in of_sink.items() if found is not None}
     for name in (name for name in sinks if name not in read):
@@ -404,7 +404,7 @@ def _skipped(settings: Settings, found: SinkSpec, name: str) -> Iterator[Diagnos
     with _reading(settings, SinkRole.AUDITOR) as cursor:
         recorded = skipped.load(cursor, name)
     try:
-        skipped.require_none(name, recorded, found.wanted)
+        skipped.require_none(name, recorded, found.decoders)
     except Failure as failure:
         yield _problem(failure.code, failure.message, failure.remedy or "see the message")
 

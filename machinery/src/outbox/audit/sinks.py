@@ -17,8 +17,7 @@ from outbox.audit.letters import Letter
 from outbox.audit.source import snapshot
 from outbox.audit.totals import Totals, read_totals, tables_read
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink.spec import SinkSpec
-from outbox.sink.target import TargetState
+from outbox.sink.spec import SinkSpec, TargetState
 
 NO_COMPARISON = "no file in {} says what to compare"
 UNDECLARED = "no job declares it; to remove it, delete its rows (docs/runbook.md)"
@@ -180,7 +179,7 @@ def _queries(declared: Declared, targets: Mapping[str, TargetState]) -> list[Com
 
 
 def _targets(settings: Settings, declared: Declared) -> dict[str, TargetState]:
-    found = {name: one.job.target.state(settings, one) for name, one in declared.sinks.items()}
+    found = {name: one.target.state(settings, one) for name, one in declared.sinks.items()}
     return {name: state for name, state in found.items() if state is not None}
 
 

@@ -16,7 +16,7 @@ from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.commands.moment import Moment
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.applier import Applier
 from outbox.sink.dead_letters import OLDER_THAN_HORIZON
 from outbox.sink.repair import replay
@@ -131,7 +131,7 @@ def replay_command(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_
     with _to_repair(settings, chosen, is_all, with_parked=True) as (connection, letters):
         done = replay.replay(
             connection,
-            spec.sinks(settings),
+            discovery.sinks(settings),
             letters,
             applier_of=lambda one: _applier(settings, one, dry_run=dry_run),
             older_than_horizon=older_than_horizon,
@@ -225,7 +225,7 @@ def _json(letter: dict[str, Any]) -> dict[str, Any]:
 
 def _applier(settings: Settings, one: SinkSpec, *, dry_run: bool) -> Applier:
     if one.job.transform is None:
-        return one.job.target.applier(settings, one, dry_run=dry_run)
+        return one.target.applier(settings, one, dry_run=dry_run)
     from outbox.sink.spark import transform  # most replays do without Spark
 
     return transform.applier(settings, one, dry_run=dry_run)

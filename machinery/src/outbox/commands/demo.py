@@ -13,7 +13,7 @@ import click
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import load
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.walkthrough import player, workload
 from outbox.walkthrough.chain import Chain
 from outbox.walkthrough.story import Story, watched
@@ -107,7 +107,7 @@ def _processes(planned: Workload, report: Callable[[str], None]) -> Chain:
         report("deleting the data of the last walkthrough")
         Stack(settings).reset()
         settings = load(_home(), environment=False)
-    return Processes(settings, watched(spec.sinks(settings), planned))
+    return Processes(settings, watched(discovery.sinks(settings), planned))
 
 
 def _containers(planned: Workload, shared: Path) -> Chain:
@@ -115,4 +115,4 @@ def _containers(planned: Workload, shared: Path) -> Chain:
     from outbox.walkthrough.containers import Containers
 
     settings = load()
-    return Containers(settings, watched(spec.sinks(settings), planned), shared)
+    return Containers(settings, watched(discovery.sinks(settings), planned), shared)

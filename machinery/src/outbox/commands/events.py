@@ -13,7 +13,8 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.events import catalog, compatibility, examples, revision
-from outbox.events.catalog import Aggregate, Catalog
+from outbox.events.aggregate import Aggregate
+from outbox.events.catalog import Catalog
 from outbox.events.schema import EventSchema
 
 HEADINGS = ("aggregate", "topic", "event", "versions", "key", "version", "consumers")
@@ -91,9 +92,9 @@ def _events(known: Catalog) -> Iterator[tuple[Aggregate, Mapping[int, EventSchem
 def _consumers(settings: Settings, known: Catalog) -> Consumers:
     found: dict[str, list[str]] = {}
     try:
-        from outbox.sink import spec
+        from outbox.sink import discovery
 
-        jobs = spec.jobs(settings)
+        jobs = discovery.jobs(settings)
     except Exception as error:  # the project's own code, or a library that is not installed beside the service
         return Consumers(found, [f"the sinks cannot be loaded: {_line(error)}"])
     notes = []

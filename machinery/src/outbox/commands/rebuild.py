@@ -13,7 +13,7 @@ from outbox.base import log
 from outbox.base.settings import Settings, load
 from outbox.kafka import records, topics
 from outbox.kafka.topics import Topic
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
 
@@ -60,8 +60,8 @@ def rebuild_command(
     settings = load()
     if source == "source" and (restart or drop_copy or skip_dropped):
         raise click.UsageError("--restart, --drop-copy and --skip-dropped are for --from topic")
-    declared = spec.chosen(settings, sink)
-    declared.job.target.require_rebuildable(declared)
+    declared = discovery.chosen(settings, sink)
+    declared.target.require_rebuildable(declared)
     if source == "source":
         _from_source(settings, declared, dry_run, yes)
     elif drop_copy:

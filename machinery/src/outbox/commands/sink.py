@@ -7,7 +7,7 @@ import click
 from outbox.base import log, project
 from outbox.base.errors import Failure
 from outbox.base.settings import load
-from outbox.sink import spec, strategy
+from outbox.sink import discovery, strategy
 from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Strategy
 
@@ -16,7 +16,7 @@ class SinkCommand(click.Command):
     """A command whose help lists the sinks, and compares the strategies."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        known = spec.sinks(load(environment=False))  # so that a wrong setting does not hide the help
+        known = discovery.sinks(load(environment=False))  # so that a wrong setting does not hide the help
         with formatter.section("Sinks"):
             formatter.write_dl([(name, _sink(one)) for name, one in known.items()])
         strategies = {one.strategy.name: one.strategy for one in known.values()} | strategy.load(strategy.BUILT_IN)
@@ -51,4 +51,4 @@ def sink(names: tuple[str, ...], until_caught_up: bool, fail_fast: bool) -> None
     wanted = names or project.current().sinks
     if not wanted:
         raise Failure("no sink is named", 'name one, or set sinks = ["…"] in [tool.outbox]', code="sink-unnamed")
-    supervisor.run(settings, spec.choose(settings, wanted), until_caught_up=until_caught_up, fail_fast=fail_fast)
+    supervisor.run(settings, discovery.choose(settings, wanted), until_caught_up=until_caught_up, fail_fast=fail_fast)

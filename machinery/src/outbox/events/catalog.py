@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.events import upcasting, usable
+from outbox.events.aggregate import Aggregate
 from outbox.events.references import bundle
 from outbox.events.schema import EventSchema
 from outbox.events.upcasting import Upcaster
@@ -38,27 +39,6 @@ EXAMPLE = "TYPE.vN.schema.json, such as placed.v1.schema.json"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")  # as Kafka has it
 OPTIONS: dict[str, type] = {"key": str, "version": str, "topic": str, "source": str, "partitions": int}
-
-
-@dataclass(frozen=True)
-class Aggregate:
-    """An aggregate type: its topic, and its events by type and version."""
-
-    name: str
-    topic: str
-    key: str
-    """The property, in each payload, that repeats the record's key."""
-    version: str | None = None
-    """The property that numbers the events of a key: 1, 2, 3 and so on."""
-    partitions: int = 4
-    source: str | None = None
-    """A view of the source database with the state of each entity: columns key, version, and what rebuilds read."""
-    events: Mapping[str, Mapping[int, EventSchema]] = field(default_factory=dict)
-
-    @property
-    def schemas(self) -> list[EventSchema]:
-        """Every version of every event."""
-        return [schema for versions in self.events.values() for schema in versions.values()]
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from outbox.base.errors import Failure
+from outbox.events.aggregate import Aggregate
 from outbox.events.schema import EventSchema, SqlType
-
-if TYPE_CHECKING:
-    from outbox.events.catalog import Aggregate
 
 KEY_TYPES: set[SqlType] = {"uuid", "text", "bigint"}  # of which a record's key is the text
 RESERVED = {"event_id", "event_type", "partition", "offset"}  # columns of every batch

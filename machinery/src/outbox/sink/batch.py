@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from outbox.events.schema import Rejection
-
-if TYPE_CHECKING:
-    from outbox.sink.records import Record
+from outbox.sink.records import Record
 
 Rows = Mapping[str, pa.Table]  # by the name of the event, rows with its columns
 

@@ -23,7 +23,7 @@ from psycopg2 import sql
 from outbox.base.errors import Failure
 from outbox.events.schema import Column
 from outbox.sink.batch import Rows
-from outbox.sink.records import DecodedEvent
+from outbox.sink.decoder import DecodedEvent, RecordDecoder
 from outbox.sink.values import ARROW_TYPES
 
 EVENT_TYPE = "event_type"
@@ -61,6 +61,11 @@ class Layout:
                 "rename an event, or let another sink take it",
                 code="event-view-ambiguous",
             )
+
+    @classmethod
+    def of(cls, decoders: Mapping[str, RecordDecoder]) -> Layout:
+        """How the events of these decoders, by topic, lie together."""
+        return cls({name: columns for topic in sorted(decoders) for name, columns in decoders[topic].types.items()})
 
     @property
     def has_types(self) -> bool:

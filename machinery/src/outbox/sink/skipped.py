@@ -11,11 +11,10 @@ from psycopg2 import extensions
 from psycopg2.extras import execute_values
 
 from outbox.base.errors import Failure
+from outbox.sink.decoder import RecordDecoder
 
 NAMES_MAX = 1000  # of undeclared events, per sink and topic: any client that writes to a topic chooses them
 INSERT = "INSERT INTO skipped_events (sink, topic, event) VALUES %s ON CONFLICT DO NOTHING"
-
-Names = Mapping[str, set[str]]  # of events, by topic
 
 
 def load(cursor: extensions.cursor, sink: str) -> dict[str, set[str]]:
@@ -45,9 +44,12 @@ def forget(cursor: extensions.cursor, sink: str) -> None:
     cursor.execute("DELETE FROM skipped_events WHERE sink = %s", (sink,))
 
 
-def require_none(sink: str, recorded: Names, wanted: Names) -> None:
-    """Raise Failure `events-skipped` if the sink has skipped an event that it asks for now."""
-    found = {event for topic, events in wanted.items() for event in events & recorded.get(topic, set())}
+def require_none(sink: str, recorded: Mapping[str, set[str]], decoders: Mapping[str, RecordDecoder]) -> None:
+    """Raise Failure `events-skipped` if the sink has skipped an event that it asks for now.
+
+    ``recorded`` and ``decoders`` are by topic.
+    """
+    found = {event for topic, one in decoders.items() for event in one.asked_for & recorded.get(topic, set())}
     if found:
         raise Failure(
             f"sink {sink} asks for {', '.join(sorted(found))}, which it has skipped until now",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 from psycopg2 import extensions
@@ -17,11 +17,9 @@ from outbox.base import log
 from outbox.base.database import database_errors
 from outbox.sink import fence, generations, positions, skipped
 from outbox.sink.batch import Batch, Staged
+from outbox.sink.decoder import RecordDecoder
 from outbox.sink.generations import Beginning
 from outbox.sink.records import Records
-
-if TYPE_CHECKING:
-    from outbox.sink.spec import SinkSpec
 
 COUNT = """
 UPDATE sinks
@@ -74,19 +72,19 @@ class SinkWriter(ABC):
     staging: Staging | None = None
     _is_staged = False  # whether the staging tables hold anything of ours
 
-    def __init__(self, connection: extensions.connection, spec: SinkSpec) -> None:
+    def __init__(self, connection: extensions.connection, name: str, decoders: Mapping[str, RecordDecoder]) -> None:
         """Acquire the fence. Raises Failure if the sink has a driver already, or if it asks for events that it has
         skipped until now.
         """
-        self.name = spec.name
+        self.name = name
         self._connection = connection
-        self._declared = {topic: decoder.declared_names for topic, decoder in spec.decoders.items()}
+        self._declared = {topic: decoder.declared_names for topic, decoder in decoders.items()}
         with self._errors("does not let the sink start"):
-            self._term = fence.acquire(connection, spec.name)
+            self._term = fence.acquire(connection, name)
             with connection, connection.cursor() as cursor:
-                self.fence_holder = fence.driver(cursor, spec.name)  # ourselves, as others see us
-                self._skipped = skipped.load(cursor, spec.name)
-        skipped.require_none(spec.name, self._skipped, spec.wanted)
+                self.fence_holder = fence.driver(cursor, name)  # ourselves, as others see us
+                self._skipped = skipped.load(cursor, name)
+        skipped.require_none(name, self._skipped, decoders)
 
     @abstractmethod
     def prepare(self, returned: pa.Schema) -> None:

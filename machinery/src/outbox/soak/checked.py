@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from outbox.base.errors import Failure
-
-if TYPE_CHECKING:
-    from outbox.soak.testbed import Testbed
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -33,20 +27,6 @@ class Checked:
     problems: Sequence[Problem] = ()
     in_flight: str = ""  # at the end: where events still were when the run gave up; empty before
     malformed: int = 0  # records on the topics that break the contract
-
-
-def checked(testbed: Testbed, when: str) -> Checked:
-    """Check source, topics and sinks before something makes them equal, and keep the result in the testbed.
-
-    ``when`` names the fault. Raises Failure if a part that the check needs does not run.
-    """
-    done = testbed.run("check", "--json")
-    try:
-        found = of_report(when, json.loads(done.output))
-    except ValueError:
-        raise Failure(f"outbox check ended with {done.status}: {done.end}", code="check-failed") from None
-    testbed.checks.append(found)
-    return found
 
 
 def of_report(when: str, report: Mapping[str, Any], in_flight: str = "") -> Checked:

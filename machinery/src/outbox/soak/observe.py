@@ -196,7 +196,7 @@ class _Sinks:
             set_aside=frozenset(self._set_aside[spec.name]),
             applied=self._applied(spec),
             forgotten=self._forgotten(spec, {kind.schema.name for kind in kinds}),
-            rows=table.rows(self._settings, spec.name) if isinstance(spec.job.target, LakehouseTarget) else None,
+            rows=table.rows(self._settings, spec.name) if isinstance(spec.target, LakehouseTarget) else None,
             types=frozenset(kind.schema.name for kind in kinds),
             knows_ids=spec.strategy.repeats == "all" and not any(_uses(spec, name) for name in BY_VERSION),
             is_based=spec.name in self._states and any(self._states[spec.name].bases.values()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections import Counter
@@ -20,10 +21,10 @@ from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest, State
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.spec import SinkSpec
 from outbox.soak import captures, operator
-from outbox.soak.checked import Checked
+from outbox.soak.checked import Checked, of_report
 from outbox.soak.disk import Disk
 from outbox.soak.domain import Refusal
 from outbox.soak.foreign import ForeignEvent
@@ -186,7 +187,7 @@ class Testbed:
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
         self.released: Counter[str] = Counter()  # by connector, how many were ended; their events are on topics twice
         self.older = older  # of the domain, if it has one
-        self.checks: list[Checked] = []  # what `checked` has found
+        self.checks: list[Checked] = []  # what `check` has found
         self.disks: dict[str, Disk] = {}  # by part, that of its data, if it has one of its own
         self._groups = [*sinks, clustered] if clustered else sinks
         self._has_cluster = bool(clustered)
@@ -263,7 +264,7 @@ class Testbed:
     @property
     def sink_specs(self) -> Sequence[SinkSpec]:
         """What the project declares of them."""
-        known = spec.sinks(self.settings) if self.sink_names else {}
+        known = discovery.sinks(self.settings) if self.sink_names else {}
         return [known[name] for name in self.sink_names]
 
     def readers(self, topic: str) -> Sequence[SinkSpec]:
@@ -386,3 +387,13 @@ class Testbed:
         for connector in self.connectors:
             self.released[connector.kind] += lifecycle.released(connector) in done.output
         return done
+
+    def check(self, when: str) -> None:
+        """Check source, topics and sinks before something makes them equal, and keep the result. ``when`` names the
+        fault. Raises Failure if a part that the check needs does not run.
+        """
+        done = self.run("check", "--json")
+        try:
+            self.checks.append(of_report(when, json.loads(done.output)))
+        except ValueError:
+            raise Failure(f"outbox check ended with {done.status}: {done.end}", code="check-failed") from None

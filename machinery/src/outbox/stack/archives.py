@@ -19,7 +19,7 @@ from outbox.jvm import archive
 from outbox.jvm.jars import jars, spark_jars
 from outbox.migrations.migrate import migrate
 from outbox.relay import lifecycle
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.stack.command import Command
 from outbox.stack.process import Process
 from outbox.stack.stack import Report, Stack
@@ -69,7 +69,7 @@ def _run(stack: Stack, report: Report) -> None:
     settings = stack.settings
     migrate(settings)
     lifecycle.apply(settings)
-    name = next(name for name, sink in spec.sinks(settings).items() if sink.job.events)
+    name = next(name for name, sink in discovery.sinks(settings).items() if sink.job.events)
     report(f"sink {name}: runs until it has caught up")
     sink = Command("sink", settings, ["sink", name, "--until-caught-up"])
     sink.spawn()

@@ -8,7 +8,7 @@ from outbox.audit import comparison_files
 from outbox.audit.totals import Totals, read_totals
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
-from outbox.sink import spec
+from outbox.sink import discovery
 
 
 def differing_keys(settings: Settings, sink: str) -> dict[str, set[str]]:
@@ -19,7 +19,7 @@ def differing_keys(settings: Settings, sink: str) -> dict[str, set[str]]:
     """
     found = dict[str, set[str]]()
     with closing(connect(settings, SourceRole.AUDITOR)) as source, closing(connect(settings, SinkRole.AUDITOR)) as held:
-        for one in comparison_files.load(spec.chosen(settings, sink)):
+        for one in comparison_files.load(discovery.chosen(settings, sink)):
             if one.sink is None:
                 continue
             due = read_totals(source, one, one.source).get("", Totals()).totals

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from outbox.base.settings import Settings
 from outbox.kafka.topics import Topic
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.repair.rebuild import from_source
 from outbox.testing.records import TOPIC_ID
 
@@ -17,6 +17,6 @@ def rebuild(settings: Settings, sink: str) -> dict[str, Decimal]:
 
     Raises Failure if the sink cannot be rebuilt.
     """
-    chosen = spec.chosen(settings, sink)
+    chosen = discovery.chosen(settings, sink)
     topics = [Topic(name, TOPIC_ID, 1) for name in chosen.topics]
     return from_source(settings, chosen, topics, {topic.name: {0: 0} for topic in topics}).differences

@@ -13,9 +13,10 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events import catalog
 from outbox.events.schema import Rejection
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.batch import Batch, DeadRecord
-from outbox.sink.records import DecodedEvent, Record, RecordDecoder
+from outbox.sink.decoder import DecodedEvent, RecordDecoder
+from outbox.sink.records import Record
 from outbox.sink.writer import Counts, SinkWriter
 from outbox.testing.queries import query
 
@@ -47,10 +48,10 @@ def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) ->
     There is a batch for each topic that the sink reads, in the order of the topics' first records. Returns what all of
     them come to.
     """
-    chosen = spec.chosen(settings, sink)
+    chosen = discovery.chosen(settings, sink)
     topics = dict.fromkeys(record["topic"] for record in records if record["topic"] in chosen.decoders)
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        writer = chosen.job.target.writer(settings, connection, chosen)
+        writer = chosen.target.writer(settings, connection, chosen)
         counts = [
             _apply(writer, chosen.decoders[topic], topic, [one for one in records if one["topic"] == topic])
             for topic in topics

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outbox.kafka.clients import client_config, consumer_config
     from outbox.kafka.headers import headers_of
     from outbox.relay.lifecycle import status as connector_status
-    from outbox.sink.spec import sinks as sink_specs
+    from outbox.sink.discovery import sinks as sink_specs
     from outbox.walkthrough.chain import Chain, Part
     from outbox.walkthrough.checkpoint import Checkpoint
     from outbox.walkthrough.faults import crash_sinks, rewind_sink, terminate_replication
@@ -45,7 +45,7 @@ else:  # when they are used: a workload needs none of them
             "crash_sinks": "outbox.walkthrough.faults:crash_sinks",
             "headers_of": "outbox.kafka.headers:headers_of",
             "rewind_sink": "outbox.walkthrough.faults:rewind_sink",
-            "sink_specs": "outbox.sink.spec:sinks",
+            "sink_specs": "outbox.sink.discovery:sinks",
             "terminate_replication": "outbox.walkthrough.faults:terminate_replication",
         },
     )

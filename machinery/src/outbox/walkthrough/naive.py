@@ -11,7 +11,7 @@ import sys
 
 from outbox.base.errors import Failure
 from outbox.base.settings import load
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.walkthrough import workload
 
 
@@ -19,7 +19,7 @@ def main() -> None:
     """Become the sink."""
     try:
         name = workload.load(seed=0).naive
-        is_known = name in spec.sinks(load())
+        is_known = name in discovery.sinks(load())
     except Failure as failure:
         sys.exit(f"outbox: {failure}")
     if name is not None and is_known:

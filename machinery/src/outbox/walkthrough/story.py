@@ -17,7 +17,7 @@ from outbox.base.wait import wait_for
 from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.relay import lifecycle
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.walkthrough.chain import Chain
 from outbox.walkthrough.faults import crash_sinks
 from outbox.walkthrough.screen import Screen
@@ -71,8 +71,8 @@ class Story:
         self.chain = chain
         self.workload = workload
         self._screen = screen
-        self._names = watched(spec.sinks(chain.settings), workload)
-        self._topics = spec.sinks(chain.settings)[workload.right].topics
+        self._names = watched(discovery.sinks(chain.settings), workload)
+        self._topics = discovery.sinks(chain.settings)[workload.right].topics
         self.phases: list[Phase] = []  # those that were played, in their order
         self._stop_traffic: Callable[[], None] = lambda: None
 

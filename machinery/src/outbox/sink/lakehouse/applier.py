@@ -8,7 +8,6 @@ what it would insert.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from psycopg2 import extensions
@@ -16,14 +15,12 @@ from psycopg2 import extensions
 from outbox.sink import dead_letters, fence
 from outbox.sink.applier import Applied
 from outbox.sink.batch import Returned
+from outbox.sink.lakehouse.spark_table import Table
 from outbox.sink.layout import FAILURE, IS_FILTERED
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.rows import fetched
 from outbox.sink.postgres.transforming import TRANSFORM_FAILED, TransformingApplier
 from outbox.sink.spec import SinkSpec
-
-if TYPE_CHECKING:
-    from outbox.sink.lakehouse.writer import Table
 
 # Of an event that tasks have staged. More is wanted for a dead letter only: an event for which the transform fails is
 # read by the driver.

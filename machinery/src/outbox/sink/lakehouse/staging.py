@@ -18,12 +18,12 @@ import pyarrow as pa
 from psycopg2 import extensions, sql
 
 from outbox.sink.batch import Rows
+from outbox.sink.decoder import RecordDecoder
 from outbox.sink.lakehouse.files import Folder
 from outbox.sink.layout import Layout
 from outbox.sink.postgres import binary
 from outbox.sink.postgres.staging import PLACE, Copier, Staging, copy_table
 from outbox.sink.postgres.transform_staging import ReturnedCopier, TransformStaging, copy_returned
-from outbox.sink.records import RecordDecoder
 
 IDS: Mapping[str, binary.Type] = {"event_id": "uuid"}
 

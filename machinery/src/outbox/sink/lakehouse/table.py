@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.sink.target import TargetState
+from outbox.sink.spec import TargetState
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,8 +11,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.sink.applier import Applier
 from outbox.sink.lakehouse import table
-from outbox.sink.spec import SinkSpec
-from outbox.sink.target import Target, TargetState, Transformed
+from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed
 from outbox.sink.writer import SinkWriter
 
 
@@ -46,7 +45,7 @@ class LakehouseTarget(Target):
     ) -> Applier:
         """Raises Failure if the table is gone, or differs from what its SQL declares."""
         from outbox.sink.lakehouse.applier import LakehouseApplier, TransformingLakehouseApplier
-        from outbox.sink.lakehouse.writer import Table
+        from outbox.sink.lakehouse.spark_table import Table
         from outbox.sink.spark.session import session
 
         uri = table.location(settings, spec.name)

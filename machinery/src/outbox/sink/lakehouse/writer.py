@@ -35,55 +35,29 @@ Their records are bounded in number and bytes (`outbox.sink.spark.reader`).
 from __future__ import annotations
 
 import io
-import itertools
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import UTC, date, datetime
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 from psycopg2 import extensions
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from outbox.base.errors import Failure
-from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.sink import dead_letters, fence, positions, traces
 from outbox.sink.batch import Batch, Traced, event_ids
 from outbox.sink.generations import TopicOffsets
 from outbox.sink.lakehouse import staging
 from outbox.sink.lakehouse.applier import TransformingLakehouseApplier
 from outbox.sink.lakehouse.files import Folder, StagedFiles, is_reachable
+from outbox.sink.lakehouse.spark_table import Files, Table
 from outbox.sink.lakehouse.staging import LakehouseStaging, LakehouseTransformStaging
 from outbox.sink.layout import PLACE
-from outbox.sink.records import made_at_ms
-from outbox.sink.spark.session import FEW_ROWS
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, SinkWriter, count
 
-LOCK_TIMEOUT_S = 60
 # Of a sink without a transform: the events in the batch.
 TABLE = "CREATE TEMPORARY TABLE batch (event_id uuid NOT NULL) ON COMMIT DELETE ROWS"
-SESSION = {
-    **FEW_ROWS,
-    # A batch without anything new is committed too, as it says how far the table is.
-    "spark.databricks.delta.skipRecordingEmptyCommits": "false",
-    # How much a task holds of the file that it writes; and its size is looked at from the first row on, not after 100.
-    "parquet.block.size": str(16 << 20),
-    "parquet.block.size.row.check.min": "1",
-    "parquet.page.size.row.check.min": "1",
-}
-# For a MERGE of files: every task of the shuffle has enough to do, and writes files of its own.
-MANY_ROWS = {
-    "spark.sql.codegen.wholeStage": "true",
-    "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
-}
-COMMIT_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
-
 
 Events = Mapping[tuple[int, int], str]  # by partition and offset, the id
 Outcomes = Mapping[tuple[int, int], traces.Outcome]
@@ -105,16 +79,6 @@ class Aside(NamedTuple):
     outcomes: Outcomes
 
 
-class Files(NamedTuple):
-    """Rows in files, and what bounds a search for their events: the days of their ids, the first id and the last."""
-
-    uris: Sequence[str]
-    schema: pa.Schema
-    days: Collection[date]
-    first_id: str
-    last_id: str
-
-
 class LakehouseWriter(SinkWriter):
     """A sink that merges into a Delta table."""
 
@@ -123,7 +87,7 @@ class LakehouseWriter(SinkWriter):
 
         Raises Failure if the sink has a driver already.
         """
-        super().__init__(connection, spec)
+        super().__init__(connection, spec.name, spec.decoders)
         self._spec, self._layout = spec, spec.layout
         self._merge, self._schema, self._uri = spec.strategy.select, schema, uri
         self._applier: TransformingLakehouseApplier | None = None
@@ -281,150 +245,6 @@ def copy_ids(cursor: extensions.cursor, event_ids: pa.ChunkedArray) -> None:
     cursor.copy_expert("COPY batch (event_id) FROM STDIN", io.StringIO(ids))
 
 
-class Table:
-    """The Delta table of a sink, in a Spark session and a database of its own: all sessions of a process share the
-    names of tables, and a name that is taken would mean the table of another sink.
-    """
-
-    _numbers = itertools.count()
-
-    def __init__(self, spark: SparkSession, sink: str, merge: str, schema: str, uri: str) -> None:
-        """``merge`` and ``schema`` are the SQL of the strategy and of the table; ``uri`` is its location."""
-        self._spark = spark.newSession()
-        for name, value in SESSION.items():
-            self._spark.conf.set(name, value)
-        self._is_small = True
-        self._names = f"lakehouse_{next(self._numbers)}"
-        self._sink, self._merge, self._schema, self._uri = sink, merge, schema, uri
-        self._jvm: Any = self._spark._jvm
-
-    def require(self) -> None:
-        """Find the table that must exist. Raises Failure if it is gone, or differs from what its SQL declares."""
-        files, log = self._log()
-        with self.errors("cannot be read"):
-            is_there = files.exists(log)
-        if not is_there:
-            raise Failure(
-                f"sink {self._sink}: the table at {self._uri} is gone, and events were applied to it",
-                "restore it; or, to fill a new one from what the topic has, delete the sink's rows in `positions` "
-                "and its checkpoint",
-                code="table-missing",
-            )
-        self.make()
-
-    def make(self) -> None:
-        """Make the table, or compare an existing one with its schema. Raises Failure if they differ."""
-        with self.errors("differs from what its SQL declares"), self._alone():
-            self._remove_unborn()
-            self._spark.sql(f"CREATE DATABASE IF NOT EXISTS {self._names}")
-            self._spark.sql(f"USE {self._names}")
-            self._spark.sql(self._schema % {"location": _literal(self._uri)})
-
-    def _log(self) -> tuple[Any, Any]:
-        """Hadoop's file system, and the folder of the table's log in it."""
-        log = self._jvm.org.apache.hadoop.fs.Path(f"{self._uri}/_delta_log")
-        return log.getFileSystem(self._spark._jsparkSession.sessionState().newHadoopConf()), log
-
-    def _remove_unborn(self) -> None:
-        """Remove the log of a table whose making was interrupted before its first commit: Delta would refuse to make
-        the table where something is.
-        """
-        files, log = self._log()
-        if files.exists(log):
-            names = [status.getPath().getName() for status in files.listStatus(log)]
-            if all(name.startswith(".") for name in names):  # a commit that was not renamed into place
-                files.delete(log, True)
-
-    def merge(
-        self, rows: pa.Table | Files, metadata: Mapping[str, Any] | None = None, without: Collection[str] = ()
-    ) -> int:
-        """Merge events, ``without`` those of these ids, in one commit that carries ``metadata``. Returns how many were
-        new.
-
-        Raises Failure if that fails; then nothing is merged, unless the JVM is gone.
-        """
-        with self.errors("does not take events"):
-            self._tune(is_small=isinstance(rows, pa.Table))
-            if metadata is not None:
-                self._spark.conf.set(COMMIT_METADATA, json.dumps({"sink": self._sink, **metadata}))
-            if isinstance(rows, Files):
-                bounds = _sql(rows.days, rows.first_id, rows.last_id)
-                schema = self._spark.createDataFrame(rows.schema.empty_table()).schema
-                incoming = self._spark.read.schema(schema).parquet(*rows.uris)
-            else:
-                bounds = _bounds(rows["event_id"].to_pylist())
-                incoming = self._spark.createDataFrame(rows)
-            if without:
-                resolved = self._spark.createDataFrame(pa.table({"event_id": [*without]}))
-                incoming = incoming.join(resolved, "event_id", "left_anti")
-            incoming.createOrReplaceTempView("batch")
-            with self._alone():
-                [counted] = self._spark.sql(self._merge % bounds).collect()
-            return int(counted["num_inserted_rows"])
-
-    def missing(self, event_ids: Collection[str]) -> set[str]:
-        """Those of these events that are not in the table. Like the MERGE it reads files of their days and ids only."""
-        if not event_ids:
-            return set()
-        with self.errors("does not return its events"):
-            wanted = self._spark.createDataFrame(pa.table({"event_id": [*event_ids]}))
-            table = self._spark.read.format("delta").load(self._uri)
-            within = "event_id BETWEEN %(first_id)s AND %(last_id)s"
-            if "event_day" in table.columns:
-                within += " AND event_day IN (%(days)s)"
-            known = table.where(within % _bounds(event_ids))
-            return {event_id for (event_id,) in wanted.join(known, "event_id", "left_anti").collect()}
-
-    def _tune(self, *, is_small: bool) -> None:
-        """Set the session for a MERGE of few rows or of many."""
-        if is_small is self._is_small:
-            return
-        self._is_small = is_small
-        many = {**MANY_ROWS, "spark.sql.shuffle.partitions": str(self._spark.sparkContext.defaultParallelism)}
-        for name, value in many.items():
-            if not is_small:
-                self._spark.conf.set(name, value)
-            elif name in SESSION:
-                self._spark.conf.set(name, SESSION[name])
-            else:
-                self._spark.conf.unset(name)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """On a local disk, no other process writes to the table within the block."""
-        if not self._uri.startswith("file:"):
-            yield
-            return
-        folder = Path(self._uri.removeprefix("file://"))
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Held by the JVM because the JVM writes: it lives a moment longer than a process that is killed.
-        file = self._jvm.java.io.RandomAccessFile(f"{folder}.lock", "rw")
-        try:
-            wait_for(f"{folder}.lock", lambda: file.getChannel().tryLock(), timeout_s=LOCK_TIMEOUT_S)
-            yield
-        except WaitTimeoutError:
-            raise Failure(
-                f"sink {self._sink}: another process writes to the table at {self._uri}: it has {folder}.lock",
-                "end it, and start the sink again",
-                code="table-locked",
-            ) from None
-        finally:
-            file.close()
-
-    @contextmanager
-    def errors(self, what: str) -> Iterator[None]:
-        """Convert errors of Spark and its JVM to Failure."""
-        try:
-            yield
-        except (PySparkException, Py4JError) as error:
-            reason = str(getattr(error, "java_exception", error)).strip().partition("\n")[0]
-            raise Failure(
-                f"sink {self._sink}: the table at {self._uri} {what}: {reason}",
-                "correct the cause and start the sink again",
-                code="table-failed",
-            ) from error
-
-
 def _failed(batch: Batch) -> Events:
     """The events for which the transform has failed."""
     if batch.returned is None or not batch.returned.failed:
@@ -462,27 +282,3 @@ def _outcomes(batch: Batch, missing: set[str], others: Outcomes) -> list[tuple[T
         else:
             found.append((one, "duplicate"))
     return found
-
-
-def _day(event_id: str) -> date:
-    """The day in UTC of the time in a UUIDv7."""
-    return datetime.fromtimestamp(made_at_ms(event_id) / 1000, UTC).date()
-
-
-def _bounds(event_ids: Collection[str]) -> dict[str, str]:
-    """What bounds a search for events, as SQL."""
-    return _sql({*map(_day, event_ids)}, min(event_ids, default=""), max(event_ids, default=""))
-
-
-def _sql(days: Collection[date], first_id: str, last_id: str) -> dict[str, str]:
-    """The days of ids, the first id and the last, as SQL."""
-    return {
-        "days": ", ".join(f"DATE '{day.isoformat()}'" for day in sorted(days)) or "NULL",
-        "first_id": _literal(first_id),
-        "last_id": _literal(last_id),
-    }
-
-
-def _literal(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

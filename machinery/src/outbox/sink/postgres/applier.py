@@ -17,10 +17,10 @@ from outbox.base.errors import Failure
 from outbox.sink import dead_letters
 from outbox.sink.applier import PARKED, Applied
 from outbox.sink.batch import Rows
+from outbox.sink.decoder import RecordDecoder
 from outbox.sink.layout import EVENT_TYPE, Layout, TransformedLayout, view_name
 from outbox.sink.postgres.staging import copy_rows
 from outbox.sink.projection import Projection, load
-from outbox.sink.records import RecordDecoder
 from outbox.sink.spec import SinkSpec
 
 # The tables have no statistics, so Postgres overestimates statements, and would compile one for longer than it runs.

@@ -32,9 +32,10 @@ from outbox.base.database import WAITS
 from outbox.events.schema import Column
 from outbox.sink import dead_letters, partitions
 from outbox.sink.batch import Decoded, Rows, Staged, Traced, event_ids
+from outbox.sink.decoder import RecordDecoder
 from outbox.sink.layout import EVENT_TYPE, Layout
 from outbox.sink.postgres import binary
-from outbox.sink.records import RecordDecoder, Records, joined
+from outbox.sink.records import Records, joined
 
 COPY_BUFFER_BYTES = 1 << 20
 TRACED_MAX = 100  # per task

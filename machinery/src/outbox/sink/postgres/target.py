@@ -10,8 +10,7 @@ from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.returned import as_columns, columns_of, require_storable
 from outbox.sink.postgres.transforming import TransformingApplier
 from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.spec import SinkSpec
-from outbox.sink.target import Target, Transformed
+from outbox.sink.spec import SinkSpec, Target, Transformed
 from outbox.sink.writer import SinkWriter
 
 

@@ -23,10 +23,11 @@ from psycopg2.extensions import make_dsn
 from outbox.base.errors import Failure
 from outbox.events.schema import Column
 from outbox.sink.batch import Decoded, Staged
+from outbox.sink.decoder import RecordDecoder
 from outbox.sink.layout import Layout
 from outbox.sink.postgres.returned import as_columns
 from outbox.sink.postgres.staging import Copier, Count, Staging, copy_table, definitions, types_of
-from outbox.sink.records import RecordDecoder, Records, joined
+from outbox.sink.records import Records, joined
 
 ATTEMPT_BITS = 62  # of a random number: Spark may run a share twice within one attempt of a task
 TABLES = """

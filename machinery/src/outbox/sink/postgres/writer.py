@@ -34,7 +34,7 @@ class PostgresWriter(SinkWriter):
 
     def __init__(self, connection: extensions.connection, spec: SinkSpec) -> None:
         """Acquire the fence and prepare the session. Raises Failure if the sink has a driver already."""
-        super().__init__(connection, spec)
+        super().__init__(connection, spec.name, spec.decoders)
         self._spec = spec
         self._ensured = set[date]()
         if spec.job.transform is None:

@@ -24,8 +24,8 @@ from outbox.base.errors import Failure
 from outbox.events.schema import Rejection
 from outbox.sink import dead_letters, fence, partitions, skipped
 from outbox.sink.applier import PARKED, Applier
+from outbox.sink.decoder import DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.layout import Layout
-from outbox.sink.records import DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.repair.restore import Letter, event_of, is_current
 from outbox.sink.repair.selection import Chosen
 from outbox.sink.spec import SinkSpec

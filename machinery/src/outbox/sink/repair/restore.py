@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from outbox.events.schema import Column, Rejection
 from outbox.events.values import decode
 from outbox.sink import dead_letters
+from outbox.sink.decoder import UNKNOWN_TYPE, UNKNOWN_VERSION, DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.layout import EVENT_TYPE, PLACE, Layout
-from outbox.sink.records import UNKNOWN_TYPE, UNKNOWN_VERSION, DecodedEvent, Record, RecordDecoder, Skipped
+from outbox.sink.records import Record
 
 
 class Letter(NamedTuple):

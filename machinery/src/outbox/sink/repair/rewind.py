@@ -18,8 +18,8 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
 from outbox.sink import fence, generations, positions, skipped
+from outbox.sink.discovery import chosen
 from outbox.sink.positions import Offsets
-from outbox.sink.spec import chosen
 
 
 class TopicPartition(NamedTuple):

@@ -41,10 +41,10 @@ from outbox.base.settings import Settings
 from outbox.events.schema import SqlType
 from outbox.kafka import topics
 from outbox.kafka.records import batches
+from outbox.sink.decoder import RecordDecoder, event_decoders
 from outbox.sink.layout import Layout
-from outbox.sink.records import RecordDecoder, Records, joined
+from outbox.sink.records import Records, joined
 from outbox.sink.spark.part import Part
-from outbox.sink.spec import event_decoders, layout_of
 
 Point = datetime | Mapping[str, Mapping[int, int]]  # a moment, or offsets by topic and partition
 
@@ -89,7 +89,7 @@ def events(
     that drops records while they are read makes the Spark job fail, with ``events-lost``.
     """
     decoders = event_decoders(settings, names)
-    layout = layout_of(decoders)
+    layout = Layout.of(decoders)
     ranges = [_range(settings, topic, start, end) for topic in sorted(decoders)]
     shares = [share for one in ranges for share in one.in_parts(TASK_MAX_RECORDS)]
     read = ReadTask(settings.without_secrets("kafka_password"), decoders, layout, shares)

@@ -26,11 +26,11 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.events.schema import EventSchema
-from outbox.sink.layout import PLACE
-from outbox.sink.records import DAY_MS, Record, Records
+from outbox.sink.decoder import DAY_MS, event_decoders
+from outbox.sink.layout import PLACE, Layout
+from outbox.sink.records import Record, Records
 from outbox.sink.spark import frame
 from outbox.sink.spark.transform import Function, as_events, unusable
-from outbox.sink.spec import event_decoders, layout_of
 
 SEED = 23
 MADE_AT_MS = 20_000 * DAY_MS  # by their ids; in October 2024
@@ -66,7 +66,7 @@ def events(
     there are no payloads.
     """
     decoders = event_decoders(settings, names)
-    layout = layout_of(decoders)
+    layout = Layout.of(decoders)
     given = list(_examples(settings, names) if payloads is None else _declared(settings, payloads))
     if not given:
         raise Failure(f"the schemas of {', '.join(names)} have no examples", "give payloads", code="event-invalid")

@@ -26,7 +26,7 @@ from outbox.jvm import archive
 from outbox.jvm.jars import jars, spark_jars
 from outbox.jvm.java import java_home
 from outbox.kafka.clients import spark_options
-from outbox.sink.target import Target
+from outbox.sink.spec import Target
 
 JVM_GONE = (Py4JError, ConnectionError)  # what a call raises when there is no JVM to take it
 SUBMITTED = "PYSPARK_GATEWAY_PORT"  # set for a process that spark-submit has started

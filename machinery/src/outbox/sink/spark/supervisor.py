@@ -72,7 +72,7 @@ def run(
         targets = {name: topics.last_stable_offsets(settings, name) for name in names}
         for handler in logging.getLogger().handlers:
             handler.addFilter(_is_not_py4j)
-        spark = session.session(settings, [spec.job.target for spec in specs])
+        spark = session.session(settings, [spec.target for spec in specs])
         resources.callback(session.stop, spark)
         wake = resources.enter_context(_signals())  # after Spark's start, which installs a handler of its own
         try:
@@ -165,7 +165,7 @@ class Supervisor:
         """Become the sink's driver. Raises Failure if that is another one, or the database is unavailable."""
         self._connection = connect(self._settings, SinkRole.WRITER)
         with self._guard.working(self._connection):
-            self._writer = self._spec.job.target.writer(self._settings, self._connection, self._spec)
+            self._writer = self._spec.target.writer(self._settings, self._connection, self._spec)
 
     def disconnect(self) -> None:
         """End the connection if there is one, so that another driver may take the sink over."""

@@ -66,8 +66,7 @@ from outbox.sink.records import Records
 from outbox.sink.spark import frame
 from outbox.sink.spark.part import Part
 from outbox.sink.spark.session import FEW_ROWS, JVM_GONE, session
-from outbox.sink.spec import SinkSpec
-from outbox.sink.target import Transformed
+from outbox.sink.spec import SinkSpec, Transformed
 
 # For small batches. Adaptive execution plans again after each stage, which takes longer than the query itself.
 SMALL = {**FEW_ROWS, "spark.sql.adaptive.enabled": "false"}
@@ -174,7 +173,7 @@ class Transform:
         return Returned(attempts=[one["attempt"] for one in summaries], row_count=sum(one["rows"] for one in summaries))
 
     def _storable(self, rows: pa.Table) -> pa.Table:
-        return self._spec.job.target.storable(self._spec, rows)
+        return self._spec.target.storable(self._spec, rows)
 
     def _load(self) -> Function:
         if importlib.util.find_spec("pandas") is None:
@@ -305,7 +304,7 @@ def applier(settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
 
     Raises Failure if its transform cannot be used, or if Spark does not start.
     """
-    target = spec.job.target
+    target = spec.target
     transform = Transform(session(settings, [target]), spec)
     return target.applier(settings, spec, transform.transformed, dry_run=dry_run)
 

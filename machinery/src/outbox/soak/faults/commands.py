@@ -16,10 +16,10 @@ from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
 from outbox.relay.connectors import Connector
-from outbox.sink import fence, projection, spec
+from outbox.sink import discovery, fence, projection
 from outbox.sink.spec import SinkSpec
 from outbox.soak import foreign
-from outbox.soak.checked import checked, of_report
+from outbox.soak.checked import of_report
 from outbox.soak.checkers.checks import is_foreign
 from outbox.soak.fault import Fault, NoChance, NotFired, wait_or_not_fired
 from outbox.soak.operator import Done
@@ -85,7 +85,7 @@ class Check(Operator):
     expected = ("problems-found",)
 
     def finish(self, testbed: Testbed, done: Done) -> None:
-        known = spec.sinks(testbed.settings)
+        known = discovery.sinks(testbed.settings)
         count, keys = len(testbed.foreign), foreign.keys(testbed.foreign)
         for found in of_report(self.name, json.loads(done.output)).problems:
             repeats = known[found.sink].strategy.repeats if found.sink in known else "all"
@@ -145,7 +145,7 @@ class Rebuild(Fault):
         return f"`outbox rebuild SINK --from {self._source}` of a sink that recognises every repeat, while it runs."
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        checked(testbed, f"before {self.name}")
+        testbed.check(f"before {self.name}")
         sinks, refused = self._sinks(testbed), list[str]()
         for sink in chance.sample(sinks, len(sinks)):
             self.victims = (testbed.process_of(sink).name,)
@@ -168,7 +168,7 @@ def is_rebuildable(sink: SinkSpec, source: str) -> bool:
     From the source it needs SQL of each projection, which some sinks have not, such as those of captured tables.
     """
     with suppress(Failure, FileNotFoundError):
-        sink.job.target.require_rebuildable(sink)
+        sink.target.require_rebuildable(sink)
         if source == "source":
             projection.companions(sink.job.projections, "rebuild")
         return sink.strategy.repeats == "all"

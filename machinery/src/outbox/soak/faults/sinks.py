@@ -15,7 +15,6 @@ from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink.spark import local_checkpoint
-from outbox.soak.checked import checked
 from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 from outbox.stack.command import Command
@@ -202,7 +201,7 @@ class Rewound(_OfProcess):
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         process = self.choose(testbed, chance)
         sink = chance.choice(testbed.names_of(process))
-        checked(testbed, f"before {self.name}")
+        testbed.check(f"before {self.name}")
         process.kill()
         said = ""
 

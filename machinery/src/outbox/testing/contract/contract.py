@@ -24,7 +24,7 @@ from hypothesis.errors import Unsatisfiable
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.events.schema import EventSchema
-from outbox.sink import spec
+from outbox.sink import discovery
 from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkSpec
 from outbox.testing.contract import ways
@@ -49,7 +49,7 @@ class _Sinks(Collection[str]):
 
     @property
     def _names(self) -> list[str]:
-        return [job.name for job in spec.jobs(load(environment=False))]
+        return [job.name for job in discovery.jobs(load(environment=False))]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -76,7 +76,7 @@ def contract(
     def test(sink: str, fresh_databases: FreshDatabases, request: pytest.FixtureRequest, tmp_path: Path) -> None:
         """Every way to deliver a sink's events gives the same result."""
         with fresh_databases() as settings:
-            chosen = spec.chosen(settings, sink)
+            chosen = discovery.chosen(settings, sink)
             reason = untestable(chosen)
             if reason is not None:
                 pytest.skip(reason)
@@ -97,7 +97,7 @@ def untestable(sink: SinkSpec) -> str | None:
     """Why a sink is left out, if it is."""
     if not sink.job.events:
         return f"sink {sink.name} reads records that no schema declares"
-    if not isinstance(sink.job.target, PostgresTarget):
+    if not isinstance(sink.target, PostgresTarget):
         return f"the result of sink {sink.name} is not in the sink database"
     return None
 

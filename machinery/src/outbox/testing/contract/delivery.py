@@ -18,8 +18,7 @@ from outbox.sink.batch import Batch, DeadRecord
 from outbox.sink.records import Records
 from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.selection import Selection
-from outbox.sink.spec import SinkSpec
-from outbox.sink.target import Transformed
+from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.writer import SinkWriter
 from outbox.testing.contract.database import NOW, Database
 from outbox.testing.contract.events import Sent
@@ -94,7 +93,7 @@ class Delivery:
         """The writer of the driver that runs; a driver is started if none does."""
         if self._writer is None:
             connection = self._open.enter_context(self._database.connection(SinkRole.WRITER, self._now))
-            self._writer = self.spec.job.target.writer(self._database.settings, connection, self.spec)
+            self._writer = self.spec.target.writer(self._database.settings, connection, self.spec)
             if self._transform is not None:
                 self._writer.prepare(self._transform.schema)
         return self._writer
@@ -117,7 +116,7 @@ class Delivery:
         self.writer.clear()
 
     def _applier(self, spec: SinkSpec) -> Applier:
-        return spec.job.target.applier(self._database.settings, spec, self._transform, dry_run=False)
+        return spec.target.applier(self._database.settings, spec, self._transform, dry_run=False)
 
 
 @contextmanager
@@ -176,7 +175,7 @@ def transformed(spec: SinkSpec, database: Database) -> Iterator[Transformed]:
     from outbox.sink.spark.session import session  # only jobs with a transform need Spark
     from outbox.sink.spark.transform import Transform
 
-    spark = session(database.settings, [spec.job.target])
+    spark = session(database.settings, [spec.target])
     try:
         yield Transform(spark, spec).transformed
     finally:

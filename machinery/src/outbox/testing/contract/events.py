@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
-from outbox.events.catalog import Aggregate
+from outbox.events.aggregate import Aggregate
 from outbox.events.expansion import NotComparableError, Tree, expanded
 from outbox.events.schema import EventSchema
-from outbox.sink.records import DAY_MS, Record
+from outbox.sink.decoder import DAY_MS
+from outbox.sink.records import Record
 from outbox.sink.spec import SinkSpec
 from outbox.testing.contract import values
 

@@ -11,9 +11,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from outbox.sink.spec import SinkSpec
+from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.strategy import Strategy
-from outbox.sink.target import Transformed
 from outbox.testing.contract.database import LATER, NOW, Database
 from outbox.testing.contract.delivery import Delivery, Placed, after, delivering, placed
 from outbox.testing.contract.events import History, Sent

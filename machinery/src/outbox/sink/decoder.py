@@ -1,0 +1,468 @@
+"""The one validator: it takes a Kafka record and returns an event, or the reason why the record is no event.
+
+The stream, the replay of dead letters, `outbox check` and the tests all ask here. It is pure Python, records in and
+Arrow tables out, so it runs wherever the records are.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from outbox.base import trace
+from outbox.base.settings import Settings
+from outbox.events import catalog
+from outbox.events.aggregate import Aggregate
+from outbox.events.catalog import Wanted
+from outbox.events.schema import Column, EventSchema, Rejection, shortened
+from outbox.events.upcasting import UPCAST_FAILED, Upcaster
+from outbox.events.values import KEY_MAX_BYTES, NOT_JSON, convert, decode, is_deep, may_be_deep, parse_json
+from outbox.sink.batch import DeadRecord, Decoded, Traced
+from outbox.sink.records import Record, Records, values_at
+from outbox.sink.values import ARROW_TYPES, convert_all
+
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+UUID_V7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+UUIDS_V7 = rf"\A{UUID_V7.pattern}\z"  # for Arrow
+DAY_MS = 24 * 60 * 60 * 1000
+FUTURE_MAX_MS = DAY_MS
+AT_ONCE = 1_000  # records of an event that are decoded by columns; a bad one costs its neighbours some time
+AT_ONCE_EVENTS_MAX = 8
+Kind = tuple[str | None, str | None]  # event type and schema version, as the headers have them
+NO_NAME = "?"  # of a skipped event whose type or version nobody can ever declare
+UNKNOWN_TYPE, UNKNOWN_VERSION = "unknown event type", "unknown schema version"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What is decoded of records column by column. ``recorded_ms`` are the first and the last time of recording, maybe
+    among more records than these; ``headers`` are empty if no record is traced.
+    """
+
+    places: Mapping[str, pa.Array]  # event_id, partition, offset
+    keys: pa.Array
+    values: Sequence[bytes | None]
+    recorded_ms: tuple[int, int]
+    headers: Sequence[Mapping[str, str | None]]
+
+    @classmethod
+    def of(cls, records: Records, headers: Sequence[Mapping[str, str | None]]) -> Columns:
+        """Those of records with these headers."""
+        return cls(
+            places={
+                "event_id": pa.array([one.get("id") for one in headers], pa.string()),
+                "partition": pa.array(records.partitions, pa.int32()),
+                "offset": pa.array(records.offsets, pa.int64()),
+            },
+            keys=pa.array(records.keys, pa.binary()),
+            values=records.values,
+            recorded_ms=(min(records.recorded_ms, default=0), max(records.recorded_ms, default=0)),
+            headers=headers if any("traceparent" in one for one in headers) else (),
+        )
+
+    def at(self, numbers: Sequence[int]) -> Columns:
+        """Those with these numbers, counted from 0."""
+        indices = pa.array(numbers, pa.int32())
+        return Columns(
+            {name: array.take(indices) for name, array in self.places.items()},
+            self.keys.take(indices),
+            values_at(numbers, self.values),
+            self.recorded_ms,
+            values_at(numbers, self.headers) if self.headers else (),
+        )
+
+    def traced(self) -> list[Traced]:
+        """Which of them are traced, all being events."""
+        rows = zip(map(_sampled_trace, self.headers), *(one.to_pylist() for one in self.places.values()), strict=False)
+        return [Traced(trace_id, *place) for trace_id, *place in rows if trace_id is not None]
+
+
+class DecodedEvent(NamedTuple):
+    """A valid event: its id, the values of its columns in their order, and its name as the decoder calls it."""
+
+    event_id: str
+    values: tuple[Any, ...]
+    name: str
+
+
+class Skipped(NamedTuple):
+    """An event that was not asked for, by its name; ``*.TYPE`` for one of an undeclared type."""
+
+    name: str
+
+
+class RecordDecoder(ABC):
+    """Decodes the records of one topic.
+
+    ``types``: by the name of an event its columns, beside event id, partition and offset; ``key`` is the column that
+    the record's key repeats; ``version``, if there is one, numbers the events of a key.
+    """
+
+    types: Mapping[str, Sequence[Column]]
+    schema_versions: Mapping[str, int] = MappingProxyType({})  # by name, the version that the columns are of
+    at_once = AT_ONCE  # records that are best decoded together
+    key: str
+    version: str | None = None
+
+    @property
+    def asked_for(self) -> set[str]:
+        """The names that a skipped event must not have."""
+        return set(self.types)
+
+    @property
+    def taken(self) -> Mapping[tuple[str, int | None], Sequence[Column]]:
+        """By the name of an event and a version of it that is taken, its columns."""
+        return {(name, self.schema_versions.get(name)): columns for name, columns in self.types.items()}
+
+    @property
+    def declared(self) -> Mapping[str, Sequence[Column]]:
+        """By the name of an event on the topic, asked for or not, the columns of its newest version."""
+        return self.types
+
+    @property
+    def declared_names(self) -> set[str]:
+        """The names of the events on the topic, and of their versions."""
+        return set(self.declared)
+
+    def columns(self, name: str, version: int | None) -> Sequence[Column] | None:
+        """The columns of a version of an event, newest or not; None if that version is not taken any more."""
+        return self.types.get(name) if version == self.schema_versions.get(name) else None
+
+    def restore(
+        self, name: str, version: int | None, event_id: str, payload: Mapping[str, Any]
+    ) -> DecodedEvent | Rejection:
+        """An event of which the payload is known, in a version that has ``columns``."""
+        del version
+        return DecodedEvent(event_id, tuple(convert(one.type, payload.get(one.name)) for one in self.types[name]), name)
+
+    @abstractmethod
+    def record(self, record: Record) -> DecodedEvent | Rejection | Skipped:
+        """The event of a record, or why it was rejected, or that it was not asked for."""
+
+    def bounded(self, found: DecodedEvent | Rejection | Skipped) -> DecodedEvent | Rejection | Skipped:
+        """The same, unless it is an event whose key is too long for the indexes of the sink's tables."""
+        if not isinstance(found, DecodedEvent):
+            return found
+        columns = self.types[found.name]
+        place = next(place for place, column in enumerate(columns) if column.name == self.key)
+        if columns[place].type != "text" or len(str(found.values[place]).encode()) <= KEY_MAX_BYTES:
+            return found
+        return Rejection("schema violation", f"$.{self.key}: a key of more than {KEY_MAX_BYTES} bytes")
+
+    def event_id(self, record: Record) -> str | None:
+        """The id by which a dead letter of the record is known; None if it has no UUID."""
+        event_id = _text(dict(record.headers).get("id"))
+        return event_id if event_id is not None and UUID.fullmatch(event_id) else None
+
+    def decode(self, records: Records) -> Decoded:
+        """The events among records, and the others."""
+        events: dict[str, list[DecodedEvent]] = {}
+        places: dict[str, list[tuple[int, int]]] = {}
+        dead: list[DeadRecord] = []
+        traced: list[Traced] = []
+        skipped: Counter[str] = Counter()
+        for record, partition, offset in records:
+            found = self.bounded(self.record(record))
+            if isinstance(found, Skipped):
+                skipped[found.name] += 1
+                continue
+            if isinstance(found, DecodedEvent):
+                events.setdefault(found.name, []).append(found)
+                places.setdefault(found.name, []).append((partition, offset))
+                event_id: str | None = found.event_id
+            else:
+                event_id = self.event_id(record)
+                dead.append(DeadRecord(partition, offset, record, event_id, found))
+            trace_id = _sampled_trace({name: _text(content) for name, content in record.headers})
+            if trace_id is not None:
+                traced.append(Traced(trace_id, event_id, partition, offset, isinstance(found, Rejection)))
+        return Decoded({name: self.rows(name, of, places[name]) for name, of in events.items()}, dead, traced, skipped)
+
+    def decode_parts(self, parts: Iterable[Records]) -> Decoded:
+        """The same of records that come in parts."""
+        return Decoded.together([self.decode(records) for records in parts])
+
+    def rows(self, name: str, events: Sequence[DecodedEvent], places: Sequence[tuple[int, int]]) -> pa.Table:
+        """The rows of events of one name that were read at these places (partition, offset)."""
+        arrays = {
+            "event_id": pa.array([event.event_id for event in events], pa.string()),
+            "partition": pa.array([partition for partition, _ in places], pa.int32()),
+            "offset": pa.array([offset for _, offset in places], pa.int64()),
+        }
+        columns = self.types[name]
+        values = zip(*(event.values for event in events), strict=True) if events else ([] for _ in columns)
+        for column, of_column in zip(columns, values, strict=True):
+            arrays[column.name] = pa.array(of_column, ARROW_TYPES[column.type])
+        return pa.table(arrays)
+
+
+class Version(NamedTuple):
+    """One version of an event that is asked for: the schema of its payloads, and what makes rows of them."""
+
+    name: str
+    schema: EventSchema
+    upcaster: Upcaster | None
+    columns: Sequence[Column]  # of the rows
+
+
+class EventDecoder(RecordDecoder):
+    """Decodes the events on one topic, by their declarations.
+
+    An id must be a UUIDv7 that is not more than a day ahead of its record, nor more than ``age_max_days`` behind it:
+    ids decide which partitions of processed_events a sink needs.
+    """
+
+    def __init__(self, aggregates: Sequence[Aggregate], wanted: Sequence[Wanted], age_max_days: int = 3660) -> None:
+        """``aggregates`` are all on the topic; events of theirs that are not ``wanted`` are skipped."""
+        self.types = {one.name: one.schema.columns for one in wanted}
+        self.schema_versions = {one.name: one.schema.version for one in wanted}
+        self.key, self.version = aggregates[0].key, aggregates[0].version
+        self.topic = aggregates[0].topic
+        self._age_max_ms = age_max_days * DAY_MS
+        self._versions = {
+            (schema.type, str(version)): Version(one.name, schema, upcaster, one.schema.columns)
+            for one in wanted
+            for version, (schema, upcaster) in one.accepts.items()
+        }
+        self.at_once = AT_ONCE * min(max(len(self.types), 1), AT_ONCE_EVENTS_MAX)
+        keys = (column for columns in self.types.values() for column in columns if column.name == self.key)
+        self._has_text_keys = any(column.type == "text" for column in keys)
+        self._takes_all = any(one.by_aggregate for one in wanted)
+        self._takes_every_version = {one.schema.type for one in wanted if not one.by_version}
+        schemas = [schema for aggregate in aggregates for schema in aggregate.schemas]
+        self._events = {schema.type: schema.event for schema in schemas}
+        self._declared = {schema.event: schema.columns for schema in schemas}
+        self._declared_names = {name for schema in schemas for name in (schema.event, schema.name)}
+
+    @property
+    def taken(self) -> Mapping[tuple[str, int | None], Sequence[Column]]:
+        """By the name of an event and a version of it that is taken, its columns."""
+        return {(one.name, one.schema.version): one.schema.columns for one in self._versions.values()}
+
+    @property
+    def declared(self) -> Mapping[str, Sequence[Column]]:
+        """By the name of an event on the topic, asked for or not, the columns of its newest version."""
+        return self._declared
+
+    @property
+    def declared_names(self) -> set[str]:
+        """The names of the events on the topic, and of their versions."""
+        return self._declared_names
+
+    @property
+    def asked_for(self) -> set[str]:
+        """The names that a skipped event must not have: of events, of versions, and of what was not declared then."""
+        names = set(self.types)
+        for schema in (version.schema for version in self._versions.values()):
+            names |= {schema.event, schema.name, f"*.{schema.type}"}
+        return names
+
+    def record(self, record: Record) -> DecodedEvent | Rejection | Skipped:
+        """The event of a record, or why it was rejected, or that it was not asked for."""
+        headers = {name: _text(content) for name, content in record.headers}
+        type_, version = headers.get("eventType"), headers.get("schemaVersion")
+        skipped = self._skipped(type_, version)
+        if skipped is not None:
+            return skipped
+        value, rejection = parse_json(record.value)
+        if rejection is not None:
+            return rejection
+        event_id = headers.get("id")
+        rejection = self._id_rejection(event_id, record.recorded_ms)
+        if rejection is not None:
+            return rejection
+        known = self._versions.get((str(type_), str(version)))
+        if known is None:
+            return self._undeclared(type_, version)
+        return self._event(known, str(event_id), record.key or b"", value)
+
+    def columns(self, name: str, version: int | None) -> Sequence[Column] | None:
+        """The columns of a version of an event, newest or not; None if that version is not taken any more."""
+        known = self._version(name, version)
+        return None if known is None else known.schema.columns
+
+    def restore(
+        self, name: str, version: int | None, event_id: str, payload: Mapping[str, Any]
+    ) -> DecodedEvent | Rejection:
+        """An event of which the payload is known, in a version that has ``columns``."""
+        known = self._version(name, version)
+        assert known is not None  # noqa: S101 - the caller has its columns
+        # A column that is null may have been absent.
+        present = {key: value for key, value in payload.items() if value is not None or key in known.schema.required}
+        return self._event(known, event_id, None, present)
+
+    def _version(self, name: str, version: int | None) -> Version | None:
+        return next((one for one in self._versions.values() if (one.name, one.schema.version) == (name, version)), None)
+
+    def decode(self, records: Records) -> Decoded:
+        """As every decoder. Where all records of an event are valid they are decoded by columns, in half the time."""
+        if len(records) > self.at_once:
+            return self.decode_parts(records.parts(self.at_once))
+        try:
+            headers = [
+                {name: None if content is None else content.decode() for name, content in one}
+                for one in records.headers
+            ]
+        except UnicodeDecodeError:
+            return super().decode(records)
+        kinds = _places([(one.get("eventType"), one.get("schemaVersion")) for one in headers])
+        columns = Columns.of(records, headers)
+        found = []
+        for kind, places in kinds.items():
+            skipped = self._skipped(*kind)
+            if skipped is not None:
+                found.append(Decoded({}, [], [], {skipped.name: len(places)}))
+                continue
+            known = self._versions.get((str(kind[0]), str(kind[1])))
+            of_kind = columns if len(kinds) == 1 else columns.at(places)
+            decoded = None if known is None else self._all_events(known, of_kind)
+            found.append(decoded or super().decode(records if len(kinds) == 1 else records.at(places)))
+        return found[0] if len(found) == 1 else Decoded.together(found)
+
+    def _event(self, known: Version, event_id: str, key: bytes | None, payload: Any) -> DecodedEvent | Rejection:
+        violation = known.schema.violation(payload)
+        if violation is not None:
+            return Rejection("schema violation", violation.detail)
+        upcast = self._upcast(known, payload)
+        if isinstance(upcast, Rejection):
+            return upcast
+        try:
+            values = tuple(convert(column.type, upcast.get(column.name)) for column in known.columns)
+        except ValueError as error:
+            return Rejection("schema violation", shortened(str(error)))
+        own_key = next(value for value, column in zip(values, known.columns, strict=True) if column.name == self.key)
+        if key is not None and key != str(own_key).encode():
+            return Rejection("key mismatch", f"the record's key is not its {self.key}")
+        return DecodedEvent(event_id, values, known.name)
+
+    def _upcast(self, known: Version, payload: Any) -> Any | Rejection:
+        if known.upcaster is None:
+            return payload
+        upcast = known.upcaster.upcast(payload)
+        for name in filter(None, (self.key, self.version)):
+            if not isinstance(upcast, Rejection) and upcast[name] != payload[name]:
+                return Rejection(UPCAST_FAILED, f"it changes the {name}, which decides the order of the events")
+        return upcast
+
+    def _all_events(self, known: Version, of_kind: Columns) -> Decoded | None:
+        """The events of these records; None if one of them is no event, or needs a second look."""
+        values = _parse_all(of_kind.values)
+        if not values or not known.schema.are_valid(values):
+            return None
+        try:
+            if not self._are_ids(of_kind):
+                return None
+            if known.upcaster is not None:
+                values = [self._upcast(known, value) for value in values]
+                if any(isinstance(value, Rejection) for value in values):
+                    return None
+            arrays = {
+                one.name: convert_all(one.type, [value.get(one.name) for value in values]) for one in known.columns
+            }
+            keys = of_kind.keys.cast(pa.string())
+            if not keys.equals(arrays[self.key].cast(pa.string())) or self._is_any_too_long(keys):
+                return None
+        except ValueError:
+            return None
+        return Decoded({known.name: pa.table({**of_kind.places, **arrays})}, [], of_kind.traced())
+
+    def _is_any_too_long(self, keys: pa.Array) -> bool:
+        return self._has_text_keys and pc.max(pc.binary_length(keys)).as_py() > KEY_MAX_BYTES
+
+    def _are_ids(self, of_kind: Columns) -> bool:
+        """Whether they have ids of events that were recorded then. Of times it looks at the first and the last only."""
+        ids = of_kind.places["event_id"]
+        if ids.null_count or not pc.all(pc.match_substring_regex(ids, UUIDS_V7)).as_py():
+            return False
+        made = pc.min_max(ids).as_py()
+        first_made, last_made = (made_at_ms(made[end]) for end in ("min", "max"))
+        first_recorded, last_recorded = of_kind.recorded_ms
+        return last_made - first_recorded <= FUTURE_MAX_MS and last_recorded - first_made <= self._age_max_ms
+
+    def _id_rejection(self, event_id: str | None, recorded_ms: int) -> Rejection | None:
+        if event_id is None:
+            return Rejection("missing id", "there is no header id")
+        if not UUID_V7.fullmatch(event_id):
+            return Rejection("malformed id", f"header id: {shortened(repr(event_id))} is no UUIDv7")
+        ahead_ms = made_at_ms(event_id) - recorded_ms
+        if ahead_ms > FUTURE_MAX_MS:
+            return Rejection("id from the future", f"header id: {event_id} is more than a day ahead of its record")
+        if -ahead_ms > self._age_max_ms:
+            days = self._age_max_ms // DAY_MS
+            return Rejection("id too old", f"header id: {event_id} is more than {days} days behind its record")
+        return None
+
+    def _skipped(self, type_: str | None, version: str | None) -> Skipped | None:
+        """What was not asked for. Of what was asked for, an undeclared type or version may be part some day."""
+        if type_ is None or (type_, str(version)) in self._versions:
+            return None
+        if type_ not in self._events:
+            name = f"*.{type_}" if catalog.TYPE.fullmatch(type_) else NO_NAME
+            return None if self._takes_all else Skipped(name)
+        if type_ in self._takes_every_version:
+            return None
+        if all(type_ != known for known, _ in self._versions):
+            return Skipped(self._events[type_])
+        return Skipped(f"{self._events[type_]}.v{version}" if catalog.VERSION.fullmatch(str(version)) else NO_NAME)
+
+    def _undeclared(self, type_: str | None, version: str | None) -> Rejection:
+        if type_ in self._events:
+            found = f"{shortened(repr(version))} of {type_}"
+            return Rejection(UNKNOWN_VERSION, f"header schemaVersion: {found} is not declared")
+        return Rejection(UNKNOWN_TYPE, f"header eventType: {shortened(repr(type_))} is not declared on {self.topic}")
+
+
+def event_decoders(settings: Settings, names: Sequence[str]) -> dict[str, EventDecoder]:
+    """By topic, the decoder of the events of these names. Raises Failure for an unknown name."""
+    known = catalog.of(settings)
+    wanted = known.wanted(names)
+    return {
+        topic: EventDecoder(aggregates, mine, settings.sink_id_age_max_days)
+        for topic, aggregates in known.topics.items()
+        if (mine := [one for one in wanted if one.schema.aggregate in {aggregate.name for aggregate in aggregates}])
+    }
+
+
+def made_at_ms(event_id: str) -> int:
+    """The time inside a UUIDv7, in milliseconds since 1970."""
+    return int(event_id[:8] + event_id[9:13], 16)
+
+
+def _parse_all(values: Sequence[bytes | None]) -> list[Any] | None:
+    """The values of records as JSON; None if one is null, is not JSON, or is nested too deep."""
+    contents = [value for value in values if value is not None]
+    try:
+        decoded = list(map(decode, contents))
+    except NOT_JSON:
+        return None
+    is_any_deep = any(map(is_deep, compress(decoded, map(may_be_deep, contents))))
+    return None if is_any_deep or len(contents) < len(values) else decoded
+
+
+def _text(content: bytes | None) -> str | None:
+    return None if content is None else content.decode(errors="replace")
+
+
+def _sampled_trace(headers: Mapping[str, str | None]) -> str | None:
+    """The trace of a record whose sender records it, if any."""
+    text = headers.get("traceparent")
+    return trace.trace_id(text) if trace.is_sampled(text) else None
+
+
+def _places(kinds: Sequence[Kind]) -> dict[Kind, Sequence[int]]:
+    """The places of each kind. Mostly there is one kind, which is faster to see at once."""
+    if kinds and kinds.count(kinds[0]) == len(kinds):
+        return {kinds[0]: range(len(kinds))}
+    found = defaultdict[Kind, list[int]](list)
+    for place, kind in enumerate(kinds):
+        found[kind].append(place)
+    return dict(found)

@@ -1,0 +1,130 @@
+"""Which sinks a project has: its jobs are found, completed and made into sinks.
+
+Each subpackage of the project's package ``sinks`` with a module ``job`` declares a sink, or several: ``job``, a
+`SinkJob`, or ``jobs``, a list of them, or a function of `Settings` that returns the list. A job is a sink: it has a
+name, the events that it wants, a strategy, and any number of projections. A job that names only its events is called
+like its subpackage, applies the SQL files in its folder ``projections``, and does so in the sink database. A subpackage
+that is deleted is gone, and nothing else has to change.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+from outbox.base import project
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.sink import strategy
+from outbox.sink.decoder import event_decoders
+from outbox.sink.postgres.target import PostgresTarget
+from outbox.sink.spec import SinkJob, SinkSpec, unusable
+
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")  # the names of its staging tables must fit into 63 characters
+
+
+def jobs(settings: Settings) -> list[SinkJob]:
+    """The jobs of this project, in the order of their packages' names. It does not load Spark."""
+    name = project.current().sinks_package
+    try:
+        package = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise Failure(
+            f"there is no package {name}", "correct `sinks-package` in [tool.outbox]", code="sinks-package-missing"
+        ) from None
+    found: list[SinkJob] = []
+    for entry in pkgutil.iter_modules(package.__path__, f"{name}."):
+        if entry.ispkg and importlib.util.find_spec(f"{entry.name}.job"):
+            found += _declared(importlib.import_module(f"{entry.name}.job"), settings)
+    return found
+
+
+def _declared(module: ModuleType, settings: Settings) -> list[SinkJob]:
+    """The jobs of a module, completed. Raises Failure if it does not declare them as it must."""
+    several = getattr(module, "jobs", None)
+    match getattr(module, "job", None), several(settings) if callable(several) else several:
+        case SinkJob() as job, None:
+            found = [job]
+        case None, [*found] if all(isinstance(one, SinkJob) for one in found):
+            pass
+        case _:
+            raise Failure(
+                f"{module.__name__} must have `job`, a SinkJob, or `jobs`, a list of them, and not both",
+                'write `job = SinkJob(events=["order.placed"])`; a function `jobs(settings)` may return the list',
+                code="sink-undeclared",
+            )
+    return [_completed(job, Path(str(module.__file__)).parent) for job in found]
+
+
+def _completed(job: SinkJob, folder: Path) -> SinkJob:
+    """A job of the subpackage in a folder, with its name and absolute paths."""
+    return replace(
+        job,
+        name=job.name or folder.name,
+        projections=(folder / job.projections).resolve(),
+        strategy=folder / job.strategy if isinstance(job.strategy, Path) else job.strategy,
+        target=None if job.target is None else job.target.within(folder),
+    )
+
+
+def sinks(settings: Settings) -> dict[str, SinkSpec]:
+    """Every sink of this project, by name.
+
+    Raises Failure if two jobs have one name, or if a job cannot be run as it is declared.
+    """
+    found: dict[str, SinkSpec] = {}
+    for job in jobs(settings):
+        if job.name in found:
+            raise Failure(f"two jobs are called {job.name}", "rename one", code="sink-ambiguous")
+        found[job.name] = resolve(settings, job)
+    return found
+
+
+def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
+    """The sink of a job. Raises Failure if its name, events or strategy cannot be used."""
+    if not NAME.fullmatch(job.name):
+        raise unusable(
+            job, "its name is not a word", "begin with a letter; use a-z, 0-9, _ and -; at most 40 characters"
+        )
+    if isinstance(job.events, str):
+        raise unusable(job, f"its events are the text {job.events!r}", f"write a list: events=[{job.events!r}]")
+    if bool(job.events) is bool(job.decoders):
+        raise unusable(job, "it takes no events", 'name them: events=["order.placed"]')
+    if job.transform is not None and not FUNCTION.fullmatch(job.transform):
+        raise unusable(job, f"its transform is {job.transform!r}", "write it as transform='package.module:function'")
+    found = strategy.find(job.strategy)
+    decoders = job.decoders or event_decoders(settings, job.events)
+    spec = SinkSpec(job.name, job, found, decoders, job.target or PostgresTarget())
+    if found.needs == "version" and not spec.has_version:
+        raise unusable(
+            job,
+            f"strategy {found.name} needs events that are numbered by key",
+            "name the version in connect/events/AGGREGATE/aggregate.toml, or choose another strategy",
+        )
+    return spec
+
+
+def choose(settings: Settings, names: Sequence[str]) -> list[SinkSpec]:
+    """The sinks of these names, each once. Raises Failure for an unknown name."""
+    known = sinks(settings)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise Failure(
+            f"no sink is called {', '.join(unknown)}", f"there are {', '.join(known) or 'none'}", code="sink-unknown"
+        )
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+def chosen(settings: Settings, name: str) -> SinkSpec:
+    """The sink of a name. Raises Failure for an unknown name."""
+    (found,) = choose(settings, [name])
+    return found
