@@ -85,7 +85,7 @@ def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
     ``services`` has the names of the settings that each needs. Their files are readable by the group too, for a service
     that runs as a user of its own.
 
-    Raises Failure for a variable that looks like a setting and is none: docker-compose gives this container all of
+    Raises Failure for a variable that looks like a setting but is not one: docker-compose gives this container all of
     .env, and others the settings that it names. Raises Failure if a password of the environment would need quotes.
     """
     require_known(".env", os.environ)
