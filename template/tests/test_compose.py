@@ -781,7 +781,7 @@ def test_a_name_in_env_that_is_no_setting_stops_the_start(tmp_path: Path, monkey
     monkeypatch.setenv("OUTBOX_SPARK_PROPERTIES", "/only/on/the/host")  # a setting, and no concern of this container
     envfile.share(tmp_path, {"serve": ["service_token"]})
     monkeypatch.setenv("OUTBOX_TOPC_PREFIX", "mine")
-    with pytest.raises(Failure, match="OUTBOX_TOPC_PREFIX.*OUTBOX_TOPIC_PREFIX") as failure:
+    with pytest.raises(Failure, match=r"OUTBOX_TOPC_PREFIX.*OUTBOX_TOPIC_PREFIX") as failure:
         envfile.share(tmp_path, {"serve": ["service_token"]})
     assert failure.value.code == "settings-wrong"
 
