@@ -24,6 +24,7 @@ from outbox.install import LOCKS
 from outbox.jvm import jars, java
 from outbox.sink.metrics import Metrics, State, served
 from outbox.stack import config, connect, envfile, jvm, kafka, ports, postgres
+from outbox.testing.failures import raises
 from outbox.walkthrough import containers
 from pydantic import SecretStr
 
@@ -387,7 +388,8 @@ def test_ports_and_limits_are_settings_with_example_defaults() -> None:
 def test_settings_are_ours(name: str) -> None:
     known = {line.partition("=")[0] for line in test_env_example.uncommented().splitlines()}
     of_worker = re.findall(r"\$\{env:(\w+)\}", (config.OURS / config.WORKER).read_text())
-    assert set(re.findall(rf"\b{PREFIX}\w+", words(name))) <= known | set(of_worker if name == "connect" else ())
+    others = {"connect": {*of_worker}, "secrets": {project.VARIABLE}}
+    assert set(re.findall(rf"\b{PREFIX}\w+", words(name))) <= known | others.get(name, set())
 
 
 # Healthy ----------------------------------------------------------------------------------------------------------
@@ -781,9 +783,30 @@ def test_a_name_in_env_that_is_no_setting_stops_the_start(tmp_path: Path, monkey
     monkeypatch.setenv("OUTBOX_SPARK_PROPERTIES", "/only/on/the/host")  # a setting, and no concern of this container
     envfile.share(tmp_path, {"serve": ["service_token"]})
     monkeypatch.setenv("OUTBOX_TOPC_PREFIX", "mine")
-    with pytest.raises(Failure, match=r"OUTBOX_TOPC_PREFIX.*OUTBOX_TOPIC_PREFIX") as failure:
+    monkeypatch.setenv("outbox_log_level", "debug")
+    with raises("settings-wrong", "OUTBOX_TOPC_PREFIX", "OUTBOX_TOPIC_PREFIX", "outbox_log_level"):
         envfile.share(tmp_path, {"serve": ["service_token"]})
-    assert failure.value.code == "settings-wrong"
+
+
+def test_env_of_the_host_does_not_move_the_program_that_looks_at_it() -> None:
+    ours = ("PYTHONPATH", project.VARIABLE)
+    [line] = [one for one in STAGES["python"].instructions if one.startswith("ENV ")]
+    image = dict(word.split("=", 1) for word in line.split()[1:])
+    given = SERVICES["secrets"]["environment"]
+    assert {name: given[name] for name in ours} == {name: image[name] for name in ours}
+    assert [name for name, service in SERVICES.items() if "env_file" in service] == ["secrets"]
+
+
+def test_a_later_password_of_the_superuser_does_not_lock_the_chain_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("all", "postgres"):
+        (tmp_path / name).mkdir()
+    envfile.share(tmp_path, {"postgres": ["stack_postgres_password"]})
+    before = envfile.read(tmp_path / "postgres" / "stack.env")
+    monkeypatch.setenv("OUTBOX_STACK_POSTGRES_PASSWORD", "another")
+    envfile.share(tmp_path, {"postgres": ["stack_postgres_password"]})
+    assert envfile.read(tmp_path / "postgres" / "stack.env") == before
 
 
 def test_a_secret_of_the_environment_replaces_the_generated_one(

@@ -32,7 +32,7 @@ HEAD = """\
 # The environment wins over .env, .env over the embedded stack's own choices (stack.env in the home folder).
 #
 # docker-compose reads .env too. Its servers, certificates, folders and metrics ports are its own, and it has no UI of
-# Spark; it uses all other settings, passwords included.
+# Spark; it uses all other settings, and all passwords but the superuser's.
 """
 # The field that begins each group.
 GROUPS = {

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from outbox.base.settings import load
-from outbox.sink.decoder import event_decoders
+from outbox.sink.discovery import event_decoders
 from outbox.sink.layout import Layout
 from outbox.sink.spark import frame, rules
 from outbox.sink.spark.transform import Function

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, cast
 
 import psutil
@@ -369,7 +368,7 @@ def test_events_that_are_gone_stop_it_with_their_range(
 
 
 def test_a_failure_of_spark_is_reported_in_one_line(topic: Settings, publisher: Publisher, database: Database) -> None:
-    planned = Path(topic.checkpoints.removeprefix("file://")) / "dedup" / "offsets"
+    planned = checkpoint(topic) / "offsets"
     events = publisher.events(20)
     publisher.send(events[:10])
     with running_warm(topic, "dedup") as sink:

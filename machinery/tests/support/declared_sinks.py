@@ -41,7 +41,7 @@ def sink(
 ) -> SinkSpec:
     """A sink of these events, on all their topics or on one of them."""
     found = {of: one for of, one in decoders(known, *names).items() if topic in ("", of)}
-    job = SinkJob(name=name, projections=projections, target=PostgresTarget(), events=names, strategy=by)
+    job = SinkJob(name=name, projections=projections, events=names, strategy=by)
     return SinkSpec(name, job, strategy.find(by), found, PostgresTarget())
 
 

@@ -163,7 +163,7 @@ def test_a_module_imports_only_what_its_layer_may(file: Path) -> None:
 
 def circle(sources: Mapping[str, str]) -> list[str]:
     """The first circle found: each module imports the next, also for types only or within a function, and the last is
-    the first. Without a circle it is empty.
+    the first. Without a circle it is empty. A module that is named by a text, as in a facade, is not seen.
     """
     graph = {
         module: {found for name in imported(source) if (found := _module_of(name, sources)) not in {None, module}}

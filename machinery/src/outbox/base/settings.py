@@ -360,20 +360,25 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
             for problem in error.errors()
         ]
     if wrong:
-        raise _wrong(wrong, dotenv)
+        raise _wrong(wrong, dotenv.name)
     return loaded
 
 
-def require_known(place: str | Path, names: Iterable[str]) -> None:
-    """Raises Failure naming each of these variables that is no setting."""
-    if wrong := list(_unknown(place, names)):
-        raise _wrong(wrong, Path(".env"))
+def require_known(environment: Mapping[str, str]) -> None:
+    """Raises Failure naming each variable of a container that looks like a setting but is not one, or is not written in
+    capitals: containers take no other.
+    """
+    names = _without_service_links(environment)
+    small = [name for name in names if name.upper().startswith(PREFIX) and name != name.upper()]
+    wrong = [*_unknown(".env", names), *(f"{name} in .env: write it in capitals" for name in small)]
+    if wrong:
+        raise _wrong(wrong, ".env")
 
 
-def _wrong(problems: Sequence[str], dotenv: Path) -> Failure:
+def _wrong(problems: Sequence[str], dotenv: str) -> Failure:
     return Failure(
         f"wrong settings: {'; '.join(problems)}",
-        f"correct the environment variable, {dotenv.name} or stack.env",
+        f"correct the environment variable, {dotenv} or stack.env",
         code="settings-wrong",
     )
 

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.base import trace
-from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.events.aggregate import Aggregate
 from outbox.events.catalog import Wanted
@@ -419,17 +418,6 @@ class EventDecoder(RecordDecoder):
             found = f"{shortened(repr(version))} of {type_}"
             return Rejection(UNKNOWN_VERSION, f"header schemaVersion: {found} is not declared")
         return Rejection(UNKNOWN_TYPE, f"header eventType: {shortened(repr(type_))} is not declared on {self.topic}")
-
-
-def event_decoders(settings: Settings, names: Sequence[str]) -> dict[str, EventDecoder]:
-    """By topic, the decoder of the events of these names. Raises Failure for an unknown name."""
-    known = catalog.of(settings)
-    wanted = known.wanted(names)
-    return {
-        topic: EventDecoder(aggregates, mine, settings.sink_id_age_max_days)
-        for topic, aggregates in known.topics.items()
-        if (mine := [one for one in wanted if one.schema.aggregate in {aggregate.name for aggregate in aggregates}])
-    }
 
 
 def made_at_ms(event_id: str) -> int:

@@ -21,8 +21,9 @@ from types import ModuleType
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
+from outbox.events import catalog
 from outbox.sink import strategy
-from outbox.sink.decoder import event_decoders
+from outbox.sink.decoder import EventDecoder
 from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkJob, SinkSpec, unusable
 
@@ -103,7 +104,7 @@ def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
         raise unusable(job, f"its transform is {job.transform!r}", "write it as transform='package.module:function'")
     found = strategy.find(job.strategy)
     decoders = job.decoders or event_decoders(settings, job.events)
-    spec = SinkSpec(job.name, job, found, decoders, job.target or PostgresTarget())
+    spec = SinkSpec(job.name, job, found, decoders, PostgresTarget() if job.target is None else job.target)
     if found.needs == "version" and not spec.has_version:
         raise unusable(
             job,
@@ -111,6 +112,17 @@ def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
             "name the version in connect/events/AGGREGATE/aggregate.toml, or choose another strategy",
         )
     return spec
+
+
+def event_decoders(settings: Settings, names: Sequence[str]) -> dict[str, EventDecoder]:
+    """By topic, the decoder of the events of these names. Raises Failure for an unknown name."""
+    known = catalog.of(settings)
+    wanted = known.wanted(names)
+    return {
+        topic: EventDecoder(aggregates, mine, settings.sink_id_age_max_days)
+        for topic, aggregates in known.topics.items()
+        if (mine := [one for one in wanted if one.schema.aggregate in {aggregate.name for aggregate in aggregates}])
+    }
 
 
 def choose(settings: Settings, names: Sequence[str]) -> list[SinkSpec]:

@@ -63,7 +63,9 @@ class SinkJob:
 
 @dataclass(frozen=True)
 class SinkSpec:
-    """A sink that can be run: a job with its strategy, the decoder of each topic that it reads, and its target."""
+    """A sink that can be run: a job with its strategy, the decoder of each topic that it reads, and its target: that of
+    the job, or else the sink database.
+    """
 
     name: str
     job: SinkJob

@@ -32,6 +32,7 @@ OWNERS = ("source_db_owner_password", "sink_db_owner_password")
 AUDITORS = ("source_db_auditor_password", "sink_db_auditor_password")
 ROLES = (*map(password_setting, (*SourceRole, *SinkRole)),)
 NAMES = ("source_db_name", "source_db_role_prefix", "sink_db_name", "sink_db_role_prefix")
+SUPERUSER = variable("stack_postgres_password")  # initdb sets it; with a later one nobody could log in
 # By service of docker-compose, the settings that its container gets in a file. No other has these passwords.
 SHARES: Mapping[str, Sequence[str]] = {
     "postgres": ["stack_postgres_password"],
@@ -86,12 +87,13 @@ def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
     that runs as a user of its own.
 
     Raises Failure for a variable that looks like a setting but is not one: docker-compose gives this container all of
-    .env, and others the settings that it names. Raises Failure if a password of the environment would need quotes.
+    .env, and others the settings that it names, whose values are looked at there. Raises Failure if a password of the
+    environment would need quotes.
     """
-    require_known(".env", os.environ)
+    require_known(os.environ)
     every = folder / "all" / "stack.env"
     generated = generate()
-    given = {name: value for name in generated if (value := os.environ.get(name))}
+    given = {name: value for name in generated if name != SUPERUSER and (value := os.environ.get(name))}
     for name, value in given.items():
         if not PLAIN.fullmatch(value):
             raise Failure(
@@ -100,8 +102,7 @@ def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
                 code="secret-needs-quotes",
             )
     write(every, {**generated, **read(every), **given})
-    needed = {name for names in services.values() for name in names}
-    chosen = {name: value for name in needed if (value := os.environ.get(variable(name)))}
+    chosen = {name: value for name in NAMES if (value := os.environ.get(variable(name)))}
     # Without the rest of .env: a file that it names is one of the host.
     settings = load(every.parent, environment=False, **chosen).as_env()
     for service, names in services.items():

@@ -18,12 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.sink.spec import TargetState
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from deltalake import DeltaTable
 
 UNREAD = "not compared: deltalake, which reads its table, is not installed (extra `lakehouse` of outbox-machinery)"
@@ -117,7 +118,6 @@ def _known(delta: DeltaTable, event_ids: Sequence[str]) -> set[str]:
 
 
 def _query(delta: DeltaTable, sql: str) -> pa.Table:
-    import pyarrow as pa
     from deltalake import QueryBuilder
 
     return pa.table(QueryBuilder().register("events", delta).execute(sql).read_all())

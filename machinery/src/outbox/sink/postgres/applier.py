@@ -24,11 +24,11 @@ from outbox.sink.projection import Projection, load
 from outbox.sink.spec import SinkSpec
 
 # The tables have no statistics, so Postgres overestimates statements, and would compile one for longer than it runs.
-# Its default of 4 MB for a sort or a hash lets those of a part of 100,000 events go by way of files.
+# By its default of 4 MB for each, sorts and hashes of a part of 100,000 events go through files.
 TABLES = """
 SET jit = off;
 SET temp_buffers = '64MB';
-SET work_mem = '32MB';
+SELECT set_config('work_mem', '32MB', false) WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('32MB');
 CREATE TEMPORARY TABLE batch (
     event_id uuid NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL, {columns}
 ) ON COMMIT DELETE ROWS;

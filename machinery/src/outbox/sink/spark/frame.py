@@ -41,7 +41,8 @@ from outbox.base.settings import Settings
 from outbox.events.schema import SqlType
 from outbox.kafka import topics
 from outbox.kafka.records import batches
-from outbox.sink.decoder import RecordDecoder, event_decoders
+from outbox.sink.decoder import RecordDecoder
+from outbox.sink.discovery import event_decoders
 from outbox.sink.layout import Layout
 from outbox.sink.records import Records, joined
 from outbox.sink.spark.part import Part

@@ -26,7 +26,8 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.events.schema import EventSchema
-from outbox.sink.decoder import DAY_MS, event_decoders
+from outbox.sink.decoder import DAY_MS
+from outbox.sink.discovery import event_decoders
 from outbox.sink.layout import PLACE, Layout
 from outbox.sink.records import Record, Records
 from outbox.sink.spark import frame
