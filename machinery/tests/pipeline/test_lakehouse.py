@@ -299,7 +299,7 @@ def run(lake: Settings) -> Iterator[Run]:
         yield Run(sink, lambda: {key: int(total) for key, total in read_table(lake).totals.items()})
 
 
-@settings(checked, max_examples=5)  # a batch takes about a second
+@settings(checked, max_examples=3)  # a batch takes about a second
 @given(deliveries)
 @example([Delivery([0, 0, 1]), Delivery([1, 2], back=1), Delivery([0, 2])])
 def test_the_table_has_each_event_once_however_events_come(run: Run, batches: list[Delivery]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outbox.stack import config
 from tests.support import suite
 
-WAITS = {"fetch.max.wait.ms", "consumer.fetch.max.wait.ms"}
+WAITS = {"fetch.max.wait.ms", "consumer.fetch.max.wait.ms", "session.timeout.ms"}
 
 
 def properties(text: str) -> dict[str, str]:

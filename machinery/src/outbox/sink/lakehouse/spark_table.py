@@ -23,6 +23,7 @@ from outbox.sink.spark.session import FEW_ROWS
 LOCK_TIMEOUT_S = 60
 SESSION = {
     **FEW_ROWS,
+    "spark.sql.adaptive.enabled": "false",  # it plans again after each stage, which takes longer than few rows do
     # A batch without anything new is committed too, as it says how far the table is.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
     # How much a task holds of the file that it writes; and its size is looked at from the first row on, not after 100.
@@ -33,6 +34,7 @@ SESSION = {
 # For a MERGE of files: every task of the shuffle has enough to do, and writes files of its own.
 MANY_ROWS = {
     "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.adaptive.enabled": "true",
     "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
 }
 COMMIT_METADATA = "spark.databricks.delta.commitInfo.userMetadata"

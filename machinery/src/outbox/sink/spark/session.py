@@ -107,9 +107,8 @@ def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
         os.environ.pop(elsewhere, None)
     if properties := _properties(settings):
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties.absolute()))} pyspark-shell"
-    found = jars("spark")
-    for name in sorted({name for target in targets for name in target.jars} | _storage(settings)):
-        found += jars(name, log.get(__name__).info)
+    needed = sorted({name for target in targets for name in target.jars} | _storage(settings))
+    further = [jar for name in needed for jar in jars(name, log.get(__name__).info)]
     log_config = project.current().file(LOG_CONFIG)
     archived = " ".join(f'"{option}"' for option in archive.options("spark", [*jars("spark"), *spark_jars()]))
     return {
@@ -117,14 +116,14 @@ def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
         "spark.driver.extraJavaOptions": (
             f"-Dlog4j2.configurationFile=file://{quote(str(log_config))} {JVM_OPTIONS} {archived}"
         ),
-        # A class archive holds classes of the class path only.
-        "spark.driver.extraClassPath": ":".join(map(str, found)),
+        # A class archive holds classes of one class path. So what few sinks need comes by `spark.jars`.
+        "spark.driver.extraClassPath": ":".join(map(str, jars("spark"))),
         # Hadoop's own starts a process for each file that it writes, to set its permissions.
         "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem",
         "spark.sql.warehouse.dir": f"file://{scratch}/warehouse",
         "spark.ui.showConsoleProgress": "false",
         **_ui(settings),
-        **_on(_master(settings), found),
+        **_on(_master(settings), further),
     }
 
 
@@ -164,12 +163,15 @@ def _properties(settings: Settings) -> Path | None:
     return settings.spark_properties
 
 
-def _on(master: str, found: Iterable[Path]) -> dict[str, str]:
-    """The properties of a place to run tasks: threads of the driver's JVM, or a cluster that needs the jars."""
+def _on(master: str, further: Sequence[Path]) -> dict[str, str]:
+    """The properties of a place to run tasks: threads of the driver's JVM, or a cluster that needs all jars."""
     if not master.startswith("local"):
-        return {"spark.master": master, "spark.jars": ",".join(map(str, found))}
+        return {"spark.master": master, "spark.jars": ",".join(map(str, [*jars("spark"), *further]))}
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    return {"spark.master": master, "spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+    found = {"spark.master": master, "spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+    if further:
+        found["spark.jars"] = ",".join(f"local:{jar}" for jar in further)  # read where they are, and not copied
+    return found
 
 
 def reason(error: Exception) -> str:
