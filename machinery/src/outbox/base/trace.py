@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 
-LENGTH = 55
 # The lowest bit of the flags: who sent it records the trace. Other bits, like that of a random id, may be set as well.
 SAMPLED_ENDINGS = tuple("13579bdf")
 
