@@ -2,4 +2,4 @@
 
 from outbox.testing.contract import contract
 
-test_sinks_keep_their_contract = contract(once=["order.placed"])
+test_sinks_keep_their_contract = contract(once=["order.placed"], examples=4)
