@@ -418,7 +418,8 @@ def _driver(settings: Settings, name: str, lag: int) -> Diagnosis:
         remedy = f"`outbox rebuild {name.removesuffix(rebuild.SUFFIX)} --from topic`, or --drop-copy"
         return _problem("rebuild-unfinished", f"{name} is a copy that was never swapped in", remedy)
     message = f"sink {name} is not running; it is {lag} offsets behind"
-    return _problem("sink-not-running", message, f"`outbox sink {name}`")
+    remedy = f"`outbox sink {name}`; if its process runs and is idle, it connects again at its next event"
+    return _problem("sink-not-running", message, remedy)
 
 
 def _retention(settings: Settings) -> Iterator[Diagnosis]:
