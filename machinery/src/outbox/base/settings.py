@@ -365,8 +365,8 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
 
 
 def require_known(environment: Mapping[str, str]) -> None:
-    """Raises Failure naming each variable of a container that looks like a setting but is not one, or is not written in
-    capitals: containers take no other.
+    """Raises Failure naming each variable of a container that looks like a setting but is not one, and each that is not
+    written in capitals, because a container reads no other.
     """
     names = _without_service_links(environment)
     small = [name for name in names if name.upper().startswith(PREFIX) and name != name.upper()]

@@ -107,23 +107,24 @@ def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
         os.environ.pop(elsewhere, None)
     if properties := _properties(settings):
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties.absolute()))} pyspark-shell"
+    found = jars("spark")
     needed = sorted({name for target in targets for name in target.jars} | _storage(settings))
     further = [jar for name in needed for jar in jars(name, log.get(__name__).info)]
     log_config = project.current().file(LOG_CONFIG)
-    archived = " ".join(f'"{option}"' for option in archive.options("spark", [*jars("spark"), *spark_jars()]))
+    archived = " ".join(f'"{option}"' for option in archive.options("spark", [*found, *spark_jars()]))
     return {
         "spark.driver.memory": settings.sink_driver_memory,
         "spark.driver.extraJavaOptions": (
             f"-Dlog4j2.configurationFile=file://{quote(str(log_config))} {JVM_OPTIONS} {archived}"
         ),
         # A class archive holds classes of one class path. So what few sinks need comes by `spark.jars`.
-        "spark.driver.extraClassPath": ":".join(map(str, jars("spark"))),
+        "spark.driver.extraClassPath": ":".join(map(str, found)),
         # Hadoop's own starts a process for each file that it writes, to set its permissions.
         "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem",
         "spark.sql.warehouse.dir": f"file://{scratch}/warehouse",
         "spark.ui.showConsoleProgress": "false",
         **_ui(settings),
-        **_on(_master(settings), further),
+        **_on(_master(settings), found, further),
     }
 
 
@@ -163,15 +164,17 @@ def _properties(settings: Settings) -> Path | None:
     return settings.spark_properties
 
 
-def _on(master: str, further: Sequence[Path]) -> dict[str, str]:
-    """The properties of a place to run tasks: threads of the driver's JVM, or a cluster that needs all jars."""
+def _on(master: str, found: Sequence[Path], further: Sequence[Path]) -> dict[str, str]:
+    """The properties of a place to run tasks: threads of the driver's JVM, which has the jars ``found`` in its class
+    path, or a cluster that needs all jars.
+    """
     if not master.startswith("local"):
-        return {"spark.master": master, "spark.jars": ",".join(map(str, [*jars("spark"), *further]))}
+        return {"spark.master": master, "spark.jars": ",".join(map(str, [*found, *further]))}
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    found = {"spark.master": master, "spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+    properties = {"spark.master": master, "spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
     if further:
-        found["spark.jars"] = ",".join(f"local:{jar}" for jar in further)  # read where they are, and not copied
-    return found
+        properties["spark.jars"] = ",".join(f"local:{jar}" for jar in further)  # read where they are, and not copied
+    return properties
 
 
 def reason(error: Exception) -> str:
