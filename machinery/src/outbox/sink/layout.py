@@ -24,7 +24,7 @@ from outbox.base.errors import Failure
 from outbox.events.schema import Column
 from outbox.sink.batch import Rows
 from outbox.sink.decoder import DecodedEvent, RecordDecoder
-from outbox.sink.values import ARROW_TYPES
+from outbox.sink.values import schema_of
 
 EVENT_TYPE = "event_type"
 # What a sink with a transform knows of each event, whatever the transform made of it.
@@ -94,9 +94,7 @@ class Layout:
     @property
     def schema(self) -> pa.Schema:
         """The columns of the tables as Arrow has them."""
-        types = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
-        types |= {column.name: ARROW_TYPES[column.type] for column in self.columns}
-        return pa.schema([pa.field(name, type_) for name, type_ in types.items()])
+        return schema_of(self.columns)
 
     def table(self, rows: Rows) -> pa.Table:
         """All rows as one table; NULL where an event lacks a column."""
