@@ -14,16 +14,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import msgspec
 import pyarrow as pa
 from psycopg2 import sql
 
 from outbox.base.errors import Failure
 from outbox.events.schema import Column
 from outbox.sink.batch import Rows
-from outbox.sink.decoder import DecodedEvent, RecordDecoder
+from outbox.sink.decoder import RecordDecoder
 from outbox.sink.values import schema_of
 
 EVENT_TYPE = "event_type"
@@ -101,16 +99,6 @@ class Layout:
         schema = self.schema
         tables = [self.rows(event, table) for event, table in rows.items()]
         return pa.concat_tables([schema.empty_table(), *tables], promote_options="default").select(schema.names)
-
-    def as_json(self, event: DecodedEvent, partition: int, offset: int) -> str:
-        """An event as a JSON object of the tables' columns. Numbers keep all their digits."""
-        row: dict[str, Any] = {"event_id": event.event_id, "partition": partition, "offset": offset}
-        if self.has_types:
-            row[EVENT_TYPE] = event.name
-        for column, value in zip(self.types[event.name], event.values, strict=True):
-            is_json = column.type == "jsonb" and value is not None
-            row[self.place(event.name, column.name)] = msgspec.Raw(value.encode()) if is_json else value
-        return msgspec.json.encode(row).decode()
 
     def _columns(self) -> tuple[Column, ...]:
         found: dict[str, list[Column]] = defaultdict(list)
