@@ -132,14 +132,10 @@ class RecordDecoder(ABC):
         """The names of the events on the topic, and of their versions."""
         return set(self.declared)
 
-    def columns(self, name: str, version: int | None) -> Sequence[Column] | None:
-        """The columns of a version of an event, newest or not; None if that version is not taken any more."""
-        return self.types.get(name) if version == self.schema_versions.get(name) else None
-
     def restore(
         self, name: str, version: int | None, event_id: str, payload: Mapping[str, Any]
     ) -> DecodedEvent | Rejection:
-        """An event of which the payload is known, in a version that has ``columns``."""
+        """An event of which the payload is known, in a version that is ``taken``."""
         del version
         return DecodedEvent(event_id, tuple(convert(one.type, payload.get(one.name)) for one in self.types[name]), name)
 
@@ -276,23 +272,14 @@ class EventDecoder(RecordDecoder):
             return self._undeclared(type_, version)
         return self._event(known, str(event_id), record.key or b"", value)
 
-    def columns(self, name: str, version: int | None) -> Sequence[Column] | None:
-        """The columns of a version of an event, newest or not; None if that version is not taken any more."""
-        known = self._version(name, version)
-        return None if known is None else known.schema.columns
-
     def restore(
         self, name: str, version: int | None, event_id: str, payload: Mapping[str, Any]
     ) -> DecodedEvent | Rejection:
-        """An event of which the payload is known, in a version that has ``columns``."""
-        known = self._version(name, version)
-        assert known is not None  # noqa: S101 - the caller has its columns
+        """An event of which the payload is known, in a version that is ``taken``."""
+        known = next(one for one in self._versions.values() if (one.name, one.schema.version) == (name, version))
         # A column that is null may have been absent.
         present = {key: value for key, value in payload.items() if value is not None or key in known.schema.required}
         return self._event(known, event_id, None, present)
-
-    def _version(self, name: str, version: int | None) -> Version | None:
-        return next((one for one in self._versions.values() if (one.name, one.schema.version) == (name, version)), None)
 
     def decode(self, records: Records) -> Decoded:
         """As every decoder. Where all records of an event are valid they are decoded by columns, in half the time."""
