@@ -142,8 +142,7 @@ def decoded(change: Change) -> DecodedEvent:
 def batch(changes: Sequence[Change], start: int = 0, dead: Sequence[DeadRecord] = ()) -> Batch:
     """A batch of one partition."""
     end = start + len(changes) + len(dead)
-    places = [(0, start + place) for place in range(len(changes))]
-    rows = {CHANGE: DECODER.rows(CHANGE, [decoded(change) for change in changes], places)}
+    rows = DECODER.rows((decoded(change), 0, offset) for offset, change in enumerate(changes, start))
     return Batch(TOPIC, TOPIC_ID, {0: start}, {0: end}, rows, dead)
 
 

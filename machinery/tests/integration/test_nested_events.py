@@ -114,7 +114,7 @@ def test_an_order_with_lines_is_declared_applied_refused_and_replayed(
     rejection = decoding.record(newer)
     assert isinstance(rejection, Rejection)
     dead = DeadRecord(0, 2, newer, decoding.event_id(newer), rejection)
-    rows = {"order.placed": decoding.rows("order.placed", [good, refused], [(0, 0), (0, 1)])}
+    rows = decoding.rows([(good, 0, 0), (refused, 0, 1)])
     batch = Batch(TOPIC, "t", {0: 0}, {0: 3}, rows, [dead])
 
     counts = writer.apply(batch)

@@ -104,7 +104,7 @@ def test_nested_decimals_become_exact_rows(databases: Settings, tmp_path: Path) 
     event = decoder.record(Record(nth_key(0).encode(), headers, payload, NOW_MS))
     assert isinstance(event, DecodedEvent)
     with closing(connect(databases, SinkRole.WRITER)) as connection:
-        rows = {"order.placed": decoder.rows("order.placed", [event], [(0, 0)])}
+        rows = decoder.rows([(event, 0, 0)])
         PostgresWriter(connection, spec).apply(Batch("shop.order", "t", {0: 0}, {0: 1}, rows, []))
     found = Database(databases).query("SELECT product, price::text FROM order_prices ORDER BY product")
     assert found == [("CUP-7", "12345678901234.5678"), ("TEA-1", "0.10")]

@@ -99,14 +99,8 @@ def rows(
     events: Sequence[Event], first_offset: int = 0, partition: int = 0, offsets: Sequence[int] | None = None
 ) -> Rows:
     """The events as rows of a batch in one partition: at these offsets, or one after the other."""
-    found: dict[str, list[tuple[Event, tuple[int, int]]]] = {}
     places = range(first_offset, first_offset + len(events)) if offsets is None else offsets
-    for offset, event in zip(places, events, strict=True):
-        found.setdefault(event.name, []).append((event, (partition, offset)))
-    return {
-        name: DECODER.rows(name, [event.decoded for event, _ in of], [place for _, place in of])
-        for name, of in found.items()
-    }
+    return DECODER.rows((event.decoded, partition, offset) for event, offset in zip(events, places, strict=True))
 
 
 def batch(

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from outbox.events.schema import Column, SqlType
-from outbox.sink.decoder import DecodedEvent
 from outbox.sink.layout import Layout, view_name
 from outbox.testing.failures import raises
 
@@ -86,15 +85,6 @@ class TestRows:
 
     def test_no_rows_are_an_empty_table_with_all_columns(self) -> None:
         assert self.LAYOUT.table({}).column_names == ["event_id", "partition", "offset", *names(self.LAYOUT)]
-
-    def test_an_event_as_json_has_the_columns_of_the_tables(self) -> None:
-        text = self.LAYOUT.as_json(
-            DecodedEvent("e", ("k", "12345678901234567890.5", None), "a.y"), partition=1, offset=2
-        )
-        assert text == (
-            '{"event_id":"e","partition":1,"offset":2,"event_type":"a.y","id":"k",'
-            '"price:numeric":"12345678901234567890.5","note":null}'
-        )
 
 
 class TestViews:

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from psycopg2 import extensions
 
+from outbox.sink.batch import Rows
 from outbox.sink.strategy import Strategy
 
 PARKED = "parked"  # the reason of an event that waits for an earlier one of its key
@@ -34,8 +35,8 @@ class Applier(Protocol):
     def end(self, cursor: extensions.cursor) -> None:
         """Drop the temporary tables, so that the session may be prepared for another sink."""
 
-    def stage(self, cursor: extensions.cursor, events_json: str) -> None:
-        """Insert events into ``batch`` that are JSON objects of its columns."""
+    def copy(self, cursor: extensions.cursor, rows: Rows) -> None:
+        """Copy rows into ``batch``, by the names of their columns."""
 
     def stage_letters(self, cursor: extensions.cursor, identities: Sequence[str]) -> None:
         """Insert the events of dead letters into ``batch`` that have just its columns."""

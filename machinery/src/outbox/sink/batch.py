@@ -147,7 +147,4 @@ def event_ids(rows: Rows) -> pa.ChunkedArray:
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for one in counts:
-        total.update(one)
-    return dict(total)
+    return dict(sum(map(Counter, counts), Counter[str]()))

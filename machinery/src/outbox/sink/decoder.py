@@ -25,9 +25,9 @@ from outbox.events.catalog import Wanted
 from outbox.events.schema import Column, EventSchema, Rejection, shortened
 from outbox.events.upcasting import UPCAST_FAILED, Upcaster
 from outbox.events.values import KEY_MAX_BYTES, NOT_JSON, convert, decode, is_deep, may_be_deep, parse_json
-from outbox.sink.batch import DeadRecord, Decoded, Traced
+from outbox.sink.batch import DeadRecord, Decoded, Rows, Traced
 from outbox.sink.records import Record, Records, values_at
-from outbox.sink.values import ARROW_TYPES, convert_all
+from outbox.sink.values import convert_all, table_of
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 UUID_V7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -132,14 +132,10 @@ class RecordDecoder(ABC):
         """The names of the events on the topic, and of their versions."""
         return set(self.declared)
 
-    def columns(self, name: str, version: int | None) -> Sequence[Column] | None:
-        """The columns of a version of an event, newest or not; None if that version is not taken any more."""
-        return self.types.get(name) if version == self.schema_versions.get(name) else None
-
     def restore(
         self, name: str, version: int | None, event_id: str, payload: Mapping[str, Any]
     ) -> DecodedEvent | Rejection:
-        """An event of which the payload is known, in a version that has ``columns``."""
+        """An event of which the payload is known, in a version that is ``taken``."""
         del version
         return DecodedEvent(event_id, tuple(convert(one.type, payload.get(one.name)) for one in self.types[name]), name)
 
@@ -164,8 +160,7 @@ class RecordDecoder(ABC):
 
     def decode(self, records: Records) -> Decoded:
         """The events among records, and the others."""
-        events: dict[str, list[DecodedEvent]] = {}
-        places: dict[str, list[tuple[int, int]]] = {}
+        events: list[tuple[DecodedEvent, int, int]] = []
         dead: list[DeadRecord] = []
         traced: list[Traced] = []
         skipped: Counter[str] = Counter()
@@ -175,8 +170,7 @@ class RecordDecoder(ABC):
                 skipped[found.name] += 1
                 continue
             if isinstance(found, DecodedEvent):
-                events.setdefault(found.name, []).append(found)
-                places.setdefault(found.name, []).append((partition, offset))
+                events.append((found, partition, offset))
                 event_id: str | None = found.event_id
             else:
                 event_id = self.event_id(record)
@@ -184,24 +178,18 @@ class RecordDecoder(ABC):
             trace_id = _sampled_trace({name: _text(content) for name, content in record.headers})
             if trace_id is not None:
                 traced.append(Traced(trace_id, event_id, partition, offset, isinstance(found, Rejection)))
-        return Decoded({name: self.rows(name, of, places[name]) for name, of in events.items()}, dead, traced, skipped)
+        return Decoded(self.rows(events), dead, traced, skipped)
 
     def decode_parts(self, parts: Iterable[Records]) -> Decoded:
         """The same of records that come in parts."""
         return Decoded.together([self.decode(records) for records in parts])
 
-    def rows(self, name: str, events: Sequence[DecodedEvent], places: Sequence[tuple[int, int]]) -> pa.Table:
-        """The rows of events of one name that were read at these places (partition, offset)."""
-        arrays = {
-            "event_id": pa.array([event.event_id for event in events], pa.string()),
-            "partition": pa.array([partition for partition, _ in places], pa.int32()),
-            "offset": pa.array([offset for _, offset in places], pa.int64()),
-        }
-        columns = self.types[name]
-        values = zip(*(event.values for event in events), strict=True) if events else ([] for _ in columns)
-        for column, of_column in zip(columns, values, strict=True):
-            arrays[column.name] = pa.array(of_column, ARROW_TYPES[column.type])
-        return pa.table(arrays)
+    def rows(self, read: Iterable[tuple[DecodedEvent, int, int]]) -> Rows:
+        """The rows of events that were each read at a partition and an offset."""
+        found = defaultdict[str, list[Sequence[Any]]](list)
+        for event, partition, offset in read:
+            found[event.name].append((event.event_id, partition, offset, *event.values))
+        return {name: table_of(rows, self.types[name]) for name, rows in found.items()}
 
 
 class Version(NamedTuple):
@@ -284,23 +272,14 @@ class EventDecoder(RecordDecoder):
             return self._undeclared(type_, version)
         return self._event(known, str(event_id), record.key or b"", value)
 
-    def columns(self, name: str, version: int | None) -> Sequence[Column] | None:
-        """The columns of a version of an event, newest or not; None if that version is not taken any more."""
-        known = self._version(name, version)
-        return None if known is None else known.schema.columns
-
     def restore(
         self, name: str, version: int | None, event_id: str, payload: Mapping[str, Any]
     ) -> DecodedEvent | Rejection:
-        """An event of which the payload is known, in a version that has ``columns``."""
-        known = self._version(name, version)
-        assert known is not None  # noqa: S101 - the caller has its columns
+        """An event of which the payload is known, in a version that is ``taken``."""
+        known = next(one for one in self._versions.values() if (one.name, one.schema.version) == (name, version))
         # A column that is null may have been absent.
         present = {key: value for key, value in payload.items() if value is not None or key in known.schema.required}
         return self._event(known, event_id, None, present)
-
-    def _version(self, name: str, version: int | None) -> Version | None:
-        return next((one for one in self._versions.values() if (one.name, one.schema.version) == (name, version)), None)
 
     def decode(self, records: Records) -> Decoded:
         """As every decoder. Where all records of an event are valid they are decoded by columns, in half the time."""

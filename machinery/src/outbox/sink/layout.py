@@ -14,17 +14,15 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import msgspec
 import pyarrow as pa
 from psycopg2 import sql
 
 from outbox.base.errors import Failure
 from outbox.events.schema import Column
 from outbox.sink.batch import Rows
-from outbox.sink.decoder import DecodedEvent, RecordDecoder
-from outbox.sink.values import ARROW_TYPES
+from outbox.sink.decoder import RecordDecoder
+from outbox.sink.values import schema_of
 
 EVENT_TYPE = "event_type"
 # What a sink with a transform knows of each event, whatever the transform made of it.
@@ -94,25 +92,13 @@ class Layout:
     @property
     def schema(self) -> pa.Schema:
         """The columns of the tables as Arrow has them."""
-        types = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
-        types |= {column.name: ARROW_TYPES[column.type] for column in self.columns}
-        return pa.schema([pa.field(name, type_) for name, type_ in types.items()])
+        return schema_of(self.columns)
 
     def table(self, rows: Rows) -> pa.Table:
         """All rows as one table; NULL where an event lacks a column."""
         schema = self.schema
         tables = [self.rows(event, table) for event, table in rows.items()]
         return pa.concat_tables([schema.empty_table(), *tables], promote_options="default").select(schema.names)
-
-    def as_json(self, event: DecodedEvent, partition: int, offset: int) -> str:
-        """An event as a JSON object of the tables' columns. Numbers keep all their digits."""
-        row: dict[str, Any] = {"event_id": event.event_id, "partition": partition, "offset": offset}
-        if self.has_types:
-            row[EVENT_TYPE] = event.name
-        for column, value in zip(self.types[event.name], event.values, strict=True):
-            is_json = column.type == "jsonb" and value is not None
-            row[self.place(event.name, column.name)] = msgspec.Raw(value.encode()) if is_json else value
-        return msgspec.json.encode(row).decode()
 
     def _columns(self) -> tuple[Column, ...]:
         found: dict[str, list[Column]] = defaultdict(list)

@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 from psycopg2 import extensions
 
 EPOCH = date(1970, 1, 1)
-DAY_MS = 24 * 60 * 60 * 1000
 STEP_MS = 1 << 16
 
 

@@ -6,13 +6,13 @@ second look: for anything else, good or bad, it raises ValueError, and the calle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.events.schema import SqlType
+from outbox.events.schema import Column, SqlType
 from outbox.events.values import NUL, convert
 
 ARROW_TYPES = {
@@ -26,6 +26,19 @@ ARROW_TYPES = {
     "double precision": pa.float64(),
     "date": pa.date32(),
 }
+
+
+def schema_of(columns: Iterable[Column]) -> pa.Schema:
+    """The place of an event, and these columns."""
+    types = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
+    return pa.schema(types | {column.name: ARROW_TYPES[column.type] for column in columns})
+
+
+def table_of(rows: Collection[Sequence[Any]], columns: Iterable[Column]) -> pa.Table:
+    """Rows that have the place of an event, and the values of these columns."""
+    schema = schema_of(columns)
+    values = zip(*rows, strict=True) if rows else ([] for _ in schema)
+    return pa.table([pa.array(of, type_) for of, type_ in zip(values, schema.types, strict=True)], schema)
 
 
 def convert_all(type_: SqlType, values: Sequence[Any]) -> pa.Array:

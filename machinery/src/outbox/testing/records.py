@@ -61,20 +61,18 @@ def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) ->
 
 def _apply(writer: SinkWriter, decoder: RecordDecoder, topic: str, records: Sequence[dict[str, Any]]) -> Counts:
     start = writer.positions(topic, TOPIC_ID).get(0, 0)
-    events, places, dead = dict[str, list[DecodedEvent]](), dict[str, list[tuple[int, int]]](), list[DeadRecord]()
+    events, dead = list[tuple[DecodedEvent, int, int]](), list[DeadRecord]()
     skipped = Counter[str]()
     for offset, record in enumerate(map(_as_kafka_has_it, records), start):
         found = decoder.record(record)
         if isinstance(found, DecodedEvent):
-            events.setdefault(found.name, []).append(found)
-            places.setdefault(found.name, []).append((0, offset))
+            events.append((found, 0, offset))
         elif isinstance(found, Rejection):
             dead.append(DeadRecord(0, offset, record, decoder.event_id(record), found))
         else:
             skipped[found.name] += 1
-    rows = {name: decoder.rows(name, of, places[name]) for name, of in events.items()}
     end = start + len(records)
-    return writer.apply(Batch(topic, TOPIC_ID, {0: start}, {0: end}, rows, dead, skipped=skipped))
+    return writer.apply(Batch(topic, TOPIC_ID, {0: start}, {0: end}, decoder.rows(events), dead, skipped=skipped))
 
 
 def _sum(counts: Iterable[Counts]) -> Counts:

@@ -36,9 +36,7 @@ CREATE TEMPORARY TABLE new_events (LIKE batch) ON COMMIT DELETE ROWS;
 CREATE TEMPORARY TABLE rejections (event_id uuid NOT NULL, reason text NOT NULL, detail text NOT NULL)
     ON COMMIT DELETE ROWS;
 """
-# By the names of the columns; a property that is no column is left out.
-STAGE = "INSERT INTO {table} SELECT one.* FROM jsonb_populate_recordset(NULL::{table}, %s::jsonb) AS one"
-# Inside Postgres, where numbers keep all their digits.
+# Inside Postgres, where numbers keep all their digits. A property that is no column is left out.
 STAGE_LETTERS = """
 INSERT INTO {table}
 SELECT one.*
@@ -188,11 +186,7 @@ class PostgresApplier:
 
     def copy(self, cursor: extensions.cursor, rows: Rows) -> None:
         """Copy rows into ``batch``, by the names of their columns."""
-        copy_rows(cursor, sql.Identifier("batch"), rows, self._layout)
-
-    def stage(self, cursor: extensions.cursor, events_json: str) -> None:
-        """Insert events into ``batch`` that are JSON objects of its columns."""
-        cursor.execute(STAGE.format(table=self.staged_in), [events_json])
+        copy_rows(cursor, sql.Identifier(self.staged_in), rows, self._layout)
 
     def stage_letters(self, cursor: extensions.cursor, identities: Sequence[str]) -> None:
         """Insert the events of dead letters into ``batch`` that have just its columns."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 from outbox.events.schema import Column, SqlType
 from outbox.events.values import NOT_JSON, NUL, decode
 from outbox.sink.layout import PLACE, Layout
-from outbox.sink.values import ARROW_TYPES
+from outbox.sink.values import ARROW_TYPES, schema_of
 
 SQL_TYPES: Mapping[pa.DataType, SqlType] = {
     pa.string(): "text",
@@ -43,8 +43,7 @@ def columns_of(returned: pa.Schema, events: Layout) -> Sequence[Column]:
 
 def as_columns(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
     """Rows that Spark returns as columns of these types. Raises ArrowInvalid for a value that has none."""
-    types = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
-    schema = pa.schema(types | {column.name: ARROW_TYPES[column.type] for column in columns})
+    schema = schema_of(columns)
     return rows.select(schema.names).cast(schema)
 
 

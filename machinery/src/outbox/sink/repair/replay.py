@@ -32,11 +32,10 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, count
 
 CHUNK = 1000
-CHUNK_BYTES = 16 << 20  # a target outside of the database has all of a chunk in memory
+CHUNK_BYTES = 16 << 20  # the events of a chunk are in memory
 # A sink that runs parks more while letters are replayed. So this is more than it parks in one batch of some seconds.
 FOLLOWING_MAX = 50_000
 FETCHED = 50  # letters in memory with their bytes
-STATEMENT_MAX_BYTES = 4 << 20  # of events as JSON; a single larger one is a statement of its own
 AGAIN = "run the command again: what is done is done, and is not repeated"
 
 OPEN = """
@@ -200,8 +199,8 @@ class _Replay:
         sink = self._applier.name
         with self._connection.cursor() as cursor:
             fence.lock(cursor, sink)
-            staging = _Staging(cursor, self._applier)
             current: list[str] = []  # identities of letters that have an event in today's columns
+            events: list[tuple[DecodedEvent, int, int]] = []
             unwanted: dict[str, Skipped] = {}
             rejections: dict[str, Rejection] = {}
             reason = dead_letters.OLDER_THAN_HORIZON if older_than_horizon else None
@@ -211,12 +210,12 @@ class _Replay:
                     continue
                 found = event_of(letter, self._decoder)
                 if isinstance(found, DecodedEvent):
-                    staging.add(self._layout.as_json(found, letter.partition, letter.offset))
+                    events.append((found, letter.partition, letter.offset))
                 elif isinstance(found, Skipped):
                     unwanted[letter.identity] = found
                 else:
                     rejections[letter.identity] = found
-            staging.flush()
+            self._applier.copy(cursor, self._decoder.rows(events))
             if current:
                 self._applier.stage_letters(cursor, current)
             dead_letters.update_reasons(cursor, sink, rejections)
@@ -224,7 +223,7 @@ class _Replay:
             applied, rejected, filtered = self._applier.replay(
                 cursor, chunk[0].topic, chunk[0].topic_id, older_than_horizon=older_than_horizon
             )
-            duplicates = len(current) + staging.count - applied - rejected - filtered
+            duplicates = len(current) + len(events) - applied - rejected - filtered
             counts = Counts(applied=applied, duplicates=duplicates, skipped=len(unwanted), filtered=filtered)
             count(cursor, sink, counts)
             return Replayed(applied, duplicates, rejected + len(rejections), len(unwanted), filtered)
@@ -259,32 +258,6 @@ class _Replay:
         cursor.execute(SKIP, {"sink": sink, "identities": list(unwanted)})
         recorded, names = skipped.load(cursor, sink).get(topic, set()), {one.name for one in unwanted.values()}
         skipped.record(cursor, sink, topic, skipped.new(recorded, names, self._decoder.declared_names))
-
-
-class _Staging:
-    """Stages events, in statements of a bounded size."""
-
-    def __init__(self, cursor: extensions.cursor, applier: Applier) -> None:
-        self._cursor = cursor
-        self._applier = applier
-        self._waiting: list[str] = []
-        self._size_bytes = 0
-        self.count = 0
-
-    def add(self, event: str) -> None:
-        """Stage one more event, now or later."""
-        if self._size_bytes + len(event) > STATEMENT_MAX_BYTES:
-            self.flush()
-        self._waiting.append(event)
-        self._size_bytes += len(event)
-        self.count += 1
-
-    def flush(self) -> None:
-        """Stage those that wait."""
-        if self._waiting:
-            self._applier.stage(self._cursor, f"[{', '.join(self._waiting)}]")
-        self._waiting.clear()
-        self._size_bytes = 0
 
 
 def _days(connection: extensions.connection, decoder: RecordDecoder, chunk: Sequence[Chosen]) -> set[date]:

@@ -72,7 +72,7 @@ def _restored_as(
     if name not in decoder.types:
         return Skipped(name)
     version = version or decoder.schema_versions.get(name)
-    columns = decoder.columns(name, version)
+    columns = decoder.taken.get((name, version))
     if columns is None:
         return Rejection(UNKNOWN_VERSION, f"version {version} of {name} is no longer declared")
     return decoder.restore(name, version, letter.identity, _payload(stored, columns))
