@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cached_property
 from itertools import product
 
 from outbox.audit import buckets, letters, versions
@@ -90,7 +91,6 @@ class _TopicComparison:
         self._spread: dict[str, set[int]] = defaultdict(set)  # by key, its partitions if there are several
         # By key, of the events on the topic that are not foreign.
         self._versions = point.counted_versions()
-        self._unclear: set[str] = set()  # keys whose versions have to be counted one by one
         self._refused_keys: Counter[str] = Counter()
         self._distinct: Counter[str] = Counter()  # versions of the unclear keys that were read
         self.report = TopicReport(
@@ -171,9 +171,10 @@ class _TopicComparison:
         offset, occurred_ms = self._earliest.get(event.partition, (event.offset, 0))
         return offset < event.offset and occurred_ms + CLOCK_MARGIN_MS < _made_at_ms(event_id)
 
-    def find_unclear(self) -> None:
-        """Choose the keys whose versions have to be counted one by one: one is missing or repeated."""
-        self._unclear = {key for key, found in self._versions.items() if not found.is_complete}
+    @cached_property
+    def _unclear(self) -> set[str]:
+        """The keys whose versions are counted one by one, because one is missing or repeated: for the last pass."""
+        return {key for key, found in self._versions.items() if not found.is_complete}
 
     def count_missing(self, bucket: _Bucket, counted: Counted) -> None:
         """Count the events of the outbox that are not on the topic, or that break the contract there."""
@@ -376,31 +377,21 @@ class _Comparison:
     def run(self, progress: Callable[[str], None]) -> None:
         """Fill the report."""
         with closing(Counted(self._seen.logs.salt)) as counted:
-            steps = (self._match, self._count_delivered, lambda bucket: self._count_missing(bucket, counted))
-            for done, (step, bucket) in enumerate(product(steps, range(buckets.COUNT)), start=1):
-                step(bucket)
-                progress(f"compared {100 * done // (len(steps) * buckets.COUNT)} %")
+            passes: list[Callable[[_TopicComparison, _Bucket], None]] = [
+                _TopicComparison.match,
+                _TopicComparison.count_delivered,
+                lambda topic, bucket: topic.count_missing(bucket, counted),
+            ]
+            for done, (count, number) in enumerate(product(passes, range(buckets.COUNT)), start=1):
+                for topic, bucket in self._buckets(number):
+                    count(topic, bucket)
+                progress(f"compared {100 * done // (len(passes) * buckets.COUNT)} %")
             for one in counted.all():
                 self._topics[one.topic].add_version(one)
         for topic in self._topics:
             topic.finish()
         for tally in self._tallies:
             tally.compare()
-
-    def _match(self, bucket: int) -> None:
-        for topic, of_topic in self._buckets(bucket):
-            topic.match(of_topic)
-
-    def _count_delivered(self, bucket: int) -> None:
-        for topic, of_topic in self._buckets(bucket):
-            topic.count_delivered(of_topic)
-
-    def _count_missing(self, bucket: int, counted: Counted) -> None:
-        if bucket == 0:
-            for topic in self._topics:
-                topic.find_unclear()
-        for topic, of_topic in self._buckets(bucket):
-            topic.count_missing(of_topic, counted)
 
     def _buckets(self, bucket: int) -> Iterator[tuple[_TopicComparison, _Bucket]]:
         """The rows of a bucket by topic, as far as there are any."""
