@@ -41,12 +41,12 @@ from outbox.audit.quantity import EXACT
 from outbox.audit.report import ComparisonReport, EventCounts, Report, SinkReport, TopicReport
 from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.source import LATE_MS, Source, Written
-from outbox.audit.tally import Fate, Tally
+from outbox.audit.tally import Fate, Tally, TopicTally
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.topic_part import EVENT_ID_BYTES, Delivered, Refused, TopicOffset
 from outbox.audit.totals import Totals
 from outbox.audit.verified import Doubt, EventsBefore, TopicPoint, Verified
-from outbox.audit.versions import Counted, Numbered
+from outbox.audit.versions import Counted, Numbered, Versions
 
 CLOCK_MARGIN_MS = 1_000  # between the time inside a UUIDv7 and occurred_at of the same row
 UUID_V7 = 7
@@ -84,13 +84,13 @@ class _TopicComparison:
         self._source_versions = seen.source.versions.get(topic.name)
         self._acknowledged = seen.sinks.acknowledged
         self._states = [state for state in seen.sinks.states if _reads(declared, state, topic)]
-        self._tallies = [tally.of(topic) for tally in tallies if topic.name in tally.topics]
+        self._tallies = [TopicTally(tally, topic) for tally in tallies if topic.name in tally.topics]
         self._earliest: dict[int, tuple[int, int]] = {}  # by partition, offset and time of the outbox's first event
         self._latest_ms = 0  # the time of the outbox's latest event that is on the topic
-        self._partitions = dict(point.partitions)  # by key, that of its first event
+        self.partitions = dict(point.partitions)  # by key, that of its first event
         self._spread: dict[str, set[int]] = defaultdict(set)  # by key, its partitions if there are several
         # By key, of the events on the topic that are not foreign.
-        self._versions = point.counted_versions()
+        self._versions = {key: Versions.complete(*one) for key, one in point.versions.items()}
         self._refused_keys: Counter[str] = Counter()
         self._distinct: Counter[str] = Counter()  # versions of the unclear keys that were read
         self.report = TopicReport(
@@ -116,7 +116,7 @@ class _TopicComparison:
         for event_id, event in bucket.delivered:
             counts = self._counts[event.kind]
             counts.delivered += 1
-            partition = self._partitions.setdefault(event.key, event.partition)
+            partition = self.partitions.setdefault(event.key, event.partition)
             if partition != event.partition:
                 self._spread[event.key] |= {partition, event.partition}
             if bucket.firsts[event_id] is not event:
@@ -267,10 +267,6 @@ class _TopicComparison:
             worst = max(gaps, key=lambda key: (gaps[key], key))
             self.report.most_missing = f"key {worst}, {gaps[worst]}"
 
-    def partitions(self) -> dict[str, int]:
-        """By key, the partition of its events, if none is on two."""
-        return self._partitions
-
     def letters(self, before: Mapping[int, int]) -> dict[str, bytes]:
         """By sink, its letters of records before these offsets."""
         return {state.name: letters.digest(state.letters, self.topic.name, before) for state in self._states}
@@ -302,7 +298,7 @@ class _Advance:
         self._topic_id = seen.logs.ends[comparison.topic.number].topic_id or ""
         self._next_offsets = comparison.next_offsets()
         self._letters = comparison.letters(self._next_offsets)
-        self._partitions = comparison.partitions()
+        self._partitions = comparison.partitions
         self._unsaid, self._numbers = comparison.unsaid(), dict(self._point.numbers)
         self._versions: dict[str, list[int]] = {key: list(one) for key, one in self._point.versions.items()}
         self._records, self._acknowledged = self._point.records, self._point.acknowledged
