@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cached_property
 from itertools import product
 
 from outbox.audit import buckets, letters, versions
@@ -40,12 +41,12 @@ from outbox.audit.quantity import EXACT
 from outbox.audit.report import ComparisonReport, EventCounts, Report, SinkReport, TopicReport
 from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.source import LATE_MS, Source, Written
-from outbox.audit.tally import Fate, Tally
+from outbox.audit.tally import Fate, Tally, TopicTally
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.topic_part import EVENT_ID_BYTES, Delivered, Refused, TopicOffset
 from outbox.audit.totals import Totals
 from outbox.audit.verified import Doubt, EventsBefore, TopicPoint, Verified
-from outbox.audit.versions import Counted, Numbered
+from outbox.audit.versions import Counted, Numbered, Versions
 
 CLOCK_MARGIN_MS = 1_000  # between the time inside a UUIDv7 and occurred_at of the same row
 UUID_V7 = 7
@@ -83,14 +84,13 @@ class _TopicComparison:
         self._source_versions = seen.source.versions.get(topic.name)
         self._acknowledged = seen.sinks.acknowledged
         self._states = [state for state in seen.sinks.states if _reads(declared, state, topic)]
-        self._tallies = [tally.of(topic) for tally in tallies if topic.name in tally.topics]
+        self._tallies = [TopicTally(tally, topic) for tally in tallies if topic.name in tally.topics]
         self._earliest: dict[int, tuple[int, int]] = {}  # by partition, offset and time of the outbox's first event
         self._latest_ms = 0  # the time of the outbox's latest event that is on the topic
-        self._partitions = dict(point.partitions)  # by key, that of its first event
+        self.partitions = dict(point.partitions)  # by key, that of its first event
         self._spread: dict[str, set[int]] = defaultdict(set)  # by key, its partitions if there are several
         # By key, of the events on the topic that are not foreign.
-        self._versions = point.counted_versions()
-        self._unclear: set[str] = set()  # keys whose versions have to be counted one by one
+        self._versions = {key: Versions.complete(*one) for key, one in point.versions.items()}
         self._refused_keys: Counter[str] = Counter()
         self._distinct: Counter[str] = Counter()  # versions of the unclear keys that were read
         self.report = TopicReport(
@@ -116,7 +116,7 @@ class _TopicComparison:
         for event_id, event in bucket.delivered:
             counts = self._counts[event.kind]
             counts.delivered += 1
-            partition = self._partitions.setdefault(event.key, event.partition)
+            partition = self.partitions.setdefault(event.key, event.partition)
             if partition != event.partition:
                 self._spread[event.key] |= {partition, event.partition}
             if bucket.firsts[event_id] is not event:
@@ -171,9 +171,10 @@ class _TopicComparison:
         offset, occurred_ms = self._earliest.get(event.partition, (event.offset, 0))
         return offset < event.offset and occurred_ms + CLOCK_MARGIN_MS < _made_at_ms(event_id)
 
-    def find_unclear(self) -> None:
-        """Choose the keys whose versions have to be counted one by one: one is missing or repeated."""
-        self._unclear = {key for key, found in self._versions.items() if not found.is_complete}
+    @cached_property
+    def _unclear(self) -> set[str]:
+        """The keys whose versions are counted one by one, because one is missing or repeated: for the last pass."""
+        return {key for key, found in self._versions.items() if not found.is_complete}
 
     def count_missing(self, bucket: _Bucket, counted: Counted) -> None:
         """Count the events of the outbox that are not on the topic, or that break the contract there."""
@@ -266,10 +267,6 @@ class _TopicComparison:
             worst = max(gaps, key=lambda key: (gaps[key], key))
             self.report.most_missing = f"key {worst}, {gaps[worst]}"
 
-    def partitions(self) -> dict[str, int]:
-        """By key, the partition of its events, if none is on two."""
-        return self._partitions
-
     def letters(self, before: Mapping[int, int]) -> dict[str, bytes]:
         """By sink, its letters of records before these offsets."""
         return {state.name: letters.digest(state.letters, self.topic.name, before) for state in self._states}
@@ -301,7 +298,7 @@ class _Advance:
         self._topic_id = seen.logs.ends[comparison.topic.number].topic_id or ""
         self._next_offsets = comparison.next_offsets()
         self._letters = comparison.letters(self._next_offsets)
-        self._partitions = comparison.partitions()
+        self._partitions = comparison.partitions
         self._unsaid, self._numbers = comparison.unsaid(), dict(self._point.numbers)
         self._versions: dict[str, list[int]] = {key: list(one) for key, one in self._point.versions.items()}
         self._records, self._acknowledged = self._point.records, self._point.acknowledged
@@ -376,31 +373,21 @@ class _Comparison:
     def run(self, progress: Callable[[str], None]) -> None:
         """Fill the report."""
         with closing(Counted(self._seen.logs.salt)) as counted:
-            steps = (self._match, self._count_delivered, lambda bucket: self._count_missing(bucket, counted))
-            for done, (step, bucket) in enumerate(product(steps, range(buckets.COUNT)), start=1):
-                step(bucket)
-                progress(f"compared {100 * done // (len(steps) * buckets.COUNT)} %")
+            passes: list[Callable[[_TopicComparison, _Bucket], None]] = [
+                _TopicComparison.match,
+                _TopicComparison.count_delivered,
+                lambda topic, bucket: topic.count_missing(bucket, counted),
+            ]
+            for done, (count, number) in enumerate(product(passes, range(buckets.COUNT)), start=1):
+                for topic, bucket in self._buckets(number):
+                    count(topic, bucket)
+                progress(f"compared {100 * done // (len(passes) * buckets.COUNT)} %")
             for one in counted.all():
                 self._topics[one.topic].add_version(one)
         for topic in self._topics:
             topic.finish()
         for tally in self._tallies:
             tally.compare()
-
-    def _match(self, bucket: int) -> None:
-        for topic, of_topic in self._buckets(bucket):
-            topic.match(of_topic)
-
-    def _count_delivered(self, bucket: int) -> None:
-        for topic, of_topic in self._buckets(bucket):
-            topic.count_delivered(of_topic)
-
-    def _count_missing(self, bucket: int, counted: Counted) -> None:
-        if bucket == 0:
-            for topic in self._topics:
-                topic.find_unclear()
-        for topic, of_topic in self._buckets(bucket):
-            topic.count_missing(of_topic, counted)
 
     def _buckets(self, bucket: int) -> Iterator[tuple[_TopicComparison, _Bucket]]:
         """The rows of a bucket by topic, as far as there are any."""

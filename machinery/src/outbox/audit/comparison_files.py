@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from outbox.audit.quantity import Quantity, negated
+from outbox.audit.quantity import EXACT, Quantity
 from outbox.base.errors import Failure
 from outbox.events.schema import EventSchema
 from outbox.sink.sections import sql_sections
@@ -50,7 +50,7 @@ class Addend(NamedTuple):
         if self.place is None:
             return self.sign
         number = numbers[self.place] if self.is_known else None
-        return number if number is None or self.sign > 0 else negated(number)
+        return number if number is None or self.sign > 0 else EXACT.minus(number)
 
 
 @dataclass(frozen=True)

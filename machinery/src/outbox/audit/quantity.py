@@ -10,11 +10,6 @@ Quantity = int | Decimal
 EXACT = Context(prec=1000)
 
 
-def negated(number: Quantity) -> Quantity:
-    """The opposite. The minus sign of Python rounds a Decimal."""
-    return number.copy_negate() if isinstance(number, Decimal) else -number
-
-
 def text_of(value: Quantity, sign: str = "") -> str:
     """A number in plain digits: no exponent, no zeros at the end."""
     text = f"{value:{sign}f}" if isinstance(value, Decimal) else f"{value:{sign}d}"

@@ -116,16 +116,8 @@ class Tally:
             filtered=state.filtered,
             not_compared=state.not_compared,
         )
-        self._met: set[bytes] = set()  # letters whose event is on a topic or in the outbox
+        self.met: set[bytes] = set()  # letters whose event is on a topic or in the outbox
         self._declared, self._source = declared, source
-
-    def of(self, topic: EventTopic) -> TopicTally:
-        """The same for the events of one topic."""
-        return TopicTally(self, topic)
-
-    def meet(self, event_id: bytes) -> None:
-        """Note that the event of a letter is on a topic or in the outbox."""
-        self._met.add(event_id)
 
     def lack(
         self, key: str, kind: int | None, numbers: Sequence[Quantity | None] | None, *, is_in_flight: bool = False
@@ -148,7 +140,7 @@ class Tally:
     def compare(self) -> None:
         """Count the letters whose events are nowhere else, and compare the totals."""
         for event_id, letter in self.state.letters.items():
-            if event_id not in self._met and letter.topic in self.topics:
+            if event_id not in self.met and letter.topic in self.topics:
                 self._count_letter(event_id, letter)
         for one in self.compared:
             one.compare()
@@ -160,7 +152,7 @@ class Tally:
                 self.excuse(letter.key)
             return
         topic = next(topic for topic in self._declared.topics if topic.name == letter.topic)
-        of_topic = self.of(topic)
+        of_topic = TopicTally(self, topic)
         if (letter.kind is not None and not self.wanted[letter.kind]) or of_topic.is_based(letter.key, letter.version):
             return
         if letter.is_open:
@@ -219,7 +211,7 @@ class TopicTally:
         if letter is None and has_seen:
             return
         if letter is not None:
-            self._tally.meet(event_id)
+            self._tally.met.add(event_id)
             if not letter.is_of(self._topic, place):
                 letter = None
         if self.is_based(event.key, event.version):

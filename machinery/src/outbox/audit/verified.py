@@ -38,7 +38,6 @@ from outbox.audit import letters
 from outbox.audit.declared import Declared
 from outbox.audit.sinks import SinkState
 from outbox.audit.topic_log import TopicEnd
-from outbox.audit.versions import Versions
 from outbox.base.settings import Settings
 from outbox.events.values import KEY_MAX_BYTES
 
@@ -81,10 +80,6 @@ class TopicPoint(msgspec.Struct, frozen=True):
     def end(self) -> TopicEnd:
         """Where reading goes on."""
         return TopicEnd(self.topic_id or None, dict(self.next_offsets))
-
-    def counted_versions(self) -> dict[str, Versions]:
-        """The versions by key, to count on."""
-        return {key: Versions.complete(*one) for key, one in self.versions.items()}
 
     def has(self, key: str, version: int | None) -> bool:
         """Whether the event with this version of the key is verified."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -18,14 +17,6 @@ from outbox.events.catalog import Catalog
 from outbox.events.schema import EventSchema
 
 HEADINGS = ("aggregate", "topic", "event", "versions", "key", "version", "consumers")
-
-
-@dataclass(frozen=True)
-class Consumers:
-    """By the name of each version of an event, the sinks that take it; and why some are not known."""
-
-    sinks: Mapping[str, list[str]]
-    notes: list[str]
 
 
 @click.group(invoke_without_command=True)
@@ -43,10 +34,10 @@ def events(context: click.Context, as_json: bool) -> None:
         return
     settings = load()
     known = catalog.of(settings)
-    consumers = _consumers(settings, known)
+    consumers, notes = _consumers(settings, known)
     rows = [_row(aggregate, versions, consumers) for aggregate, versions in _events(known)]
     click.echo(json.dumps(rows, indent=2) if as_json else _table(rows))
-    for note in consumers.notes:
+    for note in notes:
         click.echo(f"note: {note}", err=True)
 
 
@@ -89,14 +80,15 @@ def _events(known: Catalog) -> Iterator[tuple[Aggregate, Mapping[int, EventSchem
             yield aggregate, versions
 
 
-def _consumers(settings: Settings, known: Catalog) -> Consumers:
+def _consumers(settings: Settings, known: Catalog) -> tuple[dict[str, list[str]], list[str]]:
+    """By the name of each version of an event, the sinks that take it; and why some are not known."""
     found: dict[str, list[str]] = {}
     try:
         from outbox.sink import discovery
 
         jobs = discovery.jobs(settings)
     except Exception as error:  # the project's own code, or a library that is not installed beside the service
-        return Consumers(found, [f"the sinks cannot be loaded: {_line(error)}"])
+        return found, [f"the sinks cannot be loaded: {_line(error)}"]
     notes = []
     for job in jobs:
         try:
@@ -106,10 +98,12 @@ def _consumers(settings: Settings, known: Catalog) -> Consumers:
             continue
         for schema in [schema for one in wanted for schema, _ in one.accepts.values()]:
             found.setdefault(schema.name, []).append(job.name)
-    return Consumers(found, notes)
+    return found, notes
 
 
-def _row(aggregate: Aggregate, versions: Mapping[int, EventSchema], consumers: Consumers) -> dict[str, Any]:
+def _row(
+    aggregate: Aggregate, versions: Mapping[int, EventSchema], consumers: Mapping[str, list[str]]
+) -> dict[str, Any]:
     return {
         "aggregate": aggregate.name,
         "topic": aggregate.topic,
@@ -121,7 +115,7 @@ def _row(aggregate: Aggregate, versions: Mapping[int, EventSchema], consumers: C
             {
                 "version": version,
                 "deprecated": schema.is_deprecated,
-                "consumers": consumers.sinks.get(schema.name, []),
+                "consumers": consumers.get(schema.name, []),
             }
             for version, schema in versions.items()
         ],

@@ -22,7 +22,6 @@ MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSch
 # Subschemas that apply to the same value; a circle of these has no end.
 IN_PLACE = ("not", "if", "then", "else")
 IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
-IN_PLACE_MAPS = ("dependentSchemas",)
 # They change what a reference means. The file's path and a JSON Pointer name every schema already.
 NOT_SUPPORTED = ("$id", "$anchor", "$dynamicRef", "$dynamicAnchor")
 NESTING_MAX = 100  # of a file; the validator itself ends at 128
@@ -125,9 +124,8 @@ class _Bundle:
         for name in IN_PLACE_LISTS:
             found = node.get(name)
             yield from found if isinstance(found, list) else ()
-        for name in IN_PLACE_MAPS:
-            found = node.get(name)
-            yield from found.values() if isinstance(found, dict) else ()
+        found = node.get("dependentSchemas")
+        yield from found.values() if isinstance(found, dict) else ()
 
     def _failure(self, problem: str) -> Failure:
         return unusable(self._file, problem)

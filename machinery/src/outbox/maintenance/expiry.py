@@ -30,12 +30,12 @@ from confluent_kafka import Message
 from psycopg2 import extensions
 
 from outbox.base.database import connect, database_errors
-from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import records, topics
 from outbox.maintenance import event_topics
 from outbox.maintenance.evidence import ERRORS
 from outbox.maintenance.turn import between_batches
-from outbox.relay import connectors
+from outbox.relay import connectors, slot
 from outbox.relay.connectors import Connector
 
 DELETE_ROWS = 1_000  # in one transaction, for which a sink may have to wait
@@ -56,7 +56,6 @@ SELECT sink, lsn
                             WHERE sink = reader.sink ORDER BY lsn LIMIT 1) AS first
  ORDER BY sink
 """
-RESTART = "SELECT restart_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s"
 
 
 class Rule(NamedTuple):
@@ -124,15 +123,15 @@ def _captured(settings: Settings, connection: extensions.connection, connector: 
 
 def _useless_below(settings: Settings, connector: Connector, lowest: int) -> int | None:
     """The position in the log below which nothing can bring a change again; None if that is not above ``lowest``."""
-    restart = _restart(settings, connector)  # first: a change leaves the log for the topic
-    if restart is None or restart <= lowest or not topics.exists(settings, connector.topic):
+    found = slot.read(settings, connector)  # first: a change leaves the log for the topic
+    if found is None or found.restart_lsn <= lowest or not topics.exists(settings, connector.topic):
         return None
     ends = topics.watermarks(settings, connector.topic)
     if {partition: end for partition, (_, end) in ends.items()} != topics.high_watermarks(settings, connector.topic):
         return None  # an open transaction hides records
     firsts = {partition: (first, min(first + 1, end)) for partition, (first, end) in ends.items()}
     for within in (firsts, ends):  # mostly the first records hold everything, and the rest need not be read
-        bound = _lowest_on(settings, connector.topic, within, restart, lowest)
+        bound = _lowest_on(settings, connector.topic, within, found.restart_lsn, lowest)
         if bound <= lowest:
             return None
     return bound
@@ -154,13 +153,6 @@ def _lsn(message: Message, otherwise: int) -> int:
         return int(json.loads(message.value() or b"")["source"]["lsn"])
     except (KeyError, TypeError, ValueError, RecursionError):
         return otherwise
-
-
-def _restart(settings: Settings, connector: Connector) -> int | None:
-    """Where the slot reads the log again after a restart; None if there is no slot."""
-    with closing(connect(settings, SourceRole.AUDITOR)) as connection, database_errors(connection, *ERRORS):
-        rows = _rows(connection, RESTART, [connector.name])
-    return None if not rows or rows[0][0] is None else int(rows[0][0])
 
 
 def _count(connection: extensions.connection, rule: Rule) -> int:

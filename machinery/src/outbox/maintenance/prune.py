@@ -134,7 +134,7 @@ def prune(
     with _pruner(settings) as connection, tempfile.TemporaryFile() as old_events:
         _require_alone(connection)
         _copy_old(connection, keep_hours, old_events)
-        marker_lsn = _end_of_log(connection)
+        marker_lsn = slot.end_of_log(settings)
         _mark(settings, connection)
         if not old_events.tell():
             return result
@@ -185,13 +185,6 @@ def _require_alone(connection: extensions.connection) -> None:
 def _copy_old(connection: extensions.connection, keep_hours: int, file: IO[bytes]) -> None:
     with connection, connection.cursor() as cursor:
         arrivals.copy(cursor, file, cursor.mogrify(f"WHERE {OLD}", [keep_hours]).decode())
-
-
-def _end_of_log(connection: extensions.connection) -> int:
-    with connection, connection.cursor() as cursor:
-        cursor.execute("SELECT pg_current_wal_insert_lsn() - '0/0'")
-        ((lsn,),) = cursor.fetchall()
-    return int(lsn)
 
 
 def _mark(settings: Settings, connection: extensions.connection) -> None:
