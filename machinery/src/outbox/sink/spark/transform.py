@@ -89,7 +89,6 @@ ARROW_TYPES: Mapping[type[DataType], pa.DataType] = {
     TimestampType: pa.timestamp("us", tz="UTC"),
     DateType: pa.date32(),
 }
-PLACE_TYPES: Mapping[str, DataType] = {"event_id": StringType(), "partition": IntegerType(), "offset": LongType()}
 
 Function = Callable[[DataFrame], DataFrame]
 
@@ -330,7 +329,7 @@ def task_failures(*of_transform: type[Exception]) -> Iterator[None]:
 def unusable(returned: StructType, given: StructType) -> tuple[str, str] | None:
     """Why no sink can take rows with these columns, and what to do; None if it can. ``given`` are those of events."""
     types = {field.name: field.dataType for field in returned.fields}
-    lost = [name for name, type_ in PLACE_TYPES.items() if types.get(name) != type_]
+    lost = [field.name for field in frame.PLACE if types.get(field.name) != field.dataType]
     if lost:
         return f"it does not return {', '.join(lost)} as it got them", "keep event_id, partition and offset"
     names = [field.name for field in returned.fields]
