@@ -39,7 +39,8 @@ def retrieve(
     )
     files: list[str | Path] = ["-settings", settings_file, "-ivy", ivy_file, "-cache", folder / "cache"]
     what = ["-confs", *configurations, "-types", "jar", "bundle", "-retrieve", pattern]
-    ivy_main = ["-cp", str(_ivy_jar()), "org.apache.ivy.Main"]
+    ivy_jar = next(pyspark_folder().glob("jars/ivy-*.jar"))
+    ivy_main = ["-cp", str(ivy_jar), "org.apache.ivy.Main"]
     argv: list[str | Path] = [java(), *_trust(folder / "trusted"), *ivy_main, *files, *what]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
         lines = _follow(ivy, report)
@@ -86,7 +87,3 @@ def pyspark_folder() -> Path:
     if pyspark is None or pyspark.origin is None:
         raise Failure("PySpark is not installed", "run make install", code="pyspark-missing")
     return Path(pyspark.origin).parent
-
-
-def _ivy_jar() -> Path:
-    return next(pyspark_folder().glob("jars/ivy-*.jar"))

@@ -15,26 +15,21 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config, request_timeout_s
-from outbox.relay import connectors
 from outbox.relay.connectors import Connector
 
 
-def delete(settings: Settings, connector: Connector | None = None) -> int:
-    """Delete the stored offsets of a connector, which must not run, and return the number of entries.
+def delete(settings: Settings, connector: Connector) -> None:
+    """Delete the stored offsets of a connector, which must not run.
 
     Connect keeps a copy in the worker's topic beside the connector's own. Each entry in both is deleted by a tombstone.
     An interrupted deletion can be repeated.
     """
-    connector = connector or connectors.load(settings)
-    deleted = 0
     producer = Producer({**client_config(settings), "acks": "all"})
     for topic in topics.existing(settings, [connector.offsets_topic, settings.connect_offsets_topic]):
         for key in _stored(settings, topic, connector):
             producer.produce(topic, key=key, value=None)
-            deleted += 1
     if producer.flush(request_timeout_s()):
         raise Failure("Kafka did not delete the stored offsets", "run the command again", code="offsets-kept")
-    return deleted
 
 
 def _stored(settings: Settings, topic: str, connector: Connector) -> list[bytes]:

@@ -58,12 +58,11 @@ def end_of_log(settings: Settings) -> int:
         return int((cursor.fetchone() or (0,))[0])
 
 
-def require_publication(settings: Settings, connector: Connector | None = None) -> None:
+def require_publication(settings: Settings, connector: Connector) -> None:
     """Check the publication: without it a slot skips every change, with only a warning in the server's log.
 
     Raises Failure if it does not publish the table's inserts; or, except for the outbox, its updates and deletes.
     """
-    connector = connector or connectors.load(settings)
     schema, table = connector.table
     with _cdc(settings) as cursor:
         cursor.execute(

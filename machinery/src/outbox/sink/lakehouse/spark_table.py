@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from outbox.base.errors import Failure
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.sink.decoder import made_at_ms
-from outbox.sink.spark.session import FEW_ROWS
+from outbox.sink.spark.session import FEW_ROWS, reason
 
 LOCK_TIMEOUT_S = 60
 SESSION = {
@@ -186,9 +186,8 @@ class Table:
         try:
             yield
         except (PySparkException, Py4JError) as error:
-            reason = str(getattr(error, "java_exception", error)).strip().partition("\n")[0]
             raise Failure(
-                f"sink {self._sink}: the table at {self._uri} {what}: {reason}",
+                f"sink {self._sink}: the table at {self._uri} {what}: {reason(error)}",
                 "correct the cause and start the sink again",
                 code="table-failed",
             ) from error

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
-from psycopg2 import extensions, sql
+from psycopg2 import extensions
 
 from outbox.sink.batch import Rows
 from outbox.sink.decoder import RecordDecoder
@@ -68,7 +68,9 @@ class FileCopier(Copier):
 
             def write(rows: Rows) -> None:
                 table = self.layout.table(rows)
-                copy_ids(cursor, self.rows, attempt, table["event_id"])
+                attempts = pa.array([attempt] * table.num_rows, pa.int64())
+                ids = table.select([*IDS]).append_column("attempt", attempts)
+                copy_table(cursor, self.rows, ids, {**IDS, "attempt": "bigint"})
                 write_file(table)
 
             yield write
@@ -139,12 +141,6 @@ class ReturnedFileCopier(ReturnedCopier):
                 write_file(rows.cast(self.schema))
 
             yield write
-
-
-def copy_ids(cursor: extensions.cursor, into: sql.Composable, attempt: int, event_ids: pa.ChunkedArray) -> None:
-    """COPY ids under an attempt into a table of ``attempt`` and ``event_id``."""
-    attempts = pa.repeat(pa.scalar(attempt, pa.int64()), len(event_ids))
-    copy_table(cursor, into, pa.table({"attempt": attempts, "event_id": event_ids}), {"attempt": "bigint", **IDS})
 
 
 def bounds(cursor: extensions.cursor) -> Sequence[str]:

@@ -34,14 +34,13 @@ Their records are bounded in number and bytes (`outbox.sink.spark.reader`).
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-from psycopg2 import extensions
+from psycopg2 import extensions, sql
 from pyspark.sql import SparkSession
 
 from outbox.sink import dead_letters, fence, positions, traces
@@ -53,6 +52,7 @@ from outbox.sink.lakehouse.files import Folder, StagedFiles, is_reachable
 from outbox.sink.lakehouse.spark_table import Files, Table
 from outbox.sink.lakehouse.staging import LakehouseStaging, LakehouseTransformStaging
 from outbox.sink.layout import PLACE
+from outbox.sink.postgres.staging import copy_table
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, SinkWriter, count
 
@@ -219,7 +219,8 @@ class LakehouseWriter(SinkWriter):
         if batch.staged:
             self._staging.take_rows(cursor, batch.staged)
         else:
-            copy_ids(cursor, event_ids(batch.rows))
+            ids = pa.table({"event_id": event_ids(batch.rows)})
+            copy_table(cursor, sql.Identifier("batch"), ids, staging.IDS)
 
     def _conclude(self, batch: Batch, merged: int, aside: Aside) -> Counts:
         counts = Counts(
@@ -237,12 +238,6 @@ class LakehouseWriter(SinkWriter):
             count(cursor, self.name, counts)
             self._pass(cursor, batch)
         return counts
-
-
-def copy_ids(cursor: extensions.cursor, event_ids: pa.ChunkedArray) -> None:
-    """Copy the ids of events into ``batch``."""
-    ids = "".join(f"{event_id}\n" for event_id in event_ids.to_pylist())
-    cursor.copy_expert("COPY batch (event_id) FROM STDIN", io.StringIO(ids))
 
 
 def _failed(batch: Batch) -> Events:

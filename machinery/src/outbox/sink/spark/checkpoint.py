@@ -158,16 +158,14 @@ class Checkpoint:
         try:
             yield
         except Py4JJavaError as error:
-            if not self._is_unavailable(error.java_exception):
+            exception = error.java_exception
+            if not is_instance_of(self._gateway, exception, UNAVAILABLE) or exception.getClass().getName() in UNUSABLE:
                 raise
             raise Failure(
                 f"checkpoint {self.uri}: {reason(error)}",
                 "see whether its file system runs; or correct OUTBOX_SINK_CHECKPOINTS",
                 code="checkpoint-unavailable",
             ) from error
-
-    def _is_unavailable(self, exception: Any) -> bool:
-        return is_instance_of(self._gateway, exception, UNAVAILABLE) and exception.getClass().getName() not in UNUSABLE
 
     def _unusable(self, reason: str) -> Failure:
         return Failure(

@@ -101,12 +101,8 @@ def events(
 
 def schema(layout: Layout) -> StructType:
     """The columns of a layout as Spark has them, behind the place of each event."""
-    return StructType([StructField("topic", StringType()), *columns(layout)])
-
-
-def columns(layout: Layout) -> StructType:
-    """The same without the topic."""
-    return StructType([*PLACE, *(StructField(column.name, SPARK_TYPES[column.type]) for column in layout.columns)])
+    columns = (StructField(column.name, SPARK_TYPES[column.type]) for column in layout.columns)
+    return StructType([StructField("topic", StringType()), *PLACE, *columns])
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ its own, which has them already. What is large is read and decoded on executors,
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 from pyspark import SparkContext, TaskContext
@@ -27,7 +26,7 @@ from outbox.sink.postgres.transform_staging import TransformStaging
 from outbox.sink.records import Records
 from outbox.sink.spark.part import Part
 from outbox.sink.spark.session import JVM_GONE
-from outbox.sink.spark.transform import ReadTask, StageTask, Transform, TransformFailed, as_events
+from outbox.sink.spark.transform import ReadTask, StageTask, Transform, TransformFailed, as_events, spark_reason
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Copier, Staging
 
@@ -36,8 +35,6 @@ PART_MAX_RECORDS = 100_000  # a part is read, and staged by executors, while the
 # Of the records of a part that the driver decodes: it holds two parts at once, and its JVM some copies of one.
 DRIVER_MAX_BYTES = 32 << 20
 TASK_MIN_RECORDS = 10_000  # fewer are read faster than another task connects to Kafka and to the database
-# The error at the end of a Python worker's traceback, within what Spark says of a failed task.
-PYTHON_ERROR = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
 
 
 class Reader:
@@ -149,8 +146,14 @@ class Reader:
     def _stage(self, context: SparkContext, part: Part, staging: Staging) -> Staged:
         shares = self._shares(part, context)
         task = StagingTask.of(self._settings, part.topic, staging)
-        with _spark_errors(self._spec.name):
+        try:
             found = context.parallelize(shares, len(shares)).map(task).collect()
+        except JVM_GONE as error:  # Java's errors are among them
+            raise Failure(
+                f"sink {self._spec.name}: Spark cannot read and stage a batch: {spark_reason(error)}",
+                "start the sink again",
+                code="spark-failed",
+            ) from error
         for one in found:
             if isinstance(one, Failure):
                 raise one
@@ -182,20 +185,3 @@ class StagingTask:
             return self.copier(context.taskAttemptId(), read)
         except Failure as failure:
             return failure
-
-
-@contextmanager
-def _spark_errors(sink: str) -> Iterator[None]:
-    """What stops Spark's tasks becomes Failure, with the error of a task if there is one."""
-    try:
-        yield
-    except JVM_GONE as error:  # Java's errors are among them
-        try:
-            text = str(error)
-        except JVM_GONE:
-            text = "its JVM is gone"
-        causes = PYTHON_ERROR.findall(text)
-        cause = causes[-1] if causes else text.strip().partition("\n")[0]
-        raise Failure(
-            f"sink {sink}: Spark cannot read and stage a batch: {cause}", "start the sink again", code="spark-failed"
-        ) from error

@@ -167,16 +167,14 @@ def _splits(given: pa.Table, random: Random) -> Iterator[Split]:
     yield Split("all events again", given)
     yield Split("all events in another order", given.take(shuffled), 1)
     yield Split(f"all events in {OTHER_PARTITIONS} partitions", given, OTHER_PARTITIONS)
-    for name, count, order in (("half", 2, numbers), ("seventh", 7, shuffled)):
-        for number in range(count):
-            if some := order[number::count] if name == "seventh" else order[_cut(order, number, count)]:
-                yield Split(f"{name} {number + 1} of the events", given.take(some))
+    middle = len(numbers) // 2
+    parts = {"half": [numbers[:middle], numbers[middle:]], "seventh": [shuffled[first::7] for first in range(7)]}
+    for name, of_name in parts.items():
+        for number, some in enumerate(of_name, 1):
+            if some:
+                yield Split(f"{name} {number} of the events", given.take(some))
     for number in shuffled[:ALONE]:
         yield Split("the event alone", given.slice(number, 1))
-
-
-def _cut(order: Sequence[int], number: int, count: int) -> slice:
-    return slice(len(order) * number // count, len(order) * (number + 1) // count)
 
 
 def _places(rows: pa.Table) -> list[Place]:

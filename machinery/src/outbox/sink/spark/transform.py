@@ -89,7 +89,6 @@ ARROW_TYPES: Mapping[type[DataType], pa.DataType] = {
     TimestampType: pa.timestamp("us", tz="UTC"),
     DateType: pa.date32(),
 }
-PLACE_TYPES: Mapping[str, DataType] = {"event_id": StringType(), "partition": IntegerType(), "offset": LongType()}
 
 Function = Callable[[DataFrame], DataFrame]
 
@@ -195,7 +194,7 @@ class Transform:
         except Py4JNetworkError:
             raise  # the JVM is gone
         except Exception as error:
-            raise self._unusable(f"it fails without any event: {_reason(_text(error))}", "correct it") from error
+            raise self._unusable(f"it fails without any event: {spark_reason(error)}", "correct it") from error
         problem = unusable(schema, self._schema)
         if problem is not None:
             raise self._unusable(*problem)
@@ -217,7 +216,7 @@ class Transform:
         except Exception as error:
             raise Failure(
                 f"sink {self._sink}: its transform {self._name} fails before it looks at an event: "
-                f"{shortened(_reason(_text(error)))}",
+                f"{shortened(spark_reason(error))}",
                 "correct it, or what it reads; no event was applied",
                 code="transform-failed",
             ) from error
@@ -241,11 +240,11 @@ class Transform:
                 raise Failure(**json.loads(found[1])) from error
             if not isinstance(error, PySparkException) or any(word in text for word in LOST):
                 raise Failure(
-                    f"sink {self._sink}: Spark cannot transform a batch: {_reason(text)}",
+                    f"sink {self._sink}: Spark cannot transform a batch: {spark_reason(error)}",
                     "start the sink again",
                     code="spark-failed",
                 ) from error
-            raise TransformFailed(shortened(_reason(text))) from error
+            raise TransformFailed(shortened(spark_reason(error))) from error
 
     def _failed(self, events: pa.Table, detail: str) -> Failure:
         offsets: dict[int, list[int]] = defaultdict(list)
@@ -330,7 +329,7 @@ def task_failures(*of_transform: type[Exception]) -> Iterator[None]:
 def unusable(returned: StructType, given: StructType) -> tuple[str, str] | None:
     """Why no sink can take rows with these columns, and what to do; None if it can. ``given`` are those of events."""
     types = {field.name: field.dataType for field in returned.fields}
-    lost = [name for name, type_ in PLACE_TYPES.items() if types.get(name) != type_]
+    lost = [field.name for field in frame.PLACE if types.get(field.name) != field.dataType]
     if lost:
         return f"it does not return {', '.join(lost)} as it got them", "keep event_id, partition and offset"
     names = [field.name for field in returned.fields]
@@ -360,8 +359,9 @@ def _arrow_type(type_: DataType) -> pa.DataType:
     return ARROW_TYPES[type(type_)]
 
 
-def _reason(text: str) -> str:
+def spark_reason(error: BaseException) -> str:
     """The error at the end of a Python worker's traceback, or the first line of Spark's own."""
+    text = _text(error)
     lines = [line for line in text.strip().splitlines() if line.strip()]
     if "Traceback" not in text:
         return lines[0] if lines else "no reason given"
