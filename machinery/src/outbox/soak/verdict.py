@@ -116,7 +116,7 @@ def judge(domain: Domain, record: Record) -> Verdict:
         unknown_operations=outcomes["unknown"],
         events=len(seen.firsts),
         row_changes=len(seen.first_changes),
-        repeats=len(arrival.repeats(seen)) + len(captured.repeats(seen)),
+        repeats=len(seen.events) - len(seen.firsts) + len(seen.row_changes) - len(seen.first_changes),
         faults=len(record.injections),
         selected=len(record.selected),
         not_happened=missed,
