@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from outbox.base import project
 from outbox.base.errors import Failure
@@ -66,56 +66,42 @@ class Domain(Workload, Protocol):
         """The change that has written an event."""
 
 
-@runtime_checkable
-class Clustered(Protocol):
-    """A domain some of whose sinks run on a Spark cluster, with executors that can be killed."""
-
-    @property
-    def clustered(self) -> Sequence[str]:
-        """The sinks of one more process. Its driver is there, and its tasks run on a cluster of this host."""
+# What a domain may also have: each function names the attribute, and says what a domain without it means.
 
 
-@runtime_checkable
-class Reader(Protocol):
-    """A domain that also judges what clients have read."""
-
-    def contradictions(self, history: History, events: Mapping[str, TopicEvent]) -> Iterable[str]:
-        """What an answer to a read says that the events, by id, contradict."""
-
-
-@runtime_checkable
-class Refuser(Protocol):
-    """A domain whose sinks can be made to refuse valid events for a while, so that dead letters become valid again."""
-
-    @property
-    def refusals(self) -> Mapping[str, Refusal]:
-        """By sink that recognises every repeat."""
+def clustered_of(domain: Domain) -> Sequence[str]:
+    """The sinks of one more process. Its driver is there, and its tasks run on a Spark cluster of this host, whose
+    executors can be killed.
+    """
+    return getattr(domain, "clustered", ())
 
 
-@runtime_checkable
-class Copier(Protocol):
-    """A domain with sinks of captured tables."""
-
-    @property
-    def copies(self) -> Mapping[str, TableCopy]:
-        """By each sink that reads a captured table."""
+def contradictions_of(domain: Domain) -> Callable[[History, Mapping[str, TopicEvent]], Iterable[str]] | None:
+    """What an answer to a read says that the events, by id, contradict; None of a domain that does not judge reads."""
+    return getattr(domain, "contradictions", None)
 
 
-@runtime_checkable
-class Forger(Protocol):
-    """A domain that knows valid events which its service would never write."""
-
-    def foreign_event(self, chance: random.Random) -> ForeignEvent:
-        """One with another key each time. It is the first of its key, with version 1 if events have versions."""
+def refusals_of(domain: Domain) -> Mapping[str, Refusal]:
+    """How to make sinks refuse valid events for a while: by sink that recognises every repeat."""
+    return getattr(domain, "refusals", {})
 
 
-@runtime_checkable
-class Released(Protocol):
-    """A domain that knows an older release of the project, from which a new version of an event can be rolled out."""
+def copies_of(domain: Domain) -> Mapping[str, TableCopy]:
+    """How to compare what sinks have of captured tables: by each sink that reads one."""
+    return getattr(domain, "copies", {})
 
-    @property
-    def older(self) -> OlderRelease:
-        """What that release lacks."""
+
+def forge_of(domain: Domain) -> Callable[[random.Random], ForeignEvent] | None:
+    """Makes a valid event which the service would never write, with another key each time.
+
+    It is the first of its key, with version 1 if events have versions.
+    """
+    return getattr(domain, "foreign_event", None)
+
+
+def older_of(domain: Domain) -> OlderRelease | None:
+    """What an older release of the project lacks, from which a new version of an event can be rolled out."""
+    return getattr(domain, "older", None)
 
 
 def load(seed: int) -> Domain:
@@ -141,13 +127,3 @@ def load(seed: int) -> Domain:
             f"{named}: `clustered` is a sequence of sinks", 'write clustered = ("orders",)', code="soak-domain-wrong"
         )
     return domain
-
-
-def copies_of(domain: Domain) -> Mapping[str, TableCopy]:
-    """How to compare what sinks have of captured tables."""
-    return domain.copies if isinstance(domain, Copier) else {}
-
-
-def clustered_of(domain: Domain) -> Sequence[str]:
-    """The sinks that run on a cluster."""
-    return domain.clustered if isinstance(domain, Clustered) else ()

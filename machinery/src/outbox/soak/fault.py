@@ -67,6 +67,17 @@ class Fault(ABC):
         """Undo it, and return once the part works again. Also called if `fire` has failed."""
 
 
+class FaultOfPart(Fault):
+    """A fault that may break any of some parts, and is named after the one that it breaks."""
+
+    what: str
+
+    def __init__(self, part: str) -> None:
+        self.part = part
+        self.parts = (part,)
+        self.name = f"{part}-{self.what}"
+
+
 def wait_or_not_fired(what: str, condition: Callable[[], T | None], *, timeout_s: float, poll_s: float = 0.05) -> T:
     """Wait as `wait_for` does, for something without which a fault has not happened: NotFired if it does not come.
 

@@ -25,7 +25,6 @@ from outbox.base.errors import Failure
 from outbox.soak import history
 from outbox.soak.checked import Checked
 from outbox.soak.death import Death
-from outbox.soak.history import History
 from outbox.soak.injection import Injection
 from outbox.soak.seen import RowChange, Seen, TopicEvent
 from outbox.soak.verdict import Record, Verdict
@@ -79,16 +78,6 @@ class Folder:
         return self._read("run.json", Plan)
 
     @property
-    def injections(self) -> list[Injection]:
-        """The faults."""
-        return self._read("injections.json", list[Injection])
-
-    @property
-    def deaths(self) -> list[Death]:
-        """The processes that have ended."""
-        return self._read("deaths.json", list[Death])
-
-    @property
     def checks(self) -> list[Checked]:
         """The results of `outbox check`."""
         return self._read("checks.json", list[Checked])
@@ -104,11 +93,13 @@ class Folder:
     @property
     def record(self) -> Record:
         """All that is judged. Raises Failure if the run did not get so far."""
+        with self._opened("history.jsonl").open(encoding="utf-8") as lines:
+            attempts = history.read(lines)
         return Record(
-            history=self.history,
+            history=attempts,
             seen=self.seen,
-            injections=self.injections,
-            deaths=self.deaths,
+            injections=self._read("injections.json", list[Injection]),
+            deaths=self._read("deaths.json", list[Death]),
             checks=self.checks,
             selected=self.plan.faults,
             may_repeat=not self.plan.exactly_once,
@@ -119,12 +110,6 @@ class Folder:
     def verdict(self) -> Verdict:
         """The verdict."""
         return self._read("verdict.json", Verdict)
-
-    @property
-    def history(self) -> History:
-        """The requests."""
-        with self._opened("history.jsonl").open(encoding="utf-8") as lines:
-            return history.read(lines)
 
     def _lines(self, name: str, kind: type[T]) -> list[T]:
         decode = msgspec.json.Decoder(kind).decode

@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from outbox.base.wait import timeout_scale
+from outbox.base.wait import wait_for
 from outbox.soak import interrupt
 from outbox.stack.command import Command
 
@@ -64,21 +64,16 @@ def run(command: Command, words: Sequence[str]) -> Done:
         text=True,
         start_new_session=True,
     ) as process:
+
+        def printed() -> tuple[str, str] | None:
+            with suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=LOOK_S)
+            return None
+
+        what = f"`outbox {' '.join(words)}` to end"
         try:
-            output, errors = _printed(process)
+            output, errors = wait_for(what, printed, timeout_s=TIMEOUT_S, poll_s=0, needs=interrupt.require_none)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     return Done(process.returncode, output, errors)
-
-
-def _printed(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """What a command has printed by its end. Raises TimeoutExpired if it does not come."""
-    until_s = time.monotonic() + TIMEOUT_S * timeout_scale()
-    while True:
-        interrupt.require_none()
-        try:
-            return process.communicate(timeout=LOOK_S)
-        except subprocess.TimeoutExpired:
-            if time.monotonic() >= until_s:
-                raise

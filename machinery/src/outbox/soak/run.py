@@ -17,7 +17,7 @@ from outbox.soak import captures, checked, interrupt, observe, verdict
 from outbox.soak.checked import Checked
 from outbox.soak.clients import Clients
 from outbox.soak.death import Death
-from outbox.soak.domain import Domain, Forger, Refuser, Released, clustered_of
+from outbox.soak.domain import Domain, clustered_of, forge_of, older_of, refusals_of
 from outbox.soak.faults import Make
 from outbox.soak.folder import Folder, Plan
 from outbox.soak.history import Recorder
@@ -43,10 +43,10 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
     testbed = Testbed(
         settings,
         domain.sinks,
-        domain.refusals if isinstance(domain, Refuser) else {},
+        refusals_of(domain),
         clustered_of(domain),
-        forge=domain.foreign_event if isinstance(domain, Forger) else None,
-        older=domain.older if isinstance(domain, Released) else None,
+        forge=forge_of(domain),
+        older=older_of(domain),
     )
     captures.require_copies(testbed.settings, domain, testbed.sink_specs)
     folder.write("run.json", plan)

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from outbox.soak.foreign import Totals, keys_of_totals
-from outbox.soak.repeats import firsts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +36,6 @@ class TopicEvent:
         """Where it stands."""
         return f"{self.topic}-{self.partition}@{self.offset}"
 
-    def is_same_as(self, other: TopicEvent) -> bool:
-        """Whether both records carry the same event, at any offset of one partition."""
-        mine, others = (
-            (one.id, one.topic, one.partition, one.key, one.type, one.version, one.data) for one in (self, other)
-        )
-        return mine == others
-
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
@@ -69,12 +61,8 @@ class RowChange:
         """Where it stands on the topic."""
         return f"{self.topic}-{self.partition}@{self.offset}"
 
-    def is_same_as(self, other: RowChange) -> bool:
-        """Whether both records carry the same change, at any offset of one partition."""
-        mine, others = ((one.identity, one.topic, one.partition, one.row) for one in (self, other))
-        return mine == others
 
-
+R = TypeVar("R", TopicEvent, RowChange)
 Row = Mapping[str, Any]  # by column
 
 
@@ -215,14 +203,22 @@ class Seen:
     @cached_property
     def firsts(self) -> Mapping[str, TopicEvent]:
         """By id, the first of each event."""
-        return firsts(self.events)
+        return _firsts(self.events)
 
     @cached_property
     def first_changes(self) -> Mapping[str, RowChange]:
         """By identity, the first record of each change of a row."""
-        return firsts(self.row_changes)
+        return _firsts(self.row_changes)
 
     @cached_property
     def foreign_keys(self) -> set[str]:
         """The keys of all totals that foreign events add to."""
         return {key for one in self.foreign for key in one.keys}
+
+
+def _firsts(records: Sequence[R]) -> dict[str, R]:
+    """By identity, the first record of each."""
+    found: dict[str, R] = {}
+    for record in records:
+        found.setdefault(record.identity, record)
+    return found

@@ -37,7 +37,6 @@ from outbox.stack import config, envfile, ports
 from outbox.stack.command import Command
 from outbox.stack.connect import Connect
 from outbox.stack.kafka import Kafka
-from outbox.stack.postgres import Postgres
 from outbox.stack.process import Process
 from outbox.stack.stack import Report, Stack, quiet
 from outbox.walkthrough.processes import SinkProcess
@@ -204,16 +203,6 @@ class Testbed:
         return self.stack.links
 
     @cached_property
-    def postgres(self) -> Postgres:
-        """The server of both databases."""
-        return Postgres(self.settings)
-
-    @cached_property
-    def kafka(self) -> Process:
-        """The broker."""
-        return self.stack.part("kafka")
-
-    @cached_property
     def worker(self) -> Process:
         """The Connect worker."""
         return self.stack.part("connect")
@@ -325,8 +314,8 @@ class Testbed:
             lifecycle.remove(settings, own, drop_slot=True)
             return lifecycle.apply(settings, own, on_release)
 
-    def relay_state(self, connector: Connector | None = None) -> State:
-        """The states of a connector and its task, by default the outbox's. Raises Failure if Connect is unavailable."""
+    def relay_state(self, connector: Connector) -> State:
+        """The states of a connector and its task. Raises Failure if Connect is unavailable."""
         return Rest(self.settings, connector).state()
 
     @contextmanager

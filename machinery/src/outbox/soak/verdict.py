@@ -25,7 +25,7 @@ from outbox.soak.checkers import (
     results,
 )
 from outbox.soak.death import Death
-from outbox.soak.domain import Domain, Reader
+from outbox.soak.domain import Domain, contradictions_of
 from outbox.soak.finding import Finding
 from outbox.soak.foreign import keys_of_totals
 from outbox.soak.history import SET_UP, History
@@ -116,7 +116,7 @@ def judge(domain: Domain, record: Record) -> Verdict:
         unknown_operations=outcomes["unknown"],
         events=len(seen.firsts),
         row_changes=len(seen.first_changes),
-        repeats=len(arrival.repeats(seen)) + len(captured.repeats(seen)),
+        repeats=len(seen.events) - len(seen.firsts) + len(seen.row_changes) - len(seen.first_changes),
         faults=len(record.injections),
         selected=len(record.selected),
         not_happened=missed,
@@ -164,7 +164,7 @@ def _lacking(domain: Domain, record: Record, missed: Sequence[str]) -> str:
     sent = [operation for operation in record.history.operations.values() if operation.attempts[0].client != SET_UP]
     if not any(operation.outcome == "ok" for operation in sent):
         return "no operation succeeded"
-    if isinstance(domain, Reader) and not any(read.outcome == "ok" for read in record.history.reads):
+    if contradictions_of(domain) and not any(read.outcome == "ok" for read in record.history.reads):
         return "no read succeeded"
     if record.selected and len(missed) == len(record.selected):
         return "no fault happened"

@@ -7,8 +7,8 @@ then sends again, all of them and before any other. So each of these has at most
 from __future__ import annotations
 
 from outbox.soak.finding import Finding, findings
-from outbox.soak.repeats import differing, repeated, unexplained
-from outbox.soak.seen import Seen, TopicEvent
+from outbox.soak.repeats import differing, unexplained
+from outbox.soak.seen import Seen
 
 
 def check(seen: Seen, *, may_repeat: bool) -> list[Finding]:
@@ -19,8 +19,3 @@ def check(seen: Seen, *, may_repeat: bool) -> list[Finding]:
         *findings("a repeated event is the same event", differing(seen.events, seen.firsts)),
         *findings("with exactly-once an event is on its topic once", again),
     ]
-
-
-def repeats(seen: Seen) -> list[TopicEvent]:
-    """The records that carry an event which another record has brought before."""
-    return repeated(seen.events, seen.firsts)

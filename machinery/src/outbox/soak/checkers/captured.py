@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from outbox.soak.finding import Finding, findings
-from outbox.soak.repeats import differing, repeated, unexplained
+from outbox.soak.repeats import differing, unexplained
 from outbox.soak.seen import Row, RowChange, Seen
 
 SNAPSHOT, CREATED, UPDATED, DELETED = "r", "c", "u", "d"
@@ -33,11 +33,6 @@ def check(seen: Seen, *, may_repeat: bool) -> list[Finding]:
         *findings("the changes of a row are in the order of the log", _disordered(rows)),
         *findings("the versions of a row have no gap", _gaps(seen, rows)),
     ]
-
-
-def repeats(seen: Seen) -> list[RowChange]:
-    """The records that carry a change which another record has brought before."""
-    return repeated(seen.row_changes, seen.first_changes)
 
 
 def _rows(seen: Seen) -> Rows:

@@ -35,11 +35,6 @@ def check(seen: Seen, *, may_reread: bool) -> list[Finding]:
     return found
 
 
-def drift(seen: Seen, sink: Sink, one: ComparedTotals) -> dict[str, Decimal]:
-    """By key, by how much the sink's total differs from what the events on the topics add."""
-    return _difference(one.totals, _due(seen, sink, one))
-
-
 def _due(seen: Seen, sink: Sink, one: ComparedTotals) -> Totals:
     """What a sink that recognises every repeat has to have."""
     if one.adds is None:

@@ -50,7 +50,6 @@ class Operator(Fault):
     expected: Collection[str] = ()
     temporary: Collection[str] = ()
     """Codes of refusals that end by themselves: the command is run again."""
-    links: Sequence[str] = ()
 
     def __init__(self, name: str, *words: str) -> None:
         self.name = name
@@ -63,7 +62,7 @@ class Operator(Fault):
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
-        done = run(testbed, *self.words, expected=self.expected, temporary=self.temporary, links=self.links)
+        done = run(testbed, *self.words, expected=self.expected, temporary=self.temporary)
         self.finish(testbed, done)
         said = "it succeeded" if "--json" in self.words else done.end
         return f"outbox {' '.join(self.words)}: {done.code or said}"
@@ -98,7 +97,6 @@ class ConnectApply(Operator):
     """`outbox connect apply` of each connector. It may find a worker that is down, or a hanging transaction."""
 
     expected = ("connector-not-running", "connector-failed", "connect-refused")
-    links = ("debezium-postgres",)  # else the connector loses its link
 
     @property
     def summary(self) -> str:
@@ -117,7 +115,8 @@ class ConnectApply(Operator):
                 temporary.add("slot-ahead")  # until its topics show that no event is missing
             else:
                 expected |= SLOT_AHEAD  # nothing shows that for a captured table
-        done = run(testbed, *words, expected=expected, temporary=temporary, links=self.links)
+        links = ("debezium-postgres",)  # else the connector loses its link
+        done = run(testbed, *words, expected=expected, temporary=temporary, links=links)
         return f"{connector.command('apply')}: {done.code or done.end}"
 
 

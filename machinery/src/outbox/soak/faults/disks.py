@@ -15,7 +15,7 @@ import psycopg2
 
 from outbox.soak import namespace
 from outbox.soak.disk import KIB, Disk
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import Fault, FaultOfPart, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 from outbox.stack.process import Process
 
@@ -30,15 +30,8 @@ WRITE = "SELECT pg_logical_emit_message(true, 'soak', 'one more byte')"
 GROW = "CREATE TEMPORARY TABLE filler AS SELECT generate_series(1, 100000)"
 
 
-class _OfDisk(Fault):
+class _OfDisk(FaultOfPart):
     """A part cannot write. It has happened once the part logs that since."""
-
-    what: str
-
-    def __init__(self, part: str) -> None:
-        self.part = part
-        self.parts = (part,)
-        self.name = f"{part}-{self.what}"
 
     def make_room(self, testbed: Testbed) -> None:
         """Let the part write again."""

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from outbox.soak.fault import Fault, wait_or_not_fired
+from outbox.soak.fault import Fault, FaultOfPart, wait_or_not_fired
 from outbox.soak.proxy import Proxy
 from outbox.soak.testbed import LINKS, Testbed
 
@@ -14,35 +14,29 @@ DELAY_S = 0.3
 LONG_SHARE, LONG_S = 0.3, (35.0, 70.0)  # clients of Kafka and of the databases wait for 30 s, a WAL sender for 60 s
 
 
-class Link(Fault):
+class Link(FaultOfPart):
     """A fault of one link. It has happened once it has ended a connection in use, or held up what came through it."""
 
-    what: str
     effect: str
     """What the proxy counts."""
 
-    def __init__(self, link: str) -> None:
-        self.link = link
-        self.parts = (link,)
-        self.name = f"{link}-{self.what}"
-
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
-        proxy = testbed.links[self.link]
+        proxy = testbed.links[self.part]
         before = proxy.bytes
 
         def in_use() -> bool:
             return proxy.bytes > before and proxy.connections > 0
 
         def affected() -> int:
-            wait_or_not_fired(f"link {self.link} to be used", in_use, timeout_s=60, poll_s=0.001)
+            wait_or_not_fired(f"link {self.part} to be used", in_use, timeout_s=60, poll_s=0.001)
             connections = self.affect(proxy)
             if not connections:  # the last one has ended meanwhile
                 proxy.heal()
             return connections
 
-        connections = wait_or_not_fired(f"a connection on link {self.link}", affected, timeout_s=60)
-        wait_or_not_fired(f"{self.effect} on link {self.link}", lambda: proxy.affected, timeout_s=60)
+        connections = wait_or_not_fired(f"a connection on link {self.part}", affected, timeout_s=60)
+        wait_or_not_fired(f"{self.effect} on link {self.part}", lambda: proxy.affected, timeout_s=60)
         return f"{connections} connections, {proxy.affected} {self.effect} so far"
 
     def affect(self, proxy: Proxy) -> int:
@@ -50,7 +44,7 @@ class Link(Fault):
         raise NotImplementedError
 
     def heal(self, testbed: Testbed) -> None:
-        testbed.links[self.link].heal()
+        testbed.links[self.part].heal()
 
 
 class Cut(Link):

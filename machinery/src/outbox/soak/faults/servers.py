@@ -8,20 +8,11 @@ from functools import partial
 
 import psutil
 
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import Fault, FaultOfPart, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 
 
-class _OfServer(Fault):
-    def __init__(self, part: str) -> None:
-        self.part = part
-        self.parts = (part,)
-        self.name = f"{part}-{self.what}"
-
-    what: str
-
-
-class Killed(_OfServer):
+class Killed(FaultOfPart):
     """SIGKILL: all its processes at once."""
 
     what = "killed"
@@ -40,7 +31,7 @@ class Killed(_OfServer):
         testbed.may_hang |= self.part == "kafka"
 
 
-class Frozen(_OfServer):
+class Frozen(FaultOfPart):
     """SIGSTOP: it keeps connections and answers nothing; Connect for longer than its session timeout."""
 
     what = "frozen"

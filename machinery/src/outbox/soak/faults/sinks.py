@@ -16,6 +16,7 @@ from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink.spark import local_checkpoint
 from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.faults import commands
 from outbox.soak.testbed import Testbed
 from outbox.stack.command import Command
 from outbox.walkthrough.crash import Window
@@ -203,18 +204,8 @@ class Rewound(_OfProcess):
         sink = chance.choice(testbed.names_of(process))
         testbed.check(f"before {self.name}")
         process.kill()
-        said = ""
-
-        def rewound() -> bool:
-            nonlocal said
-            done = testbed.run("rewind", sink, "--to-earliest", "--yes")
-            said = f"{done.code}: {done.end}"
-            return done.status == 0
-
-        try:  # the database may need a moment to see that the killed driver is gone
-            wait_for("the sink to be rewound", rewound, timeout_s=90, poll_s=1)
-        except TimeoutError as error:
-            raise NotFired(f"{sink}: {said}") from error
+        # The database may need a moment to see that the killed driver is gone.
+        commands.run(testbed, "rewind", sink, "--to-earliest", "--yes", temporary=("sink-has-driver",))
         return f"{sink} reads everything again"
 
 
