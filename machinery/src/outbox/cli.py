@@ -6,8 +6,8 @@ Exit status: 0 = fine, 1 = a finding or a failure in one line on stderr, 2 = wro
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 import sys
 from contextlib import suppress
 from importlib import metadata
@@ -81,9 +81,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name].target.partition(":")
         try:
-            command = getattr(importlib.import_module(module), attribute)
+            command = pkgutil.resolve_name(COMMANDS[cmd_name].target)
         except ModuleNotFoundError as error:
             raise Failure(
                 f"`outbox {cmd_name}` needs the package of the module {error.name}",
@@ -96,9 +95,8 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         for group in GROUPS:
             rows = [(name, entry.summary) for name, entry in COMMANDS.items() if entry.group == group]
-            if rows:
-                with formatter.section(group):
-                    formatter.write_dl(rows)
+            with formatter.section(group):
+                formatter.write_dl(rows)
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:

@@ -18,7 +18,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
 from outbox.events.catalog import load
 from outbox.migrations import declared
-from outbox.migrations.migrate import is_current, migrate, migrate_outbox, owner_engine
+from outbox.migrations.migrate import is_current, migrate, owner_engine
 from outbox.stack.postgres import Postgres
 from outbox.testing import command
 from outbox.testing.failures import raises
@@ -172,7 +172,7 @@ def test_only_declared_removes_the_others(bare: Settings, declare: Declare) -> N
     declare(*NEW)
     migrate(bare)
     declare(*OLD)
-    assert migrate_outbox(bare, only_declared=True).events == declared.Change(
+    assert migrate(bare, only_outbox=True, only_declared=True).events == declared.Change(
         [], ["bin.line.added.v1", "crate.sent.v2"]
     )
     assert takes(bare, "crate", "sent", 1)

@@ -47,7 +47,7 @@ def empty(databases: Settings, postgres: Postgres) -> Settings:
 def owner_of(settings: Settings, database: Database) -> Iterator[Connection]:
     """A connection as the owner of a database; nothing is committed."""
     engine = create_engine(
-        "postgresql+psycopg2://", creator=lambda: connect(settings, migrate.OWNERS[database]), poolclass=NullPool
+        "postgresql+psycopg2://", creator=lambda: connect(settings, migrate.ROLES[database].OWNER), poolclass=NullPool
     )
     with engine.connect() as connection:
         yield connection

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +13,6 @@ def exports(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
     def get(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, _, defined = places[name].partition(":")
-        return getattr(importlib.import_module(module), defined)
+        return pkgutil.resolve_name(places[name])
 
     return get

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from outbox.base.settings import load
-from outbox.migrations import migrate
+from outbox.migrations.migrate import migrate
 
 
 @click.command("migrate")
@@ -27,9 +27,7 @@ def migrate_command(only: str | None, only_declared: bool) -> None:
 
     A second run changes nothing.
     """
-    settings = load()
-    run = migrate.migrate_outbox if only else migrate.migrate
-    done = run(settings, only_declared=only_declared)
+    done = migrate(load(), only_outbox=only is not None, only_declared=only_declared)
     for database, applied in done.applied.items():
         _show(only or database, {"applied": applied})
     _show("events", {"added": done.events.added, "removed": done.events.removed})

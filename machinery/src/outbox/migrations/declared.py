@@ -13,12 +13,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from psycopg2.errors import LockNotAvailable
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import OperationalError
 
 from outbox.base import project
 from outbox.base.errors import Failure
@@ -31,7 +31,6 @@ TURN = "SELECT pg_advisory_xact_lock(hashtext('outbox migrate'))"  # two runs at
 LOCK_TIMEOUT_S = 1
 ATTEMPTS = 5
 PAUSE_S = 0.5
-LOCK_NOT_AVAILABLE = "55P03"
 
 DEFINITION = """
 SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = to_regclass('outbox') AND conname = :name
@@ -106,8 +105,12 @@ def guard(engine: Engine, catalog: Catalog, *, only_declared: bool = False) -> C
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(PAUSE_S)
-        with _unless_locked(), engine.begin() as connection:
-            return _guard(connection, declared(catalog), only_declared)
+        try:
+            with engine.begin() as connection:
+                return _guard(connection, declared(catalog), only_declared)
+        except OperationalError as error:
+            if not isinstance(error.orig, LockNotAvailable):
+                raise
     with engine.connect() as connection:
         holders = ", ".join(connection.execute(text(HOLDERS)).scalars()) or "which has ended by now"
     raise Failure(
@@ -132,15 +135,6 @@ def has_declared(connection: Connection) -> bool:
     """Whether the database takes every event that the project declares."""
     chosen = project.current()
     return declared(load(chosen.events, chosen.topic_prefix)) <= (allowed(connection) or set())
-
-
-@contextmanager
-def _unless_locked() -> Iterator[None]:
-    try:
-        yield
-    except DBAPIError as error:
-        if getattr(error.orig, "pgcode", None) != LOCK_NOT_AVAILABLE:
-            raise
 
 
 def _literal(events: Iterable[EventVersion]) -> str:

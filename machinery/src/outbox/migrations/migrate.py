@@ -30,16 +30,14 @@ from sqlalchemy.pool import NullPool
 from outbox.base import project
 from outbox.base.database import connect
 from outbox.base.errors import Failure
-from outbox.base.settings import Role, Settings, SinkRole, SourceRole
+from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events import catalog
-from outbox.events.catalog import Catalog
 from outbox.migrations import declared
 
 VERSION_TABLE = "outbox_version"
 HERE = Path(__file__).resolve().parent
 
 Database = Literal["source", "sink"]
-OWNERS: dict[Database, Role] = {"source": SourceRole.OWNER, "sink": SinkRole.OWNER}
 ROLES: dict[Database, type[SourceRole] | type[SinkRole]] = {"source": SourceRole, "sink": SinkRole}
 
 
@@ -52,34 +50,29 @@ class Migrated(NamedTuple):
     """The events that the outbox takes now and did not take before, and the other way round."""
 
 
-def migrate(settings: Settings, *, only_declared: bool = False) -> Migrated:
+def migrate(settings: Settings, *, only_outbox: bool = False, only_declared: bool = False) -> Migrated:
     """Upgrade both databases to their heads, and let the outbox take the declared events.
 
     Each database is upgraded in one transaction: wholly or not at all. Two at once wait for each other. With
-    ``only_declared`` the outbox takes no other events (`outbox.migrations.declared`). Raises Failure if a declaration
-    cannot be used; else Failure naming the database that cannot be reached or whose migration failed.
+    ``only_outbox``, for a service with migrations of its own, it makes the outbox, its publication and its grants in
+    the service's database, and needs no other. With ``only_declared`` the outbox takes no other events
+    (`outbox.migrations.declared`). Raises Failure if a declaration cannot be used; else Failure naming the database
+    that cannot be reached or whose migration failed.
     """
     wanted = catalog.of(settings)
-    source = _upgrade(settings, "source")
-    events = _guard(settings, wanted, only_declared)
-    return Migrated({"source": source, "sink": _upgrade(settings, "sink")}, events)
-
-
-def migrate_outbox(settings: Settings, *, only_declared: bool = False) -> Migrated:
-    """Upgrade the outbox alone, for a service with migrations of its own.
-
-    Makes the outbox, its publication and its grants in the service's database, and needs no other. Raises as
-    ``migrate`` does.
-    """
-    wanted = catalog.of(settings)
-    source = _upgrade(settings, "source", "machinery@head")
-    return Migrated({"source": source}, _guard(settings, wanted, only_declared))
+    applied: dict[Database, list[str]] = {}
+    applied["source"] = _upgrade(settings, "source", "machinery@head" if only_outbox else "heads")
+    with _database_errors(settings, "source"):
+        events = declared.guard(owner_engine(settings, "source"), wanted, only_declared=only_declared)
+    if not only_outbox:
+        applied["sink"] = _upgrade(settings, "sink", "heads")
+    return Migrated(applied, events)
 
 
 def owner_engine(settings: Settings, database: Database) -> Engine:
     """An engine that connects as the owner of a database, anew each time."""
     return create_engine(
-        "postgresql+psycopg2://", creator=lambda: connect(settings, OWNERS[database]), poolclass=NullPool
+        "postgresql+psycopg2://", creator=lambda: connect(settings, ROLES[database].OWNER), poolclass=NullPool
     )
 
 
@@ -127,7 +120,7 @@ def execute(sql: str) -> None:
     op.execute(sql)
 
 
-def _upgrade(settings: Settings, database: Database, target: str = "heads") -> list[str]:
+def _upgrade(settings: Settings, database: Database, target: str) -> list[str]:
     applied: list[str] = []
     wanted = config(database)
     with _database_errors(settings, database), owner_engine(settings, database).begin() as connection:
@@ -137,11 +130,6 @@ def _upgrade(settings: Settings, database: Database, target: str = "heads") -> l
         wanted.attributes["on_version_apply"] = lambda step, **_: applied.extend(step.up_revision_ids)
         alembic.command.upgrade(wanted, target)
     return applied
-
-
-def _guard(settings: Settings, wanted: Catalog, only_declared: bool) -> declared.Change:
-    with _database_errors(settings, "source"):
-        return declared.guard(owner_engine(settings, "source"), wanted, only_declared=only_declared)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
-import requests
 
 from outbox.base.settings import DOTENV, Settings, variable
 from outbox.sink import metrics
@@ -44,7 +43,7 @@ class SinkCommand(Command):
         return given if self._settings.sink_metrics_port else {**given, PORT: str(ports.choose(0)[0])}
 
     def is_ready(self) -> bool:
-        return _answers(f"{self.url()}{metrics.HEALTH}")
+        return ports.answers(f"{self.url()}{metrics.HEALTH}")
 
     def url(self) -> str:
         """Where its metrics and its health are. Raises Failure if it has ended."""
@@ -61,7 +60,7 @@ class ServiceCommand(Command):
 
     def is_ready(self) -> bool:
         listens = any(ports.listens(one, self._settings.service_port) for one in self.processes())
-        return listens and _answers(f"{self.url()}/readyz")
+        return listens and ports.answers(f"{self.url()}/readyz")
 
     def url(self) -> str:
         """Where it listens once it is ready."""
@@ -76,10 +75,3 @@ def service(settings: Settings) -> ServiceCommand:
 def sink(settings: Settings, *names: str) -> Command:
     """Sinks in one process, ready when each of them runs."""
     return SinkCommand("-".join(["sink", *names]), settings, ["sink", *names])
-
-
-def _answers(url: str) -> bool:
-    try:
-        return requests.get(url, timeout=2).ok
-    except requests.RequestException:
-        return False

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import requests
-
 from outbox.base.settings import Settings
 from outbox.jvm.jars import resolve
 from outbox.stack import config, ports
@@ -34,7 +32,6 @@ class Connect(Jvm):
     def env(self) -> Mapping[str, str]:
         settings = self._settings
         return {
-            **super().env(),
             "OUTBOX_KAFKA_BOOTSTRAP": settings.kafka_bootstrap,
             "OUTBOX_CONNECT_LISTENER": settings.connect_url,
             "OUTBOX_CONNECT_EXACTLY_ONCE": "enabled" if settings.exactly_once else "disabled",
@@ -54,7 +51,4 @@ class Connect(Jvm):
 
     def is_ready(self) -> bool:
         # The root answers before the worker has joined its group; the list of connectors does not.
-        try:
-            return requests.get(f"{self._settings.connect_url}/connectors", timeout=2).ok
-        except requests.RequestException:
-            return False
+        return ports.answers(f"{self._settings.connect_url}/connectors")

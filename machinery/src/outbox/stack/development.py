@@ -24,7 +24,6 @@ from outbox.base.settings import Settings
 from outbox.migrations.migrate import migrate
 from outbox.relay import lifecycle
 from outbox.stack.command import Command, ServiceCommand, service, sink
-from outbox.stack.growing import GrowingFile
 from outbox.stack.process import Process
 from outbox.stack.stack import PARTS, Stack
 
@@ -32,6 +31,28 @@ SERVICE, SINKS, SCHEMA = "service", "sinks", "schema"
 AGAIN = "it starts again when one of its files changes"
 WATCHED = {".py", ".sql", ".json", ".toml", ".csv", ".properties"}
 Show = Callable[[str, str], None]  # a part's name, and a line of it
+
+
+class GrowingFile:
+    """The lines that a log, which another process writes, gets from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def lines(self) -> list[str]:
+        """The complete lines since the last call. A file that was truncated is read from its beginning."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            if file.seek(0, 2) < self._offset:
+                self._offset = 0
+            file.seek(self._offset)
+            complete = file.read().rpartition(b"\n")[0]
+        if not complete:
+            return []
+        self._offset += len(complete) + 1
+        return complete.decode(errors="replace").split("\n")
 
 
 class Development:

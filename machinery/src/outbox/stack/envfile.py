@@ -16,27 +16,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from outbox.base.errors import Failure
-from outbox.base.settings import (
-    SinkRole,
-    SourceRole,
-    database_passwords,
-    load,
-    password_setting,
-    require_known,
-    variable,
-)
+from outbox.base.settings import database_passwords, load, require_known, variable
 
 # Shells and python-dotenv read such a value as it is, without quotes.
 PLAIN = re.compile(r"[\w.,:@%+/=^-]+", re.ASCII)
 OWNERS = ("source_db_owner_password", "sink_db_owner_password")
 AUDITORS = ("source_db_auditor_password", "sink_db_auditor_password")
-ROLES = (*map(password_setting, (*SourceRole, *SinkRole)),)
+SUPERUSER = "stack_postgres_password"  # initdb sets it; with a later one nobody could log in
+ROLES = [name for name in database_passwords() if name != SUPERUSER]
 NAMES = ("source_db_name", "source_db_role_prefix", "sink_db_name", "sink_db_role_prefix")
-SUPERUSER = variable("stack_postgres_password")  # initdb sets it; with a later one nobody could log in
 # By service of docker-compose, the settings that its container gets in a file. No other has these passwords.
 SHARES: Mapping[str, Sequence[str]] = {
-    "postgres": ["stack_postgres_password"],
-    "roles": ["stack_postgres_password", *NAMES, *ROLES],
+    "postgres": [SUPERUSER],
+    "roles": [SUPERUSER, *NAMES, *ROLES],
     "connect": ["source_db_cdc_password"],
     "migrate": OWNERS,
     "apply": ["source_db_cdc_password", "source_db_auditor_password"],
@@ -51,11 +43,6 @@ SHARES: Mapping[str, Sequence[str]] = {
 def read(file: Path) -> dict[str, str]:
     """The variables of the file by name; none if there is no file."""
     return dict(line.split("=", 1) for line in file.read_text().splitlines()) if file.exists() else {}
-
-
-def add(file: Path, values: Mapping[str, str]) -> None:
-    """Add the variables that the file lacks; what it says already, stays. Mode 600."""
-    write(file, {**values, **read(file)})
 
 
 def write(file: Path, values: Mapping[str, str]) -> None:
@@ -93,7 +80,7 @@ def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
     require_known(os.environ)
     every = folder / "all" / "stack.env"
     generated = generate()
-    given = {name: value for name in generated if name != SUPERUSER and (value := os.environ.get(name))}
+    given = {name: value for name in generated if name != variable(SUPERUSER) and (value := os.environ.get(name))}
     for name, value in given.items():
         if not PLAIN.fullmatch(value):
             raise Failure(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from outbox.jvm import archive
@@ -43,6 +43,3 @@ class Jvm(Process):
             "-cp",
             class_path("kafka"),
         ]
-
-    def env(self) -> Mapping[str, str]:
-        return {}

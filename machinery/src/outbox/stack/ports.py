@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from random import SystemRandom
 
 import psutil
+import requests
 
 from outbox.base.errors import Failure
 from outbox.base.wait import WaitTimeoutError, wait_for
@@ -100,3 +101,11 @@ def is_open(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((LOOPBACK, port)) == 0
+
+
+def answers(url: str) -> bool:
+    """Whether a GET there gets an answer without an error."""
+    try:
+        return requests.get(url, timeout=2).ok
+    except requests.RequestException:
+        return False

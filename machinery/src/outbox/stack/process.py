@@ -154,9 +154,7 @@ class Process:
         """The last lines of its log."""
         if not self.log_file.exists():
             return "(no log)"
-        with self.log_file.open("rb") as log:
-            log.seek(max(0, self.log_file.stat().st_size - 64 * 1024))
-            return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+        return "\n".join(self.log_since(max(0, self.log_size() - 64 * 1024)).splitlines()[-lines:])
 
     def log_size(self) -> int:
         """How many bytes its log has, of all its starts."""

@@ -66,7 +66,8 @@ class Stack:
         """
         with self._locked(), self._ports() as chosen:
             # Ports and passwords are chosen once: existing values in stack.env stay.
-            envfile.add(self._given.stack_env_file, {**chosen, **envfile.generate()})
+            file = self._given.stack_env_file
+            envfile.write(file, {**chosen, **envfile.generate(), **envfile.read(file)})
             if workers is not None or self.settings.stack_spark_workers:
                 self._resize(self.settings.stack_spark_workers if workers is None else workers, report)
             requested = set(only) or set(self.parts)

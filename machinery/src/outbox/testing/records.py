@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events import catalog
-from outbox.events.schema import Rejection
 from outbox.sink import discovery
-from outbox.sink.batch import Batch, DeadRecord
-from outbox.sink.decoder import DecodedEvent, RecordDecoder
-from outbox.sink.records import Record
+from outbox.sink.batch import Batch
+from outbox.sink.decoder import RecordDecoder
+from outbox.sink.records import Record, Records
 from outbox.sink.writer import Counts, SinkWriter
 from outbox.testing.queries import query
 
@@ -56,27 +54,27 @@ def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) ->
             _apply(writer, chosen.decoders[topic], topic, [one for one in records if one["topic"] == topic])
             for topic in topics
         ]
-    return _sum(counts)
+    return Counts(*map(sum, zip(Counts(), *counts, strict=True)))
 
 
 def _apply(writer: SinkWriter, decoder: RecordDecoder, topic: str, records: Sequence[dict[str, Any]]) -> Counts:
     start = writer.positions(topic, TOPIC_ID).get(0, 0)
-    events, dead = list[tuple[DecodedEvent, int, int]](), list[DeadRecord]()
-    skipped = Counter[str]()
-    for offset, record in enumerate(map(_as_kafka_has_it, records), start):
-        found = decoder.record(record)
-        if isinstance(found, DecodedEvent):
-            events.append((found, 0, offset))
-        elif isinstance(found, Rejection):
-            dead.append(DeadRecord(0, offset, record, decoder.event_id(record), found))
-        else:
-            skipped[found.name] += 1
+    places = [(0, offset) for offset, _ in enumerate(records, start)]
+    found = decoder.decode(at_places(list(map(_as_kafka_has_it, records)), places))
     end = start + len(records)
-    return writer.apply(Batch(topic, TOPIC_ID, {0: start}, {0: end}, decoder.rows(events), dead, skipped=skipped))
+    return writer.apply(Batch(topic, TOPIC_ID, {0: start}, {0: end}, found.rows, found.dead, skipped=found.skipped))
 
 
-def _sum(counts: Iterable[Counts]) -> Counts:
-    return Counts(*map(sum, zip(Counts(), *counts, strict=True)))
+def at_places(records: Sequence[Record], places: Sequence[tuple[int, int]]) -> Records:
+    """Records as they are read from these places (partition, offset) of their topic."""
+    return Records(
+        keys=[record.key for record in records],
+        headers=[record.headers for record in records],
+        values=[record.value for record in records],
+        recorded_ms=[record.recorded_ms for record in records],
+        partitions=[partition for partition, _ in places],
+        offsets=[offset for _, offset in places],
+    )
 
 
 def _as_kafka_has_it(record: dict[str, Any]) -> Record:

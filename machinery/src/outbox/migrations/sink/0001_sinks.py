@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from outbox.base.errors import Failure
 from outbox.migrations.migrate import execute
 
 revision = "sink_machinery_0001"
 down_revision = None
 branch_labels = ("machinery",)
-depends_on = None
 
 SINKS = """
 -- One row per sink. A driver adds one to the epoch when it starts; a driver that finds another epoch is superseded.
@@ -263,11 +261,3 @@ GRANT DELETE ON dead_letters, landed_events, event_log, processed_changes TO {pr
 def upgrade() -> None:
     for statements in (SINKS, STRATEGIES, RETENTION, GRANTS):
         execute(statements)
-
-
-def downgrade() -> None:
-    raise Failure(
-        "a migration does not drop the deduplication horizon: a repeated older event would be applied twice",
-        "restore a backup, or write a migration that goes forward",
-        code="migration-irreversible",
-    )

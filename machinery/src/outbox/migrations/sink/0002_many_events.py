@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from outbox.base.errors import Failure
 from outbox.migrations.migrate import execute
 
 revision = "sink_machinery_0002"
 down_revision = "sink_machinery_0001"
-branch_labels = None
-depends_on = None
 
 UP = """
 -- Keys of different topics are different keys. Until now a sink had one topic.
@@ -49,11 +46,3 @@ GRANT SELECT (has_event) ON dead_letters TO {pruner};
 
 def upgrade() -> None:
     execute(UP)
-
-
-def downgrade() -> None:
-    raise Failure(
-        "a migration does not drop what says which events a sink has skipped",
-        "restore a backup, or write a migration that goes forward",
-        code="migration-irreversible",
-    )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from outbox.base.errors import Failure
 from outbox.migrations.migrate import execute
 
 revision = "sink_machinery_0003"
 down_revision = "sink_machinery_0002"
-branch_labels = None
-depends_on = None
 
 UP = """
 -- Strategy `versions`: the versions of each key that a sink knows, as ranges. A history without gaps is one range. The
@@ -28,11 +25,3 @@ GRANT SELECT, INSERT, UPDATE ON applied_versions TO {writer};
 
 def upgrade() -> None:
     execute(UP)
-
-
-def downgrade() -> None:
-    raise Failure(
-        "a migration does not drop what says which versions were applied: a repeated event would be applied twice",
-        "restore a backup, or write a migration that goes forward",
-        code="migration-irreversible",
-    )

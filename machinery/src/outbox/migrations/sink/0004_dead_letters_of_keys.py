@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from alembic import op
-
 from outbox.migrations.migrate import execute
 
 revision = "sink_machinery_0004"
 down_revision = "sink_machinery_0003"
-branch_labels = None
-depends_on = None
 
 UP = """
 -- By a hash, because a foreign record may have a key that is too long for an index. The status is in the expression and
@@ -20,7 +16,3 @@ CREATE INDEX dead_letters_of_key ON dead_letters ((CASE WHEN status = 'open' THE
 
 def upgrade() -> None:
     execute(UP)
-
-
-def downgrade() -> None:
-    op.execute("DROP INDEX dead_letters_of_key")

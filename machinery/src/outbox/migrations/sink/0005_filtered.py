@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from alembic import op
-
 from outbox.migrations.migrate import execute
 
 revision = "sink_machinery_0005"
 down_revision = "sink_machinery_0004"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     execute("ALTER TABLE sinks ADD COLUMN filtered bigint NOT NULL DEFAULT 0; -- events that its transform left out")
-
-
-def downgrade() -> None:
-    op.execute("ALTER TABLE sinks DROP COLUMN filtered")

@@ -7,15 +7,13 @@ from outbox.migrations.migrate import execute
 
 revision = "sink_machinery_0006"
 down_revision = "sink_machinery_0005"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     execute("DROP TABLE event_log")
 
 
-def downgrade() -> None:
+def downgrade() -> None:  # the earlier ones have none, because it ends here
     raise Failure(
         "a migration does not bring back the offsets that the strategy `offset-log` has logged",
         "restore a backup, or write a migration that goes forward",

@@ -9,7 +9,6 @@ from outbox.migrations.migrate import execute
 revision = "source_http_0001"
 down_revision = None
 branch_labels = ("http",)
-depends_on = None
 
 UP = """
 -- The answer is kept as it was sent: text, not jsonb.

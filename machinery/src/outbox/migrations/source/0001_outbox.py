@@ -8,7 +8,6 @@ from outbox.migrations.migrate import execute
 revision = "source_machinery_0001"
 down_revision = None
 branch_labels = ("machinery",)
-depends_on = None
 
 UP = """
 -- A row is one event for Debezium's EventRouter; its columns are the ones that connect/outbox.json names.

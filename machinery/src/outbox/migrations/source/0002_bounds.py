@@ -8,8 +8,6 @@ from outbox.migrations.migrate import execute
 
 revision = "source_machinery_0002"
 down_revision = "source_machinery_0001"
-branch_labels = None
-depends_on = None
 
 UP = """
 -- The relay copies these into the key and the headers of a record. One that does not fit would stop the relay for

@@ -15,13 +15,13 @@ from outbox.events.schema import Rejection
 from outbox.kafka.topics import Topic
 from outbox.sink.applier import Applier
 from outbox.sink.batch import Batch, DeadRecord
-from outbox.sink.records import Records
 from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.writer import SinkWriter
 from outbox.testing.contract.database import NOW, Database
 from outbox.testing.contract.events import Sent
+from outbox.testing.records import at_places
 
 TOPIC_ID = "contract"
 SET_ASIDE = "set aside by the contract test"
@@ -106,7 +106,8 @@ class Delivery:
         start = {partition: min(*of, stored.get(partition, 0)) for partition, of in offsets.items()}
         end = {partition: max(of) + 1 for partition, of in offsets.items()}
         readable = [one for one in placed if one.sent.event_id not in set_aside]
-        decoded = self.spec.decoders[topic].decode(_records(readable))
+        places = [(one.partition, one.offset) for one in readable]
+        decoded = self.spec.decoders[topic].decode(at_places([one.sent.record for one in readable], places))
         dead = [*decoded.dead, *(_dead(one) for one in placed if one.sent.event_id in set_aside)]
         batch = Batch(topic, TOPIC_ID, start, end, decoded.rows, dead, skipped=decoded.skipped)
         if self._transform is not None:
@@ -150,18 +151,6 @@ def after(events: Sequence[Placed]) -> dict[str, int]:
     for one in events:
         found[one.sent.topic] = max(found.get(one.sent.topic, 0), one.offset + 1)
     return found
-
-
-def _records(placed: Sequence[Placed]) -> Records:
-    records = [one.sent.record for one in placed]
-    return Records(
-        keys=[record.key for record in records],
-        headers=[record.headers for record in records],
-        values=[record.value for record in records],
-        recorded_ms=[record.recorded_ms for record in records],
-        partitions=[one.partition for one in placed],
-        offsets=[one.offset for one in placed],
-    )
 
 
 def _dead(one: Placed) -> DeadRecord:
