@@ -116,11 +116,15 @@ def chain(engine: Engine, settings: Settings, shared: Path) -> Containers:
     return one
 
 
-def statuses(chain: Containers) -> list[tuple[str, str]]:
-    """Main processes and children of the sinks, each with its status."""
-    mains = chain.sinks._mains()
-    family = chain.sinks._family()
-    return sorted(("main" if one in mains else "child", one.status()) for one in family)
+def wait_until(chain: Containers, *, mains: str, children: str) -> None:
+    """Wait until the sinks' processes have these statuses: one that is on a processor takes a signal a moment later."""
+
+    def statuses() -> set[tuple[bool, str]]:
+        found = chain.sinks._mains()
+        return {(one in found, one.status()) for one in chain.sinks._family()}
+
+    wanted = {(True, mains), (False, children)}
+    wait_for(f"main processes {mains} and children {children}", lambda: statuses() == wanted, timeout_s=30)
 
 
 def test_it_finds_its_processes_and_no_others(chain: Containers) -> None:
@@ -152,14 +156,14 @@ def test_a_restart_is_gentle(chain: Containers, tmp_path: Path) -> None:
 
 def test_spark_is_frozen_and_the_drivers_go_on(chain: Containers) -> None:
     chain.sinks.pause_spark()
-    assert statuses(chain) == [*[("child", psutil.STATUS_STOPPED)] * 2, *[("main", psutil.STATUS_SLEEPING)] * 2]
+    wait_until(chain, mains=psutil.STATUS_SLEEPING, children=psutil.STATUS_STOPPED)
     chain.sinks.resume()
-    assert {status for _, status in statuses(chain)} == {psutil.STATUS_SLEEPING}
+    wait_until(chain, mains=psutil.STATUS_SLEEPING, children=psutil.STATUS_SLEEPING)
 
 
 def test_a_frozen_part_can_be_ended_gently(chain: Containers, tmp_path: Path) -> None:
     chain.sinks.pause()
-    assert {status for _, status in statuses(chain)} == {psutil.STATUS_STOPPED}
+    wait_until(chain, mains=psutil.STATUS_STOPPED, children=psutil.STATUS_STOPPED)
     chain.sinks.restart()
     assert (tmp_path / "ended-gently").exists()
 
