@@ -15,6 +15,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import connectors
+from outbox.sink import fence
 from outbox.stack.command import SinkCommand
 from outbox.stack.postgres import Postgres
 from tests.support import faulty_sink
@@ -65,6 +66,12 @@ def hang_up_all(database: Database) -> None:
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
         "AND datname = current_database()"
     )
+
+
+def driver(settings: Settings) -> fence.Holder | None:
+    """The connection that drives the sink."""
+    with closing(connect(settings, SinkRole.AUDITOR)) as connection, connection.cursor() as cursor:
+        return fence.driver(cursor, "dedup")
 
 
 def test_a_lock_that_is_not_free_in_time_fails_a_sink_until_it_is(
@@ -127,6 +134,23 @@ def test_a_sink_that_has_lost_its_connection_goes_on_with_another_one(
         wait_applied(sink, naive, 20)
         wait_state(sink, "naive", "running")
     assert naive.totals() == sums(some)
+
+
+def test_an_idle_sink_that_has_lost_its_connection_takes_its_fence_again(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    publisher.send(publisher.events(10))
+    with running_warm(topic, "dedup") as sink:
+        wait_applied(sink, database, 10)
+        wait_state(sink, "dedup", "running")
+        before = driver(topic)
+        hang_up_all(database)
+        wait_for(
+            "another connection to drive the sink", lambda: driver(topic) not in (None, before), timeout_s=TIMEOUT_S
+        )
+        wait_state(sink, "dedup", "running")
+        publisher.send(publisher.events(10))
+        wait_applied(sink, database, 20)
 
 
 def test_a_sink_that_has_lost_its_fence_leaves_it_to_the_new_driver(

@@ -417,9 +417,9 @@ def _driver(settings: Settings, name: str, lag: int) -> Diagnosis:
     if name.endswith(rebuild.SUFFIX):
         remedy = f"`outbox rebuild {name.removesuffix(rebuild.SUFFIX)} --from topic`, or --drop-copy"
         return _problem("rebuild-unfinished", f"{name} is a copy that was never swapped in", remedy)
-    message = f"sink {name} is not running; it is {lag} offsets behind"
-    remedy = f"`outbox sink {name}`; if its process runs and is idle, it connects again at its next event"
-    return _problem("sink-not-running", message, remedy)
+    return _problem(
+        "sink-not-running", f"sink {name} is not running; it is {lag} offsets behind", f"`outbox sink {name}`"
+    )
 
 
 def _retention(settings: Settings) -> Iterator[Diagnosis]:

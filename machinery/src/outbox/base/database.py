@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -65,6 +66,15 @@ def hang_up(connection: connection) -> None:
     if not connection.closed:
         with suppress(OSError), closing(socket.socket(fileno=os.dup(connection.fileno()))) as one:
             one.shutdown(socket.SHUT_RDWR)
+
+
+def is_cut_off(connection: connection) -> bool:
+    """Whether the server has ended a connection, or its host does not answer keepalives. Sends nothing."""
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLRDHUP)  # errors are reported unasked
+    return bool(poll.poll(0))
 
 
 def column_names(connection: connection, relation: str) -> set[str]:

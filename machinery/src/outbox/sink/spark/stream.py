@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from outbox.base import log
-from outbox.base.database import hang_up
+from outbox.base.database import hang_up, is_cut_off
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import timeout_scale, wait_for
@@ -149,6 +149,15 @@ class Stream:
             if (now := ids.get(topic, before)) != before and self._failure is None:
                 unread = f"it had from {self._reached.get(topic, {})} on"
                 self._failure = positions.recreated(self._spec.name, topic, before, now, unread)
+
+    def require_connection(self) -> None:
+        """A sink that applies nothing at the moment fails if its connection has ended, and its fence with it."""
+        if self._failure is None and not self._applying.locked() and is_cut_off(self._connection):
+            self._failure = Failure(
+                f"sink {self._spec.name}: lost its database connection",
+                "it connects again",
+                code="database-connection-lost",
+            )
 
     def begin_no_batch(self) -> None:
         """Let no other batch be applied. One that is being applied goes on."""

@@ -211,6 +211,8 @@ class Supervisor:
         # In this order: a query that ends in between is seen active, and looked at again.
         self._is_active = self._stream.is_active()
         self._stream.require_topics(topic_ids)
+        if self._is_active:
+            self._stream.require_connection()
         if self._failure is None and self._stream.has_failed():
             self._failure = self._stream.failure
         if self._failure is None:
