@@ -287,6 +287,9 @@ class GivenToStop:
     def release(self) -> None:
         self._lock.release()
 
+    def locked(self) -> bool:
+        return self._lock.locked()
+
     def __enter__(self) -> None:
         self._lock.acquire()
 
