@@ -66,33 +66,31 @@ class Domain(Workload, Protocol):
         """The change that has written an event."""
 
 
-# What a domain may also have: each function names the attribute, and says what a domain without it means.
+# Optional attributes of a domain. Each function returns one of them, or its default.
 
 
 def clustered_of(domain: Domain) -> Sequence[str]:
-    """The sinks of one more process. Its driver is there, and its tasks run on a Spark cluster of this host, whose
-    executors can be killed.
-    """
+    """The sinks that run in another process, by default none. Their tasks run on a Spark cluster of this host."""
     return getattr(domain, "clustered", ())
 
 
 def contradictions_of(domain: Domain) -> Callable[[History, Mapping[str, TopicEvent]], Iterable[str]] | None:
-    """What an answer to a read says that the events, by id, contradict; None of a domain that does not judge reads."""
+    """Finds the reads that contradict the events, by id. None if the domain does not judge reads."""
     return getattr(domain, "contradictions", None)
 
 
 def refusals_of(domain: Domain) -> Mapping[str, Refusal]:
-    """How to make sinks refuse valid events for a while: by sink that recognises every repeat."""
+    """By sink, how to make it refuse valid events for a while. Only for sinks that recognise every repeat."""
     return getattr(domain, "refusals", {})
 
 
 def copies_of(domain: Domain) -> Mapping[str, TableCopy]:
-    """How to compare what sinks have of captured tables: by each sink that reads one."""
+    """By sink of a captured table, how to compare the sink's rows with the table."""
     return getattr(domain, "copies", {})
 
 
 def forge_of(domain: Domain) -> Callable[[random.Random], ForeignEvent] | None:
-    """Makes a valid event which the service would never write, with another key each time.
+    """Makes a valid event that the service would never write, with another key each time. None if nothing can.
 
     It is the first of its key, with version 1 if events have versions.
     """
@@ -100,7 +98,7 @@ def forge_of(domain: Domain) -> Callable[[random.Random], ForeignEvent] | None:
 
 
 def older_of(domain: Domain) -> OlderRelease | None:
-    """What an older release of the project lacks, from which a new version of an event can be rolled out."""
+    """What an older release of the project lacks; the soak rolls out a new version of an event from that release."""
     return getattr(domain, "older", None)
 
 

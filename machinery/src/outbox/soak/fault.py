@@ -68,7 +68,7 @@ class Fault(ABC):
 
 
 class FaultOfPart(Fault):
-    """A fault that may break any of some parts, and is named after the one that it breaks."""
+    """A fault of one of several parts. Its name begins with the part."""
 
     what: str
 

@@ -34,7 +34,7 @@ Show = Callable[[str, str], None]  # a part's name, and a line of it
 
 
 class GrowingFile:
-    """The lines that a log, which another process writes, gets from now on."""
+    """The lines that another process appends to a log from now on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

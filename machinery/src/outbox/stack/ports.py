@@ -104,7 +104,7 @@ def is_open(port: int) -> bool:
 
 
 def answers(url: str) -> bool:
-    """Whether a GET there gets an answer without an error."""
+    """Whether a GET of this URL succeeds."""
     try:
         return requests.get(url, timeout=2).ok
     except requests.RequestException:

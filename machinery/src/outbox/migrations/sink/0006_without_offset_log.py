@@ -13,7 +13,7 @@ def upgrade() -> None:
     execute("DROP TABLE event_log")
 
 
-def downgrade() -> None:  # the earlier ones have none, because it ends here
+def downgrade() -> None:  # a downgrade stops here, so earlier migrations have none
     raise Failure(
         "a migration does not bring back the offsets that the strategy `offset-log` has logged",
         "restore a backup, or write a migration that goes forward",

@@ -1,10 +1,10 @@
 """What an operator does about dead letters: replay them, or discard them. Both work beside the running sink.
 
-Letters are dealt with in chunks, each one transaction that takes the sink's lock first, as the driver's own apply does.
-One transaction applies a letter's event and changes the letter's status. So no letter is applied twice, even if a
-process is killed at any moment, or the command is run again. A target outside of the database applies between two
-transactions, under the same lock, and recognises an event that it has. Positions and epoch belong to the driver, and a
-replay does not change them.
+Letters are handled in chunks. Each chunk is one transaction, which takes the sink's lock first, as the driver does. The
+transaction applies the events and updates the status of their letters. So each letter is applied once, even if the
+process is killed at any moment or the command is repeated. A target outside the database applies the events between two
+transactions, under the same lock, and recognises the events that it already has. A replay does not change positions or
+epoch, because they belong to the driver.
 """
 
 from __future__ import annotations
