@@ -24,6 +24,9 @@ LOCK_TIMEOUT_S = 60
 SESSION = {
     **FEW_ROWS,
     "spark.sql.adaptive.enabled": "false",  # it plans again after each stage, which takes longer than few rows do
+    "spark.sql.shuffle.partitions": "1",
+    # Few rows come from one task. Of many rows each task of the shuffle has enough to do, and writes files of its own.
+    "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
     # A batch without anything new is committed too, as it says how far the table is.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
     # How much a task holds of the file that it writes; and its size is looked at from the first row on, not after 100.
@@ -31,12 +34,7 @@ SESSION = {
     "parquet.block.size.row.check.min": "1",
     "parquet.page.size.row.check.min": "1",
 }
-# For a MERGE of files: every task of the shuffle has enough to do, and writes files of its own.
-MANY_ROWS = {
-    "spark.sql.codegen.wholeStage": "true",
-    "spark.sql.adaptive.enabled": "true",
-    "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
-}
+MANY_ROWS = {"spark.sql.codegen.wholeStage": "true", "spark.sql.adaptive.enabled": "true"}  # for a MERGE of files
 COMMIT_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
@@ -122,7 +120,7 @@ class Table:
                 incoming = self._spark.read.schema(schema).parquet(*rows.uris)
             else:
                 bounds = _bounds(rows["event_id"].to_pylist())
-                incoming = self._spark.createDataFrame(rows)
+                incoming = self._spark.createDataFrame(rows).coalesce(1)
             if without:
                 resolved = self._spark.createDataFrame(pa.table({"event_id": [*without]}))
                 incoming = incoming.join(resolved, "event_id", "left_anti")
@@ -151,12 +149,7 @@ class Table:
         self._is_small = is_small
         many = {**MANY_ROWS, "spark.sql.shuffle.partitions": str(self._spark.sparkContext.defaultParallelism)}
         for name, value in many.items():
-            if not is_small:
-                self._spark.conf.set(name, value)
-            elif name in SESSION:
-                self._spark.conf.set(name, SESSION[name])
-            else:
-                self._spark.conf.unset(name)
+            self._spark.conf.set(name, SESSION[name] if is_small else value)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
