@@ -48,7 +48,6 @@ class Quick(Fault):
 
     name = "quick"
     parts = ("service",)
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: testbed.Testbed, chance: random.Random) -> str:
         del testbed, chance

@@ -46,7 +46,6 @@ class Operator(Fault):
     """A command, run to its end. It has happened once it has succeeded, or failed with a code that is expected here."""
 
     parts: tuple[str, ...] = ()
-    lasts_s = (0.0, 0.0)
     expected: Collection[str] = ()
     temporary: Collection[str] = ()
     """Codes of refusals that end by themselves: the command is run again."""
@@ -131,7 +130,6 @@ class Rebuild(Fault):
 
     parts = ("sinks",)  # the process of the sink ends when it sees the rebuild
     needs = ("postgres", "kafka")
-    lasts_s = (0.0, 0.0)
     expected = ("topic-incomplete",)  # from a topic that retention has shortened
 
     def __init__(self, source: str) -> None:

@@ -26,7 +26,6 @@ class OfCluster(Fault):
 
     parts: tuple[str, ...] = ("cluster",)
     needs: tuple[str, ...] = ("sinks", "postgres", "kafka", "connect", "sinks-kafka", "sinks-postgres")
-    lasts_s = (0.0, 0.0)
 
     def is_possible(self, testbed: Testbed) -> bool:
         return testbed.clustered is not None

@@ -16,7 +16,7 @@ from outbox.base.database import connect
 from outbox.base.settings import SinkRole
 from outbox.sink import fence, positions
 from outbox.sink.lakehouse import table
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import A_WHILE_S, Fault, NotFired, wait_or_not_fired
 from outbox.soak.faults.executors import MERGE, OfCluster, caught
 from outbox.soak.spark_tasks import SparkTasks
 from outbox.soak.testbed import ClusteredSinks, Testbed
@@ -30,7 +30,7 @@ class _DriverKilled(OfCluster):
 
     parts: tuple[str, ...] = ("sinks", "cluster")
     needs = ("postgres", "kafka", "connect", "sinks-kafka", "sinks-postgres")
-    lasts_s = (2.0, 10.0)
+    lasts_s = A_WHILE_S
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance

@@ -72,7 +72,6 @@ class Hostile(Fault):
 
     parts = ()
     needs: tuple[str, ...] = ("kafka",)
-    lasts_s = (0.0, 0.0)
     has_id_of_event = False  # then its letter stays open: to discard it would give up the event
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from outbox.base.errors import Failure
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.relay.connectors import Connector
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import A_WHILE_S, Fault, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 from outbox.stack import ports
 from outbox.stack.connect import Connect
@@ -41,7 +41,6 @@ class ReplicationTerminated(Fault):
     name = "replication-terminated"
     parts = ("connector",)
     needs = ("connect", "postgres")
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         pids: dict[str, list[int]] = {one.name: [] for one in testbed.connectors}
@@ -72,7 +71,6 @@ class _Restarting(Fault):
 
     parts = ("connector",)
     needs = ("connect", "postgres", "kafka", "debezium-postgres", "connect-kafka")
-    lasts_s: tuple[float, float] = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         connector = chance.choice(testbed.connectors)
@@ -114,7 +112,7 @@ class ConnectorReconfigured(_Restarting):
     """A connector gets another configuration, and then its own again: two other tasks."""
 
     name = "connector-reconfigured"
-    lasts_s = (2.0, 10.0)
+    lasts_s = A_WHILE_S
 
     def ask(self, testbed: Testbed, connector: Connector, chance: random.Random) -> requests.Response:
         url = self._url(testbed, connector)

@@ -38,7 +38,6 @@ class Shortened(Fault):
     name = "topic-shortened"
     parts = ()
     needs = ("sinks", "postgres", "kafka", "sinks-kafka", "sinks-postgres")  # none may read again what is dropped
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         every = [*_event_topics(testbed), *_captured(testbed)]

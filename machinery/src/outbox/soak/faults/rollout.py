@@ -36,7 +36,6 @@ class Rollout(Fault):
 
     parts = ("service", "sinks")
     needs = ("postgres", "kafka", "cluster")
-    lasts_s = (0.0, 0.0)
 
     def __init__(self, first: str) -> None:
         self.name = f"rollout-{first}-first"

@@ -14,7 +14,7 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import SourceRole
 from outbox.base.wait import wait_for
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import A_WHILE_S, Fault, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 
 STORED = "SELECT key FROM idempotency_keys WHERE %s IS NULL OR expires_at > %s"
@@ -34,7 +34,6 @@ class KilledInRequest(Fault):
     name = "service-killed-in-request"
     parts = ("service",)
     needs = ("postgres",)
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
@@ -62,7 +61,6 @@ class KilledAfterCommit(Fault):
     name = "service-killed-after-commit"
     parts = ("service", "client-service")
     needs = ("postgres", "service-postgres")
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance
@@ -93,6 +91,7 @@ class IdsOfThePast(Fault):
     name = "ids-of-the-past"
     parts = ("outbox-ids",)
     needs = ("postgres",)
+    lasts_s = A_WHILE_S
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         del chance

@@ -15,7 +15,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink.spark import local_checkpoint
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import A_WHILE_S, Fault, NotFired, wait_or_not_fired
 from outbox.soak.faults import commands
 from outbox.soak.testbed import Testbed
 from outbox.stack.command import Command
@@ -49,6 +49,7 @@ class Killed(_OfProcess):
     """SIGKILL at any moment: the driver, and the executors that are in its JVM."""
 
     name = "sinks-killed"
+    lasts_s = A_WHILE_S
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         process = self.choose(testbed, chance)
@@ -63,6 +64,7 @@ class SparkKilled(_OfProcess):
     """SIGKILL to the driver's JVM. The Python process must notice, and end."""
 
     name = "sinks-spark-killed"
+    lasts_s = A_WHILE_S
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         process = self.choose(testbed, chance)
@@ -88,7 +90,6 @@ class KilledBetweenCommits(_OfProcess):
 
     name = "sinks-killed-between-commits"
     needs = ("postgres", "kafka", "connect", "sinks-kafka", "sinks-postgres")
-    lasts_s = (0.0, 0.0)
 
     def candidates(self, testbed: Testbed) -> Sequence[SinkProcess]:
         """Not the sinks with a Delta table: they need Spark for the commit, and it is frozen."""
@@ -125,7 +126,6 @@ class _Damaged(_OfProcess):
     """A checkpoint that is damaged while its sink is down. It has happened once the sink has committed again."""
 
     needs = ("postgres", "kafka", "sinks-kafka", "sinks-postgres")
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         process = self.choose(testbed, chance)
@@ -159,7 +159,6 @@ class CommitLost(_OfProcess):
 
     name = "commit-deleted"
     needs = ("postgres", "kafka", "sinks-kafka", "sinks-postgres")
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         process = self.choose(testbed, chance)
@@ -197,7 +196,6 @@ class Rewound(_OfProcess):
 
     name = "sink-rewound"
     needs = ("postgres", "kafka")
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         process = self.choose(testbed, chance)
@@ -215,7 +213,6 @@ class SecondDriver(_OfProcess):
     name = "second-driver"
     parts = ()  # the first driver must not notice
     needs = ("sinks", "postgres", "kafka")
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         sink = chance.choice(testbed.names_of(self.choose(testbed, chance)))
