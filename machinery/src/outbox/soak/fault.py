@@ -68,6 +68,9 @@ class Fault(ABC):
         """Undo it, and return once the part works again. Also called if `fire` has failed."""
 
 
+Make = Callable[[], Fault]  # one for each injection
+
+
 class FaultOfPart(Fault):
     """A fault of one of several parts. Its name begins with the part."""
 

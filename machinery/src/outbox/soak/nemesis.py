@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from outbox.base.wait import nothing
-from outbox.soak.fault import Fault, NoChance
-from outbox.soak.faults import Make
+from outbox.soak.fault import Fault, Make, NoChance
 from outbox.soak.injection import Injection, Planned
 from outbox.soak.testbed import Testbed
 

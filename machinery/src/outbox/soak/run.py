@@ -18,7 +18,7 @@ from outbox.soak.checked import Checked
 from outbox.soak.clients import Clients
 from outbox.soak.death import Death
 from outbox.soak.domain import Domain, clustered_of, forge_of, older_of, refusals_of
-from outbox.soak.faults import Make
+from outbox.soak.fault import Make
 from outbox.soak.folder import Folder, Plan
 from outbox.soak.history import Recorder
 from outbox.soak.injection import Injection

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, suppress
 
 from outbox.base.database import connect
@@ -21,7 +21,7 @@ from outbox.sink.spec import SinkSpec
 from outbox.soak import foreign
 from outbox.soak.checked import of_report
 from outbox.soak.checkers.checks import is_foreign
-from outbox.soak.fault import Fault, NoChance, NotFired, wait_or_not_fired
+from outbox.soak.fault import Fault, Make, NoChance, NotFired, wait_or_not_fired
 from outbox.soak.operator import Done
 from outbox.soak.testbed import SLOT_AHEAD, Testbed
 
@@ -265,7 +265,7 @@ def _chunks(values: Sequence[str], size: int = 100) -> Iterator[Sequence[str]]:
     return (values[start : start + size] for start in range(0, len(values), size))
 
 
-FAULTS: Sequence[Callable[[], Fault]] = (
+FAULTS: list[Make] = [
     lambda: Prune("prune", "prune", "--keep-hours", "0"),
     lambda: Check("check-incremental", "check", "--incremental", "--json"),
     lambda: ConnectApply("connect-apply", "connect", "apply"),
@@ -273,4 +273,4 @@ FAULTS: Sequence[Callable[[], Fault]] = (
     lambda: Rebuild("source"),
     Refused,
     lambda: Replay("replay-letters", "dead-letters", "replay", "--all"),
-)
+]

@@ -6,7 +6,6 @@ import random
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -15,7 +14,7 @@ import psycopg2
 
 from outbox.soak import namespace
 from outbox.soak.disk import KIB, Disk
-from outbox.soak.fault import Fault, FaultOfPart, NotFired, wait_or_not_fired
+from outbox.soak.fault import FaultOfPart, Make, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 from outbox.stack.process import Process
 
@@ -135,6 +134,4 @@ def limit_files(process: Process, limit: str) -> int:
     return len(found)
 
 
-FAULTS: list[Callable[[], Fault]] = [
-    partial(kind, part) for part in ("postgres", "kafka") for kind in (DiskFailing, DiskFull)
-]
+FAULTS: list[Make] = [partial(kind, part) for part in ("postgres", "kafka") for kind in (DiskFailing, DiskFull)]

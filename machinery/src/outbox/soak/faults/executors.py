@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.faults.sinks import wait_committed
 from outbox.soak.spark_tasks import LOST, Executor, SparkTasks, Task, executors
 from outbox.soak.testbed import ClusteredSinks, Testbed
@@ -130,4 +129,4 @@ def caught(testbed: Testbed, tasks: SparkTasks, work: str) -> tuple[Task, Execut
     return wait_or_not_fired(f"a task {work} to be caught", one, timeout_s=CATCH_TIMEOUT_S, poll_s=0.01)
 
 
-FAULTS: list[Callable[[], Fault]] = [ExecutorKilled, ExecutorKilledInMerge, WorkerKilled, WorkerKilledInMerge]
+FAULTS: list[Make] = [ExecutorKilled, ExecutorKilledInMerge, WorkerKilled, WorkerKilledInMerge]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from functools import partial
 
-from outbox.soak.fault import Fault, FaultOfPart, wait_or_not_fired
+from outbox.soak.fault import FaultOfPart, Make, wait_or_not_fired
 from outbox.soak.proxy import Proxy
 from outbox.soak.testbed import LINKS, Testbed
 
@@ -77,4 +76,4 @@ class HalfOpen(Link):
         return proxy.freeze()
 
 
-FAULTS: list[Callable[[], Fault]] = [partial(kind, link) for link in LINKS for kind in (Cut, Slow, HalfOpen)]
+FAULTS: list[Make] = [partial(kind, link) for link in LINKS for kind in (Cut, Slow, HalfOpen)]

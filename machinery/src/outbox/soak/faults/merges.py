@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from outbox.base.database import connect
 from outbox.base.settings import SinkRole
 from outbox.sink import fence, positions
 from outbox.sink.lakehouse import table
-from outbox.soak.fault import A_WHILE_S, Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import A_WHILE_S, Make, NotFired, wait_or_not_fired
 from outbox.soak.faults.executors import MERGE, OfCluster, caught
 from outbox.soak.spark_tasks import SparkTasks
 from outbox.soak.testbed import ClusteredSinks, Testbed
@@ -119,4 +118,4 @@ def _ahead_of_dead(testbed: Testbed, sink: str) -> int:
         return _ahead(testbed, sink)
 
 
-FAULTS: list[Callable[[], Fault]] = [KilledInMerge, KilledBehindMerge]
+FAULTS: list[Make] = [KilledInMerge, KilledBehindMerge]

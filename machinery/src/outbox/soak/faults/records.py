@@ -10,7 +10,7 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
 from outbox.sink.spec import SinkSpec
 from outbox.soak import foreign
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.faults import commands
 from outbox.soak.foreign import ForeignEvent, ForeignRecord
 from outbox.soak.testbed import Testbed
@@ -358,4 +358,4 @@ def uuid_v7(chance: random.Random, time_ms: int) -> str:
     return str(uuid.UUID(int=number & ~(0x3 << 62) | 0x2 << 62))
 
 
-FAULTS: list[Callable[[], Fault]] = [Foreign, Malformed, Huge, Decades, SameId]
+FAULTS: list[Make] = [Foreign, Malformed, Huge, Decades, SameId]

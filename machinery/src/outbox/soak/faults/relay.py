@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import requests
@@ -13,7 +13,7 @@ from outbox.base.errors import Failure
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.relay.connectors import Connector
-from outbox.soak.fault import A_WHILE_S, Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import A_WHILE_S, Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 from outbox.stack import ports
 from outbox.stack.connect import Connect
@@ -262,10 +262,4 @@ def wait_running(testbed: Testbed) -> None:
         wait_for(f"the task of {connector.name} to run", running, timeout_s=RUNNING_TIMEOUT_S, poll_s=0.5)
 
 
-FAULTS: list[Callable[[], Fault]] = [
-    ReplicationTerminated,
-    ConnectorRestarted,
-    ConnectorReconfigured,
-    Zombie,
-    Rebalanced,
-]
+FAULTS: list[Make] = [ReplicationTerminated, ConnectorRestarted, ConnectorReconfigured, Zombie, Rebalanced]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from outbox.kafka import topics
 from outbox.kafka.clients import Admin
 from outbox.kafka.records import Within
 from outbox.soak import captures, observe
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.faults import commands
 from outbox.soak.faults.sinks import wait_committed
 from outbox.soak.seen import RowChange, TopicEvent
@@ -126,4 +126,4 @@ def _applied(testbed: Testbed, topic: str) -> dict[int, int]:
     return found
 
 
-FAULTS: Sequence[Callable[[], Fault]] = (Shortened,)
+FAULTS: list[Make] = [Shortened]

@@ -21,7 +21,7 @@ from outbox.kafka import records, topics
 from outbox.sink.decoder import UNKNOWN_VERSION
 from outbox.sink.spec import SinkSpec
 from outbox.soak import releases
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.faults import commands
 from outbox.soak.faults.records import Place, has_passed
 from outbox.soak.releases import OlderRelease
@@ -195,4 +195,4 @@ def _asking(testbed: Testbed, older: OlderRelease) -> list[SinkSpec]:
     return [one for one in testbed.readers(topic) if older.event in one.decoders[topic].asked_for]
 
 
-FAULTS: Sequence[Callable[[], Fault]] = (partial(Rollout, "sinks"), partial(Rollout, "service"))
+FAULTS: list[Make] = [partial(Rollout, "sinks"), partial(Rollout, "service")]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from functools import partial
 
 import psutil
 
-from outbox.soak.fault import Fault, FaultOfPart, NotFired, wait_or_not_fired
+from outbox.soak.fault import FaultOfPart, Make, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 
 
@@ -62,6 +61,4 @@ class Frozen(FaultOfPart):
         process.start()
 
 
-FAULTS: list[Callable[[], Fault]] = [
-    partial(kind, part) for part in ("postgres", "kafka", "connect") for kind in (Killed, Frozen)
-]
+FAULTS: list[Make] = [partial(kind, part) for part in ("postgres", "kafka", "connect") for kind in (Killed, Frozen)]

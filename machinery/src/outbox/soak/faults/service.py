@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable
 from contextlib import closing, suppress
 
 import psutil
@@ -14,7 +13,7 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import SourceRole
 from outbox.base.wait import wait_for
-from outbox.soak.fault import A_WHILE_S, Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import A_WHILE_S, Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 
 STORED = "SELECT key FROM idempotency_keys WHERE %s IS NULL OR expires_at > %s"
@@ -136,4 +135,4 @@ def kill_workers(testbed: Testbed) -> list[int]:
     return [worker.pid for worker in workers]
 
 
-FAULTS: list[Callable[[], Fault]] = [KilledInRequest, KilledAfterCommit, IdsOfThePast]
+FAULTS: list[Make] = [KilledInRequest, KilledAfterCommit, IdsOfThePast]

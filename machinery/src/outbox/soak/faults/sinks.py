@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink.spark import local_checkpoint
-from outbox.soak.fault import A_WHILE_S, Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import A_WHILE_S, Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.faults import commands
 from outbox.soak.testbed import Testbed
 from outbox.stack.command import Command
@@ -268,7 +268,7 @@ def _folder(testbed: Testbed, sink: str) -> Path:
     return folder
 
 
-FAULTS: list[Callable[[], Fault]] = [
+FAULTS: list[Make] = [
     Killed,
     SparkKilled,
     KilledBetweenCommits,
