@@ -41,19 +41,15 @@ class Shortened(Fault):
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         every = [*_event_topics(testbed), *_captured(testbed)]
-        found: list[tuple[_Topic, dict[int, int]]] = []
 
-        def has_room() -> bool:
+        def with_room() -> tuple[_Topic, dict[int, int]] | None:
             commands.run(testbed, "prune", "--keep-hours", "0", temporary=commands.Prune.temporary)
             for topic in chance.sample(every, len(every)):
-                ends = self._ends(testbed, topic, chance)
-                if ends:
-                    found[:] = [(topic, ends)]
-                    return True
-            return False
+                if ends := self._ends(testbed, topic, chance):
+                    return topic, ends
+            return None
 
-        wait_or_not_fired("records that nobody needs", has_room, timeout_s=ROOM_TIMEOUT_S, poll_s=5)
-        [(topic, ends)] = found
+        topic, ends = wait_or_not_fired("records that nobody needs", with_room, timeout_s=ROOM_TIMEOUT_S, poll_s=5)
         dropped = self._drop(testbed, topic, ends)
         for sink in testbed.readers(topic.name):
             wait_committed(testbed, sink.name, time.time())
