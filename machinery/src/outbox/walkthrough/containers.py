@@ -126,7 +126,6 @@ class Service:
     """The service, in a container of its own that the walkthrough does not break."""
 
     def __init__(self, url: str) -> None:
-        self.name = "serve"
         self._url = url
 
     def start(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
 
 from outbox.base.database import connect
@@ -37,6 +37,7 @@ UNAVAILABLE = {
 }
 AGAIN_S = 1.0
 AGAIN_TIMEOUT_S = 300.0
+DISCARDED_AT_ONCE = 100
 OPEN = "SELECT count(*) FROM dead_letters WHERE sink = %s AND reason = %s AND status = 'open'"
 FROM_FAULTS = {"malformed-records", "sink-parked"}  # what `outbox check` may find while other faults last
 FROM_REPEATS = {"sink-drift"}  # and of sinks that do not recognise every repeat
@@ -256,13 +257,10 @@ def run(
 
 def discard(testbed: Testbed, identities: Sequence[str]) -> None:
     """Give up the dead letters of these identities, which no valid event has."""
-    for some in _chunks(identities):
+    for start in range(0, len(identities), DISCARDED_AT_ONCE):
+        some = identities[start : start + DISCARDED_AT_ONCE]
         options = [word for identity in some for word in ("--identity", identity)]
         run(testbed, "dead-letters", "discard", *options, "--because", "a hostile record of the soak")
-
-
-def _chunks(values: Sequence[str], size: int = 100) -> Iterator[Sequence[str]]:
-    return (values[start : start + size] for start in range(0, len(values), size))
 
 
 FAULTS: list[Make] = [
