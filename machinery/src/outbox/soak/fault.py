@@ -43,9 +43,8 @@ class Fault(ABC):
     invalid: int = 0
     """How many records that are no valid events it has sent, or may have sent."""
 
-    def is_possible(self, testbed: Testbed) -> bool:
+    def is_possible(self, _: Testbed) -> bool:
         """Whether it can happen on this chain at all. One that cannot is never drawn."""
-        del testbed
         return True
 
     def prepare(self, testbed: Testbed) -> None:  # noqa: B027 - few faults need it

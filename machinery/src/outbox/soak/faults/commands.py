@@ -60,8 +60,7 @@ class Operator(Fault):
         """The command."""
         return f"`outbox {' '.join(self.words)}`, beside everything."
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         done = run(testbed, *self.words, expected=self.expected, temporary=self.temporary)
         self.finish(testbed, done)
         said = "it succeeded" if "--json" in self.words else done.end
@@ -103,8 +102,7 @@ class ConnectApply(Operator):
         """The command."""
         return f"`outbox {' '.join(self.words)}` of each connector, beside everything."
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         return "; ".join(self._apply(testbed, connector) for connector in testbed.connectors)
 
     def _apply(self, testbed: Testbed, connector: Connector) -> str:

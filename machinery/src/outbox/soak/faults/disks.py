@@ -68,8 +68,7 @@ class DiskFull(_OfDisk):
     def is_possible(self, testbed: Testbed) -> bool:
         return self.part in testbed.disks
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         disk, process = testbed.disks[self.part], testbed.stack.part(self.part)
         size = process.log_size()
 
@@ -94,12 +93,10 @@ class DiskFailing(_OfDisk):
     # full, reserved room can still be written to, such as the segments of Postgres's write-ahead log.
     what = "disk-failing"
 
-    def is_possible(self, testbed: Testbed) -> bool:
-        del testbed
+    def is_possible(self, _: Testbed) -> bool:
         return shutil.which("prlimit") is not None  # only Linux limits the files of a process that runs
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         process = testbed.stack.part(self.part)
         size = process.log_size()
         count = limit_files(process, f"{size + ROOM_BYTES}:unlimited")

@@ -47,8 +47,7 @@ class _TaskLost(OfCluster):
 
     work = ""  # within the description of the task's job
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         process = self.running(testbed)
         driver = process.pid()
         task, killed, killed_s = self._lose(testbed, process)

@@ -19,8 +19,7 @@ class Link(FaultOfPart):
     effect: str
     """What the proxy counts."""
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         proxy = testbed.links[self.part]
         before = proxy.bytes
 

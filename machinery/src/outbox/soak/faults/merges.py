@@ -31,8 +31,7 @@ class _DriverKilled(OfCluster):
     needs = ("postgres", "kafka", "connect", "sinks-kafka", "sinks-postgres")
     lasts_s = A_WHILE_S
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         process = self.running(testbed)
         self.victims = (process.name,)
         return self.kill(testbed, process, testbed.names_of(process)[0])

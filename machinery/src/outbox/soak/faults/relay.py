@@ -102,8 +102,7 @@ class ConnectorRestarted(_Restarting):
 
     name = "connector-restarted"
 
-    def ask(self, testbed: Testbed, connector: Connector, chance: random.Random) -> requests.Response:
-        del chance
+    def ask(self, testbed: Testbed, connector: Connector, _: random.Random) -> requests.Response:
         url = f"{testbed.settings.connect_url}/connectors/{connector.name}/restart?includeTasks=true&onlyFailed=false"
         return requests.post(url, timeout=30)
 
@@ -219,9 +218,8 @@ class Rebalanced(_TwoWorkers):
 
     name = "connect-rebalanced"
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
-        _, url = self.start_second(testbed)
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
+        url = self.start_second(testbed)[1]
         testbed.worker.stop()
         taken = [self.wait_for_task(connector, url) for connector in testbed.connectors]
         testbed.worker.start()

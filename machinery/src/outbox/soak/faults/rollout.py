@@ -51,8 +51,7 @@ class Rollout(Fault):
     def is_possible(self, testbed: Testbed) -> bool:
         return testbed.older is not None and bool(_asking(testbed, testbed.older))
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         if testbed.older is None:
             raise NotFired("the domain has no older release")
         one = _Rollout(testbed, testbed.older)

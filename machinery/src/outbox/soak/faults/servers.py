@@ -16,8 +16,7 @@ class Killed(FaultOfPart):
 
     what = "killed"
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         process = testbed.stack.part(self.part)
         pid = process.pid()
         process.kill()
@@ -40,8 +39,7 @@ class Frozen(FaultOfPart):
         if part == "connect":
             self.lasts_s = (12.0, 20.0)
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         process = testbed.stack.part(self.part)
 
         def stopped() -> int:

@@ -34,8 +34,7 @@ class KilledInRequest(Fault):
     parts = ("service",)
     needs = ("postgres",)
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         settings = testbed.settings
         with closing(connect(settings, SourceRole.OWNER)) as holder, holder.cursor() as cursor:
             cursor.execute("LOCK TABLE outbox IN SHARE MODE")  # each insert waits: its transaction has written the rest
@@ -61,8 +60,7 @@ class KilledAfterCommit(Fault):
     parts = ("service", "client-service")
     needs = ("postgres", "service-postgres")
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         proxy = testbed.links["client-service"]
         proxy.hold_answers()
         [(before,)] = testbed.query("SELECT max(expires_at) FROM idempotency_keys")
@@ -92,8 +90,7 @@ class IdsOfThePast(Fault):
     needs = ("postgres",)
     lasts_s = A_WHILE_S
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         before = self._past(testbed)  # of an earlier time
         self._make_ids(testbed, "uuidv7(interval '-1 hour')")
 

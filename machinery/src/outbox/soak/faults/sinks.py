@@ -132,12 +132,12 @@ class _Damaged(_OfProcess):
         sink = chance.choice(testbed.names_of(process))
         wait_committed(testbed, sink)
         process.kill()
-        done = self.damage(sink, checkpoint(testbed, sink), chance)
+        done = self.damage(checkpoint(testbed, sink), chance)
         damaged_s = time.time()
         process.spawn()
         return f"{sink}: {done}; then {wait_committed(testbed, sink, damaged_s)} was committed"
 
-    def damage(self, sink: str, folder: Path, chance: random.Random) -> str:
+    def damage(self, folder: Path, chance: random.Random) -> str:
         """Damage the checkpoint, and return the evidence."""
         raise NotImplementedError
 
@@ -147,8 +147,7 @@ class CheckpointDeleted(_Damaged):
 
     name = "checkpoint-deleted"
 
-    def damage(self, sink: str, folder: Path, chance: random.Random) -> str:
-        del sink, chance
+    def damage(self, folder: Path, _: random.Random) -> str:
         last = last_entry(folder / "commits").name
         shutil.rmtree(folder)
         return f"{folder.name} was deleted, with commits up to {last}"
@@ -181,8 +180,7 @@ class Truncated(_Damaged):
 
     name = "checkpoint-truncated"
 
-    def damage(self, sink: str, folder: Path, chance: random.Random) -> str:
-        del sink
+    def damage(self, folder: Path, chance: random.Random) -> str:
         log = chance.choice(["commits", "offsets"])
         entry = last_entry(folder / log)
         content = entry.read_bytes()
