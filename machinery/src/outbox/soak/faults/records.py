@@ -312,12 +312,7 @@ def newest(testbed: Testbed, event: str) -> EventSchema:
 
 def forged(testbed: Testbed, event: ForeignEvent, event_id: str, partition: int = ANY_PARTITION) -> Record:
     """The record of a foreign event, as the relay would write it."""
-    schema = newest(testbed, event.event)
-    headers = {
-        "id": event_id.encode(),
-        "eventType": schema.type.encode(),
-        "schemaVersion": str(schema.version).encode(),
-    }
+    headers = headers_of(newest(testbed, event.event), event_id)
     return Record(event.key.encode(), headers, json.dumps(event.payload).encode(), partition, event)
 
 
@@ -325,12 +320,12 @@ def example(testbed: Testbed, topic: str, chance: random.Random) -> tuple[Header
     """The headers of a valid event of a topic, and its payload: an example of its schema."""
     aggregates = catalog.of(testbed.settings).topics[topic]
     chosen = chance.choice([schema for aggregate in aggregates for schema in aggregate.schemas])
-    headers = {
-        "id": uuid_v7(chance, 1_790_000_000_000).encode(),
-        "eventType": chosen.type.encode(),
-        "schemaVersion": str(chosen.version).encode(),
-    }
-    return headers, dict(chosen.examples[0])
+    return headers_of(chosen, uuid_v7(chance, 1_790_000_000_000)), dict(chosen.examples[0])
+
+
+def headers_of(schema: EventSchema, event_id: str) -> Headers:
+    """The headers of an event, as the relay would write them."""
+    return {"id": event_id.encode(), "eventType": schema.type.encode(), "schemaVersion": str(schema.version).encode()}
 
 
 def captured_topics(testbed: Testbed) -> set[str]:
