@@ -8,7 +8,8 @@ import pytest
 
 from outbox.base.settings import load
 from outbox.soak import testbed
-from outbox.soak.faults import Make, executors, merges
+from outbox.soak.fault import Make
+from outbox.soak.faults import executors, merges
 
 
 @pytest.mark.parametrize("make", [*executors.FAULTS, *merges.FAULTS], ids=lambda make: make.name)

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from outbox.base.settings import load
-from outbox.soak import nemesis, progress, testbed
+from outbox.soak import nemesis, run, testbed
 from outbox.soak.checkers.faults import not_happened
 from outbox.soak.fault import Fault, NoChance, NotFired, wait_or_not_fired
 from outbox.soak.faults import every
 from outbox.soak.history import Attempt, Recorder
 from outbox.soak.nemesis import Nemesis
-from outbox.soak.progress import Progress
 from outbox.testing import chosen_seed
 
 
@@ -48,7 +47,6 @@ class Quick(Fault):
 
     name = "quick"
     parts = ("service",)
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: testbed.Testbed, chance: random.Random) -> str:
         del testbed, chance
@@ -241,17 +239,19 @@ def test_lasting_fault_at_the_end_of_a_run_is_not_unhealable(unstarted: testbed.
 def test_progress_says_what_was_sent_and_what_is_broken(
     unstarted: testbed.Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "INTERVAL_S", 0.0)
     recorder = Recorder(tmp_path / "history.jsonl")
     for status in (201, 409, None):
         recorder.add(Attempt(0, "order", "POST", "/orders", None, None, 0.0, 1.0, status))
     recorder.close()
-    said: list[str] = []
-    breaker = Nemesis(unstarted, {"quick": Quick}, chosen_seed(), said.append)
+    breaker = Nemesis(unstarted, {"quick": Quick}, chosen_seed(), print)
     breaker.run(duration_s=0.1, pause_s=0.0)
-    said.clear()
-    Progress(recorder, breaker, said.append)()
-    [line] = said
+    line = run.progress(recorder, breaker)
     assert line.startswith("3 requests: 1 ok, 1 failed, 1 unknown")
     assert f"{len(breaker.injections)} faults" in line
     assert "no fault" in line
+    said: list[str] = []
+    run.sparse(said.append)(line)
+    assert said == [], "a minute has not passed"
+    monkeypatch.setattr(run, "REPORTED_EVERY_S", 0.0)
+    run.sparse(said.append)(line)
+    assert said == [line]

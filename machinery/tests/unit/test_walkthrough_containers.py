@@ -16,6 +16,7 @@ import pytest
 from outbox.base.settings import Settings, load
 from outbox.base.wait import wait_for
 from outbox.relay import lifecycle
+from outbox.stack import ports
 from outbox.testing.failures import raises
 from outbox.walkthrough import containers
 from outbox.walkthrough.containers import Containers
@@ -87,7 +88,7 @@ class Engine:
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    monkeypatch.setattr(containers, "_answers", lambda _: True)
+    monkeypatch.setattr(ports, "answers", lambda _: True)
     one = Engine(tmp_path)
     yield one
     one.end()

@@ -26,9 +26,9 @@ class Service:
     def __init__(self, **answers: list[Answer]) -> None:
         self._answers = answers
         self.not_json: set[str] = set()
-        self.received: list[tuple[str, dict[str, str], bytes]] = []
+        self.received: list[tuple[str, dict[str, str], bytes | None]] = []
 
-    def request(self, method: str, url: str, *, data: bytes, headers: dict[str, str], timeout: float) -> Any:
+    def request(self, method: str, url: str, *, data: bytes | None, headers: dict[str, str], timeout: float) -> Any:
         """As `requests.Session.request`."""
         assert timeout > 0
         path = url.rpartition("/")[2]
@@ -105,14 +105,16 @@ def test_a_request_is_sent_as_it_is_planned(monkeypatch: pytest.MonkeyPatch) -> 
         Request("order", "/orders", {"pieces": 1}, (201,), method="PUT"),
         Request("not JSON", "/raw", b"{", (400,), has_key=False),
         Request("no token", "/closed", [], (401,), has_token=False),
+        Request("page", "/page", None, (200,), method="GET", has_key=False),
     )
-    service = Service(orders=[201], raw=[400], closed=[401])
-    traffic(service, Fixed(*planned), monkeypatch).run(3)
+    service = Service(orders=[201], raw=[400], closed=[401], page=[200])
+    traffic(service, Fixed(*planned), monkeypatch).run(4)
     sent = {name: (set(headers), data) for name, headers, data in service.received}
     assert sent == {
         "PUT orders": ({"Content-Type", "Authorization", "Idempotency-Key"}, b'{"pieces": 1}'),
         "POST raw": ({"Content-Type", "Authorization"}, b"{"),
         "POST closed": ({"Content-Type", "Idempotency-Key"}, b"[]"),
+        "GET page": ({"Content-Type", "Authorization"}, None),
     }
     assert {headers.get("Authorization") for _, headers, _ in service.received} == {"Bearer secret", None}
 

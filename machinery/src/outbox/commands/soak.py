@@ -16,7 +16,8 @@ from outbox.base import project, settings
 from outbox.base.errors import Failure
 from outbox.base.wait import timeout_scale
 from outbox.soak import domain, interrupt, namespace, run
-from outbox.soak.faults import Make, every
+from outbox.soak.fault import Make
+from outbox.soak.faults import every
 from outbox.soak.faults.disks import DiskFull
 from outbox.soak.folder import Folder, Plan
 from outbox.soak.verdict import Verdict

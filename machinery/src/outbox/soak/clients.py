@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 import time
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -19,6 +17,7 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.soak.domain import Domain
 from outbox.soak.history import SET_UP, Attempt, Recorder
+from outbox.walkthrough.traffic import Service, json_of, key_of
 from outbox.walkthrough.workload import Listener, Request
 
 CLIENTS = 4
@@ -37,8 +36,7 @@ class Clients:
 
     def __init__(self, settings: Settings, domain: Domain, recorder: Recorder, rate: float, seed: int) -> None:
         """``settings``: with the port at which clients reach the service. ``rate``: requests per second."""
-        self._url = f"http://{settings.service_host}:{settings.service_port}"
-        self._token = settings.service_token.get_secret_value()
+        self._service = Service(settings)
         self._domain, self._recorder = domain, recorder
         self._interval_s = CLIENTS / rate
         self._seed = seed
@@ -52,11 +50,7 @@ class Clients:
     def set_up(self) -> None:
         """Let the domain create its entities. Raises Failure if the service refuses."""
         with requests.Session() as session:
-
-            def send(planned: Sequence[Request]) -> list[Any]:
-                return [self._made(session, request) for request in planned]
-
-            self._domain.set_up(send)
+            self._domain.set_up(lambda planned: [self._made(session, request) for request in planned])
 
     @contextmanager
     def sending(self) -> Iterator[None]:
@@ -93,7 +87,7 @@ class Clients:
                 ) from error
 
     def _made(self, session: requests.Session, request: Request) -> Any:
-        attempt = self._attempt(session, SET_UP, request, _key(request), SET_UP_TIMEOUT_S)
+        attempt = self._attempt(session, SET_UP, request, key_of(request), SET_UP_TIMEOUT_S)
         if attempt.outcome != "ok":
             raise Failure(f"the service answered {attempt.status} to {request.kind}: {attempt.answer}")
         return attempt.answer
@@ -110,7 +104,7 @@ class Clients:
 
     def _send(self, session: requests.Session, client: int, request: Request, chance: random.Random) -> None:
         """Send a request until there is an answer, with the same key; and some of them once more."""
-        key = _key(request)
+        key = key_of(request)
         for _ in range(ATTEMPTS):
             attempt = self._attempt(session, client, request, key, TIMEOUT_S)
             if attempt.outcome != "unknown":
@@ -146,23 +140,11 @@ class Clients:
     def _attempt(
         self, session: requests.Session, client: int, request: Request, key: str | None, timeout_s: float
     ) -> Attempt:
-        headers = {"Content-Type": "application/json"}
-        if request.has_token:
-            headers["Authorization"] = f"Bearer {self._token}"
-        if key is not None:
-            headers["Idempotency-Key"] = key
-        data = request.body if isinstance(request.body, bytes) else json.dumps(request.body).encode()
         sent_s = time.monotonic()
         status = answer = None
         try:
-            response = session.request(
-                request.method,
-                self._url + request.path,
-                data=None if request.method == "GET" else data,
-                headers=headers,
-                timeout=timeout_s,
-            )
-            status, answer = response.status_code, _json(response)
+            response = self._service.send(session, request, key, timeout_s)
+            status, answer = response.status_code, json_of(response)
         except requests.RequestException:
             pass  # nobody knows what came of it
         attempt = Attempt(
@@ -180,14 +162,3 @@ class Clients:
         )
         self._recorder.add(attempt)
         return attempt
-
-
-def _key(request: Request) -> str | None:
-    return str(uuid.uuid4()) if request.has_key else None
-
-
-def _json(response: requests.Response) -> Any:
-    try:
-        return response.json()
-    except ValueError:
-        return None

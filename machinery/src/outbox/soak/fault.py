@@ -14,6 +14,7 @@ from outbox.soak.foreign import ForeignRecord
 from outbox.soak.testbed import Testbed
 
 T = TypeVar("T")
+A_WHILE_S = (2.0, 10.0)
 
 
 class NotFired(Exception):
@@ -35,16 +36,15 @@ class Fault(ABC):
     """The processes of its parts that it may end; without any, all of them may end. Known once it has begun."""
     needs: tuple[str, ...] = ()
     """What else no other fault may break meanwhile, because this one needs it."""
-    lasts_s: tuple[float, float] = (2.0, 10.0)
-    """How long it lasts before it is healed: from, to."""
+    lasts_s: tuple[float, float] = (0.0, 0.0)
+    """How long it lasts before it is healed: from, to. By default it is healed at once."""
     foreign: Sequence[ForeignRecord] = ()
     """The foreign events that it has sent."""
     invalid: int = 0
     """How many records that are no valid events it has sent, or may have sent."""
 
-    def is_possible(self, testbed: Testbed) -> bool:
+    def is_possible(self, _: Testbed) -> bool:
         """Whether it can happen on this chain at all. One that cannot is never drawn."""
-        del testbed
         return True
 
     def prepare(self, testbed: Testbed) -> None:  # noqa: B027 - few faults need it
@@ -67,10 +67,14 @@ class Fault(ABC):
         """Undo it, and return once the part works again. Also called if `fire` has failed."""
 
 
+Make = Callable[[], Fault]  # one for each injection
+
+
 class FaultOfPart(Fault):
     """A fault of one of several parts. Its name begins with the part."""
 
     what: str
+    lasts_s = A_WHILE_S
 
     def __init__(self, part: str) -> None:
         self.part = part

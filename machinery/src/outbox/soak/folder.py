@@ -27,7 +27,7 @@ from outbox.soak.checked import Checked
 from outbox.soak.death import Death
 from outbox.soak.injection import Injection
 from outbox.soak.seen import RowChange, Seen, TopicEvent
-from outbox.soak.verdict import Record, Verdict
+from outbox.soak.verdict import Record
 
 T = TypeVar("T")
 
@@ -105,11 +105,6 @@ class Folder:
             may_repeat=not self.plan.exactly_once,
             timeout_scale=self.plan.timeout_scale,
         )
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict."""
-        return self._read("verdict.json", Verdict)
 
     def _lines(self, name: str, kind: type[T]) -> list[T]:
         decode = msgspec.json.Decoder(kind).decode

@@ -15,18 +15,15 @@ def keys_of_totals(key: str, totals: Totals) -> set[str]:
 
 
 class ForeignEvent(NamedTuple):
-    """A valid event of a key that neither the service nor another foreign event has."""
+    """A valid event of a key that neither the service nor another foreign event has. No event of the service may add to
+    one of its totals.
+    """
 
     event: str  # as the catalog names it, in its newest version: order.placed
     key: str
     payload: Mapping[str, Any]
     totals: Totals = {}  # noqa: RUF012 - a NamedTuple
     """By comparison that does not say what an event adds: the key of a total, and what the event adds to it."""
-
-    @property
-    def keys(self) -> set[str]:
-        """The keys of all totals that it adds to. No event of the service may do so."""
-        return keys_of_totals(self.key, self.totals)
 
 
 @dataclass(frozen=True)
@@ -42,4 +39,4 @@ class ForeignRecord:
 
 def keys(events: Iterable[ForeignEvent]) -> set[str]:
     """The keys of all totals that they add to."""
-    return {key for event in events for key in event.keys}
+    return {key for event in events for key in keys_of_totals(event.key, event.totals)}

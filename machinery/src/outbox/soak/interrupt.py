@@ -22,8 +22,7 @@ def once() -> None:
     """
     heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
-    def interrupt(number: int, frame: object) -> None:
-        del number, frame
+    def interrupt(*_: object) -> None:
         _heard.set()
         for one in heard:
             signal.signal(one, lambda *_: None)  # a process that we start would inherit SIG_IGN, but not this
@@ -41,8 +40,7 @@ def asked_to_end(end: Callable[[], None]) -> Iterator[None]:
     """
     usual = signal.getsignal(signal.SIGINT)
 
-    def first(number: int, frame: object) -> None:
-        del number, frame
+    def first(*_: object) -> None:
         signal.signal(signal.SIGINT, usual)
         end()
 

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from outbox.base.wait import nothing
-from outbox.soak.fault import Fault, NoChance
-from outbox.soak.faults import Make
+from outbox.soak.fault import Fault, Make, NoChance
 from outbox.soak.injection import Injection, Planned
 from outbox.soak.testbed import Testbed
 
@@ -88,7 +87,8 @@ class Nemesis:
             for number, draw in enumerate(draws(self._seed, self._faults, pause_s)):
                 at_most = AT_ONCE - 1 if draw.is_beside else 0
                 running = self._wait_for_room(running, at_most, watch)
-                running = self._pause(running, min(time.monotonic() + draw.pause_s, until_s), watch)
+                self._wait_until(min(time.monotonic() + draw.pause_s, until_s), watch)
+                running = _unfinished(running, 0)
                 if self._is_over(until_s):
                     break
                 watch()  # there may have been neither a wait nor a pause
@@ -112,10 +112,6 @@ class Nemesis:
             watch()
             running = _unfinished(running)
         return running
-
-    def _pause(self, running: set[Future[None]], until_s: float, watch: Watch) -> set[Future[None]]:
-        self._wait_until(until_s, watch)
-        return _unfinished(running, 0)
 
     @contextmanager
     def _ending_if_interrupted(self) -> Iterator[None]:

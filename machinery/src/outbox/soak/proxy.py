@@ -20,11 +20,11 @@ T = TypeVar("T")
 class Proxy:
     """A port that leads to another one. Its state is changed at any time, and holds for connections of before too."""
 
-    def __init__(self, name: str, target_port: int, port: int = 0) -> None:
-        """Listen on a port, or on a free one."""
+    def __init__(self, name: str, target_port: int) -> None:
+        """Listen on a free port."""
         self.name = name
         self.target_port = target_port
-        self.port = port or ports.choose(0)[0]
+        self.port = ports.choose(0)[0]
         self.bytes = 0  # that have passed
         self.affected = 0  # since the link was broken: connections that ended, or chunks that were held or delayed
         self._delay_s = 0.0

@@ -18,16 +18,16 @@ from outbox.soak.checked import Checked
 from outbox.soak.clients import Clients
 from outbox.soak.death import Death
 from outbox.soak.domain import Domain, clustered_of, forge_of, older_of, refusals_of
-from outbox.soak.faults import Make
+from outbox.soak.fault import Make
 from outbox.soak.folder import Folder, Plan
 from outbox.soak.history import Recorder
 from outbox.soak.injection import Injection
 from outbox.soak.keeper import keeping
 from outbox.soak.nemesis import Nemesis
-from outbox.soak.progress import Progress, sparse
 from outbox.soak.testbed import Testbed
 from outbox.soak.verdict import Record, Verdict
 
+REPORTED_EVERY_S = 60.0  # for those who follow a run for hours
 STUCK_S = 300.0  # so long nothing that is in flight arrives: then the run is judged as it is
 ReportLine = Callable[[str], None]
 
@@ -116,11 +116,11 @@ class _Run:
 
     def _break(self, clients: Clients, nemesis: Nemesis) -> None:
         """Let clients and nemesis loose, until every fault is healed and the service answers."""
-        progress = Progress(self._recorder, nemesis, self.say)
+        report = sparse(self.say)
 
         def watch() -> None:
             clients.require_running()
-            progress()
+            report(progress(self._recorder, nemesis))
 
         self.say(f"faults begin, for {self._plan.duration_s:.0f} s; Ctrl-C ends them early")
         try:
@@ -130,11 +130,33 @@ class _Run:
         finally:
             self._injections = nemesis.injections
             self._folder.write("injections.json", self._injections)
-        self.say(f"{progress.text}; waiting until the sinks have applied everything")
+        self.say(f"{progress(self._recorder, nemesis)}; waiting until the sinks have applied everything")
 
     def _write_looks(self, checks: Sequence[Checked]) -> None:
         self._folder.write("checks.json", checks)
         self._folder.write("deaths.json", self._deaths)
+
+
+def progress(recorder: Recorder, nemesis: Nemesis) -> str:
+    """How many requests and faults there were so far, and what is broken now."""
+    outcomes = recorder.outcomes
+    return (
+        f"{outcomes.total()} requests: {outcomes['ok']} ok, {outcomes['failed']} failed, {outcomes['unknown']}"
+        f" unknown; {len(nemesis.injections)} faults are over; now: {', '.join(nemesis.lasting) or 'no fault'}"
+    )
+
+
+def sparse(report: ReportLine) -> ReportLine:
+    """Report at most one line a minute, and drop the others."""
+    next_s = time.monotonic() + REPORTED_EVERY_S
+
+    def one(text: str) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + REPORTED_EVERY_S
+            report(text)
+
+    return one
 
 
 def judge(domain: Domain, folder: Folder) -> Verdict:

@@ -86,11 +86,6 @@ class Foreign:
     event: TopicEvent
     totals: Totals = field(default_factory=dict)
 
-    @property
-    def keys(self) -> set[str]:
-        """The keys of all totals that it adds to."""
-        return keys_of_totals(self.event.key, self.totals)
-
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
@@ -213,7 +208,7 @@ class Seen:
     @cached_property
     def foreign_keys(self) -> set[str]:
         """The keys of all totals that foreign events add to."""
-        return {key for one in self.foreign for key in one.keys}
+        return {key for one in self.foreign for key in keys_of_totals(one.event.key, one.totals)}
 
 
 def _firsts(records: Sequence[R]) -> dict[str, R]:

@@ -252,10 +252,8 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _send(process: psutil.Process, with_signal: signal.Signals) -> None:
-    try:
+    with suppress(psutil.NoSuchProcess):
         process.send_signal(with_signal)
-    except psutil.NoSuchProcess:
-        return
 
 
 def _age(process: psutil.Process) -> tuple[float, int]:

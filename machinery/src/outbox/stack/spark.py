@@ -78,14 +78,7 @@ class SparkDaemon(Process):
         raise NotImplementedError
 
     def argv(self) -> Sequence[str | Path]:
-        common: list[str | Path] = [
-            "--host",
-            ports.LOOPBACK,
-            "--webui-port",
-            "0",
-            "--properties-file",
-            self._properties,
-        ]
+        common = ["--host", ports.LOOPBACK, "--webui-port", "0", "--properties-file", str(self._properties)]
         return [pyspark_folder() / "bin" / "spark-class", self.main_class, *common, *self.arguments()]
 
     def prepare(self) -> None:

@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-import requests
 
 from outbox.base import project
 from outbox.base.errors import Failure
@@ -24,6 +23,7 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.relay import lifecycle
 from outbox.sink import metrics
+from outbox.stack import ports
 from outbox.walkthrough.chain import Chain, Report
 
 WORKER_CLASS = "org.apache.kafka.connect.cli.ConnectDistributed"
@@ -55,7 +55,7 @@ class Container:
 
         def ready_and_alive() -> bool:
             self.require_running()
-            return all(map(_answers, self._urls))
+            return all(map(ports.answers, self._urls))
 
         wait_for(f"{self.name} to be ready", ready_and_alive, timeout_s=START_TIMEOUT_S)
 
@@ -126,11 +126,10 @@ class Service:
     """The service, in a container of its own that the walkthrough does not break."""
 
     def __init__(self, url: str) -> None:
-        self.name = "serve"
         self._url = url
 
     def start(self) -> None:
-        wait_for("serve to be ready", lambda: _answers(self._url), timeout_s=START_TIMEOUT_S)
+        wait_for("serve to be ready", lambda: ports.answers(self._url), timeout_s=START_TIMEOUT_S)
 
     def require_running(self) -> None:
         """Nothing to ask: requests are repeated for a while, and then fail by themselves."""
@@ -253,10 +252,3 @@ def _lives(process: psutil.Process) -> bool:
 def _do(process: psutil.Process, what: Callable[[psutil.Process], None]) -> None:
     with suppress(psutil.NoSuchProcess):
         what(process)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return requests.get(url, timeout=2).ok
-    except requests.RequestException:
-        return False

@@ -283,15 +283,13 @@ class Story:
 
     def _relayed(self) -> Report:
         """Wait until the whole outbox is on the topic."""
-        seen: list[Report] = []
 
-        def relayed() -> bool:
-            seen[:] = [check.check(self.chain.settings)]
-            return seen[0].in_flight == 0
+        def relayed() -> Report | None:
+            report = check.check(self.chain.settings)
+            return None if report.in_flight else report
 
         needs = self.chain.worker.require_running
-        wait_for("the outbox to be relayed", relayed, timeout_s=SETTLE_TIMEOUT_S, poll_s=0.2, needs=needs)
-        return seen[0]
+        return wait_for("the outbox to be relayed", relayed, timeout_s=SETTLE_TIMEOUT_S, poll_s=0.2, needs=needs)
 
     def _published(self) -> int:
         names = catalog.of(self.chain.settings).topics

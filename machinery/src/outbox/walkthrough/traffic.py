@@ -22,14 +22,50 @@ TIMEOUT_S = 30.0
 RETRY_TIMEOUT_S = 60.0
 
 
+class Service:
+    """The service, as its clients reach it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._url = f"http://{settings.service_host}:{settings.service_port}"
+        self._token = settings.service_token.get_secret_value()
+
+    def send(self, session: requests.Session, request: Request, key: str | None, timeout_s: float) -> requests.Response:
+        """Send a request once, with this Idempotency-Key. Raises RequestException without a response."""
+        headers = {"Content-Type": "application/json"}
+        if request.has_token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        if key is not None:
+            headers["Idempotency-Key"] = key
+        data = request.body if isinstance(request.body, bytes) else json.dumps(request.body).encode()
+        return session.request(
+            request.method,
+            self._url + request.path,
+            data=None if request.method == "GET" else data,
+            headers=headers,
+            timeout=timeout_s,
+        )
+
+
+def key_of(request: Request) -> str | None:
+    """A new Idempotency-Key for a request; None if it is sent without one."""
+    return str(uuid.uuid4()) if request.has_key else None
+
+
+def json_of(response: requests.Response) -> Any:
+    """The JSON of a response; None if it is not JSON."""
+    try:
+        return response.json()
+    except ValueError:
+        return None
+
+
 class Traffic:
     """Sends planned requests by several clients, which decide the order in which the service receives them."""
 
     def __init__(self, settings: Settings, workload: Workload, needs: Callable[[], None] = nothing) -> None:
         """``needs`` raises if the service has ended, so that nobody waits for its response."""
         self._needs = needs
-        self._url = f"http://{settings.service_host}:{settings.service_port}"
-        self._token = settings.service_token.get_secret_value()
+        self._service = Service(settings)
         self._workload = workload
         self._sessions = threading.local()
         self._stopped = threading.Event()
@@ -87,7 +123,7 @@ class Traffic:
         with self._one_at_a_time:
             self._count(request, response)
             if isinstance(self._workload, Listener):
-                self._workload.answered(request, response.status_code, _json(response))
+                self._workload.answered(request, response.status_code, json_of(response))
 
     def _send_and_read(self, planned: Sequence[Request]) -> list[Any]:
         with ThreadPoolExecutor(CLIENTS) as clients:
@@ -111,20 +147,13 @@ class Traffic:
 
         Returns None if the traffic was stopped before.
         """
-        headers = {"Content-Type": "application/json"}
-        if request.has_token:
-            headers["Authorization"] = f"Bearer {self._token}"
-        if request.has_key:
-            headers["Idempotency-Key"] = str(uuid.uuid4())
-        data = request.body if isinstance(request.body, bytes) else json.dumps(request.body).encode()
+        key = key_of(request)
 
         def answer() -> tuple[requests.Response | None] | None:
             if self._stopped.is_set():
                 return (None,)
             try:
-                response = self._session().request(
-                    request.method, self._url + request.path, data=data, headers=headers, timeout=TIMEOUT_S
-                )
+                response = self._service.send(self._session(), request, key, TIMEOUT_S)
             except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
                 return None
             return None if response.status_code == requests.codes.unavailable else (response,)
@@ -136,10 +165,3 @@ class Traffic:
             self._sessions.session = requests.Session()
         session: requests.Session = self._sessions.session
         return session
-
-
-def _json(response: requests.Response) -> Any:
-    try:
-        return response.json()
-    except ValueError:
-        return None

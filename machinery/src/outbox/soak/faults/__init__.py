@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from outbox.soak.fault import Fault
+from outbox.soak.fault import Make
 from outbox.soak.faults import (
     commands,
     disks,
@@ -19,8 +19,6 @@ from outbox.soak.faults import (
     service,
     sinks,
 )
-
-Make = Callable[[], Fault]
 
 
 def every() -> Mapping[str, Make]:

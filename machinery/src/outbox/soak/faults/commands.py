@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
 
 from outbox.base.database import connect
@@ -21,7 +21,7 @@ from outbox.sink.spec import SinkSpec
 from outbox.soak import foreign
 from outbox.soak.checked import of_report
 from outbox.soak.checkers.checks import is_foreign
-from outbox.soak.fault import Fault, NoChance, NotFired, wait_or_not_fired
+from outbox.soak.fault import Fault, Make, NoChance, NotFired, wait_or_not_fired
 from outbox.soak.operator import Done
 from outbox.soak.testbed import SLOT_AHEAD, Testbed
 
@@ -37,6 +37,7 @@ UNAVAILABLE = {
 }
 AGAIN_S = 1.0
 AGAIN_TIMEOUT_S = 300.0
+DISCARDED_AT_ONCE = 100
 OPEN = "SELECT count(*) FROM dead_letters WHERE sink = %s AND reason = %s AND status = 'open'"
 FROM_FAULTS = {"malformed-records", "sink-parked"}  # what `outbox check` may find while other faults last
 FROM_REPEATS = {"sink-drift"}  # and of sinks that do not recognise every repeat
@@ -46,7 +47,6 @@ class Operator(Fault):
     """A command, run to its end. It has happened once it has succeeded, or failed with a code that is expected here."""
 
     parts: tuple[str, ...] = ()
-    lasts_s = (0.0, 0.0)
     expected: Collection[str] = ()
     temporary: Collection[str] = ()
     """Codes of refusals that end by themselves: the command is run again."""
@@ -60,8 +60,7 @@ class Operator(Fault):
         """The command."""
         return f"`outbox {' '.join(self.words)}`, beside everything."
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         done = run(testbed, *self.words, expected=self.expected, temporary=self.temporary)
         self.finish(testbed, done)
         said = "it succeeded" if "--json" in self.words else done.end
@@ -103,8 +102,7 @@ class ConnectApply(Operator):
         """The command."""
         return f"`outbox {' '.join(self.words)}` of each connector, beside everything."
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         return "; ".join(self._apply(testbed, connector) for connector in testbed.connectors)
 
     def _apply(self, testbed: Testbed, connector: Connector) -> str:
@@ -131,7 +129,6 @@ class Rebuild(Fault):
 
     parts = ("sinks",)  # the process of the sink ends when it sees the rebuild
     needs = ("postgres", "kafka")
-    lasts_s = (0.0, 0.0)
     expected = ("topic-incomplete",)  # from a topic that retention has shortened
 
     def __init__(self, source: str) -> None:
@@ -258,16 +255,13 @@ def run(
 
 def discard(testbed: Testbed, identities: Sequence[str]) -> None:
     """Give up the dead letters of these identities, which no valid event has."""
-    for some in _chunks(identities):
+    for start in range(0, len(identities), DISCARDED_AT_ONCE):
+        some = identities[start : start + DISCARDED_AT_ONCE]
         options = [word for identity in some for word in ("--identity", identity)]
         run(testbed, "dead-letters", "discard", *options, "--because", "a hostile record of the soak")
 
 
-def _chunks(values: Sequence[str], size: int = 100) -> Iterator[Sequence[str]]:
-    return (values[start : start + size] for start in range(0, len(values), size))
-
-
-FAULTS: Sequence[Callable[[], Fault]] = (
+FAULTS: list[Make] = [
     lambda: Prune("prune", "prune", "--keep-hours", "0"),
     lambda: Check("check-incremental", "check", "--incremental", "--json"),
     lambda: ConnectApply("connect-apply", "connect", "apply"),
@@ -275,4 +269,4 @@ FAULTS: Sequence[Callable[[], Fault]] = (
     lambda: Rebuild("source"),
     Refused,
     lambda: Replay("replay-letters", "dead-letters", "replay", "--all"),
-)
+]

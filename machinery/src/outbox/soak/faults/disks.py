@@ -6,7 +6,6 @@ import random
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -15,7 +14,7 @@ import psycopg2
 
 from outbox.soak import namespace
 from outbox.soak.disk import KIB, Disk
-from outbox.soak.fault import Fault, FaultOfPart, NotFired, wait_or_not_fired
+from outbox.soak.fault import FaultOfPart, Make, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 from outbox.stack.process import Process
 
@@ -69,8 +68,7 @@ class DiskFull(_OfDisk):
     def is_possible(self, testbed: Testbed) -> bool:
         return self.part in testbed.disks
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         disk, process = testbed.disks[self.part], testbed.stack.part(self.part)
         size = process.log_size()
 
@@ -95,12 +93,10 @@ class DiskFailing(_OfDisk):
     # full, reserved room can still be written to, such as the segments of Postgres's write-ahead log.
     what = "disk-failing"
 
-    def is_possible(self, testbed: Testbed) -> bool:
-        del testbed
+    def is_possible(self, _: Testbed) -> bool:
         return shutil.which("prlimit") is not None  # only Linux limits the files of a process that runs
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         process = testbed.stack.part(self.part)
         size = process.log_size()
         count = limit_files(process, f"{size + ROOM_BYTES}:unlimited")
@@ -135,6 +131,4 @@ def limit_files(process: Process, limit: str) -> int:
     return len(found)
 
 
-FAULTS: list[Callable[[], Fault]] = [
-    partial(kind, part) for part in ("postgres", "kafka") for kind in (DiskFailing, DiskFull)
-]
+FAULTS: list[Make] = [partial(kind, part) for part in ("postgres", "kafka") for kind in (DiskFailing, DiskFull)]

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.faults.sinks import wait_committed
 from outbox.soak.spark_tasks import LOST, Executor, SparkTasks, Task, executors
 from outbox.soak.testbed import ClusteredSinks, Testbed
@@ -26,7 +25,6 @@ class OfCluster(Fault):
 
     parts: tuple[str, ...] = ("cluster",)
     needs: tuple[str, ...] = ("sinks", "postgres", "kafka", "connect", "sinks-kafka", "sinks-postgres")
-    lasts_s = (0.0, 0.0)
 
     def is_possible(self, testbed: Testbed) -> bool:
         return testbed.clustered is not None
@@ -49,8 +47,7 @@ class _TaskLost(OfCluster):
 
     work = ""  # within the description of the task's job
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         process = self.running(testbed)
         driver = process.pid()
         task, killed, killed_s = self._lose(testbed, process)
@@ -131,4 +128,4 @@ def caught(testbed: Testbed, tasks: SparkTasks, work: str) -> tuple[Task, Execut
     return wait_or_not_fired(f"a task {work} to be caught", one, timeout_s=CATCH_TIMEOUT_S, poll_s=0.01)
 
 
-FAULTS: list[Callable[[], Fault]] = [ExecutorKilled, ExecutorKilledInMerge, WorkerKilled, WorkerKilledInMerge]
+FAULTS: list[Make] = [ExecutorKilled, ExecutorKilledInMerge, WorkerKilled, WorkerKilledInMerge]

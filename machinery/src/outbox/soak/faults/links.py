@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from functools import partial
 
-from outbox.soak.fault import Fault, FaultOfPart, wait_or_not_fired
+from outbox.soak.fault import FaultOfPart, Make, wait_or_not_fired
 from outbox.soak.proxy import Proxy
 from outbox.soak.testbed import LINKS, Testbed
 
@@ -20,8 +19,7 @@ class Link(FaultOfPart):
     effect: str
     """What the proxy counts."""
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         proxy = testbed.links[self.part]
         before = proxy.bytes
 
@@ -77,4 +75,4 @@ class HalfOpen(Link):
         return proxy.freeze()
 
 
-FAULTS: list[Callable[[], Fault]] = [partial(kind, link) for link in LINKS for kind in (Cut, Slow, HalfOpen)]
+FAULTS: list[Make] = [partial(kind, link) for link in LINKS for kind in (Cut, Slow, HalfOpen)]

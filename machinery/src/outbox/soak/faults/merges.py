@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from outbox.base.database import connect
 from outbox.base.settings import SinkRole
 from outbox.sink import fence, positions
 from outbox.sink.lakehouse import table
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import A_WHILE_S, Make, NotFired, wait_or_not_fired
 from outbox.soak.faults.executors import MERGE, OfCluster, caught
 from outbox.soak.spark_tasks import SparkTasks
 from outbox.soak.testbed import ClusteredSinks, Testbed
@@ -30,10 +29,9 @@ class _DriverKilled(OfCluster):
 
     parts: tuple[str, ...] = ("sinks", "cluster")
     needs = ("postgres", "kafka", "connect", "sinks-kafka", "sinks-postgres")
-    lasts_s = (2.0, 10.0)
+    lasts_s = A_WHILE_S
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         process = self.running(testbed)
         self.victims = (process.name,)
         return self.kill(testbed, process, testbed.names_of(process)[0])
@@ -119,4 +117,4 @@ def _ahead_of_dead(testbed: Testbed, sink: str) -> int:
         return _ahead(testbed, sink)
 
 
-FAULTS: list[Callable[[], Fault]] = [KilledInMerge, KilledBehindMerge]
+FAULTS: list[Make] = [KilledInMerge, KilledBehindMerge]

@@ -10,7 +10,7 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
 from outbox.sink.spec import SinkSpec
 from outbox.soak import foreign
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.faults import commands
 from outbox.soak.foreign import ForeignEvent, ForeignRecord
 from outbox.soak.testbed import Testbed
@@ -72,7 +72,6 @@ class Hostile(Fault):
 
     parts = ()
     needs: tuple[str, ...] = ("kafka",)
-    lasts_s = (0.0, 0.0)
     has_id_of_event = False  # then its letter stays open: to discard it would give up the event
 
     def __init__(self) -> None:
@@ -313,12 +312,7 @@ def newest(testbed: Testbed, event: str) -> EventSchema:
 
 def forged(testbed: Testbed, event: ForeignEvent, event_id: str, partition: int = ANY_PARTITION) -> Record:
     """The record of a foreign event, as the relay would write it."""
-    schema = newest(testbed, event.event)
-    headers = {
-        "id": event_id.encode(),
-        "eventType": schema.type.encode(),
-        "schemaVersion": str(schema.version).encode(),
-    }
+    headers = headers_of(newest(testbed, event.event), event_id)
     return Record(event.key.encode(), headers, json.dumps(event.payload).encode(), partition, event)
 
 
@@ -326,12 +320,12 @@ def example(testbed: Testbed, topic: str, chance: random.Random) -> tuple[Header
     """The headers of a valid event of a topic, and its payload: an example of its schema."""
     aggregates = catalog.of(testbed.settings).topics[topic]
     chosen = chance.choice([schema for aggregate in aggregates for schema in aggregate.schemas])
-    headers = {
-        "id": uuid_v7(chance, 1_790_000_000_000).encode(),
-        "eventType": chosen.type.encode(),
-        "schemaVersion": str(chosen.version).encode(),
-    }
-    return headers, dict(chosen.examples[0])
+    return headers_of(chosen, uuid_v7(chance, 1_790_000_000_000)), dict(chosen.examples[0])
+
+
+def headers_of(schema: EventSchema, event_id: str) -> Headers:
+    """The headers of an event, as the relay would write them."""
+    return {"id": event_id.encode(), "eventType": schema.type.encode(), "schemaVersion": str(schema.version).encode()}
 
 
 def captured_topics(testbed: Testbed) -> set[str]:
@@ -359,4 +353,4 @@ def uuid_v7(chance: random.Random, time_ms: int) -> str:
     return str(uuid.UUID(int=number & ~(0x3 << 62) | 0x2 << 62))
 
 
-FAULTS: list[Callable[[], Fault]] = [Foreign, Malformed, Huge, Decades, SameId]
+FAULTS: list[Make] = [Foreign, Malformed, Huge, Decades, SameId]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import requests
@@ -13,7 +13,7 @@ from outbox.base.errors import Failure
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.relay.connectors import Connector
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import A_WHILE_S, Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 from outbox.stack import ports
 from outbox.stack.connect import Connect
@@ -41,7 +41,6 @@ class ReplicationTerminated(Fault):
     name = "replication-terminated"
     parts = ("connector",)
     needs = ("connect", "postgres")
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         pids: dict[str, list[int]] = {one.name: [] for one in testbed.connectors}
@@ -72,7 +71,6 @@ class _Restarting(Fault):
 
     parts = ("connector",)
     needs = ("connect", "postgres", "kafka", "debezium-postgres", "connect-kafka")
-    lasts_s: tuple[float, float] = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         connector = chance.choice(testbed.connectors)
@@ -104,8 +102,7 @@ class ConnectorRestarted(_Restarting):
 
     name = "connector-restarted"
 
-    def ask(self, testbed: Testbed, connector: Connector, chance: random.Random) -> requests.Response:
-        del chance
+    def ask(self, testbed: Testbed, connector: Connector, _: random.Random) -> requests.Response:
         url = f"{testbed.settings.connect_url}/connectors/{connector.name}/restart?includeTasks=true&onlyFailed=false"
         return requests.post(url, timeout=30)
 
@@ -114,7 +111,7 @@ class ConnectorReconfigured(_Restarting):
     """A connector gets another configuration, and then its own again: two other tasks."""
 
     name = "connector-reconfigured"
-    lasts_s = (2.0, 10.0)
+    lasts_s = A_WHILE_S
 
     def ask(self, testbed: Testbed, connector: Connector, chance: random.Random) -> requests.Response:
         url = self._url(testbed, connector)
@@ -221,9 +218,8 @@ class Rebalanced(_TwoWorkers):
 
     name = "connect-rebalanced"
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
-        _, url = self.start_second(testbed)
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
+        url = self.start_second(testbed)[1]
         testbed.worker.stop()
         taken = [self.wait_for_task(connector, url) for connector in testbed.connectors]
         testbed.worker.start()
@@ -264,10 +260,4 @@ def wait_running(testbed: Testbed) -> None:
         wait_for(f"the task of {connector.name} to run", running, timeout_s=RUNNING_TIMEOUT_S, poll_s=0.5)
 
 
-FAULTS: list[Callable[[], Fault]] = [
-    ReplicationTerminated,
-    ConnectorRestarted,
-    ConnectorReconfigured,
-    Zombie,
-    Rebalanced,
-]
+FAULTS: list[Make] = [ReplicationTerminated, ConnectorRestarted, ConnectorReconfigured, Zombie, Rebalanced]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from outbox.kafka import topics
 from outbox.kafka.clients import Admin
 from outbox.kafka.records import Within
 from outbox.soak import captures, observe
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.faults import commands
 from outbox.soak.faults.sinks import wait_committed
 from outbox.soak.seen import RowChange, TopicEvent
@@ -38,23 +38,18 @@ class Shortened(Fault):
     name = "topic-shortened"
     parts = ()
     needs = ("sinks", "postgres", "kafka", "sinks-kafka", "sinks-postgres")  # none may read again what is dropped
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         every = [*_event_topics(testbed), *_captured(testbed)]
-        found: list[tuple[_Topic, dict[int, int]]] = []
 
-        def has_room() -> bool:
+        def with_room() -> tuple[_Topic, dict[int, int]] | None:
             commands.run(testbed, "prune", "--keep-hours", "0", temporary=commands.Prune.temporary)
             for topic in chance.sample(every, len(every)):
-                ends = self._ends(testbed, topic, chance)
-                if ends:
-                    found[:] = [(topic, ends)]
-                    return True
-            return False
+                if ends := self._ends(testbed, topic, chance):
+                    return topic, ends
+            return None
 
-        wait_or_not_fired("records that nobody needs", has_room, timeout_s=ROOM_TIMEOUT_S, poll_s=5)
-        [(topic, ends)] = found
+        topic, ends = wait_or_not_fired("records that nobody needs", with_room, timeout_s=ROOM_TIMEOUT_S, poll_s=5)
         dropped = self._drop(testbed, topic, ends)
         for sink in testbed.readers(topic.name):
             wait_committed(testbed, sink.name, time.time())
@@ -127,4 +122,4 @@ def _applied(testbed: Testbed, topic: str) -> dict[int, int]:
     return found
 
 
-FAULTS: Sequence[Callable[[], Fault]] = (Shortened,)
+FAULTS: list[Make] = [Shortened]

@@ -21,7 +21,7 @@ from outbox.kafka import records, topics
 from outbox.sink.decoder import UNKNOWN_VERSION
 from outbox.sink.spec import SinkSpec
 from outbox.soak import releases
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.faults import commands
 from outbox.soak.faults.records import Place, has_passed
 from outbox.soak.releases import OlderRelease
@@ -36,7 +36,6 @@ class Rollout(Fault):
 
     parts = ("service", "sinks")
     needs = ("postgres", "kafka", "cluster")
-    lasts_s = (0.0, 0.0)
 
     def __init__(self, first: str) -> None:
         self.name = f"rollout-{first}-first"
@@ -52,8 +51,7 @@ class Rollout(Fault):
     def is_possible(self, testbed: Testbed) -> bool:
         return testbed.older is not None and bool(_asking(testbed, testbed.older))
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         if testbed.older is None:
             raise NotFired("the domain has no older release")
         one = _Rollout(testbed, testbed.older)
@@ -196,4 +194,4 @@ def _asking(testbed: Testbed, older: OlderRelease) -> list[SinkSpec]:
     return [one for one in testbed.readers(topic) if older.event in one.decoders[topic].asked_for]
 
 
-FAULTS: Sequence[Callable[[], Fault]] = (partial(Rollout, "sinks"), partial(Rollout, "service"))
+FAULTS: list[Make] = [partial(Rollout, "sinks"), partial(Rollout, "service")]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from functools import partial
 
 import psutil
 
-from outbox.soak.fault import Fault, FaultOfPart, NotFired, wait_or_not_fired
+from outbox.soak.fault import FaultOfPart, Make, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 
 
@@ -17,8 +16,7 @@ class Killed(FaultOfPart):
 
     what = "killed"
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         process = testbed.stack.part(self.part)
         pid = process.pid()
         process.kill()
@@ -41,8 +39,7 @@ class Frozen(FaultOfPart):
         if part == "connect":
             self.lasts_s = (12.0, 20.0)
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         process = testbed.stack.part(self.part)
 
         def stopped() -> int:
@@ -62,6 +59,4 @@ class Frozen(FaultOfPart):
         process.start()
 
 
-FAULTS: list[Callable[[], Fault]] = [
-    partial(kind, part) for part in ("postgres", "kafka", "connect") for kind in (Killed, Frozen)
-]
+FAULTS: list[Make] = [partial(kind, part) for part in ("postgres", "kafka", "connect") for kind in (Killed, Frozen)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable
 from contextlib import closing, suppress
 
 import psutil
@@ -14,7 +13,7 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import SourceRole
 from outbox.base.wait import wait_for
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import A_WHILE_S, Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 
 STORED = "SELECT key FROM idempotency_keys WHERE %s IS NULL OR expires_at > %s"
@@ -34,10 +33,8 @@ class KilledInRequest(Fault):
     name = "service-killed-in-request"
     parts = ("service",)
     needs = ("postgres",)
-    lasts_s = (0.0, 0.0)
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         settings = testbed.settings
         with closing(connect(settings, SourceRole.OWNER)) as holder, holder.cursor() as cursor:
             cursor.execute("LOCK TABLE outbox IN SHARE MODE")  # each insert waits: its transaction has written the rest
@@ -62,10 +59,8 @@ class KilledAfterCommit(Fault):
     name = "service-killed-after-commit"
     parts = ("service", "client-service")
     needs = ("postgres", "service-postgres")
-    lasts_s = (0.0, 0.0)
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         proxy = testbed.links["client-service"]
         proxy.hold_answers()
         [(before,)] = testbed.query("SELECT max(expires_at) FROM idempotency_keys")
@@ -93,9 +88,9 @@ class IdsOfThePast(Fault):
     name = "ids-of-the-past"
     parts = ("outbox-ids",)
     needs = ("postgres",)
+    lasts_s = A_WHILE_S
 
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        del chance
+    def fire(self, testbed: Testbed, _: random.Random) -> str:
         before = self._past(testbed)  # of an earlier time
         self._make_ids(testbed, "uuidv7(interval '-1 hour')")
 
@@ -137,4 +132,4 @@ def kill_workers(testbed: Testbed) -> list[int]:
     return [worker.pid for worker in workers]
 
 
-FAULTS: list[Callable[[], Fault]] = [KilledInRequest, KilledAfterCommit, IdsOfThePast]
+FAULTS: list[Make] = [KilledInRequest, KilledAfterCommit, IdsOfThePast]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink.spark import local_checkpoint
-from outbox.soak.fault import Fault, NotFired, wait_or_not_fired
+from outbox.soak.fault import A_WHILE_S, Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.faults import commands
 from outbox.soak.testbed import Testbed
 from outbox.stack.command import Command
@@ -49,6 +49,7 @@ class Killed(_OfProcess):
     """SIGKILL at any moment: the driver, and the executors that are in its JVM."""
 
     name = "sinks-killed"
+    lasts_s = A_WHILE_S
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         process = self.choose(testbed, chance)
@@ -63,6 +64,7 @@ class SparkKilled(_OfProcess):
     """SIGKILL to the driver's JVM. The Python process must notice, and end."""
 
     name = "sinks-spark-killed"
+    lasts_s = A_WHILE_S
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         process = self.choose(testbed, chance)
@@ -88,7 +90,6 @@ class KilledBetweenCommits(_OfProcess):
 
     name = "sinks-killed-between-commits"
     needs = ("postgres", "kafka", "connect", "sinks-kafka", "sinks-postgres")
-    lasts_s = (0.0, 0.0)
 
     def candidates(self, testbed: Testbed) -> Sequence[SinkProcess]:
         """Not the sinks with a Delta table: they need Spark for the commit, and it is frozen."""
@@ -125,19 +126,18 @@ class _Damaged(_OfProcess):
     """A checkpoint that is damaged while its sink is down. It has happened once the sink has committed again."""
 
     needs = ("postgres", "kafka", "sinks-kafka", "sinks-postgres")
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         process = self.choose(testbed, chance)
         sink = chance.choice(testbed.names_of(process))
         wait_committed(testbed, sink)
         process.kill()
-        done = self.damage(sink, checkpoint(testbed, sink), chance)
+        done = self.damage(checkpoint(testbed, sink), chance)
         damaged_s = time.time()
         process.spawn()
         return f"{sink}: {done}; then {wait_committed(testbed, sink, damaged_s)} was committed"
 
-    def damage(self, sink: str, folder: Path, chance: random.Random) -> str:
+    def damage(self, folder: Path, chance: random.Random) -> str:
         """Damage the checkpoint, and return the evidence."""
         raise NotImplementedError
 
@@ -147,8 +147,7 @@ class CheckpointDeleted(_Damaged):
 
     name = "checkpoint-deleted"
 
-    def damage(self, sink: str, folder: Path, chance: random.Random) -> str:
-        del sink, chance
+    def damage(self, folder: Path, _: random.Random) -> str:
         last = last_entry(folder / "commits").name
         shutil.rmtree(folder)
         return f"{folder.name} was deleted, with commits up to {last}"
@@ -159,7 +158,6 @@ class CommitLost(_OfProcess):
 
     name = "commit-deleted"
     needs = ("postgres", "kafka", "sinks-kafka", "sinks-postgres")
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         process = self.choose(testbed, chance)
@@ -182,8 +180,7 @@ class Truncated(_Damaged):
 
     name = "checkpoint-truncated"
 
-    def damage(self, sink: str, folder: Path, chance: random.Random) -> str:
-        del sink
+    def damage(self, folder: Path, chance: random.Random) -> str:
         log = chance.choice(["commits", "offsets"])
         entry = last_entry(folder / log)
         content = entry.read_bytes()
@@ -197,7 +194,6 @@ class Rewound(_OfProcess):
 
     name = "sink-rewound"
     needs = ("postgres", "kafka")
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         process = self.choose(testbed, chance)
@@ -215,7 +211,6 @@ class SecondDriver(_OfProcess):
     name = "second-driver"
     parts = ()  # the first driver must not notice
     needs = ("sinks", "postgres", "kafka")
-    lasts_s = (0.0, 0.0)
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         sink = chance.choice(testbed.names_of(self.choose(testbed, chance)))
@@ -271,7 +266,7 @@ def _folder(testbed: Testbed, sink: str) -> Path:
     return folder
 
 
-FAULTS: list[Callable[[], Fault]] = [
+FAULTS: list[Make] = [
     Killed,
     SparkKilled,
     KilledBetweenCommits,
