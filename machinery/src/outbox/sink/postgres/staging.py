@@ -76,18 +76,14 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 TAKE_ROWS = """
 INSERT INTO batch ({columns}) SELECT {columns} FROM {rows} WHERE attempt = ANY(%s)
 """
-TAKE_DEAD = """
-INSERT INTO dead_letters
-       (sink, identity, topic_id, topic, partition, "offset", key, headers, value, recorded_at, event_id,
-        reason, detail)
+DEAD_ROWS = """
 SELECT DISTINCT ON (identity) %(sink)s, identity, %(topic_id)s, %(topic)s, partition, "offset", key, headers, value,
        recorded_at, event_id, reason, detail
   FROM {dead}
  WHERE attempt = ANY(%(attempts)s)
  ORDER BY identity, partition, "offset"
-ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now(),
-       status = CASE dead_letters.status WHEN 'skipped' THEN 'open' ELSE dead_letters.status END
 """
+TAKE_DEAD = dead_letters.INSERT.format(rows=DEAD_ROWS)
 
 
 class Staging:
