@@ -68,9 +68,7 @@ class FileCopier(Copier):
 
             def write(rows: Rows) -> None:
                 table = self.layout.table(rows)
-                attempts = pa.array([attempt] * table.num_rows, pa.int64())
-                ids = table.select([*IDS]).append_column("attempt", attempts)
-                copy_table(cursor, self.rows, ids, {**IDS, "attempt": "bigint"})
+                copy_table(cursor, self.rows, table.select([*IDS]), IDS, attempt)
                 write_file(table)
 
             yield write

@@ -43,14 +43,10 @@ LOCK_TIMEOUT_MS = 1000
 
 TABLES = """
 CREATE UNLOGGED TABLE {rows} (attempt bigint NOT NULL, {definitions});
-CREATE UNLOGGED TABLE {dead} (
-    attempt bigint NOT NULL, identity text NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL, key bytea,
-    headers jsonb, value bytea, recorded_at timestamptz, event_id uuid, reason text NOT NULL, detail text NOT NULL
-);
+CREATE UNLOGGED TABLE {dead} (attempt bigint NOT NULL, {of_dead});
 """
 PLACE: Mapping[str, binary.Type] = {"event_id": "uuid", "partition": "integer", "offset": "bigint"}
 DEAD: Mapping[str, binary.Type] = {
-    "attempt": "bigint",
     "identity": "text",
     "partition": "integer",
     "offset": "bigint",
@@ -114,7 +110,8 @@ class Staging:
 
     def create_in(self, cursor: extensions.cursor) -> None:
         """The same in the caller's transaction."""
-        cursor.execute(sql.SQL(TABLES).format(**self.names, definitions=definitions(self._types)))
+        columns = {"definitions": definitions(self._types), "of_dead": definitions(DEAD)}
+        cursor.execute(sql.SQL(TABLES).format(**self.names, **columns))
 
     def drop(self, connection: extensions.connection) -> bool:
         """Drop the tables of this epoch and of earlier ones; a later driver keeps its own.
@@ -221,10 +218,9 @@ class Copier:
         """Copy the dead records under an attempt."""
         if decoded.dead:
             letters = [
-                (attempt, dead_letters.identity(one.record, one.event_id), *dead_letters.columns(one))
-                for one in decoded.dead
+                (dead_letters.identity(one.record, one.event_id), *dead_letters.columns(one)) for one in decoded.dead
             ]
-            copy_table(cursor, self.dead, binary.table(letters, DEAD), DEAD)
+            copy_table(cursor, self.dead, binary.table(letters, DEAD), DEAD, attempt)
 
 
 class Count:
@@ -277,21 +273,24 @@ def copy_rows(
     cursor: extensions.cursor, into: sql.Composable, rows: Rows, layout: Layout, attempt: int | None = None
 ) -> None:
     """COPY the rows of each event into a table of this layout; columns that an event lacks are NULL."""
-    types: dict[str, binary.Type] = {**PLACE, "attempt": "bigint"}
-    types |= {column.name: column.type for column in layout.columns} | {EVENT_TYPE: "label"}
+    types: dict[str, binary.Type] = {**types_of(layout.columns), EVENT_TYPE: "label"}
     for event, table in rows.items():
-        copied = layout.rows(event, table)
-        if attempt is not None:
-            copied = copied.append_column("attempt", pa.array([attempt] * table.num_rows, pa.int64()))
-        copy_table(cursor, into, copied, types)
+        copy_table(cursor, into, layout.rows(event, table), types, attempt)
 
 
 def copy_table(
-    cursor: extensions.cursor, into: sql.Composable, rows: pa.Table, types: Mapping[str, binary.Type]
+    cursor: extensions.cursor,
+    into: sql.Composable,
+    rows: pa.Table,
+    types: Mapping[str, binary.Type],
+    attempt: int | None = None,
 ) -> None:
-    """COPY rows into a table whose columns have these types, by their names."""
+    """COPY rows into a table whose columns have these types, by their names; under an attempt, if there is one."""
     if not rows.num_rows:
         return
+    if attempt is not None:
+        rows = rows.append_column("attempt", pa.array([attempt] * rows.num_rows, pa.int64()))
+        types = {**types, "attempt": "bigint"}
     encoded = binary.encode(rows, types)
     columns = sql.SQL(", ").join(map(sql.Identifier, encoded.columns))
     statement = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT binary)").format(into, columns)

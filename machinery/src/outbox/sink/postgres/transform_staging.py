@@ -146,8 +146,7 @@ def copy_returned(
 ) -> None:
     """COPY the places of rows, and these columns, under an attempt. Raises ValueError for one that Postgres refuses."""
     types = types_of(columns)
-    copied = rows.select([*types]).append_column("attempt", pa.array([attempt] * rows.num_rows, pa.int64()))
     try:
-        copy_table(cursor, into, copied, {**types, "attempt": "bigint"})
+        copy_table(cursor, into, rows.select([*types]), types, attempt)
     except psycopg2.DataError as error:
         raise ValueError(str(error).partition("\n")[0]) from error
