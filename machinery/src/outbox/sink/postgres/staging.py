@@ -36,6 +36,7 @@ from outbox.sink.decoder import RecordDecoder
 from outbox.sink.layout import EVENT_TYPE, Layout
 from outbox.sink.postgres import binary
 from outbox.sink.records import Records, joined
+from outbox.sink.spec import SinkSpec
 
 COPY_BUFFER_BYTES = 1 << 20
 TRACED_MAX = 100  # per task
@@ -86,22 +87,17 @@ class Staging:
     """The staging tables of a running sink."""
 
     contents: Sequence[str] = ("rows", "dead")  # what each table of a pair has; four letters, as names are bounded
+    row_types: Mapping[str, binary.Type] = {}  # of ``rows`` beside the attempt; those of the sink's layout if empty
 
-    def __init__(
-        self, sink: str, epoch: int, decoders: Mapping[str, RecordDecoder], layout: Layout, *, with_days: bool
-    ) -> None:
-        """``decoders`` are by topic. ``with_days`` also finds the days of the ids, which must be UUIDv7s."""
-        self._sink = sink
+    def __init__(self, spec: SinkSpec, epoch: int, *, with_days: bool) -> None:
+        """``with_days`` also finds the days of the ids, which must be UUIDv7s."""
+        self._sink = spec.name
         self._with_days = with_days
         self._epoch = epoch
-        self._decoders, self._layout = decoders, layout
-        self._types = self.row_types(layout)
+        self._decoders, self._layout = spec.decoders, spec.layout
+        self._types = self.row_types or types_of(spec.layout.columns)
         self._pair = 1  # the number of the pair of tables that is in use
-        self._up_to_epoch = {"prefix": f"{sink}/", "epoch": epoch}
-
-    def row_types(self, layout: Layout) -> Mapping[str, binary.Type]:
-        """The columns of ``rows`` beside the attempt."""
-        return types_of(layout.columns)
+        self._up_to_epoch = {"prefix": f"{spec.name}/", "epoch": epoch}
 
     def create(self, connection: extensions.connection) -> None:
         """Make the pair of tables for the next batches. Call it behind the fence."""
