@@ -35,7 +35,7 @@ def test_a_task_knows_the_passwords_that_it_needs_alone(tmp_path: Path) -> None:
     settings = load(tmp_path, environment=False)
     names = [name for name, value in settings if isinstance(value, SecretStr)]
     known = settings.model_copy(update={name: SecretStr(f"secret of {name}") for name in names})
-    task = StagingTask.of(known, TOPIC, Staging("dedup", 1, MAIN.decoders, MAIN.layout, with_days=True))
+    task = StagingTask.of(known, TOPIC, Staging(MAIN, 1, with_days=True))
     sent = pickle.dumps(task)
     told = {name for name in names if f"secret of {name}".encode() in sent}
     assert told == {"kafka_password", "sink_db_writer_password"}

@@ -31,7 +31,7 @@ INSERT = """
 INSERT INTO dead_letters
        (sink, identity, topic_id, topic, partition, "offset", key, headers, value, recorded_at, event_id,
         reason, detail)
-VALUES %s
+{rows}
 ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now(),
        status = CASE dead_letters.status WHEN 'skipped' THEN 'open' ELSE dead_letters.status END
 """
@@ -136,7 +136,7 @@ def insert(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, dead
     # Ordered, so that two writers of the same letters do not deadlock.
     for chunk in _chunks(sorted(first.items(), key=lambda entry: entry[0])):
         rows = [(sink, name, topic_id, topic, *columns(one)) for name, one in chunk]
-        execute_values(cursor, INSERT, rows, page_size=len(rows))
+        execute_values(cursor, INSERT.format(rows="VALUES %s"), rows, page_size=len(rows))
     return len(dead)
 
 

@@ -18,12 +18,11 @@ import pyarrow as pa
 from psycopg2 import extensions
 
 from outbox.sink.batch import Rows
-from outbox.sink.decoder import RecordDecoder
 from outbox.sink.lakehouse.files import Folder
-from outbox.sink.layout import Layout
 from outbox.sink.postgres import binary
 from outbox.sink.postgres.staging import PLACE, Copier, Staging, copy_table
 from outbox.sink.postgres.transform_staging import ReturnedCopier, TransformStaging, copy_returned
+from outbox.sink.spec import SinkSpec
 
 IDS: Mapping[str, binary.Type] = {"event_id": "uuid"}
 
@@ -31,22 +30,12 @@ IDS: Mapping[str, binary.Type] = {"event_id": "uuid"}
 class LakehouseStaging(Staging):
     """Where the tasks of a running sink stage."""
 
-    def __init__(
-        self,
-        sink: str,
-        epoch: int,
-        decoders: Mapping[str, RecordDecoder],
-        layout: Layout,
-        folder: Callable[[], Folder],
-    ) -> None:
-        """``folder`` makes the folder of the tasks' files if it is missing."""
-        super().__init__(sink, epoch, decoders, layout, with_days=True)
-        self._folder = folder
+    row_types = IDS
 
-    def row_types(self, layout: Layout) -> Mapping[str, binary.Type]:
-        """The columns of ``rows`` beside the attempt: the ids alone."""
-        del layout
-        return IDS
+    def __init__(self, spec: SinkSpec, epoch: int, folder: Callable[[], Folder]) -> None:
+        """``folder`` makes the folder of the tasks' files if it is missing."""
+        super().__init__(spec, epoch, with_days=True)
+        self._folder = folder
 
     def copier(self, dsn: Mapping[str, str | int], topic: str) -> FileCopier:
         """The function that tasks run on records of a topic."""
@@ -68,9 +57,7 @@ class FileCopier(Copier):
 
             def write(rows: Rows) -> None:
                 table = self.layout.table(rows)
-                attempts = pa.array([attempt] * table.num_rows, pa.int64())
-                ids = table.select([*IDS]).append_column("attempt", attempts)
-                copy_table(cursor, self.rows, ids, {**IDS, "attempt": "bigint"})
+                copy_table(cursor, self.rows, table.select([*IDS]), IDS, attempt)
                 write_file(table)
 
             yield write
@@ -79,26 +66,14 @@ class FileCopier(Copier):
 class LakehouseTransformStaging(TransformStaging):
     """The same for a sink with a transform."""
 
-    def __init__(
-        self,
-        sink: str,
-        epoch: int,
-        decoders: Mapping[str, RecordDecoder],
-        layout: Layout,
-        *,
-        returned: pa.Schema,
-        folder: Callable[[], Folder],
-    ) -> None:
+    row_types = PLACE
+
+    def __init__(self, spec: SinkSpec, epoch: int, returned: pa.Schema, folder: Callable[[], Folder]) -> None:
         """``returned`` are the columns of the rows that the transform returns; the others are those of
         `LakehouseStaging`.
         """
-        super().__init__(sink, epoch, decoders, layout, (), with_days=True)
+        super().__init__(spec, epoch, (), with_days=True)
         self._schema, self._folder = returned, folder
-
-    def row_types(self, layout: Layout) -> Mapping[str, binary.Type]:
-        """The columns of ``rows`` beside the attempt: the place of each event."""
-        del layout
-        return PLACE
 
     def copier(self, dsn: Mapping[str, str | int], topic: str) -> PlaceCopier:
         """The function that tasks run on records of a topic."""

@@ -93,15 +93,11 @@ class LakehouseWriter(SinkWriter):
         self._applier: TransformingLakehouseApplier | None = None
         self._merged = spec.layout.schema  # the columns of the rows that are merged
         if spec.job.transform is None:
-            self._prepare(LakehouseStaging(spec.name, self._epoch, spec.decoders, spec.layout, self._folder))
+            self._prepare(LakehouseStaging(spec, self._epoch, self._folder))
 
     def prepare(self, returned: pa.Schema) -> None:
-        spec = self._spec
-        self._applier, self._merged = TransformingLakehouseApplier(spec), returned
-        staging = LakehouseTransformStaging(
-            spec.name, self._epoch, spec.decoders, spec.layout, returned=returned, folder=self._folder
-        )
-        self._prepare(staging)
+        self._applier, self._merged = TransformingLakehouseApplier(self._spec), returned
+        self._prepare(LakehouseTransformStaging(self._spec, self._epoch, returned, self._folder))
 
     def _prepare(self, staging: LakehouseStaging | LakehouseTransformStaging) -> None:
         """Make the tables of executors, and of the session."""

@@ -15,7 +15,7 @@ from psycopg2 import extensions, sql
 
 from outbox.base.errors import Failure
 from outbox.sink import dead_letters
-from outbox.sink.applier import PARKED, Applied
+from outbox.sink.applier import PARKED, Applied, Applier
 from outbox.sink.batch import Rows
 from outbox.sink.decoder import RecordDecoder
 from outbox.sink.layout import EVENT_TYPE, Layout, TransformedLayout, view_name
@@ -129,7 +129,7 @@ SELECT count(*),
 DROP_REJECTED = "DELETE FROM new_events USING rejections WHERE new_events.event_id = rejections.event_id"
 
 
-class PostgresApplier:
+class PostgresApplier(Applier):
     """Applies the events in ``batch``, on the connection that ``prepare`` was called for."""
 
     staged_in = "batch"  # the temporary table of events as they were decoded
@@ -157,7 +157,6 @@ class PostgresApplier:
         self._names = {topic: names(decoder, spec.layout) for topic, decoder in spec.decoders.items()}
 
     def prepare(self, cursor: extensions.cursor) -> None:
-        """Make the temporary tables of the session."""
         columns = sql.SQL(", ").join(
             sql.SQL("{} {}").format(
                 sql.Identifier(column.name), sql.SQL(column.type if column.is_nullable else f"{column.type} NOT NULL")
@@ -173,7 +172,6 @@ class PostgresApplier:
                 cursor.execute(create + self._shape.view(event, topic if len(self._decoders) > 1 else None))
 
     def end(self, cursor: extensions.cursor) -> None:
-        """Drop the temporary tables, so that the session may be prepared for another sink."""
         cursor.execute("DROP TABLE batch, new_events, rejections CASCADE")  # with the views
 
     def renew(self, cursor: extensions.cursor) -> None:
@@ -185,11 +183,9 @@ class PostgresApplier:
         cursor.execute("TRUNCATE batch, new_events, rejections")
 
     def copy(self, cursor: extensions.cursor, rows: Rows) -> None:
-        """Copy rows into ``batch``, by the names of their columns."""
         copy_rows(cursor, sql.Identifier(self.staged_in), rows, self._layout)
 
     def stage_letters(self, cursor: extensions.cursor, identities: Sequence[str]) -> None:
-        """Insert the events of dead letters into ``batch`` that have just its columns."""
         cursor.execute(STAGE_LETTERS.format(table=self.staged_in), {"sink": self.name, "identities": list(identities)})
 
     def apply(self, cursor: extensions.cursor, topic: str, topic_id: str) -> Applied:
@@ -202,11 +198,6 @@ class PostgresApplier:
         return self._apply(cursor, {"sink": self.name, "topic": topic, "topic_id": topic_id}, admitted)
 
     def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
-        """The same for events whose dead letters are open, which ``batch`` holds.
-
-        ``older_than_horizon`` also applies events that the strategy has forgotten: the caller is sure that they were
-        never applied.
-        """
         parameters = {"sink": self.name, "topic": topic, "topic_id": topic_id, "older": dead_letters.OLDER_THAN_HORIZON}
         admitted = "letter.event IS NOT NULL AND letter.reason <> %(older)s"
         if older_than_horizon or self.strategy.knows == "positions":

@@ -36,6 +36,7 @@ from outbox.sink.decoder import RecordDecoder
 from outbox.sink.layout import EVENT_TYPE, Layout
 from outbox.sink.postgres import binary
 from outbox.sink.records import Records, joined
+from outbox.sink.spec import SinkSpec
 
 COPY_BUFFER_BYTES = 1 << 20
 TRACED_MAX = 100  # per task
@@ -43,14 +44,10 @@ LOCK_TIMEOUT_MS = 1000
 
 TABLES = """
 CREATE UNLOGGED TABLE {rows} (attempt bigint NOT NULL, {definitions});
-CREATE UNLOGGED TABLE {dead} (
-    attempt bigint NOT NULL, identity text NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL, key bytea,
-    headers jsonb, value bytea, recorded_at timestamptz, event_id uuid, reason text NOT NULL, detail text NOT NULL
-);
+CREATE UNLOGGED TABLE {dead} (attempt bigint NOT NULL, {of_dead});
 """
 PLACE: Mapping[str, binary.Type] = {"event_id": "uuid", "partition": "integer", "offset": "bigint"}
 DEAD: Mapping[str, binary.Type] = {
-    "attempt": "bigint",
     "identity": "text",
     "partition": "integer",
     "offset": "bigint",
@@ -76,40 +73,31 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 TAKE_ROWS = """
 INSERT INTO batch ({columns}) SELECT {columns} FROM {rows} WHERE attempt = ANY(%s)
 """
-TAKE_DEAD = """
-INSERT INTO dead_letters
-       (sink, identity, topic_id, topic, partition, "offset", key, headers, value, recorded_at, event_id,
-        reason, detail)
+DEAD_ROWS = """
 SELECT DISTINCT ON (identity) %(sink)s, identity, %(topic_id)s, %(topic)s, partition, "offset", key, headers, value,
        recorded_at, event_id, reason, detail
   FROM {dead}
  WHERE attempt = ANY(%(attempts)s)
  ORDER BY identity, partition, "offset"
-ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now(),
-       status = CASE dead_letters.status WHEN 'skipped' THEN 'open' ELSE dead_letters.status END
 """
+TAKE_DEAD = dead_letters.INSERT.format(rows=DEAD_ROWS)
 
 
 class Staging:
     """The staging tables of a running sink."""
 
     contents: Sequence[str] = ("rows", "dead")  # what each table of a pair has; four letters, as names are bounded
+    row_types: Mapping[str, binary.Type] = {}  # of ``rows`` beside the attempt; those of the sink's layout if empty
 
-    def __init__(
-        self, sink: str, epoch: int, decoders: Mapping[str, RecordDecoder], layout: Layout, *, with_days: bool
-    ) -> None:
-        """``decoders`` are by topic. ``with_days`` also finds the days of the ids, which must be UUIDv7s."""
-        self._sink = sink
+    def __init__(self, spec: SinkSpec, epoch: int, *, with_days: bool) -> None:
+        """``with_days`` also finds the days of the ids, which must be UUIDv7s."""
+        self._sink = spec.name
         self._with_days = with_days
         self._epoch = epoch
-        self._decoders, self._layout = decoders, layout
-        self._types = self.row_types(layout)
+        self._decoders, self._layout = spec.decoders, spec.layout
+        self._types = self.row_types or types_of(spec.layout.columns)
         self._pair = 1  # the number of the pair of tables that is in use
-        self._up_to_epoch = {"prefix": f"{sink}/", "epoch": epoch}
-
-    def row_types(self, layout: Layout) -> Mapping[str, binary.Type]:
-        """The columns of ``rows`` beside the attempt."""
-        return types_of(layout.columns)
+        self._up_to_epoch = {"prefix": f"{spec.name}/", "epoch": epoch}
 
     def create(self, connection: extensions.connection) -> None:
         """Make the pair of tables for the next batches. Call it behind the fence."""
@@ -118,7 +106,8 @@ class Staging:
 
     def create_in(self, cursor: extensions.cursor) -> None:
         """The same in the caller's transaction."""
-        cursor.execute(sql.SQL(TABLES).format(**self.names, definitions=definitions(self._types)))
+        columns = {"definitions": definitions(self._types), "of_dead": definitions(DEAD)}
+        cursor.execute(sql.SQL(TABLES).format(**self.names, **columns))
 
     def drop(self, connection: extensions.connection) -> bool:
         """Drop the tables of this epoch and of earlier ones; a later driver keeps its own.
@@ -225,10 +214,9 @@ class Copier:
         """Copy the dead records under an attempt."""
         if decoded.dead:
             letters = [
-                (attempt, dead_letters.identity(one.record, one.event_id), *dead_letters.columns(one))
-                for one in decoded.dead
+                (dead_letters.identity(one.record, one.event_id), *dead_letters.columns(one)) for one in decoded.dead
             ]
-            copy_table(cursor, self.dead, binary.table(letters, DEAD), DEAD)
+            copy_table(cursor, self.dead, binary.table(letters, DEAD), DEAD, attempt)
 
 
 class Count:
@@ -281,21 +269,24 @@ def copy_rows(
     cursor: extensions.cursor, into: sql.Composable, rows: Rows, layout: Layout, attempt: int | None = None
 ) -> None:
     """COPY the rows of each event into a table of this layout; columns that an event lacks are NULL."""
-    types: dict[str, binary.Type] = {**PLACE, "attempt": "bigint"}
-    types |= {column.name: column.type for column in layout.columns} | {EVENT_TYPE: "label"}
+    types: dict[str, binary.Type] = {**types_of(layout.columns), EVENT_TYPE: "label"}
     for event, table in rows.items():
-        copied = layout.rows(event, table)
-        if attempt is not None:
-            copied = copied.append_column("attempt", pa.array([attempt] * table.num_rows, pa.int64()))
-        copy_table(cursor, into, copied, types)
+        copy_table(cursor, into, layout.rows(event, table), types, attempt)
 
 
 def copy_table(
-    cursor: extensions.cursor, into: sql.Composable, rows: pa.Table, types: Mapping[str, binary.Type]
+    cursor: extensions.cursor,
+    into: sql.Composable,
+    rows: pa.Table,
+    types: Mapping[str, binary.Type],
+    attempt: int | None = None,
 ) -> None:
-    """COPY rows into a table whose columns have these types, by their names."""
+    """COPY rows into a table whose columns have these types, by their names; under an attempt, if there is one."""
     if not rows.num_rows:
         return
+    if attempt is not None:
+        rows = rows.append_column("attempt", pa.array([attempt] * rows.num_rows, pa.int64()))
+        types = {**types, "attempt": "bigint"}
     encoded = binary.encode(rows, types)
     columns = sql.SQL(", ").join(map(sql.Identifier, encoded.columns))
     statement = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT binary)").format(into, columns)

@@ -23,11 +23,10 @@ from psycopg2.extensions import make_dsn
 from outbox.base.errors import Failure
 from outbox.events.schema import Column
 from outbox.sink.batch import Decoded, Staged
-from outbox.sink.decoder import RecordDecoder
-from outbox.sink.layout import Layout
 from outbox.sink.postgres.returned import as_columns
 from outbox.sink.postgres.staging import Copier, Count, Staging, copy_table, definitions, types_of
 from outbox.sink.records import Records, joined
+from outbox.sink.spec import SinkSpec
 
 ATTEMPT_BITS = 62  # of a random number: Spark may run a share twice within one attempt of a task
 TABLES = """
@@ -45,18 +44,9 @@ class TransformStaging(Staging):
 
     contents = (*Staging.contents, "kept", "done")
 
-    def __init__(
-        self,
-        sink: str,
-        epoch: int,
-        decoders: Mapping[str, RecordDecoder],
-        layout: Layout,
-        returned: Sequence[Column],
-        *,
-        with_days: bool,
-    ) -> None:
+    def __init__(self, spec: SinkSpec, epoch: int, returned: Sequence[Column], *, with_days: bool) -> None:
         """``returned`` are the columns that the transform returns; the others are those of `Staging`."""
-        super().__init__(sink, epoch, decoders, layout, with_days=with_days)
+        super().__init__(spec, epoch, with_days=with_days)
         self._returned = returned
         self._jobs = itertools.count()
 
@@ -146,8 +136,7 @@ def copy_returned(
 ) -> None:
     """COPY the places of rows, and these columns, under an attempt. Raises ValueError for one that Postgres refuses."""
     types = types_of(columns)
-    copied = rows.select([*types]).append_column("attempt", pa.array([attempt] * rows.num_rows, pa.int64()))
     try:
-        copy_table(cursor, into, copied, {**types, "attempt": "bigint"})
+        copy_table(cursor, into, rows.select([*types]), types, attempt)
     except psycopg2.DataError as error:
         raise ValueError(str(error).partition("\n")[0]) from error

@@ -38,14 +38,12 @@ class PostgresWriter(SinkWriter):
         self._spec = spec
         self._ensured = set[date]()
         if spec.job.transform is None:
-            staging = Staging(spec.name, self._epoch, spec.decoders, spec.layout, with_days=self._remembers_ids)
+            staging = Staging(spec, self._epoch, with_days=self._remembers_ids)
             self._prepare(PostgresApplier(spec), staging)
 
     def prepare(self, returned: pa.Schema) -> None:
         spec, columns = self._spec, columns_of(returned, self._spec.layout)
-        staging = TransformStaging(
-            spec.name, self._epoch, spec.decoders, spec.layout, columns, with_days=self._remembers_ids
-        )
+        staging = TransformStaging(spec, self._epoch, columns, with_days=self._remembers_ids)
         self._prepare(TransformingApplier(spec, columns), staging)
 
     def _prepare(self, applier: PostgresApplier, staging: Staging) -> None:

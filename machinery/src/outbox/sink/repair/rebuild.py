@@ -60,18 +60,12 @@ INSERT INTO sinks (name, epoch, generation)
 SELECT %(copy)s, 0, coalesce(max(generation), 0) FROM checkpoint_generations WHERE sink = %(copy)s
 ON CONFLICT DO NOTHING
 """
-# The letter as it is, but for its sink. Postgres computes generated columns itself.
-LETTER_COLUMNS = """
-SELECT attname FROM pg_attribute
- WHERE attrelid = 'dead_letters'::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
-"""
-COPY_DISCARDED = """
-INSERT INTO dead_letters ({columns})
-SELECT {columns_of_copy}
-  FROM dead_letters AS letter, jsonb_populate_record(letter, jsonb_build_object('sink', %(copy)s::text)) AS copied
- WHERE letter.sink = %(sink)s AND letter.status = 'discarded'
+# Rows as they are, but for their sink.
+COPY_ROWS = """
+INSERT INTO {table} (sink, {columns}) SELECT %(copy)s, {columns} FROM {table} WHERE sink = %(sink)s AND {condition}
 ON CONFLICT DO NOTHING
 """
+GENERATED = "has_event"  # of dead letters; Postgres computes it itself
 # Letters that were discarded while the copy was made.
 DISCARD = """
 UPDATE dead_letters AS letter SET status = 'discarded'
@@ -112,10 +106,6 @@ SELECT key, coalesce(copy.total, 0) - coalesce(live.total, 0)
 """
 # How the built-in strategies recognise events.
 MEMORY = ("key_versions", "landed_events", "processed_changes", "processed_events")
-REMEMBER = """
-INSERT INTO {table} (sink, {columns}) SELECT %(copy)s, {columns} FROM {table} WHERE sink = %(sink)s
-ON CONFLICT DO NOTHING
-"""
 REMEMBER_VERSIONS = """
 INSERT INTO applied_versions AS known (sink, topic, key, versions)
 SELECT %(copy)s, topic, key, versions FROM applied_versions WHERE sink = %(sink)s
@@ -291,18 +281,19 @@ def begin(
         for topic in topics:
             positions.write(cursor, copy, topic.name, topic.id, start[topic.name])
         generations.start_next(cursor, copy, start)
-        _copy_discarded(cursor, sink, copy)
+        _copy_rows(cursor, {"sink": sink, "copy": copy}, "dead_letters", "status = 'discarded'")
         return False
 
 
-def _copy_discarded(cursor: extensions.cursor, sink: str, copy: str) -> None:
-    cursor.execute(LETTER_COLUMNS)
-    columns = [name for (name,) in cursor]
-    statement = sql.SQL(COPY_DISCARDED).format(
-        columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
-        columns_of_copy=sql.SQL(", ").join(sql.Identifier("copied", name) for name in columns),
+def _copy_rows(cursor: extensions.cursor, names: Mapping[str, str], table: str, condition: str = "true") -> None:
+    """Let the copy have these rows of the live sink too, but for those that it has."""
+    columns = column_names(cursor.connection, table) - {"sink", GENERATED}
+    statement = sql.SQL(COPY_ROWS).format(
+        table=sql.Identifier(table),
+        columns=sql.SQL(", ").join(map(sql.Identifier, sorted(columns))),
+        condition=sql.SQL(condition),
     )
-    cursor.execute(statement, {"sink": sink, "copy": copy})
+    cursor.execute(statement, names)
 
 
 def drop_copy(connection: extensions.connection, sink: str) -> bool:
@@ -373,11 +364,7 @@ def _has_skipped(cursor: extensions.cursor, copy: str) -> bool:
 def _keep(cursor: extensions.cursor, names: Mapping[str, str], dropped: Dropped) -> None:
     """Give the copy what the live sink has of events that the copy has skipped."""
     for table in MEMORY:
-        columns = column_names(cursor.connection, table) - {"sink"}
-        statement = sql.SQL(REMEMBER).format(
-            table=sql.Identifier(table), columns=sql.SQL(", ").join(map(sql.Identifier, sorted(columns)))
-        )
-        cursor.execute(statement, names)
+        _copy_rows(cursor, names, table)
     cursor.execute(REMEMBER_VERSIONS, names)
     cursor.execute(KEEP_OPEN, names)
     for file in dropped.files:

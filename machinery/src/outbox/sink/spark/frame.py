@@ -25,11 +25,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
     BooleanType,
+    ByteType,
     DataType,
     DateType,
     DoubleType,
+    FloatType,
     IntegerType,
     LongType,
+    ShortType,
     StringType,
     StructField,
     StructType,
@@ -38,7 +41,6 @@ from pyspark.sql.types import (
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.events.schema import SqlType
 from outbox.kafka import topics
 from outbox.kafka.records import batches
 from outbox.sink.decoder import RecordDecoder
@@ -46,26 +48,26 @@ from outbox.sink.discovery import event_decoders
 from outbox.sink.layout import Layout
 from outbox.sink.records import Records, joined
 from outbox.sink.spark.part import Part
+from outbox.sink.values import schema_of
 
 Point = datetime | Mapping[str, Mapping[int, int]]  # a moment, or offsets by topic and partition
 
 TASK_MAX_RECORDS = 200_000
-SPARK_TYPES: Mapping[SqlType, DataType] = {
-    "uuid": StringType(),
-    "timestamptz": TimestampType(),
-    "bigint": LongType(),
-    "numeric": StringType(),  # as text: no type of Spark holds every number that Postgres does
-    "boolean": BooleanType(),
-    "text": StringType(),
-    "jsonb": StringType(),
-    "double precision": DoubleType(),
-    "date": DateType(),
+# Of a sink's columns; so are decimals, in what a transform returns.
+ARROW_TYPES: Mapping[type[DataType], pa.DataType] = {
+    StringType: pa.string(),
+    ByteType: pa.int8(),
+    ShortType: pa.int16(),
+    IntegerType: pa.int32(),
+    LongType: pa.int64(),
+    FloatType: pa.float32(),
+    DoubleType: pa.float64(),
+    BooleanType: pa.bool_(),
+    TimestampType: pa.timestamp("us", tz="UTC"),
+    DateType: pa.date32(),
 }
-PLACE = [
-    StructField("event_id", StringType()),
-    StructField("partition", IntegerType()),
-    StructField("offset", LongType()),
-]
+SPARK_TYPES = {of_arrow: of_spark() for of_spark, of_arrow in ARROW_TYPES.items()}
+PLACE = [StructField(field.name, SPARK_TYPES[field.type]) for field in schema_of(())]
 
 
 def events(
@@ -101,8 +103,8 @@ def events(
 
 def schema(layout: Layout) -> StructType:
     """The columns of a layout as Spark has them, behind the place of each event."""
-    columns = (StructField(column.name, SPARK_TYPES[column.type]) for column in layout.columns)
-    return StructType([StructField("topic", StringType()), *PLACE, *columns])
+    columns = (StructField(field.name, SPARK_TYPES[field.type]) for field in layout.schema)
+    return StructType([StructField("topic", StringType()), *columns])
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ import importlib.util
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -38,21 +38,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import (
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, DecimalType, StructType
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
@@ -76,19 +62,6 @@ SUMMARY = "attempt bigint, rows bigint"
 TASK_FAILURE = re.compile(r"TaskFailed: (\{.*\})")
 # Of an executor or of the whole job, and no fault of an event.
 LOST = ("ExecutorLostFailure", "FetchFailed", "cancelled", "SparkContext was shut down", "OutOfMemoryError")
-# Of a sink's columns; so are decimals.
-ARROW_TYPES: Mapping[type[DataType], pa.DataType] = {
-    StringType: pa.string(),
-    ByteType: pa.int8(),
-    ShortType: pa.int16(),
-    IntegerType: pa.int32(),
-    LongType: pa.int64(),
-    FloatType: pa.float32(),
-    DoubleType: pa.float64(),
-    BooleanType: pa.bool_(),
-    TimestampType: pa.timestamp("us", tz="UTC"),
-    DateType: pa.date32(),
-}
 
 Function = Callable[[DataFrame], DataFrame]
 
@@ -342,7 +315,7 @@ def unusable(returned: StructType, given: StructType) -> tuple[str, str] | None:
             continue
         if RESERVED.fullmatch(name):
             return f"it returns a column called {name}, as a column of ours", "rename it"
-        if type(type_) not in {DecimalType, *ARROW_TYPES}:
+        if type(type_) not in {DecimalType, *frame.ARROW_TYPES}:
             remedy = "cast it, or make it a string with to_json"
             return f"it returns {name} as {type_.simpleString()}, which no table takes", remedy
     return None
@@ -356,7 +329,7 @@ def as_events(rows: pa.Table, topic: str) -> pa.Table:
 def _arrow_type(type_: DataType) -> pa.DataType:
     if isinstance(type_, DecimalType):
         return pa.decimal128(type_.precision, type_.scale)
-    return ARROW_TYPES[type(type_)]
+    return frame.ARROW_TYPES[type(type_)]
 
 
 def spark_reason(error: BaseException) -> str:
