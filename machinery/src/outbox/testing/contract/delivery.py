@@ -21,7 +21,7 @@ from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.writer import SinkWriter
 from outbox.testing.contract.database import NOW, Database
 from outbox.testing.contract.events import Sent
-from outbox.testing.records import at_places
+from outbox.testing.sinks import at_places
 
 TOPIC_ID = "contract"
 SET_ASIDE = "set aside by the contract test"
