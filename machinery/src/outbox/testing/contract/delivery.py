@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -84,7 +84,7 @@ class Delivery:
         with rebuild.reserved(self._database.settings, self.spec.name) as connection:
             rebuild.begin(connection, self.spec.name, topics, first)
             copy = replace(self.spec, name=rebuild.copy_of(self.spec.name))
-            with delivering(self._database, copy, self._transform, self._now) as to_copy:
+            with closing(Delivery(self._database, copy, self._transform, self._now)) as to_copy:
                 to_copy.apply(placed)
             rebuild.swap(connection, self.spec.name, topics, first)
 
@@ -118,18 +118,6 @@ class Delivery:
 
     def _applier(self, spec: SinkSpec) -> Applier:
         return spec.target.applier(self._database.settings, spec, self._transform, dry_run=False)
-
-
-@contextmanager
-def delivering(
-    database: Database, spec: SinkSpec, transform: Transformed | None = None, now: str = NOW
-) -> Iterator[Delivery]:
-    """Deliveries to a sink until the end of the block."""
-    delivery = Delivery(database, spec, transform, now)
-    try:
-        yield delivery
-    finally:
-        delivery.close()
 
 
 def placed(
