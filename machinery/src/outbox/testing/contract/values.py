@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import add, or_
 from typing import Any
 
 import jsonschema_rs
@@ -53,6 +54,15 @@ FORMATS: Mapping[str, Sequence[str]] = {
     "regex": ["a+", "[a-z]*"],
 }
 
+# How two contents of a keyword become one; of any other keyword the last one is taken.
+JOINED: Mapping[str, Callable[[Json, Json], Json]] = {
+    "properties": or_,
+    "required": add,
+    "allOf": add,
+    "minimum": max,
+    "maximum": min,
+}
+
 
 def values(rule: Json, examples: Sequence[Json] = ()) -> Strategy:
     """Values that a rule allows. ``examples`` are values for a rule of which none could be made.
@@ -76,7 +86,9 @@ def values(rule: Json, examples: Sequence[Json] = ()) -> Strategy:
 
 
 def is_number(rule: Json) -> bool:
-    """Whether all its values are numbers: those of a history are drawn one by one, others from a few."""
+    """Whether all its values are numbers: each event has one of its own, because those of a history are never compared.
+    Others are drawn from a few.
+    """
     types = set(_types(rule)) if isinstance(rule, dict) else set()
     return bool(types) and types <= {"integer", "number", "null"} and not {"enum", "const"} & rule.keys()
 
@@ -122,18 +134,8 @@ def _merged(rules: Sequence[Rule]) -> dict[str, Json]:
     merged: dict[str, Json] = {}
     for rule in rules:
         for keyword, content in rule.items():
-            if keyword == "properties":
-                merged["properties"] = {**merged.get("properties", {}), **content}
-            elif keyword == "required":
-                merged["required"] = [*merged.get("required", []), *content]
-            elif keyword == "minimum":
-                merged[keyword] = max(content, merged.get(keyword, content))
-            elif keyword == "maximum":
-                merged[keyword] = min(content, merged.get(keyword, content))
-            elif keyword == "allOf":
-                merged["allOf"] = [*merged.get("allOf", []), *content]
-            else:
-                merged[keyword] = content
+            is_joined = keyword in JOINED and keyword in merged
+            merged[keyword] = JOINED[keyword](merged[keyword], content) if is_joined else content
     return merged
 
 
