@@ -33,6 +33,7 @@ from outbox.testing.contract.delivery import placed, transformed
 from outbox.testing.contract.events import Histories, History, Lifecycle
 from outbox.testing.contract.result import Reader, Result, difference
 from outbox.testing.contract.ways import Case, Subject, Way
+from outbox.testing.fixtures.spark import leaves_sockets
 
 FreshDatabases = Callable[[], AbstractContextManager[Settings]]
 
@@ -71,7 +72,7 @@ def contract(
     """
     lifecycle = Lifecycle(frozenset(begins), frozenset(once))
 
-    @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning")
+    @leaves_sockets
     @pytest.mark.parametrize("sink", _Sinks())
     def test(sink: str, fresh_databases: FreshDatabases, request: pytest.FixtureRequest, tmp_path: Path) -> None:
         """Every way to deliver a sink's events gives the same result."""

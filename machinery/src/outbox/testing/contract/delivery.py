@@ -4,7 +4,6 @@ transform.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -21,6 +20,7 @@ from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.writer import SinkWriter
 from outbox.testing.contract.database import NOW, Database
 from outbox.testing.contract.events import Sent
+from outbox.testing.fixtures.spark import running
 from outbox.testing.sinks import at_places
 
 TOPIC_ID = "contract"
@@ -149,12 +149,7 @@ def _dead(one: Placed) -> DeadRecord:
 @contextmanager
 def transformed(spec: SinkSpec, database: Database) -> Iterator[Transformed]:
     """The transform of a job, in a Spark session until the end of the block. Raises Failure if it cannot be used."""
-    from outbox.sink.spark.session import session  # only jobs with a transform need Spark
-    from outbox.sink.spark.transform import Transform
+    from outbox.sink.spark.transform import Transform  # only jobs with a transform need Spark
 
-    spark = session(database.settings, [spec.target])
-    try:
+    with running(database.settings, [spec.target]) as spark:
         yield Transform(spark, spec).transformed
-    finally:
-        spark.stop()
-        gc.collect()  # PySpark leaves the socket that it fetches results over to the garbage collector
