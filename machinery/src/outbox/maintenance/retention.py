@@ -78,12 +78,6 @@ class RetentionResult:
     dropped: tuple[Partition, ...] = ()
     deleted: dict[str, int] = field(default_factory=dict)  # rows, by table
 
-    @property
-    def held_by(self) -> list[Evidence]:
-        """The places that keep the horizon from being raised further."""
-        day = min((found.day for found in self.evidence), default=date.max)
-        return [found for found in self.evidence if found.day == day]
-
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
