@@ -16,7 +16,9 @@ from operator import add, or_
 from typing import Any
 
 import jsonschema_rs
+from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
+from hypothesis.errors import HypothesisException
 
 from outbox.base.errors import Failure
 from outbox.events.expansion import RECURSION
@@ -241,25 +243,9 @@ def _validity(rule: Rule) -> Callable[[Json], bool]:
 
 def _gives_any(strategy: Strategy, is_valid: Callable[[Json], bool]) -> bool:
     """Whether a strategy gives a valid value soon."""
-    from hypothesis import HealthCheck, Phase, given, settings
-    from hypothesis.errors import HypothesisException
-
-    found = list[bool]()
-
-    @settings(
-        max_examples=20,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategy)
-    def look(value: Json) -> None:
-        found.append(is_valid(value))
-
+    soon = settings(max_examples=20, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
     try:
-        look()
+        find(strategy, is_valid, settings=soon)
     except HypothesisException:
-        return any(found)
-    return any(found)
+        return False
+    return True
