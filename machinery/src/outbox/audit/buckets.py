@@ -120,13 +120,6 @@ class Buckets(Generic[Row]):
             yield from self._in_memory.unpacked(self._files[bucket])
         yield from self._in_memory.rows(bucket)
 
-    def firsts(self, bucket: int) -> dict[bytes, Row]:
-        """By id, the first row of each event of a bucket."""
-        found: dict[bytes, Row] = {}
-        for event_id, row in self.rows(bucket):
-            found.setdefault(event_id, row)
-        return found
-
     def close(self) -> None:
         """Delete the files."""
         self._closing.close()

@@ -31,10 +31,6 @@ from outbox.kafka import topics
 POLL_S = 0.5
 
 
-def _ignore(_: str) -> None:
-    """Show no progress."""
-
-
 class InFlightError(WaitTimeoutError):
     """Events were still in flight at the deadline. ``report`` is the last comparison."""
 
@@ -47,7 +43,7 @@ class InFlightError(WaitTimeoutError):
         self.report = report
 
 
-def check(settings: Settings, *, incremental: bool = False, progress: Callable[[str], None] = _ignore) -> Report:
+def check(settings: Settings, *, incremental: bool = False, progress: Callable[[str], None] = lambda _: None) -> Report:
     """Compare now. Raises Failure if a database or Kafka is unavailable, or if nothing is declared.
 
     ``incremental`` reads what came since the last such check that found no problem. Without such a check, or in doubt,
@@ -62,7 +58,7 @@ def check_settled(
     timeout_s: float,
     *,
     incremental: bool = False,
-    progress: Callable[[str], None] = _ignore,
+    progress: Callable[[str], None] = lambda _: None,
     needs: Callable[[], None] = nothing,
 ) -> Report:
     """Compare until nothing is in flight, or an event is lost. Raises InFlightError after ``timeout_s``.
@@ -80,7 +76,7 @@ def check_settled(
             if began < rests_until:
                 return False
             latest[:] = [one.compare()]
-            one.progress = _ignore  # of the first comparison alone: each of the others would show the same again
+            one.progress = lambda _: None  # of the first comparison alone: each of the others would show the same again
             progress(f"in flight: {latest[0].in_flight_text}")
             rests_until = 2 * time.monotonic() - began
             return latest[0].settled or bool(latest[0].lost)

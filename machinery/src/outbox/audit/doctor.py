@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import psycopg2
-from psycopg2 import extensions
 from sqlalchemy.exc import DBAPIError
 
 from outbox.audit.sinks import UNDECLARED
-from outbox.audit.source import AGAIN, read_errors
+from outbox.audit.source import AGAIN, snapshot
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
@@ -401,7 +399,7 @@ def _partitions_read(name: str, stored: Stored, topic: Topic, marks: Marks) -> I
 
 def _skipped(settings: Settings, found: SinkSpec, name: str) -> Iterator[Diagnosis]:
     """Whether the sink asks for events that it has skipped: then it does not start."""
-    with _reading(settings, SinkRole.AUDITOR) as cursor:
+    with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
         recorded = skipped.load(cursor, name)
     try:
         skipped.require_none(name, recorded, found.decoders)
@@ -410,7 +408,7 @@ def _skipped(settings: Settings, found: SinkSpec, name: str) -> Iterator[Diagnos
 
 
 def _driver(settings: Settings, name: str, lag: int) -> Diagnosis:
-    with _reading(settings, SinkRole.AUDITOR) as cursor:
+    with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
         driver = fence.driver(cursor, name)
     if driver is not None:
         return _ok("sink-running", f"sink {name} is running, {lag} offsets behind")
@@ -458,20 +456,9 @@ def _clocks(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _rows(settings: Settings, role: SourceRole | SinkRole, query: str, *parameters: object) -> list[tuple[Any, ...]]:
-    with _reading(settings, role) as cursor:
+    with snapshot(settings, role) as connection, connection.cursor() as cursor:
         cursor.execute(query, parameters or None)
         return list(cursor.fetchall())
-
-
-@contextmanager
-def _reading(settings: Settings, role: SourceRole | SinkRole) -> Iterator[extensions.cursor]:
-    """A cursor as a role. Raises Failure if the database refuses a query of the block."""
-    with (
-        closing(connect(settings, role)) as connection,
-        read_errors(connection, settings, role),
-        connection.cursor() as cursor,
-    ):
-        yield cursor
 
 
 HOPS: dict[str, Look] = {

@@ -226,19 +226,13 @@ class SinkReport:
     not_compared: str = ""  # why none of its totals is compared, if so
 
     @property
-    def totals(self) -> dict[str, Decimal]:
-        """By key, the source's totals of all comparisons added up."""
-        return _sums(one.totals for one in self.comparisons)
-
-    @property
     def drift(self) -> dict[str, Decimal]:
         """By key, the drifts of all comparisons added up."""
-        return _sums(one.drift for one in self.comparisons)
-
-    @property
-    def repeated(self) -> dict[str, Decimal]:
-        """By key, what the duplicates on the topics would add to all comparisons."""
-        return _sums(one.repeated for one in self.comparisons)
+        found: dict[str, Decimal] = {}
+        for one in self.comparisons:
+            for key, number in one.drift.items():
+                found[key] = EXACT.add(found.get(key, Decimal(0)), number)
+        return found
 
     @property
     def drift_total(self) -> Decimal:
@@ -395,14 +389,6 @@ class Report:
             "settled": self.settled,
             "findings": [vars(finding) for finding in self.findings],
         }
-
-
-def _sums(numbers: Iterable[Mapping[str, Decimal]]) -> dict[str, Decimal]:
-    found: dict[str, Decimal] = {}
-    for of_one in numbers:
-        for key, number in of_one.items():
-            found[key] = EXACT.add(found.get(key, Decimal(0)), number)
-    return found
 
 
 def sum_of_sizes(numbers: Iterable[Decimal]) -> Decimal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
@@ -86,13 +86,8 @@ def snapshot(settings: Settings, role: Role) -> Iterator[extensions.connection]:
     """A connection that reads one snapshot. Raises Failure if the database refuses a query of the block."""
     with closing(connect(settings, role)) as connection:
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
-        with read_errors(connection, settings, role):
+        with database_errors(connection, f"reading {settings.dsn(role)['dbname']}", "refused a query", AGAIN):
             yield connection
-
-
-def read_errors(connection: extensions.connection, settings: Settings, role: Role) -> AbstractContextManager[None]:
-    """Convert psycopg2 errors inside the block to Failure: the database of a role cannot be read."""
-    return database_errors(connection, f"reading {settings.dsn(role)['dbname']}", "refused a query", AGAIN)
 
 
 def rows(connection: extensions.connection, query: str | sql.Composable) -> Iterator[tuple[Any, ...]]:

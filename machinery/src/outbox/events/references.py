@@ -143,9 +143,18 @@ def read(file: Path) -> dict[str, Json]:
         raise unusable(file, "it is no JSON object")
     if content.get("$schema", DIALECT) not in (DIALECT, f"{DIALECT}#"):
         raise unusable(file, f"its $schema is {content['$schema']!r}, and the validator knows {DIALECT}")
-    if _is_deep(content):
+    if is_deep(content, NESTING_MAX):
         raise unusable(file, f"it is nested deeper than {NESTING_MAX} levels")
     return content
+
+
+def is_deep(decoded: Json, levels_max: int) -> bool:
+    """Whether decoded JSON is nested deeper than so many levels."""
+    nested = [decoded] if isinstance(decoded, dict | list) else []
+    for _ in range(levels_max):
+        children = (child for value in nested for child in (value.values() if isinstance(value, dict) else value))
+        nested = [child for child in children if isinstance(child, dict | list)]
+    return bool(nested)
 
 
 def unusable(file: Path | str, problem: str) -> Failure:
@@ -164,18 +173,6 @@ def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 def _no_number(text: str) -> Json:
     raise ValueError(f"{text} is no JSON")
-
-
-def _is_deep(content: Json) -> bool:
-    level = [content]
-    for _ in range(NESTING_MAX):
-        level = [child for node in level for child in _children(node)]
-    return bool(level)
-
-
-def _children(node: Json) -> list[Json]:
-    found = list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else []
-    return [child for child in found if isinstance(child, dict | list)]
 
 
 def _nodes(node: Json) -> Iterator[dict[str, Json]]:

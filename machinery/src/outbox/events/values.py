@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from outbox.events import references
 from outbox.events.schema import Rejection, SqlType, shortened
 
 NUL = "\0"
@@ -56,11 +57,7 @@ def may_be_deep(value: bytes) -> bool:
 
 def is_deep(decoded: Any) -> bool:
     """Whether decoded JSON is nested too deep."""
-    nested = [decoded] if isinstance(decoded, dict | list) else []
-    for _ in range(NESTING_MAX):
-        children = (child for value in nested for child in (value.values() if isinstance(value, dict) else value))
-        nested = [child for child in children if isinstance(child, dict | list)]
-    return bool(nested)
+    return references.is_deep(decoded, NESTING_MAX)
 
 
 def _is_utf8(value: bytes) -> bool:

@@ -50,11 +50,7 @@ class Jar(NamedTuple):
         return Path(self.configuration, "lib", f"{self.module}-{self.revision}.jar")
 
 
-def _quiet(_: str) -> None:
-    pass
-
-
-def jars(configuration: str, report: Report = _quiet) -> list[Path]:
+def jars(configuration: str, report: Report = lambda _: None) -> list[Path]:
     """The jars of a configuration of ivy.xml: kafka, plugin, spark, lakehouse or s3."""
     return sorted(resolve(configuration, report).glob("lib/*.jar"))
 
@@ -69,7 +65,7 @@ def class_path(configuration: str, ivy_file: Path = IVY_FILE) -> str:
     return str(resolve(configuration, ivy_file=ivy_file) / "lib" / "*")
 
 
-def resolve(configuration: str, report: Report = _quiet, ivy_file: Path = IVY_FILE) -> Path:
+def resolve(configuration: str, report: Report = lambda _: None, ivy_file: Path = IVY_FILE) -> Path:
     """The folder of a configuration; its jars are in ``lib`` in there, which makes it a plugin path of Connect.
 
     Downloads it the first time, together with the others of its set; an existing folder is complete, because one
@@ -108,7 +104,7 @@ def lock() -> None:
     configurations = [configuration for together in SETS for configuration in together]
     with tempfile.TemporaryDirectory() as temporary:
         pattern = f"{temporary}/[conf]/[organisation]/[module]/[revision]/[artifact].[ext]"
-        ivy.retrieve(IVY_FILE, configurations, pattern, Path(temporary), is_complete=False, report=_quiet)
+        ivy.retrieve(IVY_FILE, configurations, pattern, Path(temporary), is_complete=False, report=lambda _: None)
         found = [
             Jar._make([*file.relative_to(temporary).parts[:4], _sha256(file)])
             for configuration in configurations

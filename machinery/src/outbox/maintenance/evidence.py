@@ -26,13 +26,14 @@ that are no UUIDv7 are no evidence either, because their events are never applie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
 from uuid import UUID
 
 from confluent_kafka import Message
+from psycopg2 import extensions
 
 from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
@@ -63,8 +64,6 @@ SELECT event_id FROM dead_letters
  WHERE status = 'open' AND uuid_extract_version(event_id) = 7 AND event_id >= %s ORDER BY event_id LIMIT 1
 """
 HORIZON = "SELECT horizon, (now() AT TIME ZONE 'UTC')::date - 1 FROM dedup_horizon"
-
-ERRORS = ("retention", "refused", "run the command again")
 
 Nudge = Callable[[], object]
 
@@ -125,6 +124,16 @@ def gather(settings: Settings, wanted: date, nudge: Nudge = lambda: None) -> Ite
     yield Evidence("clock", first_uuid(yesterday), "today and yesterday are kept")
 
 
+@contextmanager
+def connected(settings: Settings, role: Role) -> Iterator[extensions.connection]:
+    """A connection as a role, for retention. Raises Failure if the database refuses a statement of the block."""
+    with (
+        closing(connect(settings, role)) as connection,
+        database_errors(connection, "retention", "refused", "run the command again"),
+    ):
+        yield connection
+
+
 def first_uuid(day: date) -> UUID:
     """The lowest UUID with a time on this day (UTC)."""
     return UUID(int=((day - EPOCH) // timedelta(milliseconds=1)) << 80)
@@ -156,7 +165,7 @@ def _topics(settings: Settings) -> list[str]:
 
 def _writers(settings: Settings, floor: UUID) -> Evidence:
     place = "transactions that write events"
-    with closing(connect(settings, SourceRole.AUDITOR)) as connection, database_errors(connection, *ERRORS):
+    with connected(settings, SourceRole.AUDITOR) as connection:
         connection.autocommit = True
 
         def writing() -> set[str]:
@@ -243,10 +252,6 @@ def _oldest(settings: Settings, role: Role, query: str, floor: UUID) -> UUID | N
 
 
 def _row(settings: Settings, role: Role, query: str, *parameters: object) -> tuple[Any, ...] | None:
-    with (
-        closing(connect(settings, role)) as connection,
-        database_errors(connection, *ERRORS),
-        connection.cursor() as cursor,
-    ):
+    with connected(settings, role) as connection, connection.cursor() as cursor:
         cursor.execute(query, parameters or None)
         return cursor.fetchone()

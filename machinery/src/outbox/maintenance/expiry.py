@@ -22,18 +22,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from confluent_kafka import Message
 from psycopg2 import extensions
 
-from outbox.base.database import connect, database_errors
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import records, topics
 from outbox.maintenance import event_topics
-from outbox.maintenance.evidence import ERRORS
+from outbox.maintenance.evidence import connected
 from outbox.maintenance.turn import between_batches
 from outbox.relay import connectors, slot
 from outbox.relay.connectors import Connector
@@ -97,7 +95,7 @@ def expire(settings: Settings, horizon: UUID, *, dry_run: bool = False) -> dict[
     deleted by then stays deleted; run it again for the rest.
     """
     deleted: Counter[str] = Counter()
-    with closing(connect(settings, SinkRole.PRUNER)) as connection, database_errors(connection, *ERRORS):
+    with connected(settings, SinkRole.PRUNER) as connection:
         for rule in _rules(settings, connection, horizon):
             deleted[rule.table] += _count(connection, rule) if dry_run else _delete(connection, rule)
     return {table: rows for table, rows in deleted.items() if rows}

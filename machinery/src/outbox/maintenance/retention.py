@@ -12,17 +12,15 @@ topic or the log make useless are deleted in small batches (`outbox.maintenance.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, NamedTuple
 
 from psycopg2 import extensions
 
-from outbox.base.database import connect, database_errors
 from outbox.base.settings import Settings, SinkRole
 from outbox.maintenance import event_topics, evidence, expiry
-from outbox.maintenance.evidence import Evidence, Nudge, first_uuid
+from outbox.maintenance.evidence import Evidence, Nudge, connected, first_uuid
 from outbox.maintenance.turn import between_batches
 from outbox.sink import fence
 from outbox.sink.partitions import day_of
@@ -80,12 +78,6 @@ class RetentionResult:
     dropped: tuple[Partition, ...] = ()
     deleted: dict[str, int] = field(default_factory=dict)  # rows, by table
 
-    @property
-    def held_by(self) -> list[Evidence]:
-        """The places that keep the horizon from being raised further."""
-        day = min((found.day for found in self.evidence), default=date.max)
-        return [found for found in self.evidence if found.day == day]
-
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
@@ -130,7 +122,7 @@ def expire(
 
 def below(settings: Settings, day: date) -> tuple[Partition, ...]:
     """The partitions that end at or before this day."""
-    with _pruner(settings) as connection, connection.cursor() as cursor:
+    with connected(settings, SinkRole.PRUNER) as connection, connection.cursor() as cursor:
         return _partitions(cursor, BELOW, day)
 
 
@@ -142,7 +134,7 @@ def drop(settings: Settings, day: date) -> tuple[Partition, ...]:
     no gap; the next run drops the partitions that are left below the horizon.
     """
     dropped: tuple[Partition, ...] = ()
-    with _pruner(settings) as connection:
+    with connected(settings, SinkRole.PRUNER) as connection:
         while some := between_batches(connection, fence.all_sinks, lambda cursor: _partitions(cursor, DROP, day)):
             dropped += some
     return dropped
@@ -161,7 +153,7 @@ def _due(settings: Settings) -> date | None:
         "landed_events_days": settings.prune_landed_events_days,
         "dead_letters_days": settings.prune_dead_letters_days,
     }
-    with _pruner(settings) as connection, connection.cursor() as cursor:
+    with connected(settings, SinkRole.PRUNER) as connection, connection.cursor() as cursor:
         cursor.execute(DUE, parameters)
         ((found,),) = cursor.fetchall()
     due: date | None = found
@@ -171,9 +163,3 @@ def _due(settings: Settings) -> date | None:
 def _partitions(cursor: extensions.cursor, query: str, day: date) -> tuple[Partition, ...]:
     cursor.execute(query, [day])
     return tuple(Partition(name, str(days), rows, size) for name, days, rows, size in cursor)
-
-
-@contextmanager
-def _pruner(settings: Settings) -> Iterator[extensions.connection]:
-    with closing(connect(settings, SinkRole.PRUNER)) as connection, database_errors(connection, *evidence.ERRORS):
-        yield connection

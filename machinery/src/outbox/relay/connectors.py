@@ -14,7 +14,7 @@ from pathlib import Path
 from outbox.base import project
 from outbox.base.settings import Settings, SourceRole
 from outbox.events import catalog
-from outbox.events.catalog import AGGREGATE_FILE, Catalog
+from outbox.events.catalog import AGGREGATE_FILE
 from outbox.kafka.topics import TopicSpec
 from outbox.relay import routing
 from outbox.relay.routing import Config
@@ -145,15 +145,11 @@ def topic_specs(settings: Settings, connector: Connector | None = None) -> list[
 
 def _event_specs(settings: Settings) -> list[TopicSpec]:
     events = catalog.of(settings)
-    return [
-        _records(settings, topic, aggregates[0].partitions, _files(events, topic))
-        for topic, aggregates in events.topics.items()
-    ]
-
-
-def _files(events: Catalog, topic: str) -> tuple[Path, ...]:
-    """Where the partitions of a topic are declared."""
-    return tuple(events.folder / aggregate.name / AGGREGATE_FILE for aggregate in events.topics[topic])
+    specs = []
+    for topic, aggregates in events.topics.items():
+        files = tuple(events.folder / aggregate.name / AGGREGATE_FILE for aggregate in aggregates)
+        specs.append(_records(settings, topic, aggregates[0].partitions, files))
+    return specs
 
 
 def _records(

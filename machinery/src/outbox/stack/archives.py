@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from outbox.base import project
@@ -53,11 +52,11 @@ def record(report: Report) -> list[str]:
     """Record every archive, and return the names of those that were not written. Then the home stays, with its logs."""
     stack = _stack()
     stack.down()  # what an interrupted recording left
-    with _recording():
-        try:
-            _run(stack, report)
-        finally:
-            stack.down()
+    os.environ[archive.VARIABLE] = "record"  # this process starts nothing else
+    try:
+        _run(stack, report)
+    finally:
+        stack.down()
     failed = [name for name, files in class_paths().items() if not archive.install(name, files)]
     if not failed:
         stack.reset()
@@ -85,18 +84,6 @@ def _stack() -> Stack:
     home = project.current().home / "archives"
     free = {f"stack_{name}_port": 0 for name in ("postgres", "kafka", "controller", "connect", "spark")}
     return RecordedStack(load(home, environment=False, service_port=0, **free))
-
-
-@contextmanager
-def _recording() -> Iterator[None]:
-    before = os.environ.get(archive.VARIABLE)
-    os.environ[archive.VARIABLE] = "record"
-    try:
-        yield
-    finally:
-        os.environ.pop(archive.VARIABLE)
-        if before is not None:
-            os.environ[archive.VARIABLE] = before
 
 
 if __name__ == "__main__":

@@ -4,12 +4,10 @@ from outbox.base.settings import SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.testing.client import ServiceClient
 from outbox.testing.command import run
-from outbox.testing.comparisons import differing_keys
-from outbox.testing.events import check_events
+from outbox.testing.events import check_events, outbox_records
 from outbox.testing.queries import query
-from outbox.testing.rebuilds import rebuild
-from outbox.testing.records import deliver, outbox_records
 from outbox.testing.seeds import chosen_seed, seeded
+from outbox.testing.sinks import deliver, differing_keys, rebuild
 from outbox.testing.threads import all_at_once
 
 __all__ = [

@@ -4,9 +4,8 @@ transform.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,7 +20,8 @@ from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.writer import SinkWriter
 from outbox.testing.contract.database import NOW, Database
 from outbox.testing.contract.events import Sent
-from outbox.testing.records import at_places
+from outbox.testing.fixtures.spark import running
+from outbox.testing.sinks import at_places
 
 TOPIC_ID = "contract"
 SET_ASIDE = "set aside by the contract test"
@@ -84,7 +84,7 @@ class Delivery:
         with rebuild.reserved(self._database.settings, self.spec.name) as connection:
             rebuild.begin(connection, self.spec.name, topics, first)
             copy = replace(self.spec, name=rebuild.copy_of(self.spec.name))
-            with delivering(self._database, copy, self._transform, self._now) as to_copy:
+            with closing(Delivery(self._database, copy, self._transform, self._now)) as to_copy:
                 to_copy.apply(placed)
             rebuild.swap(connection, self.spec.name, topics, first)
 
@@ -120,18 +120,6 @@ class Delivery:
         return spec.target.applier(self._database.settings, spec, self._transform, dry_run=False)
 
 
-@contextmanager
-def delivering(
-    database: Database, spec: SinkSpec, transform: Transformed | None = None, now: str = NOW
-) -> Iterator[Delivery]:
-    """Deliveries to a sink until the end of the block."""
-    delivery = Delivery(database, spec, transform, now)
-    try:
-        yield delivery
-    finally:
-        delivery.close()
-
-
 def placed(
     sent: Sequence[Sent], first: Mapping[str, int] | int = 0, *, step: int = 1, partition: int = 0
 ) -> list[Placed]:
@@ -161,12 +149,7 @@ def _dead(one: Placed) -> DeadRecord:
 @contextmanager
 def transformed(spec: SinkSpec, database: Database) -> Iterator[Transformed]:
     """The transform of a job, in a Spark session until the end of the block. Raises Failure if it cannot be used."""
-    from outbox.sink.spark.session import session  # only jobs with a transform need Spark
-    from outbox.sink.spark.transform import Transform
+    from outbox.sink.spark.transform import Transform  # only jobs with a transform need Spark
 
-    spark = session(database.settings, [spec.target])
-    try:
+    with running(database.settings, [spec.target]) as spark:
         yield Transform(spark, spec).transformed
-    finally:
-        spark.stop()
-        gc.collect()  # PySpark leaves the socket that it fetches results over to the garbage collector

@@ -146,12 +146,14 @@ class _Maker:
     @property
     def pools(self) -> dict[str, st.SearchStrategy[Any]]:
         """The strategies of properties of which a history has few values, by what events of other schemas share."""
-        return {_kind(name, rule): self._values[name] for name, rule in self._rules.items() if not _is_free(rule)}
+        return {
+            _kind(name, rule): self._values[name] for name, rule in self._rules.items() if not values.is_number(rule)
+        }
 
     def drafts(self, pools: Mapping[str, Sequence[Any]], key_count: int) -> st.SearchStrategy[_Draft]:
         """Events with values of these pools."""
         made = {
-            name: self._values[name] if _is_free(rule) else st.sampled_from(pools[_kind(name, rule)])
+            name: self._values[name] if values.is_number(rule) else st.sampled_from(pools[_kind(name, rule)])
             for name, rule in self._rules.items()
         }
         required = {name: one for name, one in made.items() if name in self._required}
@@ -234,11 +236,6 @@ def _sent(drafts: Iterator[tuple[_Draft, Any]], numbers: Sequence[int]) -> list[
         payload = draft.maker.payload(draft, key, versions[topic, str(key)])
         sent.append(Sent(topic, draft.maker.schema, str(key), event_id, payload, draft.chance))
     return sent
-
-
-def _is_free(rule: Any) -> bool:
-    """Whether each event has a value of its own, because the values of a history are never compared."""
-    return values.is_number(rule)
 
 
 def _kind(name: str, rule: Any) -> str:

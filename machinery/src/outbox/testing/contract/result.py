@@ -16,14 +16,11 @@ from typing import Any, NamedTuple
 
 from psycopg2 import extensions, sql
 
+from outbox.audit import tables
 from outbox.sink.strategy import Strategy
 
-# Tables of outbox/migrations/sink; a test holds that these are all.
-MACHINERY = {
-    *("applied_versions", "base_versions", "checkpoint_generations", "dead_letters", "dedup_horizon"),
-    *("key_versions", "landed_events", "outbox_version", "positions", "processed_changes", "processed_events"),
-    *("sinks", "skipped_events"),
-}
+# Tables of outbox/migrations/sink, also those without a column sink; a test holds that these are all.
+MACHINERY = tables.MACHINERY | {"dedup_horizon", "outbox_version", "sinks"}
 LETTERS = "dead_letters"
 TABLES = """
 SELECT relname FROM pg_class

@@ -12,10 +12,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import add, or_
 from typing import Any
 
 import jsonschema_rs
+from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
+from hypothesis.errors import HypothesisException
 
 from outbox.base.errors import Failure
 from outbox.events.expansion import RECURSION
@@ -53,6 +56,15 @@ FORMATS: Mapping[str, Sequence[str]] = {
     "regex": ["a+", "[a-z]*"],
 }
 
+# How two contents of a keyword become one; of any other keyword the last one is taken.
+JOINED: Mapping[str, Callable[[Json, Json], Json]] = {
+    "properties": or_,
+    "required": add,
+    "allOf": add,
+    "minimum": max,
+    "maximum": min,
+}
+
 
 def values(rule: Json, examples: Sequence[Json] = ()) -> Strategy:
     """Values that a rule allows. ``examples`` are values for a rule of which none could be made.
@@ -76,7 +88,9 @@ def values(rule: Json, examples: Sequence[Json] = ()) -> Strategy:
 
 
 def is_number(rule: Json) -> bool:
-    """Whether all its values are numbers: those of a history are drawn one by one, others from a few."""
+    """Whether all its values are numbers: each event has one of its own, because those of a history are never compared.
+    Others are drawn from a few.
+    """
     types = set(_types(rule)) if isinstance(rule, dict) else set()
     return bool(types) and types <= {"integer", "number", "null"} and not {"enum", "const"} & rule.keys()
 
@@ -122,18 +136,8 @@ def _merged(rules: Sequence[Rule]) -> dict[str, Json]:
     merged: dict[str, Json] = {}
     for rule in rules:
         for keyword, content in rule.items():
-            if keyword == "properties":
-                merged["properties"] = {**merged.get("properties", {}), **content}
-            elif keyword == "required":
-                merged["required"] = [*merged.get("required", []), *content]
-            elif keyword == "minimum":
-                merged[keyword] = max(content, merged.get(keyword, content))
-            elif keyword == "maximum":
-                merged[keyword] = min(content, merged.get(keyword, content))
-            elif keyword == "allOf":
-                merged["allOf"] = [*merged.get("allOf", []), *content]
-            else:
-                merged[keyword] = content
+            is_joined = keyword in JOINED and keyword in merged
+            merged[keyword] = JOINED[keyword](merged[keyword], content) if is_joined else content
     return merged
 
 
@@ -239,25 +243,9 @@ def _validity(rule: Rule) -> Callable[[Json], bool]:
 
 def _gives_any(strategy: Strategy, is_valid: Callable[[Json], bool]) -> bool:
     """Whether a strategy gives a valid value soon."""
-    from hypothesis import HealthCheck, Phase, given, settings
-    from hypothesis.errors import HypothesisException
-
-    found = list[bool]()
-
-    @settings(
-        max_examples=20,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategy)
-    def look(value: Json) -> None:
-        found.append(is_valid(value))
-
+    soon = settings(max_examples=20, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
     try:
-        look()
+        find(strategy, is_valid, settings=soon)
     except HypothesisException:
-        return any(found)
-    return any(found)
+        return False
+    return True

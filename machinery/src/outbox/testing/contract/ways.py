@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.strategy import Strategy
 from outbox.testing.contract.database import LATER, NOW, Database
-from outbox.testing.contract.delivery import Delivery, Placed, after, delivering, placed
+from outbox.testing.contract.delivery import Delivery, Placed, after, placed
 from outbox.testing.contract.events import History, Sent
 from outbox.testing.contract.result import LETTERS, Result
 
@@ -35,7 +35,7 @@ class Subject(NamedTuple):
 
     def delivering(self, now: str = NOW) -> AbstractContextManager[Delivery]:
         """Deliveries to it."""
-        return delivering(self.database, self.spec, self.transform, now)
+        return closing(Delivery(self.database, self.spec, self.transform, now))
 
 
 class Case(NamedTuple):
@@ -185,20 +185,15 @@ def _batches(events: Sequence[Placed]) -> list[list[Placed]]:
     return [list(events[begin:end]) for begin, end in pairwise(cuts)]
 
 
+READS_BATCH = "the projection reads `batch` instead of `new_events`"
+READS_OR_COUNTS = f"{READS_BATCH}, or counts batches"
+CUTS = "the projection counts batches, keeps the first or last event of a batch, or depends on the order of rows"
 WAYS: Sequence[Way] = (
     Way("the same again", "random() or another value that the events do not determine", _again),
     Way("a day and a minute later", "now() or current_date: take the time from the event", _later),
     Way("at other offsets", "the projection uses offset or partition as a value", _moved),
-    Way(
-        "one event per batch",
-        "the projection counts batches, keeps the first or last event of a batch, or depends on the order of rows",
-        _one_by_one,
-    ),
-    Way(
-        "in other batches",
-        "the projection counts batches, keeps the first or last event of a batch, or depends on the order of rows",
-        _cut,
-    ),
+    Way("one event per batch", CUTS, _one_by_one),
+    Way("in other batches", CUTS, _cut),
     Way(
         "with the keys interleaved otherwise",
         "the projection depends on the order of rows, on a sequence, or on the events of other keys",
@@ -209,20 +204,10 @@ WAYS: Sequence[Way] = (
         "a row is written, read or deleted without the column sink, the table's key lacks it, or there is a sequence",
         _beside,
     ),
-    Way("each event twice in a batch", "the projection reads `batch` instead of `new_events`", _twice, "all"),
-    Way("sent again at later offsets", "the projection reads `batch` instead of `new_events`", _resent, "all"),
-    Way(
-        "each batch again after a crash",
-        "the projection reads `batch` instead of `new_events`, or counts batches",
-        _crashed,
-        "re-reads",
-    ),
-    Way(
-        "rewound to the first offset",
-        "the projection reads `batch` instead of `new_events`, or counts batches",
-        _rewound,
-        "re-reads",
-    ),
+    Way("each event twice in a batch", READS_BATCH, _twice, "all"),
+    Way("sent again at later offsets", READS_BATCH, _resent, "all"),
+    Way("each batch again after a crash", READS_OR_COUNTS, _crashed, "re-reads"),
+    Way("rewound to the first offset", READS_OR_COUNTS, _rewound, "re-reads"),
     Way(
         "some as dead letters, then replayed",
         "a replayed event replaces younger ones of its key: compare versions, or write `-- ordered`",

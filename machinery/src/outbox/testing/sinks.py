@@ -1,4 +1,4 @@
-"""What a service has put into the outbox, as the topic would carry it; and delivered to a sink without a topic."""
+"""What a sink does, without Kafka and Spark: apply records, be rebuilt from the source, be compared with it."""
 
 from __future__ import annotations
 
@@ -6,38 +6,22 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from decimal import Decimal
 from typing import Any
 
+from outbox.audit import comparison_files
+from outbox.audit.totals import Totals, read_totals
 from outbox.base.database import connect
-from outbox.base.settings import Settings, SinkRole
-from outbox.events import catalog
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.kafka.topics import Topic
 from outbox.sink import discovery
 from outbox.sink.batch import Batch
 from outbox.sink.decoder import RecordDecoder
 from outbox.sink.records import Record, Records
+from outbox.sink.repair.rebuild import from_source
 from outbox.sink.writer import Counts, SinkWriter
-from outbox.testing.queries import query
 
 TOPIC_ID = "topic-1"
-
-
-def outbox_records(settings: Settings) -> list[dict[str, Any]]:
-    """The events in the outbox table, the oldest first, as a record of the topic would carry them."""
-    topics = {name: aggregate.topic for name, aggregate in catalog.of(settings).aggregates.items()}
-    rows = query(
-        settings,
-        "SELECT id::text, aggregatetype, aggregateid, type, schema_version, payload, traceparent"
-        " FROM outbox ORDER BY id",
-    )
-    return [
-        {
-            "topic": topics[aggregate],
-            "key": key,
-            "headers": {"id": id_, "eventType": type_, "schemaVersion": str(version), "traceparent": traceparent},
-            "value": payload,
-        }
-        for id_, aggregate, key, type_, version, payload, traceparent in rows
-    ]
 
 
 def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) -> Counts:
@@ -55,6 +39,34 @@ def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) ->
             for topic in topics
         ]
     return Counts(*map(sum, zip(Counts(), *counts, strict=True)))
+
+
+def rebuild(settings: Settings, sink: str) -> dict[str, Decimal]:
+    """Set a sink to what the source says, as `outbox rebuild SINK --from source` does. Returns by key how much more the
+    sink holds now.
+
+    Raises Failure if the sink cannot be rebuilt.
+    """
+    chosen = discovery.chosen(settings, sink)
+    topics = [Topic(name, TOPIC_ID, 1) for name in chosen.topics]
+    return from_source(settings, chosen, topics, {topic.name: {0: 0} for topic in topics}).differences
+
+
+def differing_keys(settings: Settings, sink: str) -> dict[str, set[str]]:
+    """By comparison of a sink the keys whose totals differ between the source and the sink.
+
+    It is for a sink that has applied every event: `outbox check` also subtracts what a sink has not applied yet. A
+    comparison without a section ``[sink]`` is left out. Raises Failure if a comparison cannot be used.
+    """
+    found = dict[str, set[str]]()
+    with closing(connect(settings, SourceRole.AUDITOR)) as source, closing(connect(settings, SinkRole.AUDITOR)) as held:
+        for one in comparison_files.load(discovery.chosen(settings, sink)):
+            if one.sink is None:
+                continue
+            due = read_totals(source, one, one.source).get("", Totals()).totals
+            has = read_totals(held, one, one.sink, by_sink=True).get(sink, Totals()).totals
+            found[one.name] = {key for key in {*due, *has} if due.get(key, 0) != has.get(key, 0)}
+    return found
 
 
 def _apply(writer: SinkWriter, decoder: RecordDecoder, topic: str, records: Sequence[dict[str, Any]]) -> Counts:
