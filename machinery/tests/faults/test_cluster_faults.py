@@ -51,7 +51,7 @@ def cluster(homes: Homes) -> Iterator[Stack]:
     stack = private_stack(homes.new("cluster"))
     stack.up(only=["spark-master", *WORKERS], workers=len(WORKERS))
     yield stack
-    stack.down()
+    stack.down(gently=False)
 
 
 @pytest.fixture

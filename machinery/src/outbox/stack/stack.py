@@ -86,19 +86,23 @@ class Stack:
                 part.start()
                 report(f"{part.name}: ready")
 
-    def down(self, report: Report = quiet) -> int:
+    def down(self, report: Report = quiet, *, gently: bool = True) -> int:
         """Stop every process of this home folder: first the users of the stack, then its parts. Returns how many ran.
 
-        Stacks in folders below, such as those of the walkthrough and of tests, are stopped too.
+        Stacks in folders below, such as those of the walkthrough and of tests, are stopped too. Not ``gently``: they are
+        killed, as nobody needs their data again; but Postgres is not, which would leave shared memory behind.
         """
         stopped = 0
         for home in sorted({home for home, _ in _marked() if self.home in home.parents}):
-            stopped += Stack(load(home, environment=False)).down(report)
+            stopped += Stack(load(home, environment=False)).down(report, gently=gently)
         with self._locked():
             for process in [*self._others(), *(self.part(name) for name in reversed(self.parts))]:
                 if process.processes():  # also children that a crash left behind
                     report(f"{process.name}: stopping")
-                    process.stop()
+                    if gently or isinstance(process, Postgres):
+                        process.stop()
+                    else:
+                        process.kill()
                     stopped += 1
         return stopped
 

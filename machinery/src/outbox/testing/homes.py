@@ -71,7 +71,7 @@ def end(folder: Path, *, keep_logs: bool) -> None:
     from outbox.base.settings import load  # the watchdog waits without the machinery in its memory
     from outbox.stack.stack import Stack
 
-    Stack(load(folder, environment=False)).down()
+    Stack(load(folder, environment=False)).down(gently=False)
     if keep_logs:
         _delete_all_but_logs(folder)
     else:
