@@ -34,7 +34,8 @@ SESSION = {
     "parquet.block.size.row.check.min": "1",
     "parquet.page.size.row.check.min": "1",
 }
-MANY_ROWS = {"spark.sql.codegen.wholeStage": "true", "spark.sql.adaptive.enabled": "true"}  # for a MERGE of files
+MANY_ROWS = {"spark.sql.codegen.wholeStage": "true", "spark.sql.adaptive.enabled": "true"}
+FEW_ROWS_MAX = 10_000
 COMMIT_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
@@ -111,7 +112,8 @@ class Table:
         Raises Failure if that fails; then nothing is merged, unless the JVM is gone.
         """
         with self.errors("does not take events"):
-            self._tune(is_small=isinstance(rows, pa.Table))
+            is_small = isinstance(rows, pa.Table) and rows.num_rows <= FEW_ROWS_MAX
+            self._tune(is_small=is_small)
             if metadata is not None:
                 self._spark.conf.set(COMMIT_METADATA, json.dumps({"sink": self._sink, **metadata}))
             if isinstance(rows, Files):
@@ -120,7 +122,9 @@ class Table:
                 incoming = self._spark.read.schema(schema).parquet(*rows.uris)
             else:
                 bounds = _bounds(rows["event_id"].to_pylist())
-                incoming = self._spark.createDataFrame(rows).coalesce(1)
+                incoming = self._spark.createDataFrame(rows)
+            if is_small:
+                incoming = incoming.coalesce(1)
             if without:
                 resolved = self._spark.createDataFrame(pa.table({"event_id": [*without]}))
                 incoming = incoming.join(resolved, "event_id", "left_anti")
