@@ -78,7 +78,7 @@ def peak_mib(settings: Settings, found: Queue[tuple[int, float]]) -> None:
     before_mib, count = most_mib(), 0
     for messages in records.batches(settings, topic_of(settings), topics.watermarks(settings, topic_of(settings))):
         dead = DECODER.decode(Records.of(messages)).dead
-        letters = [(1, dead_letters.identity(one.record, one.event_id), *dead_letters.columns(one)) for one in dead]
+        letters = [(dead_letters.identity(one.record, one.event_id), *dead_letters.columns(one)) for one in dead]
         binary.encode(binary.table(letters, DEAD), DEAD)
         count += len(letters)
     found.put((count, most_mib() - before_mib))
@@ -95,8 +95,9 @@ def test_a_task_holds_few_of_the_largest_records_at_once(
     found: Queue[tuple[int, float]] = context.Queue()
     process = context.Process(target=peak_mib, args=(topic, found), daemon=True)
     process.start()
+    process.join(TIMEOUT_S)
+    assert process.exitcode == 0
     count, grown_mib = found.get(timeout=TIMEOUT_S)
-    process.join()
     assert count == LARGE_RECORDS
     assert grown_mib < MEMORY_MAX_MIB
 
