@@ -203,8 +203,8 @@ def test_killed_between_its_transactions_it_is_run_again(shared_chain: Settings)
 @pytest.mark.parametrize("work", ["prune", "continuity"])
 def test_memory_is_that_of_one_look_up(shared_chain: Settings, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
     """Ten times the events need no more of it."""
-    monkeypatch.setattr(arrivals, "LOOK_UP_EVENTS", 500)
-    monkeypatch.setattr(records, "BATCH_RECORDS", 100)  # fewer than a look-up, to be a small part of the memory
+    monkeypatch.setattr(arrivals, "LOOK_UP_EVENTS", 200)
+    monkeypatch.setattr(records, "BATCH_RECORDS", 40)  # fewer than a look-up, to be a small part of the memory
 
     def peak(events: int) -> int:
         insert_at_once(shared_chain, *(row() for _ in range(events)))
@@ -219,8 +219,8 @@ def test_memory_is_that_of_one_look_up(shared_chain: Settings, monkeypatch: pyte
             tracemalloc.stop()
             prune.prune(shared_chain, keep_hours=0)
 
-    one = peak(500)
-    assert peak(5000) < 1.5 * one
+    one = peak(200)
+    assert peak(2000) < 1.5 * one
 
 
 def _pruning(settings: Settings) -> bool:
