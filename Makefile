@@ -16,8 +16,8 @@ PYTEST := "$(CURDIR)/$(BIN)/python" -m pytest
 demo: .venv/demo
 	@$(BIN)/outbox demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
 
-# Most of the work of tests is done by JVMs that have just started: only the first-tier compiler is worth its time. With
-# it alone the JVM would have room for a fifth of the code, and stop compiling when that is full.
+# Most of the work of tests is done by JVMs that have just started: only the first-tier compiler is worth its time. That
+# option shrinks the JVM's room for compiled code to a fifth; once it is full, the JVM stops compiling. So it is set too.
 YOUNG_JVM := -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m
 
 # In several processes, each with a stack of its own; ARGS="-n 0 …" for one.

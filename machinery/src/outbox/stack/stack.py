@@ -89,8 +89,9 @@ class Stack:
     def down(self, report: Report = quiet, *, gently: bool = True) -> int:
         """Stop every process of this home folder: first the users of the stack, then its parts. Returns how many ran.
 
-        Stacks in folders below, such as those of the walkthrough and of tests, are stopped too. If not ``gently``, they
-        are killed, as nobody needs their data again; but Postgres is not, which would leave shared memory behind.
+        Stacks in folders below, such as those of the walkthrough and of tests, are stopped too. With ``gently=False``
+        all are killed, which suits a folder whose data is no longer needed; except Postgres, which would leave shared
+        memory behind.
         """
         stopped = 0
         for home in sorted({home for home, _ in _marked() if self.home in home.parents}):

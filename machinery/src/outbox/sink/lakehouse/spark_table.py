@@ -25,7 +25,7 @@ SESSION = {
     **FEW_ROWS,
     "spark.sql.adaptive.enabled": "false",  # it plans again after each stage, which takes longer than few rows do
     "spark.sql.shuffle.partitions": "1",
-    # Few rows come from one task. Of many rows each task of the shuffle has enough to do, and writes files of its own.
+    # Few rows are written by one task. Many rows are written by several, and each has enough for files of its own.
     "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
     # A batch without anything new is committed too, as it says how far the table is.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
@@ -34,6 +34,7 @@ SESSION = {
     "parquet.block.size.row.check.min": "1",
     "parquet.page.size.row.check.min": "1",
 }
+# For a MERGE of files, or of more rows than FEW_ROWS_MAX from the memory of the driver.
 MANY_ROWS = {"spark.sql.codegen.wholeStage": "true", "spark.sql.adaptive.enabled": "true"}
 FEW_ROWS_MAX = 10_000
 COMMIT_METADATA = "spark.databricks.delta.commitInfo.userMetadata"

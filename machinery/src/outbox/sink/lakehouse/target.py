@@ -21,8 +21,7 @@ class LakehouseTarget(Target):
     """
 
     jars: Sequence[str] = ("lakehouse",)
-    # A commit looks at the table's log by a job of so many tasks; the default is 50. With 50,000 files, too, one is
-    # faster than two.
+    # How many tasks of a commit read the log; the default is 50. One is faster than two, also with 50,000 files.
     spark_config: Mapping[str, str] = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",

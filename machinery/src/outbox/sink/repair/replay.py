@@ -1,10 +1,10 @@
 """What an operator does about dead letters: replay them, or discard them. Both work beside the running sink.
 
-Letters are handled in chunks. Each chunk is one transaction, which takes the sink's lock first, as the driver does. The
-transaction applies the events and updates the status of their letters. So each letter is applied once, even if the
-process is killed at any moment or the command is repeated. A target outside the database applies the events between two
-transactions, under the same lock, and recognises the events that it already has. A replay does not change positions or
-epoch, because they belong to the driver.
+Letters are handled in chunks. Each chunk is one transaction, which takes the sink's lock first, as the driver does. It
+applies the events and updates the status of their letters. So no event is applied twice, whenever the process is killed
+and however often the command is repeated. A target outside the database applies the events between two transactions,
+under the same lock, and recognises the events that it already has. A replay does not change positions or epoch, because
+they belong to the driver.
 """
 
 from __future__ import annotations
