@@ -160,6 +160,8 @@ def _in_comments(file: Path) -> Iterator[Reference]:
 
 def _comments(file: Path) -> Iterator[tuple[int, str]]:
     text = file.read_text()
+    if not BARE.search(text):
+        return  # to take Python apart takes long, and few files name another
     if file.suffix != ".py":
         mark = COMMENTS[file.suffix]
         for number, line in enumerate(text.splitlines(), 1):

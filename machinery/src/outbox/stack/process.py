@@ -44,6 +44,7 @@ class Process:
         self.folder = home / name
         self.log_file = home / "logs" / f"{name}.log"
         self.mark = f"{home}:{name}"  # in the environment of all its processes
+        self._main: psutil.Process | None = None  # as found last; it may have ended since
 
     def argv(self) -> Sequence[str | Path]:
         """The command line."""
@@ -144,11 +145,10 @@ class Process:
 
     def pid(self) -> int | None:
         """The main process, if it lives: the leader of its session. Children may outlive it for a moment."""
-        for process in self.processes():
-            with suppress(ProcessLookupError, psutil.Error):
-                if os.getsid(process.pid) == process.pid and environment(process).get(MARK) == self.mark:
-                    return process.pid
-        return None
+        # A search reads the environment of every process, and whoever waits for this one asks often.
+        if self._main is None or not self._leads(self._main):
+            self._main = next(filter(self._leads, self.processes()), None)
+        return self._main.pid if self._main else None
 
     def tail(self, lines: int = 20) -> str:
         """The last lines of its log."""
@@ -169,6 +169,12 @@ class Process:
             return log.read().decode(errors="replace")
 
     # ----------------------------------------------------------------------------------------------------------------
+
+    def _leads(self, process: psutil.Process) -> bool:
+        try:
+            return process.is_running() and self.owns(process) and os.getsid(process.pid) == process.pid
+        except (ProcessLookupError, psutil.Error):
+            return False
 
     def _run(self, argv: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
         """Run a program of the preparation with our mark, so that it is found if we are killed meanwhile."""
