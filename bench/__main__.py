@@ -51,6 +51,7 @@ WARM_UP_S = 30.0
 BATCH_EVENTS = 100_000
 CLIENTS = (1, 4, 16)
 SINK = "balances"
+POLL_INTERVAL_MS: int = Settings.model_fields["connector_poll_interval_ms"].default
 IDLE_SINKS = ("balances", "accounts")
 STARTED_WITH_EVENTS = 1_000  # more than a driver decodes itself, so that executors have a part in the start
 
@@ -146,21 +147,20 @@ def relay_backlog(events: int, rounds: int) -> None:
 @click.option("--per-s", default=100.0, show_default=True, help="The steady rate.")
 @click.option("--seconds", default=30.0, show_default=True, help="How long it lasts.")
 @click.option("--rounds", default=1, show_default=True, help="How often each side is measured.")
-@click.option("--poll-interval-ms", type=click.IntRange(1), help="In place of that in our connector's file.")
-def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll_interval_ms: int | None) -> None:
+@click.option("--poll-interval-ms", default=POLL_INTERVAL_MS, show_default=True, help="Of our connector.")
+def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll_interval_ms: int) -> None:
     """Measure commit → topic and commit → balance, with and without a transform, and beside the defaults of Debezium
     and Spark.
 
     Exactly-once is on. Each side first gets half a minute of events, so that its JVMs have compiled what they run.
     """
     found: dict[tuple[str, str, str], list[float]] = {}
-    with _stack() as settings:
-        outbox = connectors.load(settings)
-        ours = relay.with_poll_interval(outbox, poll_interval_ms) if poll_interval_ms else outbox
+    with _stack(connector_poll_interval_ms=poll_interval_ms) as settings:
+        ours = connectors.load(settings)
         sides: dict[str, tuple[connectors.Connector, latency.Sink]] = {
             "ours": (ours, latency.Sink(sink(settings, SINK), SINK)),
             "transform": (ours, latency.Sink(sink(settings, "turnover"), "turnover", "turnover")),
-            "defaults": (relay.with_defaults(outbox), latency.Sink(peers.ByTheBook(settings), by_the_book.NAME)),
+            "defaults": (relay.with_defaults(ours), latency.Sink(peers.ByTheBook(settings), by_the_book.NAME)),
         }
         lifecycle.apply(settings)
         relay.write(settings, relay.EVENTS_OF_A_TRANSACTION)  # the peer is ready once it has applied something
@@ -188,15 +188,13 @@ def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll
 @click.option("--seconds", default=30.0, show_default=True, help="How long each side is measured.")
 @click.option("--rounds", default=2, show_default=True, help="How often each side is measured.")
 @click.option("--interval-ms", default=1000, show_default=True, help="Of the triggers of the second side.")
-@click.option("--poll-interval-ms", type=click.IntRange(1), help="In place of that in our connector's file.")
-def measure_idle(seconds: float, rounds: int, interval_ms: int, poll_interval_ms: int | None) -> None:
+@click.option("--poll-interval-ms", default=POLL_INTERVAL_MS, show_default=True, help="Of our connector.")
+def measure_idle(seconds: float, rounds: int, interval_ms: int, poll_interval_ms: int) -> None:
     """Measure what the chain costs while no event is written: two sinks whose batches begin at once, and two with an
     interval between their batches.
     """
-    with _stack() as settings:
+    with _stack(connector_poll_interval_ms=poll_interval_ms) as settings:
         lifecycle.apply(settings)
-        if poll_interval_ms:
-            lifecycle.apply(settings, relay.with_poll_interval(connectors.load(settings), poll_interval_ms))
         sides: dict[str, Callable[[], idle.Idle]] = {
             f"{every} ms": partial(idle.measure, settings, IDLE_SINKS, every, seconds) for every in (0, interval_ms)
         }

@@ -57,11 +57,6 @@ def with_defaults(connector: Connector) -> Connector:
     return replace(connector, config={name: value for name, value in connector.config.items() if name not in TUNED})
 
 
-def with_poll_interval(connector: Connector, poll_interval_ms: int) -> Connector:
-    """The connector with another poll interval."""
-    return replace(connector, config={**connector.config, "poll.interval.ms": str(poll_interval_ms)})
-
-
 def relay(settings: Settings, one: Connector, events: int, report: Callable[[str], None]) -> Drain:
     """Stop Connect, write so many events, start Connect as the settings say, and measure until all are on the topic.
 

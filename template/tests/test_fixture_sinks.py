@@ -22,9 +22,8 @@ WORDS = {
     "balances": "stock",
     "currency": "unit",
     "amount": "quantity",
-    # Its stacks are idle for most of the time, and the work of an idle connector grows with its polls. And a task waits
-    # for 10 s before it connects again.
-    '"poll.interval.ms": "5",': '"poll.interval.ms": "50",\n  "retriable.restart.connector.wait.ms": "1000",',
+    # By default a task waits for 10 s before it connects again.
+    '  "max.batch.size"': '  "retriable.restart.connector.wait.ms": "1000",\n  "max.batch.size"',
 }
 FILES = {
     "connect/changes.json": "connect/changes.json",

@@ -58,6 +58,7 @@ SLOT_AHEAD = {"slot-ahead", "slot-missing", "slot-released"}
 TRIGGER_INTERVAL_MS = 2000
 MERGE_INTERVAL_MS = 5000  # on the cluster, where a batch of a few events costs as much as one of thousands
 FETCH_MAX_WAIT_MS = 200
+POLL_INTERVAL_MS = 50
 IN_DRIVER = "local[2]"  # the master of sinks that use no cluster; without one they would use that of the stack
 
 
@@ -107,7 +108,9 @@ class LinkedStack(Stack):
     @property
     def settings(self) -> Settings:
         """Those of the stack. Its cluster is for one process of sinks alone (`on_cluster`)."""
-        return super().settings.model_copy(update={"spark_master": IN_DRIVER})
+        return super().settings.model_copy(
+            update={"spark_master": IN_DRIVER, "connector_poll_interval_ms": POLL_INTERVAL_MS}
+        )
 
     def on_cluster(self, settings: Settings) -> Settings:
         """The settings of sinks whose tasks run on the cluster, and whose driver says what runs there."""
