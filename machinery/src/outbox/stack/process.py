@@ -145,7 +145,7 @@ class Process:
 
     def pid(self) -> int | None:
         """The main process, if it lives: the leader of its session. Children may outlive it for a moment."""
-        # A search reads the environment of every process, and whoever waits for this one asks often.
+        # A search reads the environment of every process, and a wait for this one asks again and again.
         if self._main is None or not self._leads(self._main):
             self._main = next(filter(self._leads, self.processes()), None)
         return self._main.pid if self._main else None
