@@ -117,6 +117,16 @@ def test_it_is_found_again_by_a_controller_that_did_not_start_it(script: Make) -
     assert other.processes() == []
 
 
+def test_a_start_by_another_controller_is_seen(script: Make) -> None:
+    one, other = script(), script()
+    one.start()
+    first = one.pid()
+    other.kill()
+    assert one.pid() is None
+    other.start()
+    assert one.pid() == other.pid() != first
+
+
 def test_one_that_keeps_replacing_its_program_is_seen_running(script: Make) -> None:
     again = 'touch ready; exec sh -c "$AGAIN"'
     process = script(f"import os; os.environ['AGAIN'] = {again!r}; os.execvp('sh', ['sh', '-c', os.environ['AGAIN']])")
