@@ -22,8 +22,9 @@ WORDS = {
     "balances": "stock",
     "currency": "unit",
     "amount": "quantity",
-    # By default a task waits for 10 s before it connects again.
-    '  "max.batch.size"': '  "retriable.restart.connector.wait.ms": "1000",\n  "max.batch.size"',
+    # Its stacks are idle for most of the time, and the work of an idle connector grows with its polls. And a task waits
+    # for 10 s before it connects again.
+    '"${settings:connector_poll_interval_ms}",': '"100",\n  "retriable.restart.connector.wait.ms": "1000",',
 }
 FILES = {
     "connect/changes.json": "connect/changes.json",

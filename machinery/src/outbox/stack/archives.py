@@ -72,11 +72,15 @@ def _run(stack: Stack, report: Report) -> None:
     report(f"sink {name}: runs until it has caught up")
     sink = Command("sink", settings, ["sink", name, "--until-caught-up"])
     sink.spawn()
+    _stop(stack, "connect")  # it writes its archive while the sink, which needs only the broker, makes its own
     wait_for("the sink and its JVM to end", lambda: not sink.processes(), timeout_s=SINK_TIMEOUT_S, poll_s=0.2)
-    for name in ("connect", "kafka"):
-        part = stack.part(name)
-        part.stop_timeout_s = STOP_TIMEOUT_S
-        part.stop()
+    _stop(stack, "kafka")
+
+
+def _stop(stack: Stack, name: str) -> None:
+    part = stack.part(name)
+    part.stop_timeout_s = STOP_TIMEOUT_S
+    part.stop()
 
 
 def _stack() -> Stack:

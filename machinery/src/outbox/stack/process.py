@@ -139,7 +139,7 @@ class Process:
     def owns(self, process: psutil.Process) -> bool:
         """Whether a living process belongs to this part."""
         try:
-            return environment(process).get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE
+            return self._is_marked(process)
         except psutil.Error:
             return False
 
@@ -172,9 +172,12 @@ class Process:
 
     def _leads(self, process: psutil.Process) -> bool:
         try:
-            return process.is_running() and self.owns(process) and os.getsid(process.pid) == process.pid
+            return process.is_running() and os.getsid(process.pid) == process.pid and self._is_marked(process)
         except (ProcessLookupError, psutil.Error):
             return False
+
+    def _is_marked(self, process: psutil.Process) -> bool:
+        return environment(process).get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE
 
     def _run(self, argv: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
         """Run a program of the preparation with our mark, so that it is found if we are killed meanwhile."""
