@@ -147,7 +147,9 @@ def relay_backlog(events: int, rounds: int) -> None:
 @click.option("--per-s", default=100.0, show_default=True, help="The steady rate.")
 @click.option("--seconds", default=30.0, show_default=True, help="How long it lasts.")
 @click.option("--rounds", default=1, show_default=True, help="How often each side is measured.")
-@click.option("--poll-interval-ms", default=POLL_INTERVAL_MS, show_default=True, help="Of our connector.")
+@click.option(
+    "--poll-interval-ms", type=click.IntRange(1), default=POLL_INTERVAL_MS, show_default=True, help="Of our connector."
+)
 def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll_interval_ms: int) -> None:
     """Measure commit → topic and commit → balance, with and without a transform, and beside the defaults of Debezium
     and Spark.
@@ -188,7 +190,9 @@ def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll
 @click.option("--seconds", default=30.0, show_default=True, help="How long each side is measured.")
 @click.option("--rounds", default=2, show_default=True, help="How often each side is measured.")
 @click.option("--interval-ms", default=1000, show_default=True, help="Of the triggers of the second side.")
-@click.option("--poll-interval-ms", default=POLL_INTERVAL_MS, show_default=True, help="Of our connector.")
+@click.option(
+    "--poll-interval-ms", type=click.IntRange(1), default=POLL_INTERVAL_MS, show_default=True, help="Of our connector."
+)
 def measure_idle(seconds: float, rounds: int, interval_ms: int, poll_interval_ms: int) -> None:
     """Measure what the chain costs while no event is written: two sinks whose batches begin at once, and two with an
     interval between their batches.

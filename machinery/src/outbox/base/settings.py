@@ -147,7 +147,9 @@ class Settings(BaseSettings):
     connect_cafile: Path | None = Field(None, description="CA file of Connect's REST interface")
     connector: str = _named("connector", description="name of the connector and its slot", pattern="^[a-z0-9_]+$")
     connector_poll_interval_ms: int = Field(
-        5, ge=1, description="the connector collects events for so long; a shorter time makes more work for an idle one"
+        5,
+        ge=1,
+        description="how long a poll of the connector collects events; a shorter time makes more work for an idle one",
     )
     connect_group_id: str = Field("outbox-connect", description="the worker's group.id")
     connect_offsets_topic: str = Field("outbox.connect.offsets", description="the worker's offset.storage.topic")

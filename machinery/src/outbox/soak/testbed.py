@@ -58,7 +58,7 @@ SLOT_AHEAD = {"slot-ahead", "slot-missing", "slot-released"}
 TRIGGER_INTERVAL_MS = 2000
 MERGE_INTERVAL_MS = 5000  # on the cluster, where a batch of a few events costs as much as one of thousands
 FETCH_MAX_WAIT_MS = 200
-POLL_INTERVAL_MS = 50
+POLL_INTERVAL_MS = 50  # of the connectors: each poll makes work, also when there are no events
 IN_DRIVER = "local[2]"  # the master of sinks that use no cluster; without one they would use that of the stack
 
 
