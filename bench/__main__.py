@@ -46,14 +46,21 @@ from bench import (
 from bench.meter import Drain, Meter
 
 R = TypeVar("R", bound=NamedTuple)
+F = TypeVar("F", bound=Callable[..., object])
 HOME = project.current().root / ".outbox" / "bench"
 WARM_UP_S = 30.0
 BATCH_EVENTS = 100_000
 CLIENTS = (1, 4, 16)
 SINK = "balances"
-POLL_INTERVAL_MS: int = Settings.model_fields["connector_poll_interval_ms"].default
 IDLE_SINKS = ("balances", "accounts")
 STARTED_WITH_EVENTS = 1_000  # more than a driver decodes itself, so that executors have a part in the start
+
+
+def _with(option: str, setting: str) -> Callable[[F], F]:
+    """An option for a setting of the stack."""
+    field = Settings.model_fields[setting]
+    kind = click.IntRange(1)
+    return click.option(option, setting, type=kind, default=field.default, show_default=True, help=field.description)
 
 
 @click.group()
@@ -147,17 +154,16 @@ def relay_backlog(events: int, rounds: int) -> None:
 @click.option("--per-s", default=100.0, show_default=True, help="The steady rate.")
 @click.option("--seconds", default=30.0, show_default=True, help="How long it lasts.")
 @click.option("--rounds", default=1, show_default=True, help="How often each side is measured.")
-@click.option(
-    "--poll-interval-ms", type=click.IntRange(1), default=POLL_INTERVAL_MS, show_default=True, help="Of our connector."
-)
-def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll_interval_ms: int) -> None:
+@_with("--poll-interval-ms", "connector_poll_interval_ms")
+@_with("--fetch-max-wait-ms", "connect_fetch_max_wait_ms")
+def measure_latency(events: int, per_s: float, seconds: float, rounds: int, **waits_ms: int) -> None:
     """Measure commit → topic and commit → balance, with and without a transform, and beside the defaults of Debezium
     and Spark.
 
     Exactly-once is on. Each side first gets half a minute of events, so that its JVMs have compiled what they run.
     """
     found: dict[tuple[str, str, str], list[float]] = {}
-    with _stack(connector_poll_interval_ms=poll_interval_ms) as settings:
+    with _stack(**waits_ms) as settings:
         ours = connectors.load(settings)
         sides: dict[str, tuple[connectors.Connector, latency.Sink]] = {
             "ours": (ours, latency.Sink(sink(settings, SINK), SINK)),
@@ -190,14 +196,13 @@ def measure_latency(events: int, per_s: float, seconds: float, rounds: int, poll
 @click.option("--seconds", default=30.0, show_default=True, help="How long each side is measured.")
 @click.option("--rounds", default=2, show_default=True, help="How often each side is measured.")
 @click.option("--interval-ms", default=1000, show_default=True, help="Of the triggers of the second side.")
-@click.option(
-    "--poll-interval-ms", type=click.IntRange(1), default=POLL_INTERVAL_MS, show_default=True, help="Of our connector."
-)
-def measure_idle(seconds: float, rounds: int, interval_ms: int, poll_interval_ms: int) -> None:
+@_with("--poll-interval-ms", "connector_poll_interval_ms")
+@_with("--fetch-max-wait-ms", "connect_fetch_max_wait_ms")
+def measure_idle(seconds: float, rounds: int, interval_ms: int, **waits_ms: int) -> None:
     """Measure what the chain costs while no event is written: two sinks whose batches begin at once, and two with an
     interval between their batches.
     """
-    with _stack(connector_poll_interval_ms=poll_interval_ms) as settings:
+    with _stack(**waits_ms) as settings:
         lifecycle.apply(settings)
         sides: dict[str, Callable[[], idle.Idle]] = {
             f"{every} ms": partial(idle.measure, settings, IDLE_SINKS, every, seconds) for every in (0, interval_ms)
@@ -399,7 +404,7 @@ def bytes_per_event() -> None:
 
 
 @contextmanager
-def _stack(parts: Sequence[str] = PARTS, **settings: object) -> Iterator[Settings]:
+def _stack(parts: Sequence[str] = PARTS, /, **settings: object) -> Iterator[Settings]:
     if HOME.exists():
         Stack(load(HOME, environment=False)).reset()
     stack = private_stack(HOME, **settings)

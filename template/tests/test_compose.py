@@ -360,6 +360,8 @@ def test_every_setting_reaches_the_containers_that_read_it(setting: str) -> None
             assert build["args"] == {name: None}
     elif setting.startswith(("demo_", "monitor_")):
         assert name in SERVICES[setting.partition("_")[0]]["environment"]
+    elif setting == "connect_fetch_max_wait_ms":
+        assert name in SERVICES["connect"]["environment"]
     elif name in SECRETS - {variable(foreign) for foreign in FOREIGN}:
         assert name in set().union(*shares().values())
     elif setting not in EMBEDDED | FOREIGN:

@@ -24,7 +24,7 @@ WORDS = {
     "amount": "quantity",
     # Its stacks are idle for most of the time, and the work of an idle connector grows with its polls. And a task waits
     # for 10 s before it connects again.
-    '"${settings:connector_poll_interval_ms}",': '"100",\n  "retriable.restart.connector.wait.ms": "1000",',
+    '"${settings:connector_poll_interval_ms}",': '"250",\n  "retriable.restart.connector.wait.ms": "1000",',
 }
 FILES = {
     "connect/changes.json": "connect/changes.json",

@@ -1,11 +1,11 @@
-"""The fixture domain's worker is the machinery's own, but for how long it waits when there is nothing to read."""
+"""The fixture domain's worker is the machinery's own, but for how long a dead one is not replaced."""
 
 from __future__ import annotations
 
 from outbox.stack import config
 from tests.support import suite
 
-WAITS = {"fetch.max.wait.ms", "consumer.fetch.max.wait.ms", "session.timeout.ms"}
+SESSION = "session.timeout.ms"
 
 
 def properties(text: str) -> dict[str, str]:
@@ -14,8 +14,8 @@ def properties(text: str) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
-def test_the_worker_of_tests_differs_in_its_waits_only() -> None:
+def test_the_worker_of_tests_differs_in_its_session_only() -> None:
     ours = properties((config.OURS / config.WORKER).read_text())
     used = properties(config.file(config.WORKER).read_text())
     assert config.file(config.WORKER).is_relative_to(suite.DOMAIN)
-    assert {name for name in ours | used if ours.get(name) != used.get(name)} == WAITS
+    assert {name for name in ours | used if ours.get(name) != used.get(name)} == {SESSION}

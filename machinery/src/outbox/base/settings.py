@@ -151,6 +151,11 @@ class Settings(BaseSettings):
         ge=1,
         description="how long a poll of the connector collects events; a shorter time makes more work for an idle one",
     )
+    connect_fetch_max_wait_ms: int = Field(
+        20,
+        ge=1,
+        description="how long the worker's fetches wait for records; a shorter time makes more work for an idle one",
+    )
     connect_group_id: str = Field("outbox-connect", description="the worker's group.id")
     connect_offsets_topic: str = Field("outbox.connect.offsets", description="the worker's offset.storage.topic")
     connect_source_db_host: str | None = Field(

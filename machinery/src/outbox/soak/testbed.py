@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -33,7 +32,7 @@ from outbox.soak.proxy import Proxy
 from outbox.soak.released import ReleasedService, ReleasedSinks
 from outbox.soak.releases import OlderRelease
 from outbox.soak.seen import RowChange, TopicEvent
-from outbox.stack import config, envfile, ports
+from outbox.stack import envfile, ports
 from outbox.stack.command import Command
 from outbox.stack.connect import Connect
 from outbox.stack.kafka import Kafka
@@ -57,8 +56,8 @@ SLOT_AHEAD = {"slot-ahead", "slot-missing", "slot-released"}
 # Ten sinks on a few cores, each with a batch for every two events, would leave none for Spark's start after a fault.
 TRIGGER_INTERVAL_MS = 2000
 MERGE_INTERVAL_MS = 5000  # on the cluster, where a batch of a few events costs as much as one of thousands
-FETCH_MAX_WAIT_MS = 200
-POLL_INTERVAL_MS = 50  # of the connectors: each poll makes work, also when there are no events
+# The many short waits of a worker that is fast cost half a core, which a soak needs for what its faults do.
+WAITS_MS = {"connector_poll_interval_ms": 50, "connect_fetch_max_wait_ms": 200}
 IN_DRIVER = "local[2]"  # the master of sinks that use no cluster; without one they would use that of the stack
 
 
@@ -81,25 +80,6 @@ class LinkedKafka(Kafka):
         return {**given, "listener.security.protocol.map": ",".join(protocols)}
 
 
-class LinkedConnect(Connect):
-    """A worker that reaches its broker through links, and asks it less often for what others have written.
-
-    The many short waits of a worker that is fast cost half a core, which a soak needs for what its faults do.
-    """
-
-    def arguments(self) -> Sequence[str | Path]:
-        return [self._config]
-
-    def prepare(self) -> None:
-        super().prepare()
-        waits = "".join(f"{prefix}fetch.max.wait.ms={FETCH_MAX_WAIT_MS}\n" for prefix in ("", "consumer."))
-        self._config.write_text(config.file(config.WORKER).read_text() + waits)
-
-    @property
-    def _config(self) -> Path:
-        return self.folder / config.WORKER
-
-
 class LinkedStack(Stack):
     """A stack whose worker reaches its broker through a link."""
 
@@ -108,9 +88,7 @@ class LinkedStack(Stack):
     @property
     def settings(self) -> Settings:
         """Those of the stack. Its cluster is for one process of sinks alone (`on_cluster`)."""
-        return super().settings.model_copy(
-            update={"spark_master": IN_DRIVER, "connector_poll_interval_ms": POLL_INTERVAL_MS}
-        )
+        return super().settings.model_copy(update={"spark_master": IN_DRIVER, **WAITS_MS})
 
     def on_cluster(self, settings: Settings) -> Settings:
         """The settings of sinks whose tasks run on the cluster, and whose driver says what runs there."""
@@ -136,7 +114,7 @@ class LinkedStack(Stack):
         if name == "kafka" and self.links:
             return LinkedKafka(self.settings, {name: self.links[name] for name in ("connect-kafka", "sinks-kafka")})
         if name == "connect" and self.links:
-            return LinkedConnect(self.through("connect-kafka", "debezium-postgres"))
+            return Connect(self.through("connect-kafka", "debezium-postgres"))
         return super().part(name)
 
     def through(self, *names: str) -> Settings:

@@ -21,7 +21,7 @@ from outbox.relay import lifecycle
 from outbox.sink import discovery
 from outbox.stack.command import Command
 from outbox.stack.process import Process
-from outbox.stack.stack import Report, Stack
+from outbox.stack.stack import FREE_PORTS, Report, Stack
 
 START_TIMEOUT_S = 300.0  # without an archive, and with one to write: on a busy machine a start takes minutes
 SINK_TIMEOUT_S = 300.0
@@ -86,8 +86,7 @@ def _stop(stack: Stack, name: str) -> None:
 def _stack() -> Stack:
     # Below the project's own home, so that `outbox down` finds it too.
     home = project.current().home / "archives"
-    free = {f"stack_{name}_port": 0 for name in ("postgres", "kafka", "controller", "connect", "spark")}
-    return RecordedStack(load(home, environment=False, service_port=0, **free))
+    return RecordedStack(load(home, environment=False, **FREE_PORTS))
 
 
 if __name__ == "__main__":

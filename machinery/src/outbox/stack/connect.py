@@ -35,6 +35,7 @@ class Connect(Jvm):
             "OUTBOX_KAFKA_BOOTSTRAP": settings.kafka_bootstrap,
             "OUTBOX_CONNECT_LISTENER": settings.connect_url,
             "OUTBOX_CONNECT_EXACTLY_ONCE": "enabled" if settings.exactly_once else "disabled",
+            "OUTBOX_CONNECT_FETCH_MAX_WAIT_MS": str(settings.connect_fetch_max_wait_ms),
             "OUTBOX_SOURCE_DB_CDC_PASSWORD": settings.source_db_cdc_password.get_secret_value(),
         }
 

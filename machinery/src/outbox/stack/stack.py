@@ -29,6 +29,11 @@ from outbox.stack.spark import SparkMaster, SparkWorker, write_properties
 PARTS = ("postgres", "kafka", "connect")
 SPARK_WORKER = re.compile(r"spark-worker-([1-9]\d*)")
 CLUSTER = ("spark_master", "stack_spark_workers")  # settings that lead to the cluster
+# Settings of a stack that chooses its ports.
+FREE_PORTS = {
+    f"{name}_port": 0
+    for name in ("stack_postgres", "stack_kafka", "stack_controller", "stack_connect", "stack_spark", "service")
+}
 Report = Callable[[str], None]
 
 
