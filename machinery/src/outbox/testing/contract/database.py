@@ -1,6 +1,6 @@
 """The sink database of a contract test: emptied between deliveries, and with a clock that stands still.
 
-A new pair of databases takes 0.3 s, emptying one takes 0.03 s, and a test delivers some hundred times. Tables that have
+A new pair of databases takes 0.3 s, emptying one takes 0.01 s, and a test delivers some hundred times. Tables that have
 rows after the migration (lookup tables, the machinery's own) are left as they are.
 
 A projection that calls `now()` gets the time that the test sets, so a delivery at another time is just that.
@@ -9,7 +9,7 @@ A projection that calls `now()` gets the time that the test sets, so a delivery 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -55,20 +55,21 @@ class Database:
             cursor.execute(CLOCK + "".join(FUNCTION.format(name=name) for name in FUNCTIONS))
             cursor.execute(TABLES)
             found = cursor.fetchall()
-            names = [sql.Identifier("public", name) for name, is_sequence in found if not is_sequence]
-            empty = [name for name in names if not _has_rows(cursor, name)]
-        truncate = sql.SQL("TRUNCATE {} RESTART IDENTITY;").format(sql.SQL(", ").join(empty))
-        restarts = [
-            sql.SQL("ALTER SEQUENCE {} RESTART;").format(sql.Identifier("public", name))
-            for name, is_sequence in found
-            if is_sequence
+            tables = [name for name, is_sequence in found if not is_sequence]
+            kept = _with_rows(cursor, tables)
+        self._emptied = [name for name in tables if name not in kept]
+        self._restarts = [
+            sql.SQL("ALTER SEQUENCE {} RESTART").format(_public(name)) for name, is_sequence in found if is_sequence
         ]
-        self._reset = sql.SQL("").join([truncate, *restarts])
 
     def reset(self) -> None:
-        """Empty it."""
+        """Empty it. An empty table is left alone, because to truncate it would take as long as one with rows."""
         with self.owner, self.owner.cursor() as cursor:
-            cursor.execute(self._reset)
+            filled = sql.SQL(", ").join(map(_public, _with_rows(cursor, self._emptied)))
+            if filled.seq:
+                cursor.execute(sql.SQL("TRUNCATE {} CASCADE").format(filled))  # to what refers to them
+            for restart in self._restarts:
+                cursor.execute(restart)
 
     @contextmanager
     def connection(self, role: Role = SinkRole.WRITER, now: str = NOW) -> Iterator[extensions.connection]:
@@ -97,6 +98,12 @@ def with_clock(projections: Path, folder: Path) -> Path:
     return folder
 
 
-def _has_rows(cursor: extensions.cursor, table: sql.Identifier) -> bool:
-    cursor.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(table))
-    return bool(cursor.rowcount)
+def _with_rows(cursor: extensions.cursor, tables: Iterable[str]) -> set[str]:
+    """Those of the tables that have rows."""
+    one = sql.SQL("SELECT {} WHERE EXISTS (SELECT FROM {})")
+    cursor.execute(sql.SQL(" UNION ALL ").join(one.format(sql.Literal(name), _public(name)) for name in tables))
+    return {name for (name,) in cursor.fetchall()}
+
+
+def _public(name: str) -> sql.Identifier:
+    return sql.Identifier("public", name)
