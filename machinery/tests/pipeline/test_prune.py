@@ -180,29 +180,12 @@ def test_what_is_committed_after_the_snapshot_is_not_touched(
     assert prune.prune(shared_chain, keep_hours=0).deleted == 1
 
 
-def test_killed_between_its_transactions_it_is_run_again(shared_chain: Settings) -> None:
-    insert_at_once(shared_chain, *(row() for _ in range(4500)))
-    relayed(shared_chain)
-    command = [sys.executable, "-m", "outbox", "prune", "--keep-hours", "0"]
-    with closing(connect(shared_chain, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT FROM outbox WHERE id = %s FOR UPDATE", [ids(shared_chain)[2500]])  # in the third
-        with subprocess.Popen(command, env=environment(shared_chain.home, **variables(shared_chain))) as process:
-            try:
-                wait_for("two transactions", lambda: len(ids(shared_chain)) == 2500, timeout_s=60)
-                with pytest.raises(Failure) as failure:
-                    prune.prune(shared_chain, keep_hours=0)
-                assert failure.value.code == "prune-running"
-            finally:
-                process.kill()
-    wait_for("its transaction to end", lambda: not _pruning(shared_chain), timeout_s=30)
-    assert len(ids(shared_chain)) == 2500
-    assert prune.prune(shared_chain, keep_hours=0).deleted == 2500
-    assert ids(shared_chain) == []
-
-
 @pytest.mark.parametrize("work", ["prune", "continuity"])
 def test_memory_is_that_of_one_look_up(shared_chain: Settings, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
-    """Ten times the events need no more of it."""
+    """Ten times the events need no more of it.
+
+    Before the tests with many events: each look-up reads all that the last ten minutes have brought.
+    """
     monkeypatch.setattr(arrivals, "LOOK_UP_EVENTS", 200)
     monkeypatch.setattr(records, "BATCH_RECORDS", 40)  # fewer than a look-up, to be a small part of the memory
 
@@ -221,6 +204,26 @@ def test_memory_is_that_of_one_look_up(shared_chain: Settings, monkeypatch: pyte
 
     one = peak(200)
     assert peak(2000) < 1.5 * one
+
+
+def test_killed_between_its_transactions_it_is_run_again(shared_chain: Settings) -> None:
+    insert_at_once(shared_chain, *(row() for _ in range(4500)))
+    relayed(shared_chain)
+    command = [sys.executable, "-m", "outbox", "prune", "--keep-hours", "0"]
+    with closing(connect(shared_chain, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT FROM outbox WHERE id = %s FOR UPDATE", [ids(shared_chain)[2500]])  # in the third
+        with subprocess.Popen(command, env=environment(shared_chain.home, **variables(shared_chain))) as process:
+            try:
+                wait_for("two transactions", lambda: len(ids(shared_chain)) == 2500, timeout_s=60)
+                with pytest.raises(Failure) as failure:
+                    prune.prune(shared_chain, keep_hours=0)
+                assert failure.value.code == "prune-running"
+            finally:
+                process.kill()
+    wait_for("its transaction to end", lambda: not _pruning(shared_chain), timeout_s=30)
+    assert len(ids(shared_chain)) == 2500
+    assert prune.prune(shared_chain, keep_hours=0).deleted == 2500
+    assert ids(shared_chain) == []
 
 
 def _pruning(settings: Settings) -> bool:
