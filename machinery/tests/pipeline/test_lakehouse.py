@@ -257,12 +257,12 @@ def test_a_staged_batch_larger_than_the_heap_is_merged(lake: Settings, tmp_path:
     job = SinkJob("notes", TOTALS.parent, target, strategy=DECLARED.job.strategy, decoders={TOPIC: Notes()})
     notes = discovery.resolve(lake, job)
 
+    long = RANDOM.randbytes(LARGE_BYTES // 2).hex()
+
     def parts() -> Iterator[Records]:
         for _ in range(LARGE_RECORDS // PART):
-            yield as_read(
-                *(one.record._replace(value=RANDOM.randbytes(LARGE_BYTES // 2).hex().encode()) for one in events(PART)),
-                partition=0,
-            )
+            records = [one.record._replace(value=f"{one.event_id} {long}".encode()) for one in events(PART)]
+            yield as_read(*records, partition=0)
 
     with closing(connect(lake, SinkRole.WRITER)) as connection:
         sink = target.writer(lake, connection, notes)
