@@ -184,7 +184,7 @@ def test_what_is_committed_after_the_snapshot_is_not_touched(
 def test_memory_is_that_of_one_look_up(shared_chain: Settings, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
     """Ten times the events need no more of it.
 
-    Before the tests with many events: each look-up reads all that the last ten minutes have brought.
+    It runs before the tests that write many events, because each look-up reads the last ten minutes of the topic.
     """
     monkeypatch.setattr(arrivals, "LOOK_UP_EVENTS", 200)
     monkeypatch.setattr(records, "BATCH_RECORDS", 40)  # fewer than a look-up, to be a small part of the memory

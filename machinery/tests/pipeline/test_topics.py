@@ -18,7 +18,7 @@ PARTITIONS = 300  # so many that a broker knows the topic before it leads all of
 @pytest.mark.usefixtures("stack")
 def test_a_new_topic_has_offsets_as_soon_as_it_exists(databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first question after `create` was once answered "Not leader for partition"."""
-    monkeypatch.setenv(wait.SCALE_VARIABLE, "6")  # a slow broker makes so many partitions in more than its 10 s
+    monkeypatch.setenv(wait.SCALE_VARIABLE, "6")  # a slow broker needs more than 10 s for so many partitions
     asked, searched = [f"{databases.topic_prefix}.{name}" for name in ("asked", "searched")]
     try:
         topics.create(databases, [TopicSpec(asked, PARTITIONS, {})])

@@ -1,11 +1,9 @@
-"""The fixture domain's worker is the machinery's own, but for how long a dead one is not replaced."""
+"""The fixture domain's worker is the machinery's own, but it is replaced sooner when it is dead."""
 
 from __future__ import annotations
 
 from outbox.stack import config
 from tests.support import suite
-
-SESSION = "session.timeout.ms"
 
 
 def properties(text: str) -> dict[str, str]:
@@ -14,8 +12,8 @@ def properties(text: str) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
-def test_the_worker_of_tests_differs_in_its_session_only() -> None:
+def test_the_worker_of_tests_differs_in_its_session_timeout_only() -> None:
     ours = properties((config.OURS / config.WORKER).read_text())
     used = properties(config.file(config.WORKER).read_text())
     assert config.file(config.WORKER).is_relative_to(suite.DOMAIN)
-    assert {name for name in ours | used if ours.get(name) != used.get(name)} == {SESSION}
+    assert {name for name in ours | used if ours.get(name) != used.get(name)} == {"session.timeout.ms"}

@@ -65,9 +65,10 @@ class Database:
     def reset(self) -> None:
         """Empty it. An empty table is left alone, because to truncate it would take as long as one with rows."""
         with self.owner, self.owner.cursor() as cursor:
-            filled = sql.SQL(", ").join(map(_public, _with_rows(cursor, self._emptied)))
-            if filled.seq:
-                cursor.execute(sql.SQL("TRUNCATE {} CASCADE").format(filled))  # to what refers to them
+            filled = _with_rows(cursor, self._emptied)
+            if filled:
+                # CASCADE, because Postgres refuses to truncate a table alone if another one refers to it.
+                cursor.execute(sql.SQL("TRUNCATE {} CASCADE").format(sql.SQL(", ").join(map(_public, filled))))
             for restart in self._restarts:
                 cursor.execute(restart)
 
