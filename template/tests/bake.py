@@ -14,10 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from outbox.testing.archive import unpack
-
 from template.tests import scratch
-from template.tests.paths import ROOT
 
 # HEAD: without it, copier would take the newest tag that looks like a version.
 OPTIONS = ["--defaults", "--quiet", "--vcs-ref", "HEAD"]
@@ -32,20 +29,12 @@ GIT = ["git", "-c", "user.name=test", "-c", "user.email=test@example.org", "-c",
 
 
 class Template:
-    """A repository with the checkout's files, or those of an earlier commit, which copier can copy from and a test can
-    go on with.
-    """
+    """A repository with the checkout's files, which copier can copy from and a test can go on with."""
 
-    def __init__(self, folder: Path, revision: str | None = None) -> None:
-        self.folder = scratch.copy(folder) if revision is None else archived(folder, revision)
+    def __init__(self, folder: Path) -> None:
+        self.folder = scratch.copy(folder)
         git(folder, "init", "--quiet")
         commit(folder)
-
-    def to_the_present(self) -> None:
-        """Become the checkout as it is now, by one more commit."""
-        git(self.folder, "rm", "-r", "--quiet", ".")
-        scratch.copy(self.folder)
-        commit(self.folder, "the present state")
 
     def generate(self, project: Path, **answers: object) -> subprocess.CompletedProcess[str]:
         """Make a project; what is not answered has its default."""
@@ -74,20 +63,6 @@ def copier(folder: Path, command: str, *words: str, **variables: str) -> subproc
     return run(folder, [sys.executable, "-m", "run_copier", command, *OPTIONS, *words], **variables)
 
 
-def has(revision: str) -> bool:
-    """Whether the checkout's history has a commit; that of a shallow clone lacks most of them."""
-    return run(ROOT, ["git", "cat-file", "-e", f"{revision}^{{commit}}"]).returncode == 0
-
-
-def archived(folder: Path, revision: str) -> Path:
-    """The files of a commit of the checkout's history, in this folder."""
-    with tempfile.TemporaryDirectory() as temporary:
-        archive = Path(temporary, "archive.tar")
-        git(ROOT, "archive", "--output", str(archive), revision)
-        unpack(archive, folder)
-    return folder
-
-
 def git(folder: Path, *words: str) -> str:
     """What a command of git has printed. Raises AssertionError if it fails."""
     return _succeed(folder, [*GIT, *words])
@@ -96,12 +71,6 @@ def git(folder: Path, *words: str) -> str:
 def python(folder: Path, *words: str, interpreter: Path = Path(sys.executable), **variables: str) -> str:
     """What Python has printed in a folder, with our packages unless told. Raises AssertionError if it fails."""
     return _succeed(folder, [str(interpreter), *words], **variables)
-
-
-def installed(folder: Path) -> Path:
-    """The interpreter of a project with the packages that it pins itself. Raises AssertionError if that fails."""
-    _succeed(folder, ["make", "--silent", ".venv/demo"], PYTHON=sys.executable)
-    return folder / ".venv" / "bin" / "python"
 
 
 def commit(folder: Path, message: str = "test") -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GENERATED = "test_bake.py"  # its parameters are projects
 # These take longest, so they begin first; each is one test.
-FIRST = ("test_upgrade.py", "test_guide.py", "test_side_by_side.py")
+FIRST = ("test_guide.py", "test_side_by_side.py")
 pytest_plugins = ["outbox.testing.plugin"]
 
 

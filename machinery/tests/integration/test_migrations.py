@@ -104,15 +104,6 @@ def test_a_schema_that_lacks_a_migration_is_not_current(shared_databases: Settin
         assert not migrate.is_current(connection, database)
 
 
-def test_the_table_of_a_former_strategy_goes_with_its_rows(empty: Settings) -> None:
-    migrate.migrate(empty)
-    before = "UPDATE outbox_version SET version_num = 'sink_machinery_0005' WHERE version_num = 'sink_machinery_0006'"
-    query(empty, before, SinkRole.OWNER)
-    query(empty, "CREATE TABLE event_log (sink text); INSERT INTO event_log VALUES ('a')", SinkRole.OWNER)
-    assert migrate.migrate(empty).applied["sink"] == ["sink_machinery_0006"]
-    assert query(empty, "SELECT to_regclass('event_log')", SinkRole.OWNER) == [(None,)]
-
-
 def test_the_outbox_and_its_publication_are_never_dropped(databases: Settings) -> None:
     wanted = migrate.config("source")
     with owner_of(databases, "source") as connection:

@@ -41,19 +41,6 @@ def test_a_switch_is_true_or_false(tmp_path: Path) -> None:
         load(tmp_path, 'validate-events = "no"')
 
 
-@pytest.mark.parametrize(
-    ("line", "hint"),
-    [
-        ('topic = "events"', "topic is now topic-prefix"),
-        ('strategies = ["dedup"]', "strategies is now sinks"),
-        ('topic = "events"\nstrategies = ["dedup"]', "topic is now topic-prefix; a topic of another name"),
-    ],
-)
-def test_a_key_of_before_is_refused_with_its_new_name(tmp_path: Path, line: str, hint: str) -> None:
-    with raises("project-wrong", hint, "docs/updating.md"):
-        load(tmp_path, line)
-
-
 def test_an_unknown_key_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
     with raises("project-wrong", "does not know tpoic", "topic"):
         load(tmp_path, 'tpoic = "events"')

@@ -99,7 +99,7 @@ class TestJobs:
             self.resolve(events=["item", name])
 
     def test_an_unknown_strategy_is_refused(self, tmp_path: Path) -> None:
-        for one in ("best", "offset-log", tmp_path / "mine.sql"):
+        for one in ("best", tmp_path / "mine.sql"):
             with raises("strategy-unknown"):
                 self.resolve(strategy=one)
 

@@ -20,11 +20,6 @@ from outbox.base.errors import Failure
 VARIABLE = "OUTBOX_PROJECT"  # names the project's folder, for programs that run elsewhere
 FILE = "pyproject.toml"
 FOLDERS: tuple[str, ...] = ("connect", "events", "migrations")
-# Keys of earlier versions, and what to write instead.
-RENAMED = {
-    "topic": "topic-prefix; a topic of another name is `topic` in connect/events/AGGREGATE/aggregate.toml",
-    "strategies": "sinks: the names of the sinks that `outbox sink` runs",
-}
 
 
 @dataclass(frozen=True)
@@ -113,9 +108,7 @@ def load(root: Path) -> Project:
     unknown = sorted(values.keys() - known)
     if unknown:
         names = sorted(name.replace("_", "-") for name in {*known, *FOLDERS})
-        hints = [f"{name} is now {RENAMED[name]} (docs/updating.md)" for name in unknown if name in RENAMED]
-        problem = f"does not know {', '.join(unknown)}"
-        raise _wrong(root, problem, "; ".join(hints) or f"known are {', '.join(names)}")
+        raise _wrong(root, f"does not know {', '.join(unknown)}", f"known are {', '.join(names)}")
     for name, value in values.items():
         is_right, kind = KINDS.get(name, (_is_text, "a text"))
         if not is_right(value):

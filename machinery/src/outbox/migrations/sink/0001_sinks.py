@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outbox.base.errors import Failure
 from outbox.migrations.migrate import execute
 
 revision = "sink_machinery_0001"
@@ -16,7 +17,9 @@ CREATE TABLE sinks (
     epoch      bigint NOT NULL,
     generation int    NOT NULL DEFAULT 0, -- of its checkpoint
     applied    bigint NOT NULL DEFAULT 0,
-    duplicates bigint NOT NULL DEFAULT 0
+    duplicates bigint NOT NULL DEFAULT 0,
+    skipped    bigint NOT NULL DEFAULT 0, -- events that it had not asked for
+    filtered   bigint NOT NULL DEFAULT 0  -- events that its transform left out
 );
 
 -- How far each sink has applied each partition, written in the transaction that applies. topic_id distinguishes a
@@ -43,12 +46,21 @@ CREATE TABLE checkpoint_generations (
 );
 
 -- Keys whose state was taken from the source at a version. Events up to that version are already in it, so they are
--- duplicates, whatever the strategy knows of them.
+-- duplicates, whatever the strategy knows of them. Keys of different topics are different keys.
 CREATE TABLE base_versions (
     sink    text   NOT NULL,
+    topic   text   NOT NULL,
     key     text   NOT NULL,
     version bigint NOT NULL,
-    PRIMARY KEY (sink, key)
+    PRIMARY KEY (sink, topic, key)
+);
+
+-- Events that a sink has passed because it had not asked for them; `*` stands for those that were not declared.
+CREATE TABLE skipped_events (
+    sink  text NOT NULL,
+    topic text NOT NULL,
+    event text NOT NULL,
+    PRIMARY KEY (sink, topic, event)
 );
 
 -- Events that could not be applied. identity is the event's id, or a hash of key, headers and value if it has none: a
@@ -64,11 +76,17 @@ CREATE TABLE dead_letters (
     headers       jsonb,       -- [{"key": …, "value": …}], in order; bytes that are no text as key_base64, value_base64
     value         bytea,
     event         jsonb,       -- the columns of an event that was valid and that strategy or projection refused
+    -- Whether it holds a valid event: for the pruner, which may not read the event.
+    has_event     boolean GENERATED ALWAYS AS (event IS NOT NULL) STORED,
     event_id      uuid,
+    event_type    text,        -- of a valid event, such as order.placed
+    schema_version smallint,   -- the version whose columns `event` has
     reason        text        NOT NULL,
     detail        text        NOT NULL,
-    -- replayed: the event was applied since, by a replay or by a valid record; discarded: it never will be.
-    status        text        NOT NULL DEFAULT 'open' CHECK (status IN ('open', 'replayed', 'discarded')),
+    -- replayed: the event was applied since, by a replay or by a valid record; discarded: it never will be; skipped: it
+    -- is valid by now, and the sink has not asked for it.
+    status        text        NOT NULL DEFAULT 'open' CHECK (status IN ('open', 'replayed', 'discarded', 'skipped')),
+    resolution    text,        -- why it was discarded
     recorded_at   timestamptz, -- the record's timestamp
     first_seen_at timestamptz NOT NULL DEFAULT now(),
     last_seen_at  timestamptz NOT NULL DEFAULT now(),
@@ -76,6 +94,9 @@ CREATE TABLE dead_letters (
 );
 CREATE INDEX dead_letters_open ON dead_letters (sink, first_seen_at) WHERE status = 'open';
 CREATE INDEX dead_letters_resolved ON dead_letters (sink, last_seen_at) WHERE status <> 'open';
+-- By a hash, because a foreign record may have a key that is too long for an index. The status is in the expression and
+-- no condition of the index: a query with that condition could use the other index of open letters, and read them all.
+CREATE INDEX dead_letters_of_key ON dead_letters ((CASE WHEN status = 'open' THEN sha256(key) END));
 
 -- Where executors copy the rows of large batches (outbox/sink/postgres/staging.py): unlogged tables of running sinks.
 CREATE SCHEMA staging;
@@ -95,10 +116,22 @@ CREATE TABLE processed_events (
 -- Strategy `upsert`: the highest version of each key that was applied.
 CREATE TABLE key_versions (
     sink    text   NOT NULL,
+    topic   text   NOT NULL,
     key     text   NOT NULL,
     version bigint NOT NULL,
-    PRIMARY KEY (sink, key)
+    PRIMARY KEY (sink, topic, key)
 ) WITH (fillfactor = 70);
+
+-- Strategy `versions`: the versions of each key that a sink knows, as ranges. A history without gaps is one range. The
+-- key comes first, because it decides most comparisons in the index, and those are by bytes, the cheapest order. The
+-- free space lets an update stay in its page.
+CREATE TABLE applied_versions (
+    sink     text COLLATE "C" NOT NULL,
+    topic    text COLLATE "C" NOT NULL,
+    key      text COLLATE "C" NOT NULL,
+    versions int8multirange   NOT NULL,
+    PRIMARY KEY (key, topic, sink)
+) WITH (fillfactor = 50);
 
 -- Strategy `merge`: events by their id.
 CREATE TABLE landed_events (
@@ -106,16 +139,6 @@ CREATE TABLE landed_events (
     event_id uuid  NOT NULL,
     event    jsonb NOT NULL, -- the columns of the batch
     PRIMARY KEY (sink, event_id)
-);
-
--- Strategy `offset-log`: events by their place. The topic's id is in the key because a recreated topic counts from 0.
-CREATE TABLE event_log (
-    sink      text   NOT NULL,
-    topic_id  text   NOT NULL,
-    partition int    NOT NULL,
-    "offset"  bigint NOT NULL,
-    event     jsonb  NOT NULL, -- the columns of the batch
-    PRIMARY KEY (sink, topic_id, partition, "offset")
 );
 
 -- Strategy `changes`: changes of captured tables. All rows of a snapshot share an LSN, so the LSN alone is no key. It
@@ -241,23 +264,32 @@ END $$;
 """
 
 GRANTS = """
-GRANT SELECT, INSERT, UPDATE ON sinks, positions, base_versions, dead_letters, key_versions TO {writer};
+GRANT SELECT, INSERT, UPDATE ON sinks, positions, base_versions, dead_letters TO {writer};
+GRANT SELECT, INSERT, UPDATE ON key_versions, applied_versions TO {writer};
 GRANT SELECT, INSERT ON checkpoint_generations TO {writer};
-GRANT SELECT, INSERT ON processed_events, landed_events, event_log, processed_changes TO {writer};
+GRANT SELECT, INSERT, DELETE ON skipped_events TO {writer};
+GRANT SELECT, INSERT ON processed_events, landed_events, processed_changes TO {writer};
 GRANT SELECT ON dedup_horizon, processed_partitions TO {writer}, {pruner}, {auditor};
-GRANT SELECT ON sinks, positions, base_versions, dead_letters TO {auditor};
+GRANT SELECT ON sinks, positions, base_versions, skipped_events, dead_letters TO {auditor};
 REVOKE ALL ON FUNCTION ensure_processed_events, drop_processed_events FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION ensure_processed_events TO {writer};
 -- A sink cannot forget what it has applied. Only the pruner can; it reads the id and place of an event, no content.
 GRANT EXECUTE ON FUNCTION drop_processed_events TO {pruner};
 GRANT SELECT ON sinks, positions, processed_changes TO {pruner};
-GRANT SELECT (sink, identity, topic, event_id, status, last_seen_at) ON dead_letters TO {pruner};
+GRANT SELECT (sink, identity, topic, event_id, has_event, status, last_seen_at) ON dead_letters TO {pruner};
 GRANT SELECT (sink, event_id) ON landed_events TO {pruner};
-GRANT SELECT (sink, topic_id, partition, "offset") ON event_log TO {pruner};
-GRANT DELETE ON dead_letters, landed_events, event_log, processed_changes TO {pruner};
+GRANT DELETE ON dead_letters, landed_events, processed_changes TO {pruner};
 """
 
 
 def upgrade() -> None:
     for statements in (SINKS, STRATEGIES, RETENTION, GRANTS):
         execute(statements)
+
+
+def downgrade() -> None:
+    raise Failure(
+        "the tables of the sinks are not dropped by a migration: what they have applied would be forgotten",
+        "restore a backup, or write a migration that goes forward",
+        code="migration-irreversible",
+    )
