@@ -33,7 +33,7 @@ FROM_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 BUFFER_BYTES = 1 << 20
 EVENT = "balance.credited"
 COPY = """
-COPY batch (event_id, partition, "offset", transfer_id, account_id, amount, currency, balance_after, version,
+COPY outbox_batch (event_id, partition, "offset", transfer_id, account_id, amount, currency, balance_after, version,
             occurred_at)
 FROM STDIN WITH (FORMAT binary)
 """

@@ -16,7 +16,7 @@ from outbox.sink.decoder import DecodedEvent
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.strategy import Strategy
 from stock.sinks.changes.records import CHANGE, TABLE, change_id
-from tests.support.made_events import nth_key
+from tests.support.made_events import fetch, nth_key
 from tests.support.sink_driver import projections_in
 
 NAME = "changes"
@@ -154,4 +154,4 @@ def open_sink(
     folder = SPEC.job.projections if projection is None else projections_in(settings.home, projection)
     job = replace(SPEC.job, name=one.name, projections=folder)
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        yield PostgresWriter(connection, replace(SPEC, name=one.name, job=job, strategy=one))
+        yield PostgresWriter(connection, replace(SPEC, name=one.name, job=job, strategy=one), fetch)

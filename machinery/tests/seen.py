@@ -12,6 +12,7 @@ from typing import Any
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.catalog import Catalog
+from outbox.sink import asked
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
@@ -21,6 +22,7 @@ from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from tests.support.declared_sinks import batch_of, sink
+from tests.support.made_events import fetch
 from tests.support.sink_driver import Database, projections_in
 
 NAME = "orders"
@@ -61,15 +63,24 @@ class Seen:
         """The sink as it is declared now."""
         return sink(self.known, *self.names, projections=self._projections, name=NAME, by=self.by)
 
-    def deploy(self, *names: str, known: Catalog | None = None) -> None:
-        """Let the sink ask for these events, as they are declared now."""
+    def deploy(self, *names: str, known: Catalog | None = None, is_decided: bool = True) -> None:
+        """Let the sink ask for these events, as they are declared now. A person has decided that it goes on from where
+        it is, unless said otherwise.
+        """
         self.names, self.known = names or self.names, known or self.known
+        if is_decided:
+            with (
+                closing(connect(self.settings, SinkRole.WRITER)) as connection,
+                connection,
+                connection.cursor() as cursor,
+            ):
+                asked.decide(cursor, self.spec.asked)
 
     @contextmanager
     def running(self) -> Iterator[PostgresWriter]:
         """The sink's writer."""
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            yield PostgresWriter(connection, self.spec)
+            yield PostgresWriter(connection, self.spec, fetch)
 
     def apply(self, topic: str, *records: Record) -> Counts:
         """Start the sink, and apply records as the next batch of a topic."""

@@ -229,7 +229,7 @@ def test_without_dedup_a_deletion_sent_again_empties_the_new_item(
     items.move(one)
     items.rename(items.rename(one), one)
     batches = [items.log, items.log]
-    everything_is_new = "INSERT INTO new_events SELECT * FROM batch"
+    everything_is_new = "INSERT INTO pg_temp.new_events SELECT batch.* FROM pg_temp.outbox_batch AS batch"
     assert totals_after(databases, "dedup", batches) == items.totals()
     assert items.totals()[one] == 5
     assert totals_after(databases, "no_dedup", batches, sql=everything_is_new)[one] == 0
@@ -239,7 +239,8 @@ def keyed_without(part: str) -> str:
     """The strategy, had its key not this part."""
     key = {"pk": "item_id::text", "lsn": "lsn", "op": "op"} | {part: "0" if part == "lsn" else "''"}
     return f"""
-        WITH came AS (SELECT *, {key["pk"]} AS k_pk, {key["lsn"]}::bigint AS k_lsn, {key["op"]} AS k_op FROM batch),
+        WITH came AS (SELECT *, {key["pk"]} AS k_pk, {key["lsn"]}::bigint AS k_lsn, {key["op"]} AS k_op
+                        FROM outbox_batch),
              unseen AS (
             INSERT INTO processed_changes (sink, table_name, pk, lsn, op)
             SELECT DISTINCT %(sink)s, table_name, k_pk, k_lsn, k_op FROM came

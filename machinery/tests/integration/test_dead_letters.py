@@ -265,13 +265,6 @@ class TestReplay:
         assert Database(databases, name).totals() == sums([late])
         assert Database(databases, name).statuses() == {late.event_id: "replayed"}
 
-    def test_letters_of_a_sink_that_is_gone_are_reported(self, databases: Settings, known: Known) -> None:
-        set_aside(databases, kilos())
-        with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute("UPDATE dead_letters SET sink = 'gone'")
-        with raises("sink-unknown", "gone"):
-            run_replay(databases, known, "gone")
-
     def test_several_sinks_at_once(self, databases: Settings, known: Known) -> None:
         late = kilos()
         for name in ("dedup", "naive"):
@@ -394,7 +387,8 @@ class TestRefusals:
     ) -> None:
         """An event that is applied already must not become a dead letter, or its replay would apply it twice."""
         wrong = projections_in(
-            tmp_path, f"-- [refuse]\nINSERT INTO rejections SELECT {whose}, 'no', 'no' FROM batch\n-- [apply]\nSELECT 1"
+            tmp_path,
+            f"-- [refuse]\nINSERT INTO rejections SELECT {whose}, 'no', 'no' FROM outbox_batch\n-- [apply]\nSELECT 1",
         )
         first, late = kilos(5, number=2), kilos()
         with open_sink(databases) as sink:
@@ -438,7 +432,7 @@ class TestCommand:
         assert self.found(databases) == [*dedups, ("naive", unknown)]
         assert self.found(databases, "--sink", "dedup") == dedups
         assert self.found(databases, "--reason", "missing id") == dedups[2:]
-        assert self.found(databases, "--event-id", late.event_id.upper(), "--sink", "naive") == [("naive", unknown)]
+        assert self.found(databases, late.event_id.upper(), "--sink", "naive") == [("naive", unknown)]
         assert self.found(databases, "--key", refused.key) == dedups[1:]
         assert self.found(databases, "--limit", "1") == dedups[:1]
         assert self.found(databases, "--until", "2026-01-01") == []
@@ -476,12 +470,12 @@ class TestCommand:
         before = everything(database)
         would = self.run(databases, "replay", *mine, "--dry-run", status=1)
         assert "2 dead letters would stay open" in would
-        told = self.run(databases, "discard", "--event-id", refused.event_id, *because, "--dry-run")
+        told = self.run(databases, "discard", refused.event_id, *because, "--dry-run")
         assert told == "sink dedup: would discard 1\n"
         assert everything(database) == before
         told = self.run(databases, "replay", *mine, "--reason", "unknown schema version")
         assert told == "sink dedup: replayed 1 (1 applied, 0 were applied already), 0 rejected again\n"
-        again = json.loads(self.run(databases, "replay", *mine, "--event-id", late.event_id, "--json"))
+        again = json.loads(self.run(databases, "replay", *mine, late.event_id, "--json"))
         assert again == {"dry_run": False, "sinks": {}}
         assert self.run(databases, "discard", *mine, *because) == "sink dedup: discarded 2\n"
         assert self.run(databases, "replay", *mine) == "no dead letters to replay\n"
@@ -490,6 +484,17 @@ class TestCommand:
         assert (shown["status"], shown["resolution"]) == ("discarded", "looked at")
         assert set(Database(databases, "naive").statuses().values()) == {"open"}
         assert database.totals()[late.key] == late.quantity
+
+    def test_letters_of_a_sink_that_is_gone_stay(self, databases: Settings, database: Database) -> None:
+        gone, late = kilos(), kilos(number=2)
+        set_aside(databases, gone)
+        with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute("UPDATE dead_letters SET sink = 'gone'")
+        set_aside(databases, late)
+        assert "cannot be replayed" in self.run(databases, "replay", "--sink", "gone", status=1)
+        self.run(databases, "replay", "--all")
+        assert database.statuses() == {late.event_id: "replayed"}
+        assert Database(databases, "gone").statuses() == {gone.event_id: "open"}
 
     def test_a_wrong_time_is_wrong_usage(self, databases: Settings) -> None:
         assert "is not a time like" in self.run(databases, "list", "--since", "soon", status=2)

@@ -223,6 +223,6 @@ class TestWayOut:
         assert (code, "--older-than-horizon" in output) == (1, True)
         assert run("--all", "--older-than-horizon", "--dry-run")[0] == 0
         assert database.totals() == {}
-        code, output = run("--event-id", late.event_id, "--older-than-horizon")
+        code, output = run(late.event_id, "--older-than-horizon")
         assert (code, "1 applied" in output) == (0, True)
         assert database.totals() == sums([late])

@@ -25,7 +25,7 @@ from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec
 from tests.support.declared import Events
 from tests.support.declared_sinks import decoder, sink
-from tests.support.made_events import NOW_MS, uuid7
+from tests.support.made_events import NOW_MS, ON_TOPICS, fetch, uuid7
 
 RANDOM = Random(51)  # noqa: S311
 SCHEMA: dict[str, Any] = {
@@ -91,7 +91,8 @@ def record(value: dict[str, Any], version: str = "1") -> Record:
 
 
 def decoded(spec: SinkSpec, value: dict[str, Any]) -> DecodedEvent:
-    found = spec.decoders[TOPIC].record(record(value))
+    made = ON_TOPICS[TOPIC, (0, int(str(value["version"])) - 1)] = record(value)
+    found = spec.decoders[TOPIC].record(made)
     assert isinstance(found, DecodedEvent), found
     return found
 
@@ -105,7 +106,7 @@ def stored(connection: extensions.connection) -> list[tuple[object, ...]]:
 def test_an_order_with_lines_is_declared_applied_refused_and_replayed(
     spec: SinkSpec, writing: extensions.connection
 ) -> None:
-    writer, decoding = PostgresWriter(writing, spec), spec.decoders[TOPIC]
+    writer, decoding = PostgresWriter(writing, spec, fetch), spec.decoders[TOPIC]
     types = [column.type for column in decoding.types["order.placed"]]
     assert types == ["uuid", "bigint", "numeric", "boolean", "text", "jsonb"]
     good = decoded(spec, {**ORDER, "lines": LINES, "is_gift": True, "note": None})
@@ -127,7 +128,7 @@ def test_an_order_with_lines_is_declared_applied_refused_and_replayed(
     events.write("order/upcast.py", "def placed_v1(payload):\n    return payload\n")
     known = {spec.name: sink(events.load(), "order", projections=spec.job.projections)}
     with writing, writing.cursor() as cursor:
-        cursor.execute("DROP TABLE batch, new_events, rejections CASCADE")  # the running sink's own
+        cursor.execute("DROP TABLE outbox_batch, new_events, rejections CASCADE")  # the running sink's own
         chosen = Selection(sink=spec.name).choose(cursor)
     assert replay(writing, known, chosen, applier_of=PostgresApplier) == {spec.name: Replayed(applied=2)}
     assert [row[:2] for row in stored(writing)] == [
@@ -155,7 +156,7 @@ def test_nul_in_a_name_that_breaks_the_contract_is_a_dead_letter(
     assert isinstance(rejection, Rejection)
     dead = [DeadRecord(0, 0, bad, decoding.event_id(bad), rejection)]
     batch = Batch(TOPIC, "t", {0: 0}, {0: 1}, {}, dead)
-    assert PostgresWriter(writing, spec).apply(batch).dead == 1
+    assert PostgresWriter(writing, spec, fetch).apply(batch).dead == 1
     with writing, writing.cursor() as cursor:
         cursor.execute("SELECT detail FROM dead_letters")
         ((detail,),) = cursor.fetchall()

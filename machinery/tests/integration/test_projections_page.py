@@ -28,7 +28,7 @@ from outbox.sink.writer import Counts
 from outbox.writing.payload import encode
 from tests.support.declared import Events
 from tests.support.declared_sinks import sink
-from tests.support.made_events import NOW_MS, Event, batch, nth_key, uuid7
+from tests.support.made_events import NOW_MS, Event, batch, fetch, nth_key, uuid7
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database, projections_in, sink_on
 
@@ -105,7 +105,7 @@ def test_nested_decimals_become_exact_rows(databases: Settings, tmp_path: Path) 
     assert isinstance(event, DecodedEvent)
     with closing(connect(databases, SinkRole.WRITER)) as connection:
         rows = decoder.rows([(event, 0, 0)])
-        PostgresWriter(connection, spec).apply(Batch("shop.order", "t", {0: 0}, {0: 1}, rows, []))
+        PostgresWriter(connection, spec, fetch).apply(Batch("shop.order", "t", {0: 0}, {0: 1}, rows, []))
     found = Database(databases).query("SELECT product, price::text FROM order_prices ORDER BY product")
     assert found == [("CUP-7", "12345678901234.5678"), ("TEA-1", "0.10")]
 

@@ -45,7 +45,7 @@ def run_replay(seen: Seen, *meanwhile: Record, dry_run: bool = False) -> Replaye
 
 def correct(seen: Seen) -> None:
     """Make the event readable."""
-    seen.execute("UPDATE dead_letters SET value = %s WHERE event IS NULL", b'{"id": "a", "number": 1}')
+    seen.execute("UPDATE dead_letters SET value = %s WHERE NOT is_event", b'{"id": "a", "number": 1}')
 
 
 def placed(key: str, number: int) -> Record:
@@ -54,7 +54,7 @@ def placed(key: str, number: int) -> Record:
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_what_is_parked_meanwhile_follows(seen: Seen, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(replay, "FOLLOWING_MAX", 2)
+    monkeypatch.setattr(replay, "CHUNK_BYTES", 500)  # of some two letters
     correct(seen)
     more = [placed("a", 3 + number) for number in range(count)]
     assert run_replay(seen, *more, placed("b", 1)) == Replayed(applied=2 + count)

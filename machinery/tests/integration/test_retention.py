@@ -305,7 +305,7 @@ class TestExpire:
         kept_rows.land(databases, aged(0), aged(20))
         kept_rows.set_aside(databases, "young", aged(0), status="replayed", seen_days_ago=1)
         kept_rows.set_aside(databases, "open", aged(200))
-        kept_rows.set_aside(databases, "discarded", aged(200), status="discarded", event="{}")
+        kept_rows.set_aside(databases, "discarded", aged(200), status="discarded", is_event=True)
         result = retention.expire(databases, nudge=unwanted)
         assert (result.due, result.evidence, result.dropped, result.deleted) == (None, (), (), {})
         assert kept_rows.horizon(databases) == ZERO
@@ -413,7 +413,7 @@ class TestDeadLetters:
                 databases, f"{status} on order", aged(120), status=status, topic=topic_of(databases, "order")
             )
             kept_rows.set_aside(databases, f"{status} on former", aged(120), status=status, topic="former")
-            kept_rows.set_aside(databases, f"{status} valid", aged(120), status=status, event="{}")
+            kept_rows.set_aside(databases, f"{status} valid", aged(120), status=status, is_event=True)
         kept_rows.stand(databases, "dedup", "former", "x")
         kept_rows.set_aside(databases, "open below", aged(120))
         kept_rows.set_aside(databases, "open without id")

@@ -16,7 +16,8 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events.catalog import Catalog
 from outbox.kafka.topics import Topic
-from outbox.sink import discovery, skipped
+from outbox.sink import discovery
+from outbox.sink.asked import NAMES_MAX
 from outbox.sink.batch import Batch
 from outbox.sink.generations import Beginning
 from outbox.sink.postgres.writer import PostgresWriter
@@ -24,7 +25,6 @@ from outbox.sink.records import Record
 from outbox.sink.repair import rebuild
 from outbox.sink.repair.rebuild import RebuildResult
 from outbox.sink.repair.replay import Replayed
-from outbox.sink.skipped import NAMES_MAX
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from outbox.testing.failures import raises
@@ -32,7 +32,7 @@ from tests.orders import cancelled, placed
 from tests.seen import NAME, ORDERED, Seen, create_tables
 from tests.support.declared import TOML, Events, payload
 from tests.support.declared_sinks import batch_of, record
-from tests.support.made_events import TOPIC_ID, Event, as_read, nth_key, uuid7
+from tests.support.made_events import TOPIC_ID, Event, as_read, fetch, nth_key, uuid7
 from tests.support.sink_driver import Database
 
 ORDER, INVOICE = "shop.order", "shop.invoice"
@@ -160,13 +160,15 @@ class TestDeadLetters:
             (ORDER, "order.placed", 2),
         ]
 
-    def test_one_of_a_topic_that_the_sink_reads_no_more_is_not_replayed(self, seen: Seen) -> None:
+    def test_one_of_a_topic_that_the_sink_reads_no_more_stays_open(self, seen: Seen) -> None:
         for topic, bad in ((ORDER, order(1)), (INVOICE, invoice(1))):
             seen.apply(topic, bad._replace(value=b"{"))
         seen.deploy("order")
-        with raises("topic-not-read", INVOICE):
-            seen.replay()
-        assert seen.letters("topic", "status") == [(INVOICE, "open"), (ORDER, "open")]
+        assert seen.replay() == Replayed(rejected=2)
+        assert seen.letters("topic", "status", "reason") == [
+            (INVOICE, "open", "not asked for"),
+            (ORDER, "open", "not JSON"),
+        ]
 
 
 class TestStaging:
@@ -199,7 +201,7 @@ class TestViews:
     def test_each_event_is_a_view_with_its_own_columns(self, seen: Seen) -> None:
         columns = "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum"
         with closing(connect(seen.settings, SinkRole.WRITER)) as connection:
-            PostgresWriter(connection, seen.spec)
+            PostgresWriter(connection, seen.spec, fetch)
             for view in ("new_order_placed", "new_order_cancelled", "new_invoice_sent"):
                 with connection, connection.cursor() as cursor:
                     cursor.execute(columns, [view])
@@ -208,7 +210,7 @@ class TestViews:
     @pytest.mark.parametrize(("topic", "is_scanned"), [(ORDER, True), (INVOICE, False)])
     def test_a_view_of_another_topic_is_not_scanned(self, seen: Seen, topic: str, is_scanned: bool) -> None:
         with closing(connect(seen.settings, SinkRole.WRITER)) as connection:
-            PostgresWriter(connection, seen.spec)
+            PostgresWriter(connection, seen.spec, fetch)
             with connection, connection.cursor() as cursor:
                 cursor.execute("SELECT set_config('outbox.topic', %s, true)", [topic])
                 cursor.execute("EXPLAIN (ANALYZE, TIMING off) SELECT FROM new_order_placed")
@@ -250,14 +252,31 @@ class TestSkipped:
             seen.apply_again(ORDER, record("cancelled", {"id": KEY, "number": 2}), start=1)
         assert seen.query("SELECT FROM skipped_events") == []
 
-    @pytest.mark.parametrize("names", [("order",), ("order.cancelled",), ("order.cancelled.v1",), ("order", "invoice")])
+    @pytest.mark.parametrize("names", [("order", "invoice"), ("order.placed", "order.cancelled.v1", "invoice")])
     def test_a_sink_that_asks_for_it_later_does_not_start(self, seen: Seen, names: tuple[str, ...]) -> None:
         seen.deploy("order.placed", "invoice")
         seen.apply(ORDER, record("cancelled", {"id": KEY, "number": 2}))
-        seen.deploy(*names)
-        with raises("events-skipped", "order.cancelled", f"outbox rewind {NAME} --to-earliest"), seen.running():
+        seen.deploy(*names, is_decided=False)
+        with raises("job-changed", "order.cancelled", f"outbox rewind {NAME} --to-earliest"), seen.running():
             pass
-        seen.deploy("order.placed")
+        seen.deploy("order.placed", "invoice", is_decided=False)
+        with seen.running():
+            pass
+
+    def test_an_event_that_the_topic_has_not_had_needs_no_decision(self, seen: Seen) -> None:
+        seen.deploy("order.placed", "invoice")
+        seen.apply(ORDER, order(1))
+        seen.deploy("order", "invoice", is_decided=False)
+        assert seen.apply(ORDER, record("cancelled", {"id": KEY, "number": 2})).applied == 1
+
+    @pytest.mark.parametrize("names", [("order",), ("order.placed", "invoice"), ("order.placed.v1", "order.cancelled")])
+    def test_a_sink_that_asks_for_less_does_not_start(self, seen: Seen, names: tuple[str, ...]) -> None:
+        seen.deploy("order", "invoice")
+        seen.apply(ORDER, order(1))
+        seen.deploy(*names, is_decided=False)
+        with raises("job-changed", "no longer asks for"), seen.running():
+            pass
+        seen.deploy(*names)
         with seen.running():
             pass
 
@@ -265,17 +284,24 @@ class TestSkipped:
         seen.deploy("order.placed", "invoice")
         seen.apply(ORDER, record("cancelled", {"id": KEY, "number": 2}))
         seen.execute("UPDATE skipped_events SET topic = 'elsewhere'")
-        seen.deploy("order", "invoice")
+        seen.deploy("order", "invoice", is_decided=False)
         with seen.running():
             pass
 
-    def test_it_is_forgotten_when_somebody_decides_where_the_sink_begins(self, seen: Seen) -> None:
+    def test_a_decision_is_about_the_events_that_are_asked_for(self, seen: Seen) -> None:
         seen.deploy("order.placed")
-        seen.apply(ORDER, record("cancelled", {"id": KEY, "number": 2}))
-        with closing(connect(seen.settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-            skipped.forget(cursor, NAME)
-        seen.deploy("order")
-        assert seen.apply_again(ORDER, record("cancelled", {"id": KEY, "number": 2})).applied == 1
+        others = [record("cancelled", {"id": KEY, "number": 2}), record("paid", {"id": KEY, "number": 3})]
+        seen.apply(ORDER, *others)
+        seen.deploy("order.placed", "order.cancelled")
+        assert seen.query("SELECT topic, event FROM skipped_events") == [(ORDER, "*.paid")]
+        assert seen.apply_again(ORDER, *others) == Counts(rows=1, applied=1, skipped=1)
+
+    def test_another_strategy_needs_a_rebuild(self, seen: Seen) -> None:
+        seen.deploy("order.placed")
+        seen.apply(ORDER, order(1))
+        seen.by = "merge"
+        with raises("job-changed", f"outbox rebuild {NAME}"), seen.running():
+            pass
 
     def test_a_flood_of_made_up_types_is_bounded_and_stops_nobody(self, seen: Seen) -> None:
         seen.deploy("order.placed")
@@ -289,8 +315,8 @@ class TestSkipped:
         seen.deploy("order.placed")
         seen.apply(ORDER, *[record(f"made.up-{number}", {}, key=KEY) for number in range(NAMES_MAX + 1)])
         seen.apply(ORDER, record("cancelled", {"id": KEY, "number": 2}))
-        seen.deploy("order")
-        with raises("events-skipped", "order.cancelled"), seen.running():
+        seen.deploy("order", is_decided=False)
+        with raises("job-changed", "order.cancelled"), seen.running():
             pass
 
 
@@ -298,7 +324,7 @@ class TestSkipped:
 def running(settings: Settings, name: str) -> Iterator[PostgresWriter]:
     """The writer of a sink of the project."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        yield PostgresWriter(connection, discovery.sinks(settings)[name])
+        yield PostgresWriter(connection, discovery.sinks(settings)[name], fetch)
 
 
 def writer_topics(settings: Settings, name: str) -> list[str]:
@@ -321,7 +347,7 @@ class TestRebuild:
     def apply(self, settings: Settings, activity: SinkSpec, start: int, *records: Record, topic: str) -> Counts:
         name = next(name for name in activity.topics if name.endswith(f".{topic}"))
         with closing(connect(settings, SinkRole.WRITER)) as connection:
-            return PostgresWriter(connection, activity).apply(batch_of(activity, name, *records, start=start))
+            return PostgresWriter(connection, activity, fetch).apply(batch_of(activity, name, *records, start=start))
 
     def book(self, settings: Settings, table: str, key: str, version: int) -> None:
         """Let the source have an entity in a version."""
@@ -355,8 +381,9 @@ class TestRebuild:
         for topic, bad in (("item", item), ("order", other)):
             self.apply(databases, activity, 0, bad, topic=topic)
         letters = """
-            INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", key, event, reason, detail)
-            SELECT 'activity', topic, topic, topic_id, 0, 0, %s, '{"version": 3}', 'test', '' FROM positions"""
+            INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", key, is_event, version,
+                                      reason, detail)
+            SELECT 'activity', topic, topic, topic_id, 0, 0, %s, true, 3, 'test', '' FROM positions"""
         with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
             cursor.execute(letters, [KEY.encode()])
         self.book(databases, "items", KEY, 3)
@@ -419,7 +446,7 @@ class TestRebuild:
         copy = rebuild_copy(seen.spec)
         with closing(connect(databases, SinkRole.WRITER)) as connection:
             records = [order(1), record("cancelled", {"id": KEY, "number": 2})]
-            assert PostgresWriter(connection, copy).apply(batch_of(copy, ORDER, *records)).skipped == 1
+            assert PostgresWriter(connection, copy, fetch).apply(batch_of(copy, ORDER, *records)).skipped == 1
         with rebuild.reserved(databases, NAME) as owner:
             rebuild.swap(owner, NAME, topics, first)
         assert seen.query("SELECT sink, topic, event FROM skipped_events") == [(NAME, ORDER, "order.cancelled")]

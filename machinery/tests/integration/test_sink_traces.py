@@ -16,7 +16,18 @@ from outbox.sink.batch import Batch, Returned
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.traces import LIMIT
 from outbox.testing.failures import raises
-from tests.support.made_events import STRATEGIES, TRACE, Event, batch, dead_record, nth_key, other_unit, traced, uuid7
+from tests.support.made_events import (
+    STRATEGIES,
+    TRACE,
+    Event,
+    batch,
+    dead_record,
+    fetch,
+    nth_key,
+    other_unit,
+    traced,
+    uuid7,
+)
 from tests.support.sink_driver import open_sink, projections_in, sink_on, spec_with
 
 RANDOM = Random(12)  # noqa: S311
@@ -67,7 +78,7 @@ def test_what_a_transform_leaves_out_is_filtered(databases: Settings) -> None:
     rows = plain.layout.table(some.rows)
     kept = rows.filter([offset != 1 for offset in rows["offset"].to_pylist()])
     with closing(connect(databases, SinkRole.WRITER)) as connection, capture_logs() as lines:
-        sink = PostgresWriter(connection, replace(plain, job=replace(plain.job, transform="not:loaded")))
+        sink = PostgresWriter(connection, replace(plain, job=replace(plain.job, transform="not:loaded")), fetch)
         sink.prepare(plain.layout.schema)
         sink.apply(replace(some, returned=Returned(kept, row_count=2)))
     assert [(line["offset"], line["outcome"]) for line in lines] == [(0, "applied"), (1, "filtered"), (2, "duplicate")]

@@ -17,7 +17,7 @@ from outbox.sink.postgres.transform_staging import TransformStaging
 from outbox.sink.spec import SinkSpec
 from outbox.sink.values import ARROW_TYPES
 from outbox.sink.writer import SinkWriter
-from tests.support.made_events import DECODER, JOB, MAIN, Event, as_read, batch, nth_key, rows, sums, uuid7
+from tests.support.made_events import DECODER, JOB, MAIN, Event, as_read, batch, fetch, nth_key, rows, sums, uuid7
 from tests.support.sink_driver import Database
 
 RANDOM = Random(6)  # noqa: S311
@@ -48,7 +48,7 @@ def test_a_batch_is_applied_by_hashes_whatever_statistics_say(databases: Setting
     returned |= {column.name: ARROW_TYPES[column.type] for column in DECODER.types[events(1)[0].name]}
     batches = [events(COUNT), events(COUNT)]
     with closing(connect(databases, SinkRole.WRITER)) as connection:
-        sink = spec.target.writer(databases, connection, spec)
+        sink = spec.target.writer(databases, connection, spec, fetch)
         sink.prepare(pa.schema(returned))
         with connection, connection.cursor() as cursor:
             cursor.execute("SET statement_timeout = %s", [TIMEOUT_MS])

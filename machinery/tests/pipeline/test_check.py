@@ -34,7 +34,7 @@ from outbox.sink import discovery
 from outbox.sink.batch import Batch
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.records import Record
+from outbox.sink.records import Record, fetcher
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
@@ -145,16 +145,17 @@ class History:
         self, event: Event, offset: int, *, is_valid: bool = True, because: str | None = None, sink: str = SINK
     ) -> None:
         """A sink's dead letter of an event that stands at this offset; discarded if ``because`` says why."""
-        columns = json.dumps({"event_type": "item.received", **event.payload}) if is_valid else None
+        headers = {"id": event.id, "eventType": "received", "schemaVersion": "1"}
         with self._totals, self._totals.cursor() as cursor:
             cursor.execute(
                 "INSERT INTO dead_letters"
-                ' (sink, identity, topic, topic_id, partition, "offset", key, event_id, event, event_type,'
-                "  schema_version, reason, detail, status, resolution)"
-                " VALUES (%s, %s, %s, 'x', 0, %s, %s, %s, %s, %s, %s, 'test', '', %s, %s)",
+                ' (sink, identity, topic, topic_id, partition, "offset", key, headers, value, event_id, is_event,'
+                "  version, reason, detail, status, resolution)"
+                " VALUES (%s, %s, %s, 'x', 0, %s, %s, %s, %s, %s, %s, %s, 'test', '', %s, %s)",
                 [
-                    *(sink, event.id, self.topic, offset, event.item.encode(), event.id, columns),
-                    *(("item.received", 1) if is_valid else (None, None)),
+                    *(sink, event.id, self.topic, offset, event.item.encode()),
+                    json.dumps([{"key": name, "value": text} for name, text in headers.items()]),
+                    *(json.dumps(event.payload).encode(), event.id, is_valid, event.version if is_valid else None),
                     *("discarded" if because else "open", because),
                 ],
             )
@@ -644,7 +645,7 @@ class ByVersions:
         decoded = self._spec.decoders[self._topic.name].decode(read)
         whole = Batch(self._topic.name, self._topic.id, {0: start}, {0: end}, **decoded._asdict())
         with closing(connect(self._settings, SinkRole.WRITER)) as connection:
-            return PostgresWriter(connection, self._spec).apply(whole)
+            return PostgresWriter(connection, self._spec, fetcher(self._settings)).apply(whole)
 
     def replay(self) -> Replayed:
         """Replay the open letters."""

@@ -252,12 +252,12 @@ def test_a_sink_is_looked_at_on_each_of_its_topics(topic: Settings, postgres: Po
     ids = {name: topics.describe(topic, name).id for name in (item, order)}
     positions = f"('activity', '{item}', 0, '{ids[item]}', 0), ('activity', '{order}', 0, '{ids[order]}', 7)"
     statements = f"""
-        INSERT INTO sinks (name, epoch) VALUES ('activity', 1);
+        INSERT INTO sinks (name, epoch, asked_for) VALUES ('activity', 1, '{{"strategy": "dedup", "topics": {{}}}}');
         INSERT INTO positions (sink, topic, partition, topic_id, next_offset) VALUES {positions};
         INSERT INTO skipped_events VALUES ('activity', '{order}', 'order.placed.v1');
     """
     postgres.psql(statements, topic.sink_db_name)
-    assert problems(topic)["sinks"] == ["topic-recreated", "sink-not-running", "events-skipped"]
+    assert problems(topic)["sinks"] == ["topic-recreated", "sink-not-running", "job-changed"]
     assert f"offset 7 of {order}, partition 0" in diagnosed(topic, "topic-recreated").message
     gone = topic.model_copy(update={"topic_prefix": "missing"})
     assert [one.code for one in examine(gone) if one.hop == "sinks" and not one.is_ok] == ["topic-missing"] * 2

@@ -17,8 +17,8 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.kafka.headers import Header
+from outbox.sink.asked import NAMES_MAX
 from outbox.sink.records import Record
-from outbox.sink.skipped import NAMES_MAX
 from outbox.testing.failures import raises
 from outbox.testing.queries import query
 from outbox.testing.seeds import chosen_seed

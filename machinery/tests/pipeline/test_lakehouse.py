@@ -57,6 +57,7 @@ from tests.support.made_events import (
     Event,
     as_read,
     batch,
+    fetch,
     nth_key,
     sums,
     traced,
@@ -96,7 +97,7 @@ def lake(databases: Settings, lakehouse_spark: SparkSession, tmp_path: Path) -> 
 def driving(settings: Settings, spec: SinkSpec = DECLARED) -> Iterator[SinkWriter]:
     """The sink, opened as its stream opens it, until the end of the block."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        sink = spec.target.writer(settings, connection, spec)
+        sink = spec.target.writer(settings, connection, spec, fetch)
         sink.positions(TOPIC, TOPIC_ID)
         yield sink
 
@@ -265,7 +266,7 @@ def test_a_staged_batch_larger_than_the_heap_is_merged(lake: Settings, tmp_path:
             yield as_read(*records, partition=0)
 
     with closing(connect(lake, SinkRole.WRITER)) as connection:
-        sink = target.writer(lake, connection, notes)
+        sink = target.writer(lake, connection, notes, fetch)
         sink.positions(TOPIC, TOPIC_ID)
         done = copier(lake, sink)(1, parts())
         assert sink.apply(replace(batch([], 0, LARGE_RECORDS), staged=done)) == Counts(LARGE_RECORDS, LARGE_RECORDS)
@@ -515,7 +516,7 @@ def test_a_table_that_is_gone_or_another_is_told(lake: Settings, tmp_path: Path)
     wider = tmp_path / "table.sql"
     wider.write_text(SCHEMA.read_text().replace("unit        STRING", "note STRING, unit STRING"))
     with closing(connect(lake, SinkRole.WRITER)) as connection:
-        sink = LakehouseWriter(connection, DECLARED, wider, table.location(lake, NAME))
+        sink = LakehouseWriter(connection, DECLARED, fetch, wider, table.location(lake, NAME))
         with raises("table-failed", "schema does not match"):
             sink.positions(TOPIC, TOPIC_ID)
 

@@ -15,7 +15,7 @@ from outbox.sink.decoder import EventDecoder
 from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.records import Record
 from outbox.sink.spec import SinkJob, SinkSpec
-from tests.support.made_events import NOW_MS, TOPIC_ID, as_read, uuid7
+from tests.support.made_events import NOW_MS, ON_TOPICS, TOPIC_ID, as_read, uuid7
 
 RANDOM = Random(22)  # noqa: S311
 
@@ -64,4 +64,5 @@ def batch_of(spec: SinkSpec, topic: str, *records: Record, start: int = 0) -> Ba
     """The records as a batch of partition 0, decoded as the sink decodes them."""
     end = start + len(records)
     read = replace(as_read(*records, partition=0), offsets=range(start, end))
+    ON_TOPICS.update({(topic, (0, offset)): record for offset, record in enumerate(records, start)})
     return Batch(topic, TOPIC_ID, {0: start}, {0: end}, **spec.decoders[topic].decode(read)._asdict())

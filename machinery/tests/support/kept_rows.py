@@ -96,16 +96,16 @@ def set_aside(
     seen_days_ago: int = 100,
     sink: str = "dedup",
     topic: str | None = None,
-    event: str | None = None,
+    is_event: bool = False,
 ) -> None:
-    """A dead letter; ``event`` are the columns of a valid one."""
+    """A dead letter; of a valid event, or of a record that is none."""
     start(settings, sink)
     with cursor_of(settings) as cursor:
         cursor.execute(
             'INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", event_id, reason, detail,'
-            " status, last_seen_at, event)"
+            " status, last_seen_at, is_event)"
             " VALUES (%s, %s, %s, 'x', 0, 0, %s, 'test', '', %s, now() - make_interval(days => %s), %s)",
-            [sink, identity, topic or topic_of(settings), event_id, status, seen_days_ago, event],
+            [sink, identity, topic or topic_of(settings), event_id, status, seen_days_ago, is_event],
         )
 
 

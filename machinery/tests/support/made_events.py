@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from random import Random
@@ -90,6 +90,15 @@ class Event:
         )
 
 
+# What is on the topics of these tests: by topic and place, the record of the last batch that was made there.
+ON_TOPICS: dict[tuple[str, records.Place], records.Record] = {}
+
+
+def fetch(topic: str, places: Collection[records.Place]) -> Iterator[tuple[records.Place, records.Record]]:
+    """The records at these places, as a sink reads them for its dead letters."""
+    return ((place, ON_TOPICS[topic, place]) for place in places)
+
+
 def other_unit(event: Event) -> Event:
     """The event in another unit, which the projection refuses once the key has the first."""
     return replace(event, unit=SHAPE.units[1])
@@ -100,6 +109,7 @@ def rows(
 ) -> Rows:
     """The events as rows of a batch in one partition: at these offsets, or one after the other."""
     places = range(first_offset, first_offset + len(events)) if offsets is None else offsets
+    ON_TOPICS.update({(TOPIC, (partition, place)): event.record for event, place in zip(events, places, strict=True)})
     return DECODER.rows((event.decoded, partition, offset) for event, offset in zip(events, places, strict=True))
 
 

@@ -18,7 +18,7 @@ from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Strategy
-from tests.support.made_events import DECODER, JOB, PROJECTIONS, STRATEGIES, TOPIC
+from tests.support.made_events import DECODER, JOB, PROJECTIONS, STRATEGIES, TOPIC, fetch
 
 PROJECTION = next(file.stem for file in sorted(PROJECTIONS.glob("*.sql")) if "." not in file.stem)
 
@@ -34,7 +34,7 @@ def sink_on(
     connection: extensions.connection, chosen: Strategy = STRATEGIES["dedup"], projections: Path = PROJECTIONS
 ) -> PostgresWriter:
     """The sink of a strategy on a connection. ``projections`` is the folder of its projections."""
-    return PostgresWriter(connection, spec_with(chosen, projections))
+    return PostgresWriter(connection, spec_with(chosen, projections), fetch)
 
 
 def spec_with(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
+from outbox.sink.records import fetcher
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
@@ -35,7 +36,7 @@ def run(
     """
     with ExitStack() as opened:
         connection = opened.enter_context(closing(connect(settings, SinkRole.WRITER)))
-        writer = spec.target.writer(settings, connection, spec)
+        writer = spec.target.writer(settings, connection, spec, fetcher(settings))
         transform = Transform(spark, spec)
         writer.prepare(transform.returned)
         started()

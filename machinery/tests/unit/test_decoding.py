@@ -250,12 +250,12 @@ class TestAskedFor:
     def test_it_is_each_way_in_which_they_were_skipped(
         self, known: Catalog, names: tuple[str, ...], expected: set[str]
     ) -> None:
-        assert decoder(known, *names).asked_for == expected
+        assert decoder(known, *names).wanted_names == expected
 
     @pytest.mark.parametrize("names", OUTCOMES)
     def test_no_sink_skips_what_it_asks_for(self, known: Catalog, names: tuple[str, ...]) -> None:
         decoding = decoder(known, *names)
-        assert not decoding.asked_for & both_ways(as_read(*KINDS.values()), decoding).skipped.keys()
+        assert not decoding.wanted_names & both_ways(as_read(*KINDS.values()), decoding).skipped.keys()
 
 
 MIXED = [

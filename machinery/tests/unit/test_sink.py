@@ -125,7 +125,7 @@ class TestStrategyFiles:
         assert {"dedup", "naive"} <= set(made_events.STRATEGIES)
         assert made_events.STRATEGIES["naive"].start == "earliest"
         assert made_events.STRATEGIES["dedup"].start == "positions"
-        assert "INSERT INTO processed_events" in made_events.STRATEGIES["dedup"].select
+        assert "INSERT INTO public.processed_events" in made_events.STRATEGIES["dedup"].select
 
     def test_the_help_tells_each_with_its_survives_costs_and_choose(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "200")
@@ -140,7 +140,7 @@ class TestStrategyFiles:
             strategy.load(tmp_path)
 
     def test_a_new_one_is_one_file(self, tmp_path: Path) -> None:
-        (tmp_path / "mine.sql").write_text(HEADER + "INSERT INTO new_events SELECT * FROM batch")
+        (tmp_path / "mine.sql").write_text(HEADER + "INSERT INTO new_events SELECT * FROM outbox_batch")
         assert strategy.load(tmp_path)["mine"].idea == "an idea"
 
     def test_one_that_knows_no_event_says_so(self) -> None:

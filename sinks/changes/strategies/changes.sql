@@ -13,16 +13,17 @@
 -- The LSN is no clock. A transaction that is open while a snapshot is taken may have written below the snapshot's LSN, and
 -- its change is newer. The version says which of two states is newer: see projections/balances.sql.
 WITH incoming AS (
-    SELECT DISTINCT ON (table_name, {key}, lsn, op) *
-      FROM batch
-     ORDER BY table_name, {key}, lsn, op, partition, "offset"
+    SELECT DISTINCT ON (batch.table_name, batch.{key}, batch.lsn, batch.op) batch.*
+      FROM pg_temp.outbox_batch AS batch
+     ORDER BY batch.table_name, batch.{key}, batch.lsn, batch.op, batch.partition, batch."offset"
 ), unseen AS (
-    INSERT INTO processed_changes (sink, table_name, pk, lsn, op)
-    SELECT %(sink)s, table_name, {key}::text, lsn, op FROM incoming
+    INSERT INTO public.processed_changes AS known (sink, table_name, pk, lsn, op)
+    SELECT %(sink)s, incoming.table_name, incoming.{key}::text, incoming.lsn, incoming.op FROM incoming
     ON CONFLICT DO NOTHING
-    RETURNING table_name, pk, lsn, op
+    RETURNING known.table_name, known.pk, known.lsn, known.op
 )
-INSERT INTO new_events
+INSERT INTO pg_temp.new_events
 SELECT incoming.*
-  FROM incoming JOIN unseen USING (table_name, lsn, op)
+  FROM incoming
+  JOIN unseen ON (unseen.table_name, unseen.lsn, unseen.op) = (incoming.table_name, incoming.lsn, incoming.op)
  WHERE unseen.pk = incoming.{key}::text;

@@ -4,7 +4,10 @@
 -- choose: never; with it the soak shows that the drift of `naive` is what was repeated
 -- start: earliest
 -- repeats: none
-INSERT INTO applied_events AS counted (sink, event_id, times)
-SELECT %(sink)s, event_id, count(*) FROM batch GROUP BY event_id ORDER BY event_id
+INSERT INTO public.applied_events AS counted (sink, event_id, times)
+SELECT %(sink)s, batch.event_id, count(*)
+  FROM pg_temp.outbox_batch AS batch
+ GROUP BY batch.event_id
+ ORDER BY batch.event_id
 ON CONFLICT (sink, event_id) DO UPDATE SET times = counted.times + excluded.times;
-INSERT INTO new_events SELECT * FROM batch;
+INSERT INTO pg_temp.new_events SELECT batch.* FROM pg_temp.outbox_batch AS batch;

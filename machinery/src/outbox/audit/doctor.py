@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -29,7 +29,7 @@ from outbox.migrations.migrate import Database, is_current, owner_engine
 from outbox.relay import connectors, hanging, lifecycle, routing, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
-from outbox.sink import discovery, fence, positions, skipped
+from outbox.sink import asked, discovery, fence, positions
 from outbox.sink.partitions import day_of
 from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
@@ -368,7 +368,7 @@ def _sink(
                 yield one
     if any(stored.values()):
         yield _driver(settings, name, lag)
-    yield from _skipped(settings, found, name)
+    yield from _asked(settings, replace(found, name=name))
     ((parked,),) = _rows(settings, SinkRole.AUDITOR, OPEN_DEAD_LETTERS, name)
     if parked:
         message = f"sink {name} has {parked} open dead letters"
@@ -397,13 +397,11 @@ def _partitions_read(name: str, stored: Stored, topic: Topic, marks: Marks) -> I
             yield last - next_offset
 
 
-def _skipped(settings: Settings, found: SinkSpec, name: str) -> Iterator[Diagnosis]:
-    """Whether the sink asks for events that it has skipped: then it does not start."""
+def _asked(settings: Settings, found: SinkSpec) -> Iterator[Diagnosis]:
+    """Whether the sink's job asks for something else than at its last start: then it does not start."""
     with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
-        recorded = skipped.load(cursor, name)
-    try:
-        skipped.require_none(name, recorded, found.decoders)
-    except Failure as failure:
+        failure = asked.problem(cursor, found.asked)
+    if failure is not None:
         yield _problem(failure.code, failure.message, failure.remedy or "see the message")
 
 

@@ -7,30 +7,34 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
-from psycopg2 import extensions, sql
+from psycopg2 import extensions
 
-from outbox.audit.declared import Declared
-from outbox.audit.source import Numbers, property_names, rows, version_of
-from outbox.audit.topic_part import TopicOffset, identity_bytes
+from outbox.audit.declared import Declared, EventTopic
+from outbox.audit.quantity import Quantity
+from outbox.audit.source import rows
+from outbox.audit.topic_part import Delivered, TopicOffset, decoded_events, identity_bytes
+from outbox.sink import dead_letters
+from outbox.sink.records import Records
 
 NO_REASON = "no reason given"
-ROW_COLUMNS = 8  # of `_Row`
+DECODED_AT_ONCE = 1000
 DIGEST_BYTES = 16
 KEY_MAX_BYTES = 1000  # shown and compared: a stranger's key may have megabytes
-# A column's name is followed by its type where the events of a sink have it in two types (outbox/sink/layout.py).
-COLUMN = ", coalesce(event ->> {name}, event ->> {bigint}, event ->> {numeric})"
-LETTERS = """
-SELECT sink, event_id, status <> 'discarded', topic, partition, "offset", event IS NOT NULL, event_type, schema_version,
-       substring(key FOR {key_bytes}){columns}
-  FROM dead_letters
+LETTERS = f"""
+SELECT sink, event_id, status <> 'discarded', topic, partition, "offset", is_event,
+       CASE WHEN is_event THEN key ELSE substring(key FOR {KEY_MAX_BYTES}) END,
+       CASE WHEN is_event THEN headers END, CASE WHEN is_event THEN value END,
+       round(extract(epoch FROM recorded_at) * 1000)::bigint
+  FROM public.dead_letters
  WHERE event_id IS NOT NULL
-   AND (status IN ('open', 'discarded') OR (status = 'replayed' AND sink = ANY({elsewhere}::text[])))
-"""
+   AND (status IN ('open', 'discarded')
+        OR status = 'replayed' AND resolution IS DISTINCT FROM '{dead_letters.FILTERED}' AND sink = ANY(%s))
+"""  # noqa: S608
 REASONS = """
 SELECT sink, coalesce(resolution, %s), count(*)
   FROM dead_letters WHERE status = 'discarded' GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2
@@ -55,20 +59,13 @@ class Letter(NamedTuple):
     """Whether the event was valid: strategy or projection have refused it."""
     kind: int | None = None
     version: int | None = None
-    numbers: tuple[Decimal | None, ...] = ()
+    numbers: tuple[Quantity | None, ...] = ()
     origin: TopicOffset = TopicOffset(0, 0)
     """The place of the record that it was written for, valid or not."""
 
     def is_of(self, topic: str, place: TopicOffset | None) -> bool:
-        """Whether it sets aside the event that is first at this place of a topic, or that is not on the topic.
-
-        An invalid record that was discarded keeps a valid record behind it from being applied, as the sink sees it.
-        """
-        if self.topic != topic:
-            return False
-        if self.place is None or place is None or self.place == place:
-            return True
-        return not self.is_open and self.place.partition == place.partition and self.place.offset < place.offset
+        """Whether it sets aside the event that is first at this place of a topic, or that is not on the topic."""
+        return self.topic == topic and (self.place is None or place is None or self.place == place)
 
 
 def read(
@@ -78,19 +75,16 @@ def read(
 
     Those of sinks whose result is ``elsewhere`` count as open, too, after a replay: the result may be older.
     """
-    letters = _Letters(declared)
-    columns = [
-        sql.SQL(COLUMN).format(
-            name=sql.Literal(name), bigint=sql.Literal(f"{name}:bigint"), numeric=sql.Literal(f"{name}:numeric")
-        )
-        for name in letters.names
-    ]
-    query = sql.SQL(LETTERS).format(
-        key_bytes=sql.Literal(KEY_MAX_BYTES), columns=sql.Composed(columns), elsewhere=sql.Literal(list(elsewhere))
-    )
+    topics = {topic.name: topic for topic in declared.topics}
     found: dict[str, dict[bytes, Letter]] = defaultdict(dict)
-    for sink, event_id, *row in rows(connection, query):
-        found[sink][uuid.UUID(event_id).bytes] = letters.of(_Row(*row[:ROW_COLUMNS]), row[ROW_COLUMNS:])
+    letters = rows(connection, LETTERS, [list(elsewhere)])
+    while some := [_Row(*row) for row in islice(letters, DECODED_AT_ONCE)]:
+        for row in some:
+            found[row.sink][uuid.UUID(row.event_id).bytes] = _letter(row)
+        for topic in {row.topic for row in some if row.is_event} & topics.keys():
+            for sink, event_id, event in _events(topics[topic], [row for row in some if row.topic == topic]):
+                letter = found[sink][event_id]
+                found[sink][event_id] = letter._replace(kind=event.kind, version=event.version, numbers=event.numbers)
     return found
 
 
@@ -122,46 +116,38 @@ def acknowledged(cursor: extensions.cursor, sinks: Collection[str]) -> frozenset
 
 
 class _Row(NamedTuple):
-    """What a letter says beside the properties of its event."""
+    """A letter as it is stored; key, headers and value of a valid event are whole."""
 
+    sink: str
+    event_id: str
     is_open: bool
     topic: str
     partition: int
     offset: int
     is_event: bool
-    event: str | None  # its name; None in letters of earlier versions
-    schema_version: int | None
     key: memoryview | None
+    headers: list[dict[str, Any]] | None
+    value: memoryview | None
+    recorded_ms: int
 
 
-class _Letters:
-    """Makes letters of rows."""
+def _letter(row: _Row) -> Letter:
+    """The letter of a row, without what its event says."""
+    origin = TopicOffset(row.partition, row.offset)
+    key = bytes(row.key or b"")[:KEY_MAX_BYTES].decode(errors="replace")
+    return Letter(row.topic, key, row.is_open, None if row.is_event else origin, row.is_event, origin=origin)
 
-    def __init__(self, declared: Declared) -> None:
-        self.names = property_names(declared.topics)
-        self._topics = {topic.name: topic for topic in declared.topics}
-        self._kinds = {(kind.event, kind.schema.version): place for place, kind in enumerate(declared.kinds)}
-        # The columns of an event are those of the version in its letter. If a newer one is declared by now, nobody
-        # knows which numbers the event has in that.
-        self._numbers = [
-            Numbers(self._topics[kind.topic], kind) if kind.upcaster is None else None for kind in declared.kinds
-        ]
 
-    def of(self, row: _Row, values: Sequence[str | None]) -> Letter:
-        """The letter of a row. Of an event that is not declared any more, neither version nor numbers are known."""
-        origin = TopicOffset(row.partition, row.offset)
-        place = None if row.is_event else origin
-        key = bytes(row.key or b"").decode(errors="replace")
-        letter = Letter(row.topic, key, row.is_open, place, row.is_event, origin=origin)
-        known = self._topics.get(row.topic)
-        if known is None or not row.is_event:
-            return letter
-        texts = dict(zip(self.names, values, strict=True))
-        # A sink that has asked for one version calls the event by the name of that version.
-        kind = self._kinds.get((str(row.event).removesuffix(f".v{row.schema_version}"), row.schema_version or 0))
-        numbers = None if kind is None else self._numbers[kind]
-        return letter._replace(
-            kind=kind,
-            version=version_of(texts.get(known.decoder.version or "")),
-            numbers=(None,) * len(known.properties) if numbers is None else numbers.of(texts),
-        )
+def _events(topic: EventTopic, letters: Sequence[_Row]) -> Iterator[tuple[str, bytes, Delivered]]:
+    """By sink and event id, the events of letters as they are decoded today; those that are no events are left out."""
+    events = [letter for letter in letters if letter.is_event]
+    records = Records(
+        keys=[dead_letters.content(letter.key) for letter in events],
+        headers=[dead_letters.headers(letter.headers or ()) for letter in events],
+        values=[dead_letters.content(letter.value) for letter in events],
+        recorded_ms=[letter.recorded_ms for letter in events],
+        partitions=[0] * len(events),
+        offsets=range(len(events)),  # so that each finds its letter
+    )
+    for event_id, event in decoded_events(topic, records):
+        yield events[event.offset].sink, uuid.UUID(event_id).bytes, event

@@ -90,11 +90,13 @@ def snapshot(settings: Settings, role: Role) -> Iterator[extensions.connection]:
             yield connection
 
 
-def rows(connection: extensions.connection, query: str | sql.Composable) -> Iterator[tuple[Any, ...]]:
+def rows(
+    connection: extensions.connection, query: str | sql.Composable, parameters: Sequence[object] | None = None
+) -> Iterator[tuple[Any, ...]]:
     """The rows of a query that may be larger than memory."""
     with connection.cursor(name="check") as cursor:
         cursor.itersize = FETCH_ROWS
-        cursor.execute(query)
+        cursor.execute(query, parameters)
         yield from cursor
 
 

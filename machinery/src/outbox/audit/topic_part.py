@@ -18,7 +18,7 @@ from outbox.base.settings import Settings
 from outbox.events.schema import SqlType
 from outbox.kafka import records
 from outbox.kafka.records import Within
-from outbox.sink.batch import DeadRecord
+from outbox.sink.batch import DeadRecord, Rows
 from outbox.sink.dead_letters import identity
 from outbox.sink.records import Records
 
@@ -125,14 +125,23 @@ class _Part:
     def add(self, read: Records) -> None:
         self._records += len(read)
         decoded = self._topic.decoder.decode(read)
-        for name, table in decoded.rows.items():
-            for event_id, event in _events(self._topic, name, table):
-                self._delivered.add(identity_bytes(event_id), event)
+        for event_id, event in _all_events(self._topic, decoded.rows):
+            self._delivered.add(identity_bytes(event_id), event)
         for one in decoded.dead:
             self._refused.add(identity_bytes(identity(one.record, one.event_id)), _refused(self._topic, one))
 
     def result(self, rest: Within | None = None) -> TopicPart:
         return TopicPart(self._topic.number, self._records, self._delivered.take(), self._refused.take(), rest)
+
+
+def decoded_events(topic: EventTopic, read: Records) -> Iterator[tuple[str, Delivered]]:
+    """The events among records of a topic, each with its id."""
+    return _all_events(topic, topic.decoder.decode(read).rows)
+
+
+def _all_events(topic: EventTopic, rows: Rows) -> Iterator[tuple[str, Delivered]]:
+    for name, table in rows.items():
+        yield from _events(topic, name, table)
 
 
 def _events(topic: EventTopic, name: str, rows: pa.Table) -> Iterator[tuple[str, Delivered]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -38,11 +38,9 @@ def filters(command: Command) -> Command:
             "--since", type=Moment(), help="First seen at that time or later (ISO 8601; UTC if there is no offset)."
         ),
         click.option("--key", help="With this key."),
-        click.option(
-            "--identity", "--event-id", "identities", multiple=True, help="With this identity; repeat it for several."
-        ),
         click.option("--reason", help="Only those with this reason."),
         click.option("--sink", help="Only those of this sink."),
+        click.argument("identities", metavar="[IDENTITY]...", nargs=-1),
     ):
         command = option(command)
     return command
@@ -62,7 +60,7 @@ def dead_letters() -> None:
 @filters
 @click.option(
     "--status",
-    type=click.Choice(["open", "replayed", "discarded", "skipped", "all"]),
+    type=click.Choice(["open", "replayed", "discarded", "all"]),
     default="open",
     show_default=True,
     help="With this status.",
@@ -128,10 +126,13 @@ def replay_command(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_
     is safe to repeat: a dead letter that was replayed is no longer open.
     """
     settings = load()
-    with _to_repair(settings, chosen, is_all, with_parked=True) as (connection, letters):
+    known = discovery.sinks(settings)
+    with _to_repair(settings, chosen, is_all, with_parked=True) as (connection, found):
+        unknown = _unknown_sinks(found, known, chosen.get("sink"))
+        letters = [letter for letter in found if letter.sink not in unknown]
         done = replay.replay(
             connection,
-            discovery.sinks(settings),
+            known,
             letters,
             applier_of=lambda one: _applier(settings, one, dry_run=dry_run),
             older_than_horizon=older_than_horizon,
@@ -143,10 +144,10 @@ def replay_command(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_
     lines = [
         f"sink {sink}: {would} {one.applied + one.duplicates} ({one.applied} applied, {one.duplicates} were applied "
         f"already), {one.rejected} rejected again"
-        + (f", {one.skipped} closed because the sink does not ask for them" if one.skipped else "")
         + (f", {one.filtered} closed because the sink's transform leaves them out" if one.filtered else "")
         for sink, one in done.items()
     ]
+    lines += [f"sink {sink}: no job declares it; its dead letters stay as they are" for sink in unknown]
     if not as_json:
         click.echo("\n".join(lines) or "no dead letters to replay")
     rejected = sum(one.rejected for one in done.values())
@@ -202,6 +203,21 @@ def _to_repair(
         with _errors(connection), connection, connection.cursor() as cursor:
             letters = selection.choose(cursor, with_parked=with_parked)
         yield connection, letters
+
+
+def _unknown_sinks(letters: list[Chosen], known: Collection[str], wanted: str | None) -> list[str]:
+    """The sinks of letters that no job declares: the copy that a rebuild makes, for example. Their letters stay.
+
+    Raises Failure if one of them is the sink that is ``wanted``.
+    """
+    unknown = sorted({letter.sink for letter in letters} - {*known})
+    if wanted is not None and unknown:
+        raise Failure(
+            f"no job declares sink {wanted}, so its dead letters cannot be replayed",
+            f"choose by --sink among {', '.join(known)}",
+            code="sink-unknown",
+        )
+    return unknown
 
 
 def _errors(connection: extensions.connection) -> AbstractContextManager[None]:

@@ -10,6 +10,7 @@ from outbox.events.schema import EventSchema, SqlType
 
 KEY_TYPES: set[SqlType] = {"uuid", "text", "bigint"}  # of which a record's key is the text
 RESERVED = {"event_id", "event_type", "partition", "offset"}  # columns of every batch
+RESERVED_PREFIX = "outbox_"  # of the other columns of ours
 NAME_MAX_BYTES = 51  # with its SQL type behind it, as in `placed_at:timestamptz`, it is a name of Postgres
 NAME_WITHOUT = set('":%')  # characters with a meaning in SQL, or in the names of columns
 PROPERTIES_MAX = 1000  # a table of Postgres has 1,600 columns at most
@@ -86,8 +87,8 @@ def _require_one_order(topic: str, aggregates: Sequence[Aggregate]) -> None:
 
 def _column_problems(names: Sequence[str]) -> Iterator[tuple[str, str]]:
     for name in names:
-        if name.lower() in RESERVED:
-            yield f"{name} is a column of every batch", "give the property another name"
+        if name.lower() in RESERVED or name.lower().startswith(RESERVED_PREFIX):
+            yield f"{name} is a column of ours, or may be one", "give the property another name"
         is_plain = name.isprintable() and not NAME_WITHOUT & set(name)
         if not is_plain or not 0 < len(name.encode()) <= NAME_MAX_BYTES:
             remedy = f'1 to {NAME_MAX_BYTES} bytes of characters that print, none of them ", : or %'

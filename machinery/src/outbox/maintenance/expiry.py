@@ -39,7 +39,7 @@ from outbox.relay.connectors import Connector
 DELETE_ROWS = 1_000  # in one transaction, for which a sink may have to wait
 
 LANDED_EVENTS = "event_id < least(%(horizon)s::uuid, first_uuid_of((now() AT TIME ZONE 'UTC')::date - %(days)s))"
-RESOLVED = "status <> 'open' AND NOT (status = 'discarded' AND has_event)"
+RESOLVED = "status <> 'open' AND NOT (status = 'discarded' AND is_event)"
 DEAD_LETTERS = f"""
     topic = ANY (%(topics)s) AND {RESOLVED} AND last_seen_at < now() - make_interval(days => %(days)s)
     AND (uuid_extract_version(event_id) IS DISTINCT FROM 7 OR event_id < %(horizon)s::uuid)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from psycopg2 import extensions
 
 from outbox.sink.batch import Rows
+from outbox.sink.records import Fetch
 from outbox.sink.strategy import Strategy
 
 PARKED = "parked"  # the reason of an event that waits for an earlier one of its key
@@ -38,10 +38,9 @@ class Applier(Protocol):
     def copy(self, cursor: extensions.cursor, rows: Rows) -> None:
         """Copy rows into ``batch``, by the names of their columns."""
 
-    def stage_letters(self, cursor: extensions.cursor, identities: Sequence[str]) -> None:
-        """Insert the events of dead letters into ``batch`` that have just its columns."""
-
-    def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
+    def replay(
+        self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch, *, older_than_horizon: bool
+    ) -> Applied:
         """Apply the events in ``batch``, whose dead letters are open, in the caller's transaction with the sink's lock.
 
         A target outside of the database ends that transaction first, and another one is open when this returns: the

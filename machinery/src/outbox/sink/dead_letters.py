@@ -1,4 +1,8 @@
-"""Dead letters: events that cannot be applied, kept with their bytes and the reason, so that the stream goes on.
+"""Dead letters: events that cannot be applied, kept with the reason, so that the stream goes on.
+
+A letter keeps the record as it came: key, headers and value. So a replay is what a delivery is. `is_event` says that
+the record was a valid event, which strategy, projection or transform have refused: the strategy has seen it. Otherwise
+the decoder has refused the record, whatever id it claims.
 
 An open dead letter means that its sink has not applied the event. Everything that applies an event closes its letter in
 the same transaction.
@@ -9,9 +13,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
@@ -20,113 +24,154 @@ from outbox.events.schema import Rejection
 from outbox.kafka.headers import Header
 from outbox.sink.batch import DeadRecord
 from outbox.sink.layout import IS_FILTERED
-from outbox.sink.records import Record
+from outbox.sink.records import Fetch, Place, Record
+
+T = TypeVar("T")
 
 LAST_MS = 253_402_300_799_000  # the last second of the year 9999: a foreign producer may claim any time
 OLDER_THAN_HORIZON = "older than the deduplication horizon"
+NOT_ASKED_FOR = "not asked for"
+FILTERED = "filtered"  # the resolution of a letter whose event the sink's transform has left out
 FEW_MAX = 10_000  # letters that are read at once
 STATEMENT_MAX_BYTES = 4 << 20  # of keys, headers and values; a single larger record is a statement of its own
 
-INSERT = """
-INSERT INTO dead_letters
-       (sink, identity, topic_id, topic, partition, "offset", key, headers, value, recorded_at, event_id,
-        reason, detail)
-{rows}
-ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now(),
-       status = CASE dead_letters.status WHEN 'skipped' THEN 'open' ELSE dead_letters.status END
+COLUMNS = """
+sink, identity, topic_id, topic, partition, "offset", key, headers, value, recorded_at, event_id, reason, detail
 """
-# Rejected events are valid, so their columns are kept in place of their bytes. An existing letter is open: an earlier
-# record of the event was invalid, and may have had another key; or this is a replay. An event that is parked is known
-# by that: what else is wrong with it may change until its turn comes.
-INSERT_REJECTED = """
-INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", key, event, event_type, schema_version,
-                          event_id, reason, detail)
-SELECT DISTINCT ON (batch.event_id) %(sink)s, batch.event_id::text, %(topic)s, %(topic_id)s, batch.partition,
-       batch."offset", convert_to(batch.{key}::text, 'UTF8'), {event}, {event_type}, {schema_version}, batch.event_id,
-       rejections.reason, rejections.detail
-  FROM batch JOIN rejections ON rejections.event_id = batch.event_id {events}
- ORDER BY batch.event_id, rejections.reason <> 'parked', batch.partition, batch."offset"
+INSERT = f"""
+INSERT INTO public.dead_letters ({COLUMNS})
+{{rows}}
+ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
+"""
+# The letter of a valid event. If an undecodable record with its id has a letter, the event takes that letter.
+INSERT_REJECTED = f"""
+INSERT INTO public.dead_letters ({COLUMNS}, is_event, version) VALUES %s
 ON CONFLICT (sink, identity) DO UPDATE
-   SET key = excluded.key, event = excluded.event, event_type = excluded.event_type,
-       schema_version = excluded.schema_version, reason = excluded.reason, detail = excluded.detail, status = 'open',
-       last_seen_at = now()
-"""
+   SET topic_id = excluded.topic_id, topic = excluded.topic, partition = excluded.partition,
+       "offset" = excluded."offset", key = excluded.key, headers = excluded.headers, value = excluded.value,
+       recorded_at = excluded.recorded_at, event_id = excluded.event_id, reason = excluded.reason,
+       detail = excluded.detail, is_event = excluded.is_event, version = excluded.version,
+       status = 'open', resolution = NULL, last_seen_at = now()
+"""  # noqa: S608
 # Postgres's estimates are of no use here: `batch` has no statistics, and letters come by the thousand in one
 # transaction, so those of `dead_letters` may be of long ago. These statements let it choose nothing by them. The letter
 # of each event is looked up by the primary key; `OFFSET 0` lets Postgres plan nothing else. If the sink has fewer
 # letters than the batch has events, their ids are read first, and events that have none are not looked up.
 FEW = f"least(%(count)s, {FEW_MAX})"
-SOME = f"SELECT event_id FROM dead_letters WHERE sink = %(sink)s ORDER BY identity LIMIT {FEW}"  # noqa: S608
+SOME = f"""
+SELECT few.event_id FROM public.dead_letters AS few WHERE few.sink = %(sink)s ORDER BY few.identity LIMIT {FEW}
+"""  # noqa: S608
 OF_BATCH = f"""
-batch CROSS JOIN LATERAL (SELECT ctid, * FROM dead_letters
-                           WHERE sink = %(sink)s AND identity = batch.event_id::text OFFSET 0) AS letter
+pg_temp.outbox_batch AS batch
+CROSS JOIN LATERAL (SELECT found.ctid, found.* FROM public.dead_letters AS found
+                     WHERE found.sink = %(sink)s AND found.identity = batch.event_id::text OFFSET 0) AS letter
  WHERE CASE WHEN (SELECT count(*) < {FEW} FROM ({SOME}) AS letters)
             THEN batch.event_id IN ({SOME}) ELSE true END
 """  # noqa: S608
-# The same of the keys of open letters: whether that of an event may be one of them.
-SOME_OPEN = f"SELECT key FROM dead_letters WHERE sink = %(sink)s AND status = 'open' ORDER BY first_seen_at LIMIT {FEW}"  # noqa: S608
+# Whether the key of an event may be one of an open letter.
+SOME_OPEN = f"""
+SELECT few.key FROM public.dead_letters AS few
+ WHERE few.sink = %(sink)s AND few.status = 'open' ORDER BY few.first_seen_at LIMIT {FEW}
+"""  # noqa: S608
 MAY_BE_OPEN = f"""
 CASE WHEN (SELECT count(*) < {FEW} FROM ({SOME_OPEN}) AS letters) THEN {{key}} IN ({SOME_OPEN}) ELSE true END
 """  # noqa: S608
 # Ordered, so that it is answered by the index, however many other letters there are.
-HAS_OPEN = "SELECT true FROM dead_letters WHERE sink = %(sink)s AND status = 'open' ORDER BY first_seen_at LIMIT 1"
-# A letter that was skipped, because the sink did not ask for its event, keeps no event from being applied.
-SKIPPED = "SELECT EXISTS (SELECT FROM dead_letters WHERE sink = %(sink)s AND status = 'skipped')"
-# An open letter of an invalid record does not keep a valid record of the same event from being applied. Rows are
-# changed by their place, which leaves Postgres no other plan. A place stays valid, because every writer of a
-# sink's letters holds the sink's lock.
+HAS_OPEN = """
+SELECT true FROM public.dead_letters AS few
+ WHERE few.sink = %(sink)s AND few.status = 'open' ORDER BY few.first_seen_at LIMIT 1
+"""
+AT_ITS_PLACE = """
+letter.topic_id = %(topic_id)s AND letter.partition = batch.partition AND letter."offset" = batch."offset"
+"""
+# A letter of an undecodable record does not keep an event with its id from being applied. If that letter is discarded,
+# only the record itself is dropped: at its place, or, which the caller finds out, a copy of it elsewhere. Rows are
+# changed by their ctid, which leaves Postgres no other plan. It stays valid, because every writer of a sink's letters
+# holds the sink's lock.
 DROP_RESOLVED = f"""
-WITH known AS (
-    SELECT batch.ctid AS in_batch, letter.ctid AS place, batch.event_id
+WITH known AS MATERIALIZED (
+    SELECT batch.ctid AS in_batch, letter.ctid AS in_letters, batch.event_id, batch.partition, batch."offset",
+           CASE letter.status WHEN 'open' THEN letter.is_event
+                              WHEN 'replayed' THEN %(drop_replayed)s
+                              ELSE letter.is_event OR ({AT_ITS_PLACE}) END AS is_resolved
       FROM {OF_BATCH}
-       AND (letter.status = ANY(%(resolved)s) OR letter.status = 'open' AND letter.event IS NOT NULL)
+       AND (letter.status <> 'open' OR letter.is_event)
 ), seen AS (
-    UPDATE dead_letters SET last_seen_at = now() WHERE ctid = ANY(ARRAY(SELECT place FROM known))
+    UPDATE public.dead_letters AS letter SET last_seen_at = now()
+     WHERE letter.ctid = ANY(ARRAY(SELECT known.in_letters FROM known WHERE known.is_resolved))
 ), dropped AS (
-    DELETE FROM batch WHERE ctid = ANY(ARRAY(SELECT in_batch FROM known))
+    DELETE FROM pg_temp.outbox_batch AS batch
+     WHERE batch.ctid = ANY(ARRAY(SELECT known.in_batch FROM known WHERE known.is_resolved))
 )
-SELECT DISTINCT event_id::text FROM known
+SELECT known.event_id::text, known.partition, known."offset", known.is_resolved FROM known
 """  # noqa: S608
+DISCARDED_RECORDS = """
+SELECT letter.identity, letter.key, letter.headers, letter.value
+  FROM public.dead_letters AS letter
+ WHERE letter.sink = %(sink)s AND letter.identity = ANY(%(identities)s)
+   AND letter.status = 'discarded' AND NOT letter.is_event
+"""
+DROP_PLACES = """
+DELETE FROM pg_temp.outbox_batch AS batch
+ USING unnest(%(partitions)s::int[], %(offsets)s::bigint[]) AS place (partition, "offset")
+ WHERE batch.partition = place.partition AND batch."offset" = place."offset"
+"""
 MARK_REPLAYED = f"""
-UPDATE dead_letters SET status = 'replayed', last_seen_at = now()
- WHERE ctid = ANY(ARRAY(
+UPDATE public.dead_letters AS letter SET status = 'replayed', last_seen_at = now()
+ WHERE letter.ctid = ANY(ARRAY(
        SELECT letter.ctid
          FROM {OF_BATCH}
-          AND letter.status IN ('open', 'skipped')
-          AND NOT EXISTS (SELECT FROM rejections WHERE rejections.event_id = batch.event_id)))
+          AND letter.status = 'open'
+          AND NOT EXISTS (SELECT FROM pg_temp.rejections AS rejected WHERE rejected.event_id = batch.event_id)))
 """  # noqa: S608
-OPEN_OF_BATCH = f"SELECT DISTINCT batch.event_id::text FROM {OF_BATCH} AND letter.status IN ('open', 'skipped')"  # noqa: S608
+OPEN_OF_BATCH = f"SELECT DISTINCT batch.event_id::text FROM {OF_BATCH} AND letter.status = 'open'"  # noqa: S608
 # Also one that was replayed: what leaves the event out today has not left it out then.
-SKIP_FILTERED = f"""
-UPDATE dead_letters SET status = 'skipped', last_seen_at = now()
- WHERE ctid = ANY(ARRAY(
-       SELECT letter.ctid FROM {OF_BATCH} AND letter.status IN ('open', 'replayed') AND batch."{IS_FILTERED}"))
+MARK_FILTERED = f"""
+UPDATE public.dead_letters AS letter SET status = 'replayed', resolution = '{FILTERED}', last_seen_at = now()
+ WHERE letter.ctid = ANY(ARRAY(
+       SELECT letter.ctid FROM {OF_BATCH} AND letter.status <> 'discarded' AND batch."{IS_FILTERED}"))
 """  # noqa: S608
 MARK_THESE_REPLAYED = """
-UPDATE dead_letters SET status = 'replayed', last_seen_at = now()
- WHERE sink = %(sink)s AND identity = ANY(%(event_ids)s) AND status IN ('open', 'skipped')
+UPDATE public.dead_letters SET status = 'replayed', last_seen_at = now()
+ WHERE sink = %(sink)s AND identity = ANY(%(event_ids)s) AND status = 'open'
 """
-UPDATE_REASONS = """
-UPDATE dead_letters AS letter SET reason = found.reason, detail = found.detail, last_seen_at = now()
+# Of an event that is rejected for several reasons: that it is parked, because what else is wrong with it may change
+# until its turn comes. `has_letter`: it was set aside before, and is replayed.
+REJECTED = """
+SELECT DISTINCT ON (batch.event_id) batch.event_id::text, batch.partition, batch."offset", {version}::bigint,
+       rejected.reason, rejected.detail, letter.identity IS NOT NULL AS has_letter
+  FROM pg_temp.outbox_batch AS batch
+  JOIN pg_temp.rejections AS rejected ON rejected.event_id = batch.event_id
+  LEFT JOIN LATERAL (SELECT found.* FROM public.dead_letters AS found
+                      WHERE found.sink = %(sink)s AND found.identity = batch.event_id::text OFFSET 0) AS letter
+    ON letter.is_event AND letter.status = 'open'
+ ORDER BY batch.event_id, rejected.reason <> 'parked', batch.partition, batch."offset"
+"""
+# Of an event that is older than the horizon, the reason says that the strategy knows nothing of it.
+UPDATE_REASONS = f"""
+UPDATE public.dead_letters AS letter SET reason = found.reason, detail = found.detail, last_seen_at = now()
   FROM (VALUES %s) AS found (sink, identity, reason, detail)
- WHERE letter.sink = found.sink AND letter.identity = found.identity
-"""
+ WHERE letter.sink = found.sink AND letter.identity = found.identity AND letter.reason <> '{OLDER_THAN_HORIZON}'
+"""  # noqa: S608
 
 
 def identity(record: Record, event_id: str | None) -> str:
     """The event's id, else a hash of key, headers and value: the same for a record that is repeated."""
-    if event_id is not None:
-        return event_id
-    digest = hashlib.sha256()
+    return event_id or f"sha256:{digest(record)}"
+
+
+def digest(record: Record) -> str:
+    """A hash of key, headers and value."""
+    found = hashlib.sha256()
     headers = (part for name, content in record.headers for part in (name.encode(), content))
     for part in (record.key, record.value, *headers):
         # Each part with its length, so that no two records run together to the same bytes.
-        digest.update(b"-" if part is None else b"%d:%b" % (len(part), part))
-    return f"sha256:{digest.hexdigest()}"
+        found.update(b"-" if part is None else b"%d:%b" % (len(part), part))
+    return found.hexdigest()
 
 
 def insert(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, dead: Sequence[DeadRecord]) -> int:
-    """Write dead letters of records in the caller's transaction and return how many there were.
+    """Write dead letters of undecodable records in the caller's transaction and return how many there were.
 
     An existing letter stays as it is, with its status, but for last_seen_at. Statements are bounded in bytes.
     """
@@ -134,27 +179,85 @@ def insert(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, dead
     for one in dead:
         first.setdefault(identity(one.record, one.event_id), one)
     # Ordered, so that two writers of the same letters do not deadlock.
-    for chunk in _chunks(sorted(first.items(), key=lambda entry: entry[0])):
+    for chunk in _chunks(sorted(first.items(), key=lambda entry: entry[0]), lambda entry: entry[1].record):
         rows = [(sink, name, topic_id, topic, *columns(one)) for name, one in chunk]
         execute_values(cursor, INSERT.format(rows="VALUES %s"), rows, page_size=len(rows))
     return len(dead)
 
 
-def drop_resolved(
-    cursor: extensions.cursor, sink: str, count: int, resolved: Sequence[str] = ("discarded", "replayed")
-) -> list[str]:
-    """Take out of ``batch``, which has ``count`` rows, the events that a dead letter has ``resolved``, by its status,
-    and the valid ones that wait for a replay. Returns their ids.
+def insert_rejected(
+    cursor: extensions.cursor, sink: str, topic: str, topic_id: str, *, version: str, fetch: Fetch
+) -> int:
+    """Set aside the events of ``batch`` that are in ``rejections``, in the caller's transaction; return how many.
+
+    Each letter keeps its record as ``fetch`` reads it from the topic. A letter that an event has already keeps its
+    record and gets today's reason. ``version`` is the SQL of the event's version.
     """
-    cursor.execute(DROP_RESOLVED, {"sink": sink, "count": count, "resolved": list(resolved)})
-    return [event_id for (event_id,) in cursor]
+    cursor.execute(REJECTED.replace("{version}", version), {"sink": sink})
+    known: dict[str, Rejection] = {}
+    new: dict[Place, tuple[str, int | None, Rejection]] = {}
+    for event_id, partition, offset, version_of_event, reason, detail, has_letter in cursor:
+        rejection = Rejection(reason, detail)
+        if has_letter:
+            known[event_id] = rejection
+        else:
+            new[partition, offset] = event_id, version_of_event, rejection
+    update_reasons(cursor, sink, known)
+    for chunk in _chunks(fetch(topic, new) if new else (), lambda entry: entry[1]):
+        rows = []
+        for (partition, offset), record in chunk:
+            event_id, version_of_event, rejection = new[partition, offset]
+            dead = DeadRecord(partition, offset, record, event_id, rejection)
+            rows.append((sink, event_id, topic_id, topic, *columns(dead), True, version_of_event))
+        execute_values(cursor, INSERT_REJECTED, rows, page_size=len(rows))
+    return len(known) + len(new)
 
 
-def has_skipped(cursor: extensions.cursor, sink: str) -> bool:
-    """Whether letters were closed because the sink did not ask for their events."""
-    cursor.execute(SKIPPED, {"sink": sink})
-    ((found,),) = cursor.fetchall()
-    return bool(found)
+def drop_resolved(
+    cursor: extensions.cursor,
+    sink: str,
+    topic: str,
+    topic_id: str,
+    *,
+    count: int,
+    fetch: Fetch,
+    drop_replayed: bool = True,
+) -> set[str]:
+    """Take out of ``batch``, which has ``count`` rows, the events that are set aside, discarded, or were replayed.
+
+    Returns the ids that ``batch`` no longer has. With ``drop_replayed`` off, events that were replayed stay.
+    """
+    cursor.execute(DROP_RESOLVED, {"sink": sink, "topic_id": topic_id, "count": count, "drop_replayed": drop_replayed})
+    dropped, doubtful = set[str](), dict[Place, str]()
+    for event_id, partition, offset, is_resolved in cursor:
+        if is_resolved:
+            dropped.add(event_id)
+        else:
+            doubtful[partition, offset] = event_id
+    if doubtful:
+        copies = _drop_copies(cursor, sink, topic, doubtful, fetch)
+        dropped |= {doubtful[place] for place in copies}
+        dropped -= {event_id for place, event_id in doubtful.items() if place not in copies}
+    return dropped
+
+
+def _drop_copies(
+    cursor: extensions.cursor, sink: str, topic: str, doubtful: Mapping[Place, str], fetch: Fetch
+) -> set[Place]:
+    """Take out of ``batch`` the records that are copies of discarded ones; returns their places."""
+    cursor.execute(DISCARDED_RECORDS, {"sink": sink, "identities": list(set(doubtful.values()))})
+    discarded = {
+        name: digest(Record(content(key), headers(own), content(value), 0)) for name, key, own, value in cursor
+    }
+    of_interest = [place for place, event_id in doubtful.items() if event_id in discarded]
+    if not of_interest:
+        return set()
+    copies = {place for place, record in fetch(topic, of_interest) if digest(record) == discarded[doubtful[place]]}
+    cursor.execute(
+        DROP_PLACES,
+        {"partitions": [partition for partition, _ in copies], "offsets": [offset for _, offset in copies]},
+    )
+    return copies
 
 
 def mark_replayed(cursor: extensions.cursor, sink: str, count: int) -> None:
@@ -172,11 +275,11 @@ def open_of_batch(cursor: extensions.cursor, sink: str, count: int) -> list[str]
     return [event_id for (event_id,) in cursor]
 
 
-def skip_filtered(cursor: extensions.cursor, sink: str, count: int) -> None:
+def mark_filtered(cursor: extensions.cursor, sink: str, count: int) -> None:
     """Close the letters of the events in ``batch`` that a transform leaves out: such an event is not applied, and is
     not set aside either. ``batch`` has ``count`` rows at most.
     """
-    cursor.execute(SKIP_FILTERED, {"sink": sink, "count": count})
+    cursor.execute(MARK_FILTERED, {"sink": sink, "count": count})
 
 
 def mark_these_replayed(cursor: extensions.cursor, sink: str, event_ids: Sequence[str]) -> None:
@@ -196,11 +299,11 @@ def headers(stored: Sequence[dict[str, Any]]) -> list[Header]:
     return [((_bytes("key", header) or b"").decode(), _bytes("value", header)) for header in stored]
 
 
-def _chunks(letters: Sequence[tuple[str, DeadRecord]]) -> Iterator[list[tuple[str, DeadRecord]]]:
-    chunk: list[tuple[str, DeadRecord]] = []
+def _chunks(letters: Iterable[T], record_of: Callable[[T], Record]) -> Iterator[list[T]]:
+    chunk: list[T] = []
     size_bytes = 0
     for letter in letters:
-        own_bytes = _size_bytes(letter[1].record)
+        own_bytes = _size_bytes(record_of(letter))
         if chunk and size_bytes + own_bytes > STATEMENT_MAX_BYTES:
             yield chunk
             chunk, size_bytes = [], 0
@@ -228,6 +331,11 @@ def columns(dead: DeadRecord) -> tuple[object, ...]:
         dead.event_id,
         *dead.rejection,
     )
+
+
+def content(stored: memoryview | None) -> bytes | None:
+    """Bytes as psycopg2 returns them."""
+    return None if stored is None else bytes(stored)
 
 
 def _header(name: str, content: bytes | None) -> dict[str, str | None]:

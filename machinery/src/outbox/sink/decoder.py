@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -107,37 +106,24 @@ class RecordDecoder(ABC):
     """
 
     types: Mapping[str, Sequence[Column]]
-    schema_versions: Mapping[str, int] = MappingProxyType({})  # by name, the version that the columns are of
     at_once = AT_ONCE  # records that are best decoded together
     key: str
     version: str | None = None
 
     @property
-    def asked_for(self) -> set[str]:
+    def wanted_names(self) -> set[str]:
         """The names that a skipped event must not have."""
         return set(self.types)
 
     @property
-    def taken(self) -> Mapping[tuple[str, int | None], Sequence[Column]]:
-        """By the name of an event and a version of it that is taken, its columns."""
-        return {(name, self.schema_versions.get(name)): columns for name, columns in self.types.items()}
-
-    @property
-    def declared(self) -> Mapping[str, Sequence[Column]]:
-        """By the name of an event on the topic, asked for or not, the columns of its newest version."""
-        return self.types
+    def wanted_versions(self) -> Mapping[str, Collection[int]]:
+        """By the name of each event that is asked for, its versions, if it has any."""
+        return dict.fromkeys(self.types, ())
 
     @property
     def declared_names(self) -> set[str]:
-        """The names of the events on the topic, and of their versions."""
-        return set(self.declared)
-
-    def restore(
-        self, name: str, version: int | None, event_id: str, payload: Mapping[str, Any]
-    ) -> DecodedEvent | Rejection:
-        """An event of which the payload is known, in a version that is ``taken``."""
-        del version
-        return DecodedEvent(event_id, tuple(convert(one.type, payload.get(one.name)) for one in self.types[name]), name)
+        """The names of the events on the topic, asked for or not, and of their versions."""
+        return set(self.types)
 
     @abstractmethod
     def record(self, record: Record) -> DecodedEvent | Rejection | Skipped:
@@ -211,7 +197,6 @@ class EventDecoder(RecordDecoder):
     def __init__(self, aggregates: Sequence[Aggregate], wanted: Sequence[Wanted], age_max_days: int = 3660) -> None:
         """``aggregates`` are all on the topic; events of theirs that are not ``wanted`` are skipped."""
         self.types = {one.name: one.schema.columns for one in wanted}
-        self.schema_versions = {one.name: one.schema.version for one in wanted}
         self.key, self.version = aggregates[0].key, aggregates[0].version
         self.topic = aggregates[0].topic
         self._age_max_ms = age_max_days * DAY_MS
@@ -227,18 +212,7 @@ class EventDecoder(RecordDecoder):
         self._takes_every_version = {one.schema.type for one in wanted if not one.by_version}
         schemas = [schema for aggregate in aggregates for schema in aggregate.schemas]
         self._events = {schema.type: schema.event for schema in schemas}
-        self._declared = {schema.event: schema.columns for schema in schemas}
         self._declared_names = {name for schema in schemas for name in (schema.event, schema.name)}
-
-    @property
-    def taken(self) -> Mapping[tuple[str, int | None], Sequence[Column]]:
-        """By the name of an event and a version of it that is taken, its columns."""
-        return {(one.name, one.schema.version): one.schema.columns for one in self._versions.values()}
-
-    @property
-    def declared(self) -> Mapping[str, Sequence[Column]]:
-        """By the name of an event on the topic, asked for or not, the columns of its newest version."""
-        return self._declared
 
     @property
     def declared_names(self) -> set[str]:
@@ -246,12 +220,20 @@ class EventDecoder(RecordDecoder):
         return self._declared_names
 
     @property
-    def asked_for(self) -> set[str]:
+    def wanted_names(self) -> set[str]:
         """The names that a skipped event must not have: of events, of versions, and of what was not declared then."""
         names = set(self.types)
         for schema in (version.schema for version in self._versions.values()):
             names |= {schema.event, schema.name, f"*.{schema.type}"}
         return names
+
+    @property
+    def wanted_versions(self) -> Mapping[str, Collection[int]]:
+        """By the name of each event that is asked for, its versions."""
+        found = defaultdict[str, set[int]](set)
+        for one in self._versions.values():
+            found[one.name].add(one.schema.version)
+        return found
 
     def record(self, record: Record) -> DecodedEvent | Rejection | Skipped:
         """The event of a record, or why it was rejected, or that it was not asked for."""
@@ -271,15 +253,6 @@ class EventDecoder(RecordDecoder):
         if known is None:
             return self._undeclared(type_, version)
         return self._event(known, str(event_id), record.key or b"", value)
-
-    def restore(
-        self, name: str, version: int | None, event_id: str, payload: Mapping[str, Any]
-    ) -> DecodedEvent | Rejection:
-        """An event of which the payload is known, in a version that is ``taken``."""
-        known = next(one for one in self._versions.values() if (one.name, one.schema.version) == (name, version))
-        # A column that is null may have been absent.
-        present = {key: value for key, value in payload.items() if value is not None or key in known.schema.required}
-        return self._event(known, event_id, None, present)
 
     def decode(self, records: Records) -> Decoded:
         """As every decoder. Where all records of an event are valid they are decoded by columns, in half the time."""

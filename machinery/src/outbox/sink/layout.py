@@ -1,8 +1,9 @@
-"""How the events of a sink lie in its temporary tables: ``batch``, ``new_events``, and the staging tables.
+"""How the events of a sink lie in its temporary tables: ``outbox_batch``, ``new_events``, and the staging tables.
 
 The tables have the columns of all event types of the sink. Columns of one name and one SQL type are one column; where
 types differ, the column's name is followed by its type, as in ``price:numeric``. A sink of several event types has one
-more column, ``event_type``, with the event's name. A column that an event type lacks is NULL.
+more column, ``event_type``, with the event's name. A column that an event type lacks is NULL. No property may be
+called ``event_type``, or begin with ``outbox_``, as other columns of ours do (`outbox.events.usable`).
 
 For each event type there is a view over ``new_events`` with just that type's columns, under their own names:
 ``new_order_placed`` for the event ``order.placed``, ``new_order_placed_v1`` if that version is asked for alone. A batch
@@ -27,8 +28,9 @@ from outbox.sink.values import schema_of
 EVENT_TYPE = "event_type"
 # What a sink with a transform knows of each event, whatever the transform made of it.
 TYPE, KEY, VERSION, IS_FILTERED, FAILURE = (
-    f"event:{word}" for word in ("type", "key", "version", "is_filtered", "failure")
+    f"outbox_{word}" for word in ("type", "key", "version", "is_filtered", "failure")
 )
+ATTEMPT = "outbox_attempt"  # of the task that has staged a row
 NAME_MAX_BYTES = 63  # of an identifier of Postgres; a longer one is cut off
 PLACE = ("event_id", "partition", "offset")
 
@@ -153,7 +155,7 @@ def _view(names: Mapping[str, str], event_type: str | None, event: str, topic: s
     if there are several events.
     """
     columns = [sql.SQL("{} AS {}").format(sql.Identifier(place), sql.Identifier(name)) for place, name in names.items()]
-    query = sql.SQL("SELECT {} FROM new_events").format(sql.SQL(", ").join(columns))
+    query = sql.SQL("SELECT {} FROM pg_temp.new_events").format(sql.SQL(", ").join(columns))
     if event_type is None:
         return query
     # Of `=` Postgres expects one row in 200, as there are no statistics, and would sort what it could hash. Of a

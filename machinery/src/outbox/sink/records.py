@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -10,10 +11,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import Message
 
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.kafka import records
 from outbox.kafka.headers import Header, headers_of
 
 T = TypeVar("T")
+Place = tuple[int, int]  # partition and offset
 
+RUN_GAP = 1_000  # offsets: it is faster to read over a smaller gap than to seek
 JOINED_MAX_BYTES = 4 << 20  # of values; a single larger part stays alone
 
 
@@ -27,6 +33,10 @@ class Record(NamedTuple):
     headers: Sequence[Header]
     value: bytes | None
     recorded_ms: int
+
+
+Fetch = Callable[[str, Collection[Place]], Iterable[tuple[Place, Record]]]
+"""Reads the records at these places of a topic. Raises Failure `events-lost` if one of them is gone."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,42 @@ class Records:
         columns = tuple(vars(self).values())
         for begin in range(0, len(self), size):
             yield Records(*(column[begin : begin + size] for column in columns))
+
+
+def fetcher(settings: Settings) -> Fetch:
+    """Fetch from the topics of Kafka."""
+
+    def fetch(topic: str, places: Collection[Place]) -> Iterator[tuple[Place, Record]]:
+        missing = set(places)
+        for within in _runs(places):
+            for messages in records.batches(settings, topic, within, require_all=True):
+                for record, partition, offset in Records.of(messages):
+                    if (partition, offset) in missing:
+                        missing.remove((partition, offset))
+                        yield (partition, offset), record
+        if missing:
+            partition, offset = min(missing)
+            raise Failure(
+                f"topic {topic} no longer has offset {offset} of partition {partition}, which was read a moment ago",
+                "`outbox check` shows what is missing",
+                code="events-lost",
+            )
+
+    return fetch
+
+
+def _runs(places: Collection[Place]) -> Iterator[records.Within]:
+    """Ranges of offsets that cover these places: at most one range of a partition at a time."""
+    runs = defaultdict[int, list[list[int]]](list)
+    for partition, offset in sorted(places):
+        of_partition = runs[partition]
+        if of_partition and offset - of_partition[-1][1] < RUN_GAP:
+            of_partition[-1][1] = offset + 1
+        else:
+            of_partition.append([offset, offset + 1])
+    while runs:
+        yield {partition: (run[0][0], run[0][1]) for partition, run in runs.items()}
+        runs = defaultdict(list, {partition: run[1:] for partition, run in runs.items() if run[1:]})
 
 
 def joined(parts: Iterable[Records], count: int) -> Iterator[Records]:

@@ -19,9 +19,11 @@ from psycopg2 import extensions
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.sink.applier import Applier
+from outbox.sink.asked import Asked
 from outbox.sink.batch import Returned
 from outbox.sink.decoder import RecordDecoder
 from outbox.sink.layout import Layout
+from outbox.sink.records import Fetch
 from outbox.sink.strategy import Strategy
 from outbox.sink.writer import SinkWriter
 
@@ -84,6 +86,11 @@ class SinkSpec:
         return Layout.of(self.decoders)
 
     @property
+    def asked(self) -> Asked:
+        """What its job asks for."""
+        return Asked(self.name, self.strategy.name, self.decoders)
+
+    @property
     def has_version(self) -> bool:
         """Whether all its events are numbered by key."""
         return all(decoder.version is not None for decoder in self.decoders.values())
@@ -123,8 +130,11 @@ class Target(ABC):
         return self
 
     @abstractmethod
-    def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec) -> SinkWriter:
-        """A writer for a running sink; it acquires the fence. Raises Failure if the sink has a driver already."""
+    def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch) -> SinkWriter:
+        """A writer for a running sink; it acquires the fence. ``fetch`` reads the records of dead letters.
+
+        Raises Failure if the sink has a driver already, or if its job has changed (`outbox.sink.asked`).
+        """
 
     @abstractmethod
     def applier(

@@ -1,7 +1,7 @@
 """The strategies: SQL files, each a way to recognise duplicates, with what it survives and costs in its header.
 
-A strategy reads the temporary table ``batch`` and inserts what is new into ``new_events`` (same columns), in the
-transaction that applies. It may remember what it has seen in its own tables. It may put events of ``batch`` into
+A strategy reads the temporary table ``outbox_batch`` and inserts what is new into ``new_events`` (same columns), in the
+transaction that applies. It may remember what it has seen in its own tables. It may put events of the batch into
 ``rejections`` (event_id, reason, detail) in place of ``new_events``; they become dead letters.
 
 A strategy may have two sections. ``-- [select]`` is all of that; ``-- [remember]`` runs once rejected events have left

@@ -17,16 +17,22 @@ from outbox.sink.layout import IS_FILTERED
 
 LIMIT = 100  # per batch: a log of every event of a backlog is no log
 
-OUTCOMES = """
-WITH place AS (SELECT * FROM unnest(%s::int[], %s::bigint[]) AS place (partition, "offset"))
-SELECT partition, "offset", 'applied' FROM new_events JOIN place USING (partition, "offset")
+PLACES = 'unnest(%s::int[], %s::bigint[]) AS place (partition, "offset")'
+OUTCOMES = f"""
+WITH place AS (SELECT * FROM {PLACES})
+SELECT new.partition, new."offset", 'applied'
+  FROM pg_temp.new_events AS new
+  JOIN place ON place.partition = new.partition AND place."offset" = new."offset"
 UNION ALL
-SELECT partition, "offset", 'set aside'
-  FROM batch JOIN rejections USING (event_id) JOIN place USING (partition, "offset")
-"""
+SELECT batch.partition, batch."offset", 'set aside'
+  FROM pg_temp.outbox_batch AS batch
+  JOIN pg_temp.rejections AS rejected ON rejected.event_id = batch.event_id
+  JOIN place ON place.partition = batch.partition AND place."offset" = batch."offset"
+"""  # noqa: S608
 FILTERED = f"""
 SELECT batch.partition, batch."offset"
-  FROM batch JOIN unnest(%s::int[], %s::bigint[]) AS place (partition, "offset") USING (partition, "offset")
+  FROM pg_temp.outbox_batch AS batch
+  JOIN {PLACES} ON place.partition = batch.partition AND place."offset" = batch."offset"
  WHERE batch."{IS_FILTERED}"
 """  # noqa: S608
 

@@ -15,14 +15,14 @@ from psycopg2 import extensions
 
 from outbox.base import log
 from outbox.base.database import database_errors
-from outbox.sink import fence, generations, positions, skipped
+from outbox.sink import asked, fence, generations, positions
+from outbox.sink.asked import Asked
 from outbox.sink.batch import Batch, Staged
-from outbox.sink.decoder import RecordDecoder
 from outbox.sink.generations import Beginning
 from outbox.sink.records import Records
 
 COUNT = """
-UPDATE sinks
+UPDATE public.sinks
    SET applied = applied + %(applied)s, duplicates = duplicates + %(duplicates)s, skipped = skipped + %(skipped)s,
        filtered = filtered + %(filtered)s
  WHERE name = %(sink)s
@@ -72,19 +72,20 @@ class SinkWriter(ABC):
     staging: Staging | None = None
     _is_staged = False  # whether the staging tables hold anything of ours
 
-    def __init__(self, connection: extensions.connection, name: str, decoders: Mapping[str, RecordDecoder]) -> None:
-        """Acquire the fence. Raises Failure if the sink has a driver already, or if it asks for events that it has
-        skipped until now.
+    def __init__(self, connection: extensions.connection, job: Asked) -> None:
+        """Acquire the fence. Raises Failure if the sink has a driver already, or if its job asks for something else
+        than at its last start (`outbox.sink.asked`).
         """
-        self.name = name
+        self.name = job.sink
         self._connection = connection
-        self._declared = {topic: decoder.declared_names for topic, decoder in decoders.items()}
+        self._declared = {topic: decoder.declared_names for topic, decoder in job.decoders.items()}
         with self._errors("does not let the sink start"):
-            self._term = fence.acquire(connection, name)
+            self._term = fence.acquire(connection, self.name)
             with connection, connection.cursor() as cursor:
-                self.fence_holder = fence.driver(cursor, name)  # ourselves, as others see us
-                self._skipped = skipped.load(cursor, name)
-        skipped.require_none(name, self._skipped, decoders)
+                self.fence_holder = fence.driver(cursor, self.name)  # ourselves, as others see us
+                self._enter(cursor)
+                asked.require_unchanged(cursor, job)
+                self._skipped = asked.skipped(cursor, self.name)
 
     @abstractmethod
     def prepare(self, returned: pa.Schema) -> None:
@@ -162,8 +163,8 @@ class SinkWriter(ABC):
         """
         positions.write(cursor, self.name, batch.topic, batch.topic_id, batch.end)
         recorded = self._skipped.setdefault(batch.topic, set())
-        new = skipped.new(recorded, batch.skipped_events, self._declared[batch.topic])
-        skipped.record(cursor, self.name, batch.topic, new)
+        new = asked.new_names(recorded, batch.skipped_events, self._declared[batch.topic])
+        asked.record(cursor, self.name, batch.topic, new)
         recorded.update(new)
 
     def _enter(self, cursor: extensions.cursor) -> None:

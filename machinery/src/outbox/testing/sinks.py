@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from decimal import Decimal
 from typing import Any
@@ -17,7 +17,7 @@ from outbox.kafka.topics import Topic
 from outbox.sink import discovery
 from outbox.sink.batch import Batch
 from outbox.sink.decoder import RecordDecoder
-from outbox.sink.records import Record, Records
+from outbox.sink.records import Place, Record, Records
 from outbox.sink.repair.rebuild import from_source
 from outbox.sink.writer import Counts, SinkWriter
 
@@ -33,11 +33,18 @@ def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) ->
     chosen = discovery.chosen(settings, sink)
     topics = dict.fromkeys(record["topic"] for record in records if record["topic"] in chosen.decoders)
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        writer = chosen.target.writer(settings, connection, chosen)
-        counts = [
-            _apply(writer, chosen.decoders[topic], topic, [one for one in records if one["topic"] == topic])
-            for topic in topics
-        ]
+        on_topic: dict[str, dict[Place, Record]] = {}
+
+        def fetch(topic: str, places: Collection[Place]) -> list[tuple[Place, Record]]:
+            return [(place, on_topic[topic][place]) for place in places]
+
+        writer = chosen.target.writer(settings, connection, chosen, fetch)
+        counts = []
+        for topic in topics:
+            start = writer.positions(topic, TOPIC_ID).get(0, 0)
+            read = [_as_kafka_has_it(one) for one in records if one["topic"] == topic]
+            on_topic[topic] = {(0, offset): record for offset, record in enumerate(read, start)}
+            counts.append(_apply(writer, chosen.decoders[topic], topic, on_topic[topic]))
     return Counts(*map(sum, zip(Counts(), *counts, strict=True)))
 
 
@@ -69,10 +76,9 @@ def differing_keys(settings: Settings, sink: str) -> dict[str, set[str]]:
     return found
 
 
-def _apply(writer: SinkWriter, decoder: RecordDecoder, topic: str, records: Sequence[dict[str, Any]]) -> Counts:
+def _apply(writer: SinkWriter, decoder: RecordDecoder, topic: str, records: Mapping[Place, Record]) -> Counts:
     start = writer.positions(topic, TOPIC_ID).get(0, 0)
-    places = [(0, offset) for offset, _ in enumerate(records, start)]
-    found = decoder.decode(at_places(list(map(_as_kafka_has_it, records)), places))
+    found = decoder.decode(at_places(list(records.values()), list(records)))
     end = start + len(records)
     return writer.apply(Batch(topic, TOPIC_ID, {0: start}, {0: end}, found.rows, found.dead, skipped=found.skipped))
 

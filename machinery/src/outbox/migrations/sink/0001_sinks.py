@@ -19,7 +19,8 @@ CREATE TABLE sinks (
     applied    bigint NOT NULL DEFAULT 0,
     duplicates bigint NOT NULL DEFAULT 0,
     skipped    bigint NOT NULL DEFAULT 0, -- events that it had not asked for
-    filtered   bigint NOT NULL DEFAULT 0  -- events that its transform left out
+    filtered   bigint NOT NULL DEFAULT 0, -- events that its transform left out
+    asked_for  jsonb                      -- its strategy, topics and events (outbox/sink/asked.py)
 );
 
 -- How far each sink has applied each partition, written in the transaction that applies. topic_id distinguishes a
@@ -63,8 +64,8 @@ CREATE TABLE skipped_events (
     PRIMARY KEY (sink, topic, event)
 );
 
--- Events that could not be applied. identity is the event's id, or a hash of key, headers and value if it has none: a
--- repeated event finds itself here and only moves last_seen_at.
+-- Records that could not be applied, as they came. identity is the event's id, or a hash of key, headers and value if
+-- it has none: a repeated event finds itself here and only moves last_seen_at.
 CREATE TABLE dead_letters (
     sink          text        NOT NULL,
     identity      text        NOT NULL,
@@ -73,21 +74,18 @@ CREATE TABLE dead_letters (
     partition     int         NOT NULL,
     "offset"      bigint      NOT NULL,
     key           bytea,
-    headers       jsonb,       -- [{"key": …, "value": …}], in order; bytes that are no text as key_base64, value_base64
+    -- [{"key": …, "value": …}], in order; bytes that are no text as key_base64, value_base64
+    headers       jsonb       NOT NULL DEFAULT '[]',
     value         bytea,
-    event         jsonb,       -- the columns of an event that was valid and that strategy or projection refused
-    -- Whether it holds a valid event: for the pruner, which may not read the event.
-    has_event     boolean GENERATED ALWAYS AS (event IS NOT NULL) STORED,
     event_id      uuid,
-    event_type    text,        -- of a valid event, such as order.placed
-    schema_version smallint,   -- the version whose columns `event` has
+    is_event      boolean     NOT NULL DEFAULT false, -- valid: strategy, projection or transform have refused it
+    version       bigint,      -- of a valid event whose key numbers its events
     reason        text        NOT NULL,
     detail        text        NOT NULL,
-    -- replayed: the event was applied since, by a replay or by a valid record; discarded: it never will be; skipped: it
-    -- is valid by now, and the sink has not asked for it.
-    status        text        NOT NULL DEFAULT 'open' CHECK (status IN ('open', 'replayed', 'discarded', 'skipped')),
-    resolution    text,        -- why it was discarded
-    recorded_at   timestamptz, -- the record's timestamp
+    -- replayed: the sink has dealt with the event since; discarded: it is never applied.
+    status        text        NOT NULL DEFAULT 'open' CHECK (status IN ('open', 'replayed', 'discarded')),
+    resolution    text,        -- why it was discarded; `filtered` if it was replayed and the transform left it out
+    recorded_at   timestamptz NOT NULL DEFAULT now(), -- the record's timestamp
     first_seen_at timestamptz NOT NULL DEFAULT now(),
     last_seen_at  timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (sink, identity)
@@ -276,7 +274,7 @@ GRANT EXECUTE ON FUNCTION ensure_processed_events TO {writer};
 -- A sink cannot forget what it has applied. Only the pruner can; it reads the id and place of an event, no content.
 GRANT EXECUTE ON FUNCTION drop_processed_events TO {pruner};
 GRANT SELECT ON sinks, positions, processed_changes TO {pruner};
-GRANT SELECT (sink, identity, topic, event_id, has_event, status, last_seen_at) ON dead_letters TO {pruner};
+GRANT SELECT (sink, identity, topic, event_id, is_event, status, last_seen_at) ON dead_letters TO {pruner};
 GRANT SELECT (sink, event_id) ON landed_events TO {pruner};
 GRANT DELETE ON dead_letters, landed_events, processed_changes TO {pruner};
 """

@@ -18,21 +18,23 @@ from outbox.sink.batch import Returned
 from outbox.sink.lakehouse.spark_table import Table
 from outbox.sink.layout import FAILURE, IS_FILTERED
 from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.postgres.rows import fetched
+from outbox.sink.postgres.rows import BATCH, fetched
 from outbox.sink.postgres.transforming import TRANSFORM_FAILED, TransformingApplier
+from outbox.sink.records import Fetch
 from outbox.sink.spec import SinkSpec
 
-# Of an event that tasks have staged. More is wanted for a dead letter only: an event for which the transform fails is
-# read by the driver.
+# Of an event that tasks have staged. The version is wanted for a dead letter only, and no projection needs it here.
 KNOWN_OF_STAGED = {"type": "''", "key": "NULL", "version": "NULL"}
 REJECT = f"""
-INSERT INTO rejections (event_id, reason, detail)
-SELECT event_id, %(reason)s, "{FAILURE}"
-  FROM batch
- WHERE "{FAILURE}" IS NOT NULL AND event_id <> ALL(%(known)s::uuid[])
+INSERT INTO pg_temp.rejections (event_id, reason, detail)
+SELECT batch.event_id, %(reason)s, batch."{FAILURE}"
+  FROM pg_temp.outbox_batch AS batch
+ WHERE batch."{FAILURE}" IS NOT NULL AND batch.event_id <> ALL(%(known)s::uuid[])
 """  # noqa: S608
-DROP_REJECTED = "DELETE FROM batch USING rejections WHERE batch.event_id = rejections.event_id"
-DROP_FILTERED = f'DELETE FROM batch WHERE "{IS_FILTERED}"'  # noqa: S608
+DROP_REJECTED = """
+DELETE FROM pg_temp.outbox_batch AS batch USING pg_temp.rejections AS rejected WHERE batch.event_id = rejected.event_id
+"""
+DROP_FILTERED = f'DELETE FROM pg_temp.outbox_batch AS batch WHERE batch."{IS_FILTERED}"'  # noqa: S608
 
 
 class LakehouseApplier(PostgresApplier):
@@ -42,9 +44,11 @@ class LakehouseApplier(PostgresApplier):
         super().__init__(spec)
         self._table, self._dry_run = table, dry_run
 
-    def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
-        del topic, topic_id, older_than_horizon  # the table forgets nothing, so it has no horizon
-        rows = fetched(cursor, "batch", self._layout.columns)
+    def replay(
+        self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch, *, older_than_horizon: bool
+    ) -> Applied:
+        del topic, topic_id, fetch, older_than_horizon  # the table forgets nothing, so it has no horizon
+        rows = fetched(cursor, BATCH, self._layout.columns)
         return Applied(_merge(cursor, self.name, self._table, rows, dry_run=self._dry_run), 0)
 
 
@@ -69,7 +73,7 @@ class TransformingLakehouseApplier(TransformingApplier):
         self._table = table
 
     def set_aside(
-        self, cursor: extensions.cursor, topic: str, topic_id: str, known: Collection[str] = ()
+        self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch, known: Collection[str] = ()
     ) -> tuple[int, int]:
         """Take out of ``batch`` what the table must not get: the events for which the transform fails, each with a dead
         letter, and those that it leaves out. Returns how many of both.
@@ -78,24 +82,24 @@ class TransformingLakehouseApplier(TransformingApplier):
         """
         rejected = filtered = 0
         if self._has_failed:
-            parameters = {"sink": self.name, "topic": topic, "topic_id": topic_id, "attempts": self._attempts}
             cursor.execute(REJECT, {"reason": TRANSFORM_FAILED, "known": list(known)})
-            self._execute(cursor, dead_letters.INSERT_REJECTED, parameters)
-            rejected = cursor.rowcount
+            rejected = self._set_aside(cursor, topic, topic_id, fetch)
             cursor.execute(DROP_REJECTED)
         if self._has_filtered:
-            dead_letters.skip_filtered(cursor, self.name, self._count)
+            dead_letters.mark_filtered(cursor, self.name, self._count)
             cursor.execute(DROP_FILTERED)
             filtered = cursor.rowcount
         return rejected, filtered
 
-    def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
+    def replay(
+        self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch, *, older_than_horizon: bool
+    ) -> Applied:
         del older_than_horizon
         assert self._table is not None, "for a replay"  # noqa: S101
         returned = self._transformed(cursor, topic)
         if returned is None:
             return Applied(0, 0)
-        rejected, filtered = self.set_aside(cursor, topic, topic_id)
+        rejected, filtered = self.set_aside(cursor, topic, topic_id, fetch)
         return Applied(_merge(cursor, self.name, self._table, returned, dry_run=self._dry_run), rejected, filtered)
 
 

@@ -1,7 +1,7 @@
-"""Staging of a large batch for a Delta table: rows in files beside it, their ids and the dead letters in the sink
+"""Staging of a large batch for a Delta table: rows in files beside it, their places and the dead letters in the sink
 database (`outbox.sink.postgres.staging`), all of it under the attempt of the task.
 
-The ids are there for the transactions beside the MERGE: which events have dead letters that resolve them, and which
+The places are there for the transactions beside the MERGE: which events have dead letters that resolve them, and which
 letters the batch closes. So the driver holds neither rows nor ids.
 
 With a transform, the rows in files are those that it returns. The database has the place of each event, and that of
@@ -19,18 +19,15 @@ from psycopg2 import extensions
 
 from outbox.sink.batch import Rows
 from outbox.sink.lakehouse.files import Folder
-from outbox.sink.postgres import binary
 from outbox.sink.postgres.staging import PLACE, Copier, Staging, copy_table
 from outbox.sink.postgres.transform_staging import ReturnedCopier, TransformStaging, copy_returned
 from outbox.sink.spec import SinkSpec
-
-IDS: Mapping[str, binary.Type] = {"event_id": "uuid"}
 
 
 class LakehouseStaging(Staging):
     """Where the tasks of a running sink stage."""
 
-    row_types = IDS
+    row_types = PLACE
 
     def __init__(self, spec: SinkSpec, epoch: int, folder: Callable[[], Folder]) -> None:
         """``folder`` makes the folder of the tasks' files if it is missing."""
@@ -44,8 +41,8 @@ class LakehouseStaging(Staging):
 
 @dataclass(frozen=True)
 class FileCopier(Copier):
-    """Decodes the records of one task, writes the rows into a file, and copies ids and dead letters in one transaction,
-    which is committed when the file is complete.
+    """Decodes the records of one task, writes the rows into a file, and copies places and dead letters in one
+    transaction, which is committed when the file is complete.
     """
 
     folder: Folder
@@ -57,7 +54,7 @@ class FileCopier(Copier):
 
             def write(rows: Rows) -> None:
                 table = self.layout.table(rows)
-                copy_table(cursor, self.rows, table.select([*IDS]), IDS, attempt)
+                copy_table(cursor, self.rows, table.select([*PLACE]), PLACE, attempt)
                 write_file(table)
 
             yield write
@@ -121,7 +118,7 @@ class ReturnedFileCopier(ReturnedCopier):
 def bounds(cursor: extensions.cursor) -> Sequence[str]:
     """The first and the last id in ``batch``, which is not empty."""
     cursor.execute(
-        "(SELECT event_id::text FROM batch ORDER BY event_id LIMIT 1) UNION ALL "
-        "(SELECT event_id::text FROM batch ORDER BY event_id DESC LIMIT 1)"
+        "(SELECT batch.event_id::text FROM pg_temp.outbox_batch AS batch ORDER BY batch.event_id LIMIT 1) UNION ALL "
+        "(SELECT batch.event_id::text FROM pg_temp.outbox_batch AS batch ORDER BY batch.event_id DESC LIMIT 1)"
     )
     return [event_id for (event_id,) in cursor]

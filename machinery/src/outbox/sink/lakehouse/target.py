@@ -11,6 +11,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.sink.applier import Applier
 from outbox.sink.lakehouse import table
+from outbox.sink.records import Fetch
 from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed
 from outbox.sink.writer import SinkWriter
 
@@ -35,10 +36,10 @@ class LakehouseTarget(Target):
     def within(self, folder: Path) -> LakehouseTarget:
         return LakehouseTarget(folder / self._schema, folder / self._totals)
 
-    def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec) -> SinkWriter:
+    def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch) -> SinkWriter:
         from outbox.sink.lakehouse.writer import LakehouseWriter
 
-        return LakehouseWriter(connection, spec, self._schema, table.location(settings, spec.name))
+        return LakehouseWriter(connection, spec, fetch, self._schema, table.location(settings, spec.name))
 
     def applier(
         self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None, *, dry_run: bool

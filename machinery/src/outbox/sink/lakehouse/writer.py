@@ -40,11 +40,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-from psycopg2 import extensions, sql
+from psycopg2 import extensions
 from pyspark.sql import SparkSession
 
 from outbox.sink import dead_letters, fence, positions, traces
-from outbox.sink.batch import Batch, Traced, event_ids
+from outbox.sink.batch import Batch, Traced
 from outbox.sink.generations import TopicOffsets
 from outbox.sink.lakehouse import staging
 from outbox.sink.lakehouse.applier import TransformingLakehouseApplier
@@ -52,12 +52,18 @@ from outbox.sink.lakehouse.files import Folder, StagedFiles, is_reachable
 from outbox.sink.lakehouse.spark_table import Files, Table
 from outbox.sink.lakehouse.staging import LakehouseStaging, LakehouseTransformStaging
 from outbox.sink.layout import PLACE
+from outbox.sink.postgres.rows import BATCH
+from outbox.sink.postgres.staging import PLACE as PLACES
 from outbox.sink.postgres.staging import copy_table
+from outbox.sink.records import Fetch
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, SinkWriter, count
 
-# Of a sink without a transform: the events in the batch.
-TABLE = "CREATE TEMPORARY TABLE batch (event_id uuid NOT NULL) ON COMMIT DELETE ROWS"
+# Of a sink without a transform: the places of the events in the batch.
+TABLE = """
+CREATE TEMPORARY TABLE outbox_batch (event_id uuid NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL)
+    ON COMMIT DELETE ROWS
+"""
 
 Events = Mapping[tuple[int, int], str]  # by partition and offset, the id
 Outcomes = Mapping[tuple[int, int], traces.Outcome]
@@ -82,13 +88,14 @@ class Aside(NamedTuple):
 class LakehouseWriter(SinkWriter):
     """A sink that merges into a Delta table."""
 
-    def __init__(self, connection: extensions.connection, spec: SinkSpec, schema: Path, uri: str) -> None:
-        """Acquire the fence. ``schema`` is the file with the statement that makes the table at ``uri``.
+    def __init__(self, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, schema: Path, uri: str) -> None:
+        """Acquire the fence. ``fetch`` reads the records of dead letters; ``schema`` is the file with the statement
+        that makes the table at ``uri``.
 
         Raises Failure if the sink has a driver already.
         """
-        super().__init__(connection, spec.name, spec.decoders)
-        self._spec, self._layout = spec, spec.layout
+        super().__init__(connection, spec.asked)
+        self._spec, self._layout, self._fetch = spec, spec.layout, fetch
         self._merge, self._schema, self._uri = spec.strategy.select, schema, uri
         self._applier: TransformingLakehouseApplier | None = None
         self._merged = spec.layout.schema  # the columns of the rows that are merged
@@ -183,7 +190,15 @@ class LakehouseWriter(SinkWriter):
             positions.require_no_gap(self.name, batch.topic, stored, batch.start)
             self._take(cursor, batch)
             # What was replayed goes through the MERGE again: the table may have been restored to a version before that.
-            resolved = dead_letters.drop_resolved(cursor, self.name, batch.count, ["discarded"])
+            resolved = dead_letters.drop_resolved(
+                cursor,
+                self.name,
+                batch.topic,
+                batch.topic_id,
+                count=batch.count,
+                fetch=self._fetch,
+                drop_replayed=False,
+            )
             if batch.staged:
                 dead = self._staging.take_dead(cursor, batch.topic, batch.topic_id, batch.staged)
             else:
@@ -192,7 +207,7 @@ class LakehouseWriter(SinkWriter):
             if self._applier is not None:
                 outcomes |= traces.filtered(cursor, batch.traced)
                 outcomes |= {place: "set aside" for place in failed if failed[place] not in {*known, *resolved}}
-                rejected, filtered = self._applier.set_aside(cursor, batch.topic, batch.topic_id, known)
+                rejected, filtered = self._applier.set_aside(cursor, batch.topic, batch.topic_id, self._fetch, known)
             end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}
             return Aside(
                 {**positions.read_all(cursor, self.name), batch.topic: {**stored, **end}},
@@ -211,12 +226,11 @@ class LakehouseWriter(SinkWriter):
             self._applier.renew(cursor)
             self._applier.take(cursor, batch, self._staging.tables)
             return
-        cursor.execute("TRUNCATE batch")
+        cursor.execute("TRUNCATE pg_temp.outbox_batch")
         if batch.staged:
             self._staging.take_rows(cursor, batch.staged)
         else:
-            ids = pa.table({"event_id": event_ids(batch.rows)})
-            copy_table(cursor, sql.Identifier("batch"), ids, staging.IDS)
+            copy_table(cursor, BATCH, self._layout.table(batch.rows).select([*PLACES]), PLACES)
 
     def _conclude(self, batch: Batch, merged: int, aside: Aside) -> Counts:
         counts = Counts(

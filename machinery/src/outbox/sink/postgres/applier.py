@@ -18,9 +18,10 @@ from outbox.sink import dead_letters
 from outbox.sink.applier import PARKED, Applied, Applier
 from outbox.sink.batch import Rows
 from outbox.sink.decoder import RecordDecoder
-from outbox.sink.layout import EVENT_TYPE, Layout, TransformedLayout, view_name
+from outbox.sink.layout import Layout, TransformedLayout, view_name
 from outbox.sink.postgres.staging import copy_rows
 from outbox.sink.projection import Projection, load
+from outbox.sink.records import Fetch
 from outbox.sink.spec import SinkSpec
 
 # The tables have no statistics, so Postgres overestimates statements, and would compile one for longer than it runs.
@@ -29,110 +30,107 @@ TABLES = """
 SET jit = off;
 SET temp_buffers = '64MB';
 SELECT set_config('work_mem', '32MB', false) WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('32MB');
-CREATE TEMPORARY TABLE batch (
+CREATE TEMPORARY TABLE outbox_batch (
     event_id uuid NOT NULL, partition int NOT NULL, "offset" bigint NOT NULL, {columns}
 ) ON COMMIT DELETE ROWS;
-CREATE TEMPORARY TABLE new_events (LIKE batch) ON COMMIT DELETE ROWS;
+CREATE TEMPORARY TABLE new_events (LIKE outbox_batch) ON COMMIT DELETE ROWS;
 CREATE TEMPORARY TABLE rejections (event_id uuid NOT NULL, reason text NOT NULL, detail text NOT NULL)
     ON COMMIT DELETE ROWS;
-"""
-# Inside Postgres, where numbers keep all their digits. A property that is no column is left out.
-STAGE_LETTERS = """
-INSERT INTO {table}
-SELECT one.*
-  FROM dead_letters AS letter, jsonb_populate_record(NULL::{table}, letter.event) AS one
- WHERE letter.sink = %(sink)s AND letter.identity = ANY(%(identities)s)
 """
 # They are in what was taken from the source, so an open letter of one is closed. The status is no condition that an
 # index of open letters has: the letters are looked up by the primary key (see `dead_letters.OF_BATCH`).
 DROP_BASED = f"""
 WITH based AS (
-    DELETE FROM batch USING base_versions AS base
+    DELETE FROM pg_temp.outbox_batch AS batch USING public.base_versions AS base
      WHERE base.sink = %(sink)s AND base.topic = %(topic)s AND base.key = batch.{{key}}::text
        AND batch.{{version}} <= base.version
     RETURNING batch.event_id
 )
-UPDATE dead_letters SET status = 'replayed', last_seen_at = now()
- WHERE sink = %(sink)s AND identity = ANY(ARRAY(SELECT event_id::text FROM based WHERE ({dead_letters.HAS_OPEN})))
-   AND CASE WHEN status = 'open' THEN true ELSE false END
+UPDATE public.dead_letters AS letter SET status = 'replayed', last_seen_at = now()
+ WHERE letter.sink = %(sink)s
+   AND letter.identity = ANY(ARRAY(SELECT based.event_id::text FROM based WHERE ({dead_letters.HAS_OPEN})))
+   AND CASE WHEN letter.status = 'open' THEN true ELSE false END
 """  # noqa: S608
 # An event whose dead letter is open is new although the strategy knows it. {condition} leaves out what the dead letter
-# itself cannot decide. So is one whose letter was skipped because the sink did not ask for the event.
+# itself cannot decide.
 ADMIT = f"""
 WITH admitted AS (
-    SELECT batch.ctid AS in_batch, batch.event_id
+    SELECT DISTINCT ON (batch.event_id) batch.ctid AS in_batch, batch.event_id
       FROM {dead_letters.OF_BATCH}
-       AND (letter.status = 'open' AND ({{condition}})
-            OR letter.status = 'skipped' AND (letter.event IS NOT NULL OR {{condition}}))
+       AND letter.status = 'open' AND ({{condition}})
+     ORDER BY batch.event_id, batch.partition, batch."offset"
 ), reopened AS (
-    DELETE FROM rejections USING admitted WHERE rejections.event_id = admitted.event_id
+    DELETE FROM pg_temp.rejections AS rejected USING admitted WHERE rejected.event_id = admitted.event_id
 )
-INSERT INTO new_events
+INSERT INTO pg_temp.new_events
 SELECT batch.*
-  FROM batch
- WHERE batch.ctid = ANY(ARRAY(SELECT in_batch FROM admitted))
-   AND NOT EXISTS (SELECT FROM new_events WHERE new_events.event_id = batch.event_id)
+  FROM pg_temp.outbox_batch AS batch
+ WHERE batch.ctid = ANY(ARRAY(SELECT admitted.in_batch FROM admitted))
+   AND NOT EXISTS (SELECT FROM pg_temp.new_events AS new WHERE new.event_id = batch.event_id)
 """  # noqa: S608
-# A record that was invalid when it was read first. Who knows positions alone knows its offset, not its event.
-AT_ITS_PLACE = """
-letter.topic_id = %(topic_id)s AND letter.partition = batch.partition AND letter."offset" = batch."offset"
-"""
 # What blocks an event are earlier events of its key: open letters, but for those whose events are in this batch, and
-# what is rejected in this transaction. An invalid record has no version: what lies behind it in its partition came
-# later. Of all that block a key the first one decides, so that a key with many letters costs no more than others.
-# The letters of each key are looked up by the index `dead_letters_of_key`; `OFFSET 0` lets Postgres plan nothing else.
-# Its estimates are of no use here: `batch` has no statistics, and letters come by the thousand in one transaction.
-KEY = "convert_to({key}::text, 'UTF8')"
+# what is rejected in this transaction. An undecodable record has no version: it blocks what lies behind it in its
+# partition, and all of a topic that was created again since. Only the earliest blocking letter per key is compared, so
+# the cost does not grow with letters. The letters of each key are looked up by the index `dead_letters_of_key`;
+# `OFFSET 0` lets Postgres plan nothing else. Its estimates are of no use here: `batch` has no statistics, and letters
+# come by the thousand in one transaction.
+KEY = "convert_to(batch.{key}::text, 'UTF8')"
 OPEN_OF_KEYS = f"""
 (SELECT DISTINCT {KEY} AS key
-   FROM batch
+   FROM pg_temp.outbox_batch AS batch
   WHERE ({dead_letters.HAS_OPEN}) AND {dead_letters.MAY_BE_OPEN.format(key=KEY)}) AS ours
- CROSS JOIN LATERAL (SELECT sink, topic, partition, "offset", identity, event
-                       FROM dead_letters
-                      WHERE CASE WHEN status = 'open' THEN sha256(key) END = sha256(ours.key) OFFSET 0) AS letter
+ CROSS JOIN LATERAL (SELECT found.* FROM public.dead_letters AS found
+                      WHERE CASE WHEN found.status = 'open' THEN sha256(found.key) END = sha256(ours.key)
+                     OFFSET 0) AS letter
+ WHERE letter.sink = %(sink)s AND letter.topic = %(topic)s
+   AND NOT EXISTS (SELECT FROM pg_temp.outbox_batch AS batch WHERE batch.event_id::text = letter.identity)
 """  # noqa: S608
-PARK_BEHIND_INVALID = f"""
-INSERT INTO rejections (event_id, reason, detail)
+PARK_BEHIND_RECORD = f"""
+INSERT INTO pg_temp.rejections (event_id, reason, detail)
 SELECT DISTINCT new.event_id, %(parked)s, format('behind %%s', blocker.identity)
-  FROM new_events AS new
-  JOIN (SELECT DISTINCT ON (key) key, partition, "offset", identity
+  FROM pg_temp.new_events AS new
+  JOIN (SELECT DISTINCT ON (ours.key) ours.key, letter.topic_id, letter.partition, letter."offset", letter.identity
           FROM {OPEN_OF_KEYS}
-         WHERE sink = %(sink)s AND topic = %(topic)s AND event IS NULL
-           AND NOT EXISTS (SELECT FROM batch WHERE batch.event_id::text = identity)
-         ORDER BY key, partition, "offset") AS blocker
+           AND NOT letter.is_event
+         ORDER BY ours.key, letter.topic_id = %(topic_id)s, letter.partition, letter."offset") AS blocker
     ON blocker.key = convert_to(new.{{key}}::text, 'UTF8')
-   AND (new.partition, new."offset") > (blocker.partition, blocker."offset")
+   AND (blocker.topic_id <> %(topic_id)s
+        OR (new.partition, new."offset") > (blocker.partition, blocker."offset"))
 """  # noqa: S608
 PARK_BEHIND_VERSION = f"""
-INSERT INTO rejections (event_id, reason, detail)
+INSERT INTO pg_temp.rejections (event_id, reason, detail)
 SELECT DISTINCT new.event_id, %(parked)s, format('behind %%s', blocker.identity)
-  FROM new_events AS new
-  JOIN (SELECT DISTINCT ON (key) key, version, identity
-          FROM (SELECT key, {{version_of_letter}}::numeric AS version, identity
+  FROM pg_temp.new_events AS new
+  JOIN (SELECT DISTINCT ON (earlier.key) earlier.key, earlier.version, earlier.identity
+          FROM (SELECT ours.key, letter.version, letter.identity
                   FROM {OPEN_OF_KEYS}
-                 WHERE sink = %(sink)s AND topic = %(topic)s AND event IS NOT NULL
-                   AND NOT EXISTS (SELECT FROM batch WHERE batch.event_id::text = identity)
+                   AND letter.is_event
                  UNION ALL
                 SELECT convert_to(batch.{{key}}::text, 'UTF8'), batch.{{version}}, batch.event_id::text
-                  FROM batch JOIN rejections USING (event_id)) AS earlier
-         ORDER BY key, version) AS blocker
+                  FROM pg_temp.outbox_batch AS batch
+                  JOIN pg_temp.rejections AS rejected ON rejected.event_id = batch.event_id) AS earlier
+         ORDER BY earlier.key, earlier.version) AS blocker
     ON blocker.key = convert_to(new.{{key}}::text, 'UTF8') AND new.{{version}} > blocker.version
- WHERE NOT EXISTS (SELECT FROM rejections AS known WHERE known.event_id = new.event_id AND known.reason = %(parked)s)
+ WHERE NOT EXISTS (SELECT FROM pg_temp.rejections AS known
+                    WHERE known.event_id = new.event_id AND known.reason = %(parked)s)
 """  # noqa: S608
 # The views of events ask for the topic (`outbox.sink.layout`). The setting ends with the transaction.
-COUNT_BATCH = "SELECT count(*), set_config('outbox.topic', %(topic)s, true) FROM batch"
+COUNT_BATCH = "SELECT count(*), set_config('outbox.topic', %(topic)s, true) FROM pg_temp.outbox_batch"
 COUNT_REJECTIONS = """
 SELECT count(*),
-       count(*) FILTER (WHERE NOT EXISTS (SELECT FROM new_events WHERE new_events.event_id = rejections.event_id))
-  FROM rejections
+       count(*) FILTER (WHERE NOT EXISTS (SELECT FROM pg_temp.new_events AS new
+                                           WHERE new.event_id = rejected.event_id))
+  FROM pg_temp.rejections AS rejected
 """
-DROP_REJECTED = "DELETE FROM new_events USING rejections WHERE new_events.event_id = rejections.event_id"
+DROP_REJECTED = """
+DELETE FROM pg_temp.new_events AS new USING pg_temp.rejections AS rejected WHERE new.event_id = rejected.event_id
+"""
 
 
 class PostgresApplier(Applier):
     """Applies the events in ``batch``, on the connection that ``prepare`` was called for."""
 
-    staged_in = "batch"  # the temporary table of events as they were decoded
+    events_in = "outbox_batch"  # the temporary table of events as they were decoded
 
     def __init__(self, spec: SinkSpec) -> None:
         """Raises Failure if the job has no projection for what its strategy takes, or one that needs a version that its
@@ -150,10 +148,7 @@ class PostgresApplier(Applier):
                 "name the version in connect/events/AGGREGATE/aggregate.toml, or remove the line `-- ordered`",
                 code="projection-needs-version",
             )
-        self._has_skipped = False
-        # Where the events of letters are, as SQL, and the attempts that have staged them.
-        self._of_letters = {"event": "to_jsonb(batch)", "events": ""}
-        self._attempts: Sequence[int] = ()
+        self._attempts: Sequence[int] = ()  # that have staged the events
         self._names = {topic: names(decoder, spec.layout) for topic, decoder in spec.decoders.items()}
 
     def prepare(self, cursor: extensions.cursor) -> None:
@@ -164,15 +159,14 @@ class PostgresApplier(Applier):
             for column in self._shape.columns
         )
         cursor.execute(sql.SQL(TABLES).format(columns=columns))
-        # Others are skipped later only as long as the sink does not ask for them.
-        self._has_skipped = dead_letters.has_skipped(cursor, self.name)
         for topic, decoder in self._decoders.items():
             for event in decoder.types:
                 create = sql.SQL("CREATE TEMPORARY VIEW {} AS ").format(sql.Identifier(view_name(event)))
                 cursor.execute(create + self._shape.view(event, topic if len(self._decoders) > 1 else None))
 
     def end(self, cursor: extensions.cursor) -> None:
-        cursor.execute("DROP TABLE batch, new_events, rejections CASCADE")  # with the views
+        # With the views.
+        cursor.execute("DROP TABLE pg_temp.outbox_batch, pg_temp.new_events, pg_temp.rejections CASCADE")
 
     def renew(self, cursor: extensions.cursor) -> None:
         """Empty the temporary tables so that they begin anew for vacuum, in the caller's transaction.
@@ -180,31 +174,32 @@ class PostgresApplier(Applier):
         Only their session can advance their horizon, and a DELETE ROWS at the end of a transaction does not. They would
         hold the database's back for as long as the session lives.
         """
-        cursor.execute("TRUNCATE batch, new_events, rejections")
+        cursor.execute("TRUNCATE pg_temp.outbox_batch, pg_temp.new_events, pg_temp.rejections")
 
     def copy(self, cursor: extensions.cursor, rows: Rows) -> None:
-        copy_rows(cursor, sql.Identifier(self.staged_in), rows, self._layout)
+        copy_rows(cursor, sql.Identifier("pg_temp", self.events_in), rows, self._layout)
 
-    def stage_letters(self, cursor: extensions.cursor, identities: Sequence[str]) -> None:
-        cursor.execute(STAGE_LETTERS.format(table=self.staged_in), {"sink": self.name, "identities": list(identities)})
-
-    def apply(self, cursor: extensions.cursor, topic: str, topic_id: str) -> Applied:
+    def apply(self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch) -> Applied:
         """Apply what is in ``batch``, in the caller's transaction, with the sink's lock held.
 
         Each event ends as applied or as a duplicate, and an open dead letter of it is closed; or as rejected, with an
-        open dead letter.
+        open dead letter, for which ``fetch`` reads its record.
         """
-        admitted = AT_ITS_PLACE if self.strategy.knows == "positions" else "false" if self._has_skipped else None
-        return self._apply(cursor, {"sink": self.name, "topic": topic, "topic_id": topic_id}, admitted)
+        admitted = dead_letters.AT_ITS_PLACE if self.strategy.knows == "positions" else None
+        return self._apply(cursor, {"sink": self.name, "topic": topic, "topic_id": topic_id}, admitted, fetch)
 
-    def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
+    def replay(
+        self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch, *, older_than_horizon: bool
+    ) -> Applied:
         parameters = {"sink": self.name, "topic": topic, "topic_id": topic_id, "older": dead_letters.OLDER_THAN_HORIZON}
-        admitted = "letter.event IS NOT NULL AND letter.reason <> %(older)s"
+        admitted = "letter.is_event AND letter.reason <> %(older)s"
         if older_than_horizon or self.strategy.knows == "positions":
             admitted = "true"
-        return self._apply(cursor, parameters, admitted)
+        return self._apply(cursor, parameters, admitted, fetch)
 
-    def _apply(self, cursor: extensions.cursor, parameters: Mapping[str, Any], admitted: str | None) -> Applied:
+    def _apply(
+        self, cursor: extensions.cursor, parameters: Mapping[str, Any], admitted: str | None, fetch: Fetch
+    ) -> Applied:
         """``admitted`` is the condition by which open letters make their events new; None if they never do."""
         if self._decoders[parameters["topic"]].version is not None:
             self._execute(cursor, DROP_BASED, parameters)
@@ -217,10 +212,10 @@ class PostgresApplier(Applier):
         if admitted is not None:
             self._execute(cursor, ADMIT.replace("{condition}", admitted), parameters)
         filtered, failed = self._leave_out(cursor)
-        rejected = self._reject(cursor, parameters, has_rejections=self.strategy.rejects or bool(failed))
+        rejected = self._reject(cursor, parameters, fetch, has_rejections=self.strategy.rejects or bool(failed))
         if rejected:
             cursor.execute(DROP_REJECTED)
-        applied = _count(cursor, "SELECT count(*) FROM new_events")
+        applied = _count(cursor, "SELECT count(*) FROM pg_temp.new_events")
         for projection in self._projections if applied else ():
             self._execute(cursor, projection.apply, parameters)
         if applied and self.strategy.remember:
@@ -235,14 +230,16 @@ class PostgresApplier(Applier):
         del cursor
         return 0, 0
 
-    def _reject(self, cursor: extensions.cursor, parameters: Mapping[str, Any], *, has_rejections: bool) -> int:
+    def _reject(
+        self, cursor: extensions.cursor, parameters: Mapping[str, Any], fetch: Fetch, *, has_rejections: bool
+    ) -> int:
         """Find what projections refuse and what must wait; write the dead letters; return how many events."""
-        not_new = _count(cursor, "SELECT count(*) FROM rejections") if has_rejections else 0
+        not_new = _count(cursor, "SELECT count(*) FROM pg_temp.rejections") if has_rejections else 0
         for projection in self._projections:
             if projection.refuse:
                 self._execute(cursor, projection.refuse, parameters)
         if self._is_ordered:
-            for statement in (PARK_BEHIND_INVALID, PARK_BEHIND_VERSION):
+            for statement in (PARK_BEHIND_RECORD, PARK_BEHIND_VERSION):
                 self._execute(cursor, statement, {**parameters, "parked": PARKED})
         cursor.execute(COUNT_REJECTIONS)
         ((rejections, strays),) = cursor.fetchall()
@@ -254,11 +251,15 @@ class PostgresApplier(Applier):
             )
         if not rejections:
             return 0
-        self._execute(cursor, dead_letters.INSERT_REJECTED, parameters)
-        return cursor.rowcount
+        return self._set_aside(cursor, parameters["topic"], parameters["topic_id"], fetch)
+
+    def _set_aside(self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch) -> int:
+        """Write the dead letters of the events in ``rejections``; return how many."""
+        version = f"batch.{self._names[topic]['version']}" if "version" in self._names[topic] else "NULL"
+        return dead_letters.insert_rejected(cursor, self.name, topic, topic_id, version=version, fetch=fetch)
 
     def _execute(self, cursor: extensions.cursor, statement: str, parameters: Mapping[str, Any]) -> None:
-        for name, identifier in {**self._names[parameters["topic"]], **self._of_letters}.items():
+        for name, identifier in self._names[parameters["topic"]].items():
             statement = statement.replace(f"{{{name}}}", identifier)
         cursor.execute(statement, parameters)
 
@@ -270,19 +271,14 @@ def _count(cursor: extensions.cursor, query: str) -> int:
 
 
 def names(decoder: RecordDecoder, layout: Layout) -> dict[str, str]:
-    """What SQL may name without knowing the events of a topic: columns of key and version, and which event it is."""
+    """What SQL may name without knowing the events of a topic: the columns of key and version."""
     event = next(iter(decoder.types))
-    versions = decoder.schema_versions
-    found = {"key": f'"{layout.place(event, decoder.key)}"', "event_type": f"'{event}'"}
-    found["schema_version"] = f"{versions.get(event, 'NULL')}::smallint"
-    if layout.has_types:
-        cases = " ".join(f"WHEN '{name}' THEN {version}" for name, version in versions.items())
-        found["event_type"] = f"batch.{EVENT_TYPE}"
-        found["schema_version"] = f"CASE batch.{EVENT_TYPE} {cases} END" if cases else "NULL::smallint"
+    found = {"key": sql_name(layout.place(event, decoder.key))}
     if decoder.version is not None:
-        version = layout.place(event, decoder.version)
-        # A letter may be from a time when the column had another name: see `outbox.sink.layout`.
-        places = (decoder.version, f"{decoder.version}:bigint")
-        of_letter = ", ".join(f"event ->> '{place}'" for place in places)
-        found |= {"version": f'"{version}"', "version_of_letter": f"coalesce({of_letter})"}
+        found["version"] = sql_name(layout.place(event, decoder.version))
     return found
+
+
+def sql_name(column: str) -> str:
+    """A column's name as SQL has it; a percent sign stands twice, for psycopg2."""
+    return '"' + column.replace('"', '""').replace("%", "%%") + '"'

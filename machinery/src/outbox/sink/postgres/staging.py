@@ -33,7 +33,7 @@ from outbox.events.schema import Column
 from outbox.sink import dead_letters, partitions
 from outbox.sink.batch import Decoded, Rows, Staged, Traced, event_ids
 from outbox.sink.decoder import RecordDecoder
-from outbox.sink.layout import EVENT_TYPE, Layout
+from outbox.sink.layout import ATTEMPT, EVENT_TYPE, Layout
 from outbox.sink.postgres import binary
 from outbox.sink.records import Records, joined
 from outbox.sink.spec import SinkSpec
@@ -43,8 +43,8 @@ TRACED_MAX = 100  # per task
 LOCK_TIMEOUT_MS = 1000
 
 TABLES = """
-CREATE UNLOGGED TABLE {rows} (attempt bigint NOT NULL, {definitions});
-CREATE UNLOGGED TABLE {dead} (attempt bigint NOT NULL, {of_dead});
+CREATE UNLOGGED TABLE {rows} (outbox_attempt bigint NOT NULL, {definitions});
+CREATE UNLOGGED TABLE {dead} (outbox_attempt bigint NOT NULL, {of_dead});
 """
 PLACE: Mapping[str, binary.Type] = {"event_id": "uuid", "partition": "integer", "offset": "bigint"}
 DEAD: Mapping[str, binary.Type] = {
@@ -71,13 +71,13 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
    AND substring(application_name FROM '/(\d{1,18})$')::bigint <= %(epoch)s
 """
 TAKE_ROWS = """
-INSERT INTO batch ({columns}) SELECT {columns} FROM {rows} WHERE attempt = ANY(%s)
+INSERT INTO pg_temp.outbox_batch ({columns}) SELECT {columns} FROM {rows} WHERE outbox_attempt = ANY(%s)
 """
 DEAD_ROWS = """
 SELECT DISTINCT ON (identity) %(sink)s, identity, %(topic_id)s, %(topic)s, partition, "offset", key, headers, value,
        recorded_at, event_id, reason, detail
   FROM {dead}
- WHERE attempt = ANY(%(attempts)s)
+ WHERE outbox_attempt = ANY(%(attempts)s)
  ORDER BY identity, partition, "offset"
 """
 TAKE_DEAD = dead_letters.INSERT.format(rows=DEAD_ROWS)
@@ -285,8 +285,8 @@ def copy_table(
     if not rows.num_rows:
         return
     if attempt is not None:
-        rows = rows.append_column("attempt", pa.array([attempt] * rows.num_rows, pa.int64()))
-        types = {**types, "attempt": "bigint"}
+        rows = rows.append_column(ATTEMPT, pa.array([attempt] * rows.num_rows, pa.int64()))
+        types = {**types, ATTEMPT: "bigint"}
     encoded = binary.encode(rows, types)
     columns = sql.SQL(", ").join(map(sql.Identifier, encoded.columns))
     statement = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT binary)").format(into, columns)

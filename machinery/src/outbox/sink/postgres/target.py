@@ -10,6 +10,7 @@ from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.returned import as_columns, columns_of, require_storable
 from outbox.sink.postgres.transforming import TransformingApplier
 from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.records import Fetch
 from outbox.sink.spec import SinkSpec, Target, Transformed
 from outbox.sink.writer import SinkWriter
 
@@ -17,8 +18,14 @@ from outbox.sink.writer import SinkWriter
 class PostgresTarget(Target):
     """Tables of the sink database."""
 
-    def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec) -> SinkWriter:  # noqa: ARG002
-        return PostgresWriter(connection, spec)
+    def writer(
+        self,
+        settings: Settings,  # noqa: ARG002
+        connection: extensions.connection,
+        spec: SinkSpec,
+        fetch: Fetch,
+    ) -> SinkWriter:
+        return PostgresWriter(connection, spec, fetch)
 
     def applier(
         self,

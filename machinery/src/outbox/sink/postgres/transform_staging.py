@@ -30,7 +30,7 @@ from outbox.sink.spec import SinkSpec
 
 ATTEMPT_BITS = 62  # of a random number: Spark may run a share twice within one attempt of a task
 TABLES = """
-CREATE UNLOGGED TABLE {kept} (attempt bigint NOT NULL, {definitions});
+CREATE UNLOGGED TABLE {kept} (outbox_attempt bigint NOT NULL, {definitions});
 CREATE UNLOGGED TABLE {done} (job bigint, share int, staged jsonb NOT NULL, PRIMARY KEY (job, share));
 """
 DONE = "INSERT INTO {done} (job, share, staged) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"

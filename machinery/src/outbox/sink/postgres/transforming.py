@@ -19,29 +19,31 @@ from outbox.events.schema import Column
 from outbox.sink import fence
 from outbox.sink.applier import Applied
 from outbox.sink.batch import Batch, Returned
-from outbox.sink.layout import EVENT_TYPE, FAILURE, IS_FILTERED, KEY, TYPE, VERSION, TransformedLayout
+from outbox.sink.layout import EVENT_TYPE, FAILURE, IS_FILTERED, KEY, TYPE, VERSION, Layout, TransformedLayout
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.rows import fetched
 from outbox.sink.postgres.staging import copy_rows, definitions, types_of
 from outbox.sink.postgres.transform_staging import copy_returned
+from outbox.sink.records import Fetch
 from outbox.sink.spec import SinkSpec
 
 NO_ATTEMPT = 0  # of rows in the temporary tables, which are all of one batch
 TRANSFORM_FAILED = "transform failed"
 TABLES = """
-CREATE TEMPORARY TABLE originals (attempt bigint, {columns}) ON COMMIT DELETE ROWS;
-CREATE TEMPORARY TABLE kept (attempt bigint, {returned}) ON COMMIT DELETE ROWS;
+CREATE TEMPORARY TABLE outbox_originals (outbox_attempt bigint, {columns}) ON COMMIT DELETE ROWS;
+CREATE TEMPORARY TABLE outbox_kept (outbox_attempt bigint, {returned}) ON COMMIT DELETE ROWS;
 """
-# Not `attempt = ANY(…)`: once autovacuum has analysed rows of earlier attempts, Postgres estimates that no row matches,
-# and compares each event with each returned row. Of a function that is not NULL it estimates that nearly all match.
-OF_ATTEMPTS = "array_position(%(attempts)s, {table}.attempt) IS NOT NULL"
+# Not `outbox_attempt = ANY(…)`: once autovacuum has analysed rows of earlier attempts, Postgres estimates that no row
+# matches, and compares each event with each returned row. Of a function that is not NULL it estimates that nearly all
+# match.
+OF_ATTEMPTS = "array_position(%(attempts)s, {table}.outbox_attempt) IS NOT NULL"
 TAKE = f"""
-INSERT INTO batch
+INSERT INTO pg_temp.outbox_batch
        (event_id, partition, "offset", "{TYPE}", "{KEY}", "{VERSION}", "{IS_FILTERED}", "{FAILURE}" {{returned}})
 SELECT original.event_id, original.partition, original."offset", {{type}}, {{key}}, {{version}},
        kept.event_id IS NULL AND failed.detail IS NULL, failed.detail {{of_kept}}
   FROM {{originals}} AS original
-  LEFT JOIN (SELECT * FROM {{kept}} AS kept WHERE {OF_ATTEMPTS.format(table="kept")}) AS kept
+  LEFT JOIN (SELECT kept.* FROM {{kept}} AS kept WHERE {OF_ATTEMPTS.format(table="kept")}) AS kept
     ON kept.partition = original.partition AND kept."offset" = original."offset" AND kept.event_id = original.event_id
   LEFT JOIN unnest(%(failed_partitions)s::int[], %(failed_offsets)s::bigint[], %(failures)s::text[])
             AS failed (partition, "offset", detail)
@@ -49,7 +51,8 @@ SELECT original.event_id, original.partition, original."offset", {{type}}, {{key
  WHERE {OF_ATTEMPTS.format(table="original")}
 """  # noqa: S608
 COUNT_KEPT = f"""
-SELECT count(*), count(*) FILTER (WHERE "{IS_FILTERED}"), count(*) FILTER (WHERE "{FAILURE}" IS NOT NULL) FROM batch
+SELECT count(*), count(*) FILTER (WHERE batch."{IS_FILTERED}"), count(*) FILTER (WHERE batch."{FAILURE}" IS NOT NULL)
+  FROM pg_temp.outbox_batch AS batch
 """  # noqa: S608
 EXAMPLE = f"""
 SELECT kept.event_id::text, kept.partition, kept."offset", count(original.event_id) > 0
@@ -63,17 +66,17 @@ HAVING count(*) > 1 OR count(original.event_id) = 0
  ORDER BY 2, 3
  LIMIT 1
 """  # noqa: S608
-EVENTS_OF_LETTERS = f"""
-  JOIN {{originals}} AS original
-    ON original.partition = batch.partition AND original."offset" = batch."offset"
-   AND original.event_id = batch.event_id AND {OF_ATTEMPTS.format(table="original")}
-"""
-DROP_FILTERED = f'DELETE FROM new_events WHERE "{IS_FILTERED}"'  # noqa: S608
+DROP_FILTERED = f'DELETE FROM pg_temp.new_events AS new WHERE new."{IS_FILTERED}"'  # noqa: S608
 REJECT_FAILED = f"""
-WITH failed AS (DELETE FROM new_events WHERE "{FAILURE}" IS NOT NULL RETURNING event_id, "{FAILURE}" AS detail)
-INSERT INTO rejections (event_id, reason, detail) SELECT event_id, %s, detail FROM failed
+WITH failed AS (
+    DELETE FROM pg_temp.new_events AS new WHERE new."{FAILURE}" IS NOT NULL
+    RETURNING new.event_id, new."{FAILURE}" AS detail
+)
+INSERT INTO pg_temp.rejections (event_id, reason, detail) SELECT failed.event_id, %s, failed.detail FROM failed
 """  # noqa: S608
 
+
+ORIGINALS, KEPT = sql.Identifier("pg_temp", "outbox_originals"), sql.Identifier("pg_temp", "outbox_kept")
 
 Known = Mapping[str, str]  # of an event as it was decoded: by type, key and version, the SQL for it
 
@@ -90,7 +93,7 @@ class Source(NamedTuple):
 class TransformingApplier(PostgresApplier):
     """Applies what a transform has returned of events."""
 
-    staged_in = "originals"
+    events_in = "outbox_originals"
 
     def __init__(
         self,
@@ -106,7 +109,7 @@ class TransformingApplier(PostgresApplier):
         super().__init__(spec)
         self._shape = TransformedLayout(spec.layout, returned)
         self._returned, self._transform, self._dry_run = returned, transform, dry_run
-        self._known = {topic: _known(names) for topic, names in self._names.items()}
+        self._known = {topic: _known(names, spec.layout) for topic, names in self._names.items()}
         self._known_of_staged = self._known
         self._names = {topic: _names(of_originals) for topic, of_originals in self._names.items()}
         self._count = 0  # of the events that were taken
@@ -119,11 +122,11 @@ class TransformingApplier(PostgresApplier):
 
     def end(self, cursor: extensions.cursor) -> None:
         super().end(cursor)
-        cursor.execute("DROP TABLE originals, kept")
+        cursor.execute("DROP TABLE pg_temp.outbox_originals, pg_temp.outbox_kept")
 
     def renew(self, cursor: extensions.cursor) -> None:
         super().renew(cursor)
-        cursor.execute("TRUNCATE originals, kept")
+        cursor.execute("TRUNCATE pg_temp.outbox_originals, pg_temp.outbox_kept")
 
     def take(self, cursor: extensions.cursor, batch: Batch, staged: Mapping[str, sql.Identifier]) -> None:
         """Join the events of a batch, and what the transform returned of them, into ``batch``. ``staged`` are the
@@ -133,18 +136,20 @@ class TransformingApplier(PostgresApplier):
         """
         assert batch.returned is not None, "what the transform returned"  # noqa: S101
         if batch.staged is None:
-            copy_rows(cursor, sql.Identifier("originals"), batch.rows, self._layout, NO_ATTEMPT)
+            copy_rows(cursor, ORIGINALS, batch.rows, self._layout, NO_ATTEMPT)
             self._take_kept(cursor, batch.topic, batch.count, batch.returned)
         else:
             attempts = [*batch.staged.attempts, *batch.returned.attempts]
             source = Source(staged["rows"], staged["kept"], attempts, self._known_of_staged[batch.topic])
             self._take(cursor, batch.count, batch.returned, source)
 
-    def replay(self, cursor: extensions.cursor, topic: str, topic_id: str, *, older_than_horizon: bool) -> Applied:
-        """The same; the events pass the transform first."""
+    def replay(
+        self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch, *, older_than_horizon: bool
+    ) -> Applied:
+        """Let the events pass the transform, and apply what it returns."""
         if self._transformed(cursor, topic) is None:
             return Applied(0, 0)
-        return super().replay(cursor, topic, topic_id, older_than_horizon=older_than_horizon)
+        return super().replay(cursor, topic, topic_id, fetch, older_than_horizon=older_than_horizon)
 
     def _transformed(self, cursor: extensions.cursor, topic: str) -> pa.Table | None:
         """Let the events in ``originals`` pass the transform, while no transaction is open, and join what it returns.
@@ -152,19 +157,19 @@ class TransformingApplier(PostgresApplier):
         Returns that; None if there are no events.
         """
         assert self._transform is not None, "for a replay"  # noqa: S101
-        rows = fetched(cursor, "originals", self._layout.columns)
+        rows = fetched(cursor, ORIGINALS, self._layout.columns)
         if not rows.num_rows:
             return None
         with fence.between_transactions(cursor, self.name, keep=not self._dry_run):
             returned = self._transform(topic, rows)
-        copy_returned(cursor, sql.Identifier("originals"), rows, self._layout.columns, NO_ATTEMPT)
+        copy_returned(cursor, ORIGINALS, rows, self._layout.columns, NO_ATTEMPT)
         self._take_kept(cursor, topic, rows.num_rows, returned)
         return returned.rows
 
     def _take_kept(self, cursor: extensions.cursor, topic: str, count: int, returned: Returned) -> None:
         """Take the temporary table of originals, and what was returned of them to this process."""
         assert returned.rows is not None, "returned to the driver"  # noqa: S101
-        source = Source(sql.Identifier("originals"), sql.Identifier("kept"), [NO_ATTEMPT], self._known[topic])
+        source = Source(ORIGINALS, KEPT, [NO_ATTEMPT], self._known[topic])
         copy_returned(cursor, source.kept, returned.rows, self._returned, NO_ATTEMPT)
         self._take(cursor, count, returned, source)
 
@@ -190,10 +195,6 @@ class TransformingApplier(PostgresApplier):
         if joined != count or joined - filtered - failed != returned.row_count:
             raise self._broken(cursor, source)
         self._count, self._has_filtered, self._has_failed = count, bool(filtered), bool(failed)
-        self._of_letters = {
-            "event": "to_jsonb(original) - 'attempt'",
-            "events": sql.SQL(EVENTS_OF_LETTERS).format(originals=source.originals).as_string(cursor),
-        }
 
     def _leave_out(self, cursor: extensions.cursor) -> tuple[int, int]:
         filtered = failed = 0
@@ -221,10 +222,10 @@ class TransformingApplier(PostgresApplier):
         )
 
 
-def _known(of_originals: Mapping[str, str]) -> Known:
+def _known(of_originals: Mapping[str, str], layout: Layout) -> Known:
     """What is known of an original event, given what SQL may name of it."""
     return {
-        "type": of_originals["event_type"].replace("batch.", "original."),
+        "type": f"original.{EVENT_TYPE}" if layout.has_types else f"'{next(iter(layout.types))}'",
         "key": f"original.{of_originals['key']}::text",
         "version": f"original.{of_originals['version']}" if "version" in of_originals else "NULL",
     }
@@ -232,8 +233,4 @@ def _known(of_originals: Mapping[str, str]) -> Known:
 
 def _names(of_originals: Mapping[str, str]) -> dict[str, str]:
     """What SQL may name of ``batch``, given what it may name of the events as they were."""
-    found = {**of_originals, "key": f'"{KEY}"', "event_type": f'batch."{TYPE}"'}
-    found["schema_version"] = found["schema_version"].replace(f"batch.{EVENT_TYPE}", f'batch."{TYPE}"')
-    if "version" in found:
-        found["version"] = f'"{VERSION}"'
-    return found
+    return {name: f'"{KEY if name == "key" else VERSION}"' for name in of_originals}

@@ -23,6 +23,7 @@ from outbox.sink.postgres.returned import columns_of
 from outbox.sink.postgres.staging import Staging
 from outbox.sink.postgres.transform_staging import TransformStaging
 from outbox.sink.postgres.transforming import TransformingApplier
+from outbox.sink.records import Fetch
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, SinkWriter, count
 
@@ -32,10 +33,13 @@ RENEWAL_S = 3600.0  # of the temporary tables; Postgres begins to act on an age 
 class PostgresWriter(SinkWriter):
     """A sink whose result is in the database that it is fenced in."""
 
-    def __init__(self, connection: extensions.connection, spec: SinkSpec) -> None:
-        """Acquire the fence and prepare the session. Raises Failure if the sink has a driver already."""
-        super().__init__(connection, spec.name, spec.decoders)
-        self._spec = spec
+    def __init__(self, connection: extensions.connection, spec: SinkSpec, fetch: Fetch) -> None:
+        """Acquire the fence and prepare the session. ``fetch`` reads the records of dead letters from their topic.
+
+        Raises Failure if the sink has a driver already, or if its job has changed (`outbox.sink.asked`).
+        """
+        super().__init__(connection, spec.asked)
+        self._spec, self._fetch = spec, fetch
         self._ensured = set[date]()
         if spec.job.transform is None:
             staging = Staging(spec, self._epoch, with_days=self._remembers_ids)
@@ -93,8 +97,8 @@ class PostgresWriter(SinkWriter):
         rows, applied, rejected, filtered = batch.count, 0, 0, 0
         if rows:
             self._take(cursor, batch)
-            dead_letters.drop_resolved(cursor, self.name, rows)
-            applied, rejected, filtered = self._applier.apply(cursor, batch.topic, batch.topic_id)
+            dead_letters.drop_resolved(cursor, self.name, batch.topic, batch.topic_id, count=rows, fetch=self._fetch)
+            applied, rejected, filtered = self._applier.apply(cursor, batch.topic, batch.topic_id, self._fetch)
         duplicates = rows - applied - rejected - filtered
         self._pass(cursor, batch)
         counts = Counts(rows, applied, duplicates, rejected, dead, batch.skipped_count, filtered)

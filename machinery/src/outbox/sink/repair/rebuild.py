@@ -65,7 +65,6 @@ COPY_ROWS = """
 INSERT INTO {table} (sink, {columns}) SELECT %(copy)s, {columns} FROM {table} WHERE sink = %(sink)s AND {condition}
 ON CONFLICT DO NOTHING
 """
-GENERATED = "has_event"  # of dead letters; Postgres computes it itself
 # Letters that were discarded while the copy was made.
 DISCARD = """
 UPDATE dead_letters AS letter SET status = 'discarded'
@@ -96,7 +95,7 @@ UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
  WHERE base.sink = %(sink)s AND letter.sink = %(sink)s AND letter.status = 'open'
    AND base.topic = %(topic)s AND letter.topic = %(topic)s
    AND letter.key = convert_to(base.key, 'UTF8')
-   AND coalesce(letter.event ->> %(version)s, letter.event ->> (%(version)s || ':bigint'))::numeric <= base.version
+   AND letter.version <= base.version
 """
 DIFFERENCES = """
 SELECT key, coalesce(copy.total, 0) - coalesce(live.total, 0)
@@ -287,7 +286,7 @@ def begin(
 
 def _copy_rows(cursor: extensions.cursor, names: Mapping[str, str], table: str, condition: str = "true") -> None:
     """Let the copy have these rows of the live sink too, but for those that it has."""
-    columns = column_names(cursor.connection, table) - {"sink", GENERATED}
+    columns = column_names(cursor.connection, table) - {"sink"}
     statement = sql.SQL(COPY_ROWS).format(
         table=sql.Identifier(table),
         columns=sql.SQL(", ").join(map(sql.Identifier, sorted(columns))),

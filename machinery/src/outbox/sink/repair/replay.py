@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, NamedTuple
@@ -20,65 +20,60 @@ import pyarrow as pa
 from psycopg2 import extensions
 
 from outbox.base.database import database_errors
-from outbox.base.errors import Failure
 from outbox.events.schema import Rejection
-from outbox.sink import dead_letters, fence, partitions, skipped
+from outbox.sink import dead_letters, fence, partitions
 from outbox.sink.applier import PARKED, Applier
 from outbox.sink.decoder import DecodedEvent, RecordDecoder, Skipped
-from outbox.sink.layout import Layout
-from outbox.sink.repair.restore import Letter, event_of, is_current
-from outbox.sink.repair.selection import Chosen
+from outbox.sink.records import Place, Record
+from outbox.sink.repair.selection import SIZE_BYTES, Chosen
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, count
 
 CHUNK = 1000
-CHUNK_BYTES = 16 << 20  # the events of a chunk are in memory
-# A sink that runs parks more while letters are replayed. So this is more than it parks in one batch of some seconds.
-FOLLOWING_MAX = 50_000
-FETCHED = 50  # letters in memory with their bytes
+CHUNK_BYTES = 16 << 20  # the records of a chunk are in memory
+FETCHED = 50  # letters that the server sends at once: one may be large
 AGAIN = "run the command again: what is done is done, and is not repeated"
 
-OPEN = """
-SELECT identity, key, headers, value, event::text, event_type, schema_version, event_id, partition, "offset",
-       round(extract(epoch FROM coalesce(recorded_at, first_seen_at)) * 1000)::bigint
-  FROM dead_letters
+# Locks each letter when it is fetched. A letter that was closed meanwhile is left out.
+CLAIM = """
+SELECT identity, key, headers, value, is_event, reason, partition, "offset",
+       round(extract(epoch FROM recorded_at) * 1000)::bigint
+  FROM public.dead_letters
  WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
    AND (reason = %(reason)s OR %(reason)s IS NULL)
  ORDER BY partition, "offset"
+   FOR UPDATE
 """
-# Locks each letter when it is fetched. A letter that was closed meanwhile is left out.
-CLAIM = f"{OPEN} FOR UPDATE"
-KEYS = "SELECT DISTINCT key FROM dead_letters WHERE sink = %(sink)s AND identity = ANY(%(identities)s)"
-FOLLOWING = """
-SELECT sink, topic, topic_id, identity
-  FROM dead_letters
- WHERE sink = %(sink)s AND topic = %(topic)s AND status = 'open' AND reason = %(parked)s
-   AND CASE WHEN status = 'open' THEN sha256(key) END
-       = ANY(ARRAY(SELECT sha256(key) FROM unnest(%(keys)s::bytea[]) AS key))
-   AND identity <> ALL(%(done)s)
- ORDER BY topic_id, partition, "offset"
- LIMIT %(limit)s
-"""
-# Closed without being applied. Should the sink ask for the event later, it is applied if it comes again.
-SKIP = """
-UPDATE dead_letters SET status = 'skipped', last_seen_at = now()
- WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
-"""
+KEYS = "SELECT DISTINCT key FROM public.dead_letters WHERE sink = %(sink)s AND identity = ANY(%(identities)s)"
+# Of one topic id, and so many as fit into memory. A running sink parks more meanwhile: its own batches are smaller.
+FOLLOWING = f"""
+SELECT sink, topic, topic_id, identity, size_bytes
+  FROM (SELECT letter.*, letter.topic_id = first_value(letter.topic_id) OVER in_order AS is_first_topic,
+               sum(letter.size_bytes) OVER in_order AS bytes_so_far, row_number() OVER in_order AS number
+          FROM (SELECT sink, topic, topic_id, partition, "offset", identity, {SIZE_BYTES} AS size_bytes
+                  FROM public.dead_letters
+                 WHERE sink = %(sink)s AND topic = %(topic)s AND status = 'open' AND reason = %(parked)s
+                   AND CASE WHEN status = 'open' THEN sha256(key) END
+                       = ANY(ARRAY(SELECT sha256(wanted.key) FROM unnest(%(keys)s::bytea[]) AS wanted (key)))
+                   AND identity <> ALL(%(done)s)) AS letter
+        WINDOW in_order AS (ORDER BY letter.topic_id, letter.partition, letter."offset")) AS letter
+ WHERE is_first_topic AND (number = 1 OR bytes_so_far <= %(bytes_max)s)
+ ORDER BY number
+"""  # noqa: S608
 DISCARD = """
-UPDATE dead_letters SET status = 'discarded', resolution = %(resolution)s, last_seen_at = now()
+UPDATE public.dead_letters SET status = 'discarded', resolution = %(resolution)s, last_seen_at = now()
  WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
 """
 
 
 class Replayed(NamedTuple):
-    """What became of letters: applied, found to be applied already, rejected again and left open, closed because the
-    sink does not ask for the event, or closed because its transform leaves the event out.
+    """What became of letters: applied, found to be applied already, rejected again and left open, or closed because the
+    sink's transform leaves the event out.
     """
 
     applied: int = 0
     duplicates: int = 0
     rejected: int = 0
-    skipped: int = 0
     filtered: int = 0
 
     def plus(self, other: Replayed) -> Replayed:
@@ -95,8 +90,8 @@ def replay(
     older_than_horizon: bool = False,
     dry_run: bool = False,
 ) -> dict[str, Replayed]:
-    """Validate letters by today's contract and apply the valid ones, by the strategy and projections of their sink,
-    which is among ``known``. Returns by sink what became of them. With ``dry_run`` all of it is rolled back.
+    """Decode the records of letters by today's contract and apply the events, by the strategy and projections of their
+    sink, which is among ``known``. Returns by sink what became of them. With ``dry_run`` all of it is rolled back.
 
     What the sink has parked behind them since they were chosen is replayed too. Otherwise it would keep parking events
     of these keys, and no replay beside it would ever come to an end.
@@ -105,11 +100,10 @@ def replay(
     applied as new: no strategy can know, so the caller has made sure that they never were. Without it they are rejected
     again.
 
-    A letter that is no longer open is left out: each event is applied once. Raises Failure if a sink is unknown or does
-    not read the letters' topic any more, or if the database refuses a chunk, of which then nothing is done; the chunks
+    A letter that is no longer open is left out: each event is applied once. A letter whose event the sink does not ask
+    for any more stays open. Raises Failure if the database refuses a chunk, of which then nothing is done; the chunks
     before it stay.
     """
-    _require({letter.sink for letter in chosen}, known)
     done: dict[str, Replayed] = {}
     for sink, letters in itertools.groupby(chosen, key=lambda letter: letter.sink):
         spec = known[sink]
@@ -121,17 +115,17 @@ def replay(
                 applier.prepare(cursor)
             dealt_with: dict[str, _DealtWith] = defaultdict(_DealtWith)
             for chunk in _chunks(letters):
-                decoder = _decoder(spec, chunk[0].topic)
-                if applier.strategy.remembers_ids:  # before the transaction: a partition costs locks
+                decoder = spec.decoders.get(chunk[0].topic)
+                if decoder is not None and applier.strategy.remembers_ids:  # before: a partition costs locks
                     partitions.ensure(connection, _days(connection, decoder, chunk))
                 with connection:
-                    one = _Replay(connection, applier, decoder, spec.layout)
+                    one = _Replay(connection, applier, decoder)
                     done[sink] = done[sink].plus(one.run(chunk, older_than_horizon))
                     dealt_with[chunk[0].topic].add(connection, chunk)
                     if dry_run:
                         connection.rollback()
             for topic, of_topic in dealt_with.items() if not (dry_run or older_than_horizon) else ():
-                one = _Replay(connection, applier, spec.decoders[topic], spec.layout)
+                one = _Replay(connection, applier, spec.decoders.get(topic))
                 done[sink] = done[sink].plus(one.follow(topic, of_topic))
             with connection, connection.cursor() as cursor:
                 applier.end(cursor)
@@ -162,17 +156,6 @@ def discard(
     return done
 
 
-def _decoder(spec: SinkSpec, topic: str) -> RecordDecoder:
-    """Raises Failure if the sink does not read the topic any more."""
-    if topic not in spec.decoders:
-        raise Failure(
-            f"sink {spec.name} does not read topic {topic} any more, so dead letters from there cannot be replayed",
-            "discard them, or let the sink read the topic again",
-            code="topic-not-read",
-        )
-    return spec.decoders[topic]
-
-
 @dataclass
 class _DealtWith:
     """The letters of a topic that were dealt with, each once, and their keys."""
@@ -190,43 +173,39 @@ class _DealtWith:
 class _Replay:
     """The replay of one chunk, in the caller's transaction."""
 
-    def __init__(
-        self, connection: extensions.connection, applier: Applier, decoder: RecordDecoder, layout: Layout
-    ) -> None:
-        self._connection, self._applier, self._decoder, self._layout = connection, applier, decoder, layout
+    def __init__(self, connection: extensions.connection, applier: Applier, decoder: RecordDecoder | None) -> None:
+        """``decoder`` is that of the topic; None if the sink does not read the topic any more."""
+        self._connection, self._applier, self._decoder = connection, applier, decoder
 
     def run(self, chunk: Sequence[Chosen], older_than_horizon: bool) -> Replayed:
-        sink = self._applier.name
+        sink, topic, topic_id = self._applier.name, chunk[0].topic, chunk[0].topic_id
         with self._connection.cursor() as cursor:
             fence.lock(cursor, sink)
-            current: list[str] = []  # identities of letters that have an event in today's columns
             events: list[tuple[DecodedEvent, int, int]] = []
-            unwanted: dict[str, Skipped] = {}
+            records: dict[Place, Record] = {}
             rejections: dict[str, Rejection] = {}
             reason = dead_letters.OLDER_THAN_HORIZON if older_than_horizon else None
-            for letter in _open(self._connection, chunk, CLAIM, reason):
-                if is_current(letter, self._decoder, self._layout):
-                    current.append(letter.identity)
-                    continue
-                found = event_of(letter, self._decoder)
+            for letter in _open(self._connection, chunk, reason):
+                found = _event(letter, self._decoder)
                 if isinstance(found, DecodedEvent):
                     events.append((found, letter.partition, letter.offset))
-                elif isinstance(found, Skipped):
-                    unwanted[letter.identity] = found
+                    records[letter.partition, letter.offset] = letter.record
                 else:
                     rejections[letter.identity] = found
-            self._applier.copy(cursor, self._decoder.rows(events))
-            if current:
-                self._applier.stage_letters(cursor, current)
             dead_letters.update_reasons(cursor, sink, rejections)
-            self._skip(cursor, chunk[0].topic, unwanted)
+            if self._decoder is None or not events:
+                return Replayed(rejected=len(rejections))
+            self._applier.copy(cursor, self._decoder.rows(events))
             applied, rejected, filtered = self._applier.replay(
-                cursor, chunk[0].topic, chunk[0].topic_id, older_than_horizon=older_than_horizon
+                cursor,
+                topic,
+                topic_id,
+                lambda _, places: [(place, records[place]) for place in places],
+                older_than_horizon=older_than_horizon,
             )
-            duplicates = len(current) + len(events) - applied - rejected - filtered
-            counts = Counts(applied=applied, duplicates=duplicates, skipped=len(unwanted), filtered=filtered)
-            count(cursor, sink, counts)
-            return Replayed(applied, duplicates, rejected + len(rejections), len(unwanted), filtered)
+            duplicates = len(events) - applied - rejected - filtered
+            count(cursor, sink, Counts(applied=applied, duplicates=duplicates, filtered=filtered))
+            return Replayed(applied, duplicates, rejected + len(rejections), filtered)
 
     def follow(self, topic: str, dealt_with: _DealtWith) -> Replayed:
         """Replay what was parked behind letters since they were chosen, in transactions of its own.
@@ -243,37 +222,56 @@ class _Replay:
                     "parked": PARKED,
                     "keys": list(dealt_with.keys),
                     "done": list(dealt_with.identities),
-                    "limit": FOLLOWING_MAX,
+                    "bytes_max": CHUNK_BYTES,
                 }
                 cursor.execute(FOLLOWING, parameters)
-                following = [Chosen(*row) for row in cursor]
-                chunk = [letter for letter in following if letter.topic_id == following[0].topic_id]
+                chunk = [Chosen(*row) for row in cursor]
                 if not chunk:
                     return done
                 done = done.plus(self.run(chunk, older_than_horizon=False))
             dealt_with.identities.update(letter.identity for letter in chunk)
 
-    def _skip(self, cursor: extensions.cursor, topic: str, unwanted: Mapping[str, Skipped]) -> None:
-        sink = self._applier.name
-        cursor.execute(SKIP, {"sink": sink, "identities": list(unwanted)})
-        recorded, names = skipped.load(cursor, sink).get(topic, set()), {one.name for one in unwanted.values()}
-        skipped.record(cursor, sink, topic, skipped.new(recorded, names, self._decoder.declared_names))
+
+class _Letter(NamedTuple):
+    """An open letter with its record."""
+
+    identity: str
+    record: Record
+    is_event: bool
+    reason: str
+    partition: int
+    offset: int
+
+
+def _event(letter: _Letter, decoder: RecordDecoder | None) -> DecodedEvent | Rejection:
+    """The event of a letter as today's decoder sees it, or why it is none."""
+    if decoder is None:
+        return Rejection(dead_letters.NOT_ASKED_FOR, "the sink does not read the topic any more")
+    found = decoder.bounded(decoder.record(letter.record))
+    if isinstance(found, Skipped):
+        return Rejection(dead_letters.NOT_ASKED_FOR, f"the sink's job does not ask for {found.name}")
+    if isinstance(found, DecodedEvent) and found.event_id != letter.identity:
+        # Its event would not find the letter, and so not close it.
+        return Rejection("malformed id", "the dead letter's identity is not the id of its event")
+    return found
 
 
 def _days(connection: extensions.connection, decoder: RecordDecoder, chunk: Sequence[Chosen]) -> set[date]:
     """The days of the events that are valid now and were not before: the strategy will remember their ids."""
     with connection:
-        found = [event_of(letter, decoder) for letter in _open(connection, chunk, OPEN) if letter.event is None]
-    return partitions.days(pa.array([one.event_id for one in found if isinstance(one, DecodedEvent)], pa.string()))
+        found = [_event(letter, decoder) for letter in _open(connection, chunk) if not letter.is_event]
+        return partitions.days(pa.array([one.event_id for one in found if isinstance(one, DecodedEvent)], pa.string()))
 
 
-def _open(
-    connection: extensions.connection, chunk: Sequence[Chosen], query: str, reason: str | None = None
-) -> Iterator[Letter]:
+def _open(connection: extensions.connection, chunk: Sequence[Chosen], reason: str | None = None) -> Iterator[_Letter]:
     with connection.cursor("open_letters") as cursor:  # a cursor on the server, because a letter may be large
         cursor.itersize = FETCHED
-        cursor.execute(query, {**_names(chunk), "reason": reason})
-        yield from map(Letter._make, cursor)
+        cursor.execute(CLAIM, {**_names(chunk), "reason": reason})
+        for identity, key, headers, value, is_event, why, partition, offset, recorded_ms in cursor:
+            record = Record(
+                dead_letters.content(key), dead_letters.headers(headers), dead_letters.content(value), recorded_ms
+            )
+            yield _Letter(identity, record, is_event, why, partition, offset)
 
 
 def _chunks(letters: Iterator[Chosen]) -> Iterator[list[Chosen]]:
@@ -292,13 +290,3 @@ def _chunks(letters: Iterator[Chosen]) -> Iterator[list[Chosen]]:
 
 def _names(chunk: Sequence[Chosen]) -> dict[str, Any]:
     return {"sink": chunk[0].sink, "identities": [letter.identity for letter in chunk]}
-
-
-def _require(sinks: set[str], known: Collection[str]) -> None:
-    unknown = sorted(sinks.difference(known))
-    if unknown:
-        raise Failure(
-            f"there is no sink called {', '.join(unknown)} any more, so its dead letters cannot be replayed",
-            f"choose by --sink among {', '.join(known)}",
-            code="sink-unknown",
-        )

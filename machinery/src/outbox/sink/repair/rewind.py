@@ -17,7 +17,7 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
-from outbox.sink import fence, generations, positions, skipped
+from outbox.sink import asked, fence, generations, positions
 from outbox.sink.discovery import chosen
 from outbox.sink.positions import Offsets
 
@@ -128,17 +128,19 @@ def accept_recreated(settings: Settings, sink: str) -> list[str]:
 def rewind(settings: Settings, sink: str, moves: Moves) -> int:
     """Let the sink begin there at its next start, and return the generation that begins.
 
-    The names of the events that the sink skipped are deleted: the user who rewinds decides where the sink begins. One
-    transaction, under the sink's fence. Raises Failure if a driver runs.
+    The sink asks for what its job asks for now: the user who rewinds decides where the sink begins. One transaction,
+    under the sink's fence. Raises Failure if a driver runs, or if the job has another strategy than at the sink's last
+    start.
     """
     begin: dict[str, dict[int, int]] = {}
     for place, move in moves.items():
         begin.setdefault(place.topic, {})[place.partition] = move.begin
-    described = [topics.describe(settings, topic) for topic in begin]
+    described, spec = [topics.describe(settings, topic) for topic in begin], chosen(settings, sink)
     with _stopped(settings, sink) as cursor:
+        asked.require_same_strategy(cursor, spec.asked)
         for topic in described:
             positions.write(cursor, sink, topic.name, topic.id, begin[topic.name])  # past what is given up
-        skipped.forget(cursor, sink)
+        asked.decide(cursor, spec.asked)
         return generations.start_next(cursor, sink, begin)
 
 

@@ -12,7 +12,7 @@ from psycopg2.extras import RealDictCursor
 
 from outbox.sink.applier import PARKED
 
-Status = Literal["open", "replayed", "discarded", "skipped", "all"]
+Status = Literal["open", "replayed", "discarded", "all"]
 
 CONDITIONS = {
     "sink": "sink = %(sink)s",
@@ -23,10 +23,8 @@ CONDITIONS = {
     "until": "first_seen_at < %(until)s",
     "status": "status = %(status)s",
 }
-COLUMNS = (
-    'sink, identity, topic, topic_id, partition, "offset", event_id, event_type, reason, detail, status, resolution'
-)
-SIZE = "coalesce(octet_length(value), 0) + coalesce(pg_column_size(event), 0)"  # of JSON as it is stored: compressed
+COLUMNS = 'sink, identity, topic, topic_id, partition, "offset", event_id, is_event, reason, detail, status, resolution'
+SIZE_BYTES = "coalesce(octet_length(key), 0) + pg_column_size(headers) + coalesce(octet_length(value), 0)"
 TIMES = "recorded_at, first_seen_at, last_seen_at"
 
 
@@ -37,7 +35,7 @@ class Chosen(NamedTuple):
     topic: str
     topic_id: str
     identity: str
-    size_bytes: int = 0  # about how many its record or its event has
+    size_bytes: int = 0  # about how many its record has
 
 
 @dataclass(frozen=True)
@@ -65,18 +63,19 @@ class Selection:
         if with_parked:
             condition += (
                 f" OR status = 'open' AND reason = '{PARKED}' AND (sink, topic, key) IN"  # noqa: S608
-                f" (SELECT sink, topic, key FROM dead_letters WHERE {condition})"
+                f" (SELECT sink, topic, key FROM public.dead_letters WHERE {condition})"
             )
         cursor.execute(
-            f"SELECT sink, topic, topic_id, identity, {SIZE} FROM dead_letters WHERE {condition} "  # noqa: S608
-            'ORDER BY sink, topic, topic_id, partition, "offset"',
+            f"SELECT sink, topic, topic_id, identity, {SIZE_BYTES} FROM public.dead_letters WHERE {condition} "  # noqa: S608
+            "ORDER BY sink, topic, min(first_seen_at) OVER (PARTITION BY sink, topic, topic_id), topic_id, "
+            'partition, "offset"',
             self._parameters,
         )
         return [Chosen(*row) for row in cursor]
 
     def count(self, cursor: extensions.cursor) -> int:
         """How many there are."""
-        cursor.execute(f"SELECT count(*) FROM dead_letters WHERE {self._condition}", self._parameters)  # noqa: S608
+        cursor.execute(f"SELECT count(*) FROM public.dead_letters WHERE {self._condition}", self._parameters)  # noqa: S608
         return int((cursor.fetchone() or (0,))[0])
 
     def headlines(self, connection: extensions.connection, limit: int | None) -> list[dict[str, Any]]:
@@ -85,12 +84,12 @@ class Selection:
 
     def in_full(self, connection: extensions.connection) -> list[dict[str, Any]]:
         """The letters with all that is kept of them, the oldest first."""
-        return self._dicts(connection, f"{COLUMNS}, {TIMES}, key, headers, value, event", None)
+        return self._dicts(connection, f"{COLUMNS}, {TIMES}, key, headers, value", None)
 
     def _dicts(self, connection: extensions.connection, columns: str, limit: int | None) -> list[dict[str, Any]]:
         with connection.cursor(cursor_factory=RealDictCursor) as cursor:
             cursor.execute(
-                f"SELECT {columns} FROM dead_letters WHERE {self._condition} "  # noqa: S608
+                f"SELECT {columns} FROM public.dead_letters WHERE {self._condition} "  # noqa: S608
                 "ORDER BY first_seen_at, sink, identity LIMIT %(limit)s",
                 {**self._parameters, "limit": limit},
             )

@@ -35,6 +35,7 @@ from outbox.kafka.topic_ids import TopicIds
 from outbox.sink import fence
 from outbox.sink.generations import TopicOffsets
 from outbox.sink.metrics import Metrics, State, served
+from outbox.sink.records import fetcher
 from outbox.sink.retries import Retries
 from outbox.sink.spark import session
 from outbox.sink.spark.session import JVM_GONE
@@ -165,7 +166,9 @@ class Supervisor:
         """Become the sink's driver. Raises Failure if that is another one, or the database is unavailable."""
         self._connection = connect(self._settings, SinkRole.WRITER)
         with self._guard.working(self._connection):
-            self._writer = self._spec.target.writer(self._settings, self._connection, self._spec)
+            self._writer = self._spec.target.writer(
+                self._settings, self._connection, self._spec, fetcher(self._settings)
+            )
 
     def disconnect(self) -> None:
         """End the connection if there is one, so that another driver may take the sink over."""

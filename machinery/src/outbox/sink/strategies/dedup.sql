@@ -4,23 +4,23 @@
 -- choose: by default
 --
 -- Ids below the deduplication horizon are forgotten: nobody knows whether such an event was applied, so it is set aside.
-INSERT INTO rejections (event_id, reason, detail)
-SELECT DISTINCT event_id, 'older than the deduplication horizon',
-       format('ids below %%s are forgotten', (SELECT horizon FROM dedup_horizon))
-  FROM batch
- WHERE event_id < (SELECT horizon FROM dedup_horizon);
+INSERT INTO pg_temp.rejections (event_id, reason, detail)
+SELECT DISTINCT batch.event_id, 'older than the deduplication horizon',
+       format('ids below %%s are forgotten', (SELECT known.horizon FROM public.dedup_horizon AS known))
+  FROM pg_temp.outbox_batch AS batch
+ WHERE batch.event_id < (SELECT known.horizon FROM public.dedup_horizon AS known);
 
 -- Ordered, so that two writers of the same ids wait for each other and do not deadlock.
 WITH unseen AS (
-    INSERT INTO processed_events (sink, event_id)
-    SELECT DISTINCT %(sink)s, event_id
-      FROM batch
-     WHERE event_id >= (SELECT horizon FROM dedup_horizon)
-     ORDER BY event_id
+    INSERT INTO public.processed_events AS known (sink, event_id)
+    SELECT DISTINCT %(sink)s, batch.event_id
+      FROM pg_temp.outbox_batch AS batch
+     WHERE batch.event_id >= (SELECT horizon.horizon FROM public.dedup_horizon AS horizon)
+     ORDER BY batch.event_id
     ON CONFLICT DO NOTHING
-    RETURNING event_id
+    RETURNING known.event_id
 )
-INSERT INTO new_events
-SELECT DISTINCT ON (event_id) batch.*
-  FROM batch JOIN unseen USING (event_id)
- ORDER BY event_id, partition, "offset";
+INSERT INTO pg_temp.new_events
+SELECT DISTINCT ON (batch.event_id) batch.*
+  FROM pg_temp.outbox_batch AS batch JOIN unseen ON unseen.event_id = batch.event_id
+ ORDER BY batch.event_id, batch.partition, batch."offset";

@@ -4,22 +4,24 @@
 -- choose: when the events are wanted in the database anyway, for queries, audits, or to compute results again
 --
 -- Events below the deduplication horizon may have been deleted, so they are set aside as by `dedup`.
-INSERT INTO rejections (event_id, reason, detail)
-SELECT DISTINCT event_id, 'older than the deduplication horizon',
-       format('ids below %%s are forgotten', (SELECT horizon FROM dedup_horizon))
-  FROM batch
- WHERE event_id < (SELECT horizon FROM dedup_horizon)
-   AND NOT EXISTS (SELECT FROM landed_events AS known
+INSERT INTO pg_temp.rejections (event_id, reason, detail)
+SELECT DISTINCT batch.event_id, 'older than the deduplication horizon',
+       format('ids below %%s are forgotten', (SELECT known.horizon FROM public.dedup_horizon AS known))
+  FROM pg_temp.outbox_batch AS batch
+ WHERE batch.event_id < (SELECT known.horizon FROM public.dedup_horizon AS known)
+   AND NOT EXISTS (SELECT FROM public.landed_events AS known
                     WHERE known.sink = %(sink)s AND known.event_id = batch.event_id);
 
+-- `to_jsonb(incoming.*)`: without the asterisk a property that is called incoming would be meant.
 WITH landed AS (
-    MERGE INTO landed_events AS known
-    USING (SELECT DISTINCT ON (event_id) batch.*
-             FROM batch
-            WHERE event_id >= (SELECT horizon FROM dedup_horizon)
-            ORDER BY event_id, partition, "offset") AS incoming
+    MERGE INTO public.landed_events AS known
+    USING (SELECT DISTINCT ON (batch.event_id) batch.*
+             FROM pg_temp.outbox_batch AS batch
+            WHERE batch.event_id >= (SELECT horizon.horizon FROM public.dedup_horizon AS horizon)
+            ORDER BY batch.event_id, batch.partition, batch."offset") AS incoming
        ON known.sink = %(sink)s AND known.event_id = incoming.event_id
-     WHEN NOT MATCHED THEN INSERT (sink, event_id, event) VALUES (%(sink)s, incoming.event_id, to_jsonb(incoming))
+     WHEN NOT MATCHED THEN INSERT (sink, event_id, event)
+          VALUES (%(sink)s, incoming.event_id, to_jsonb(incoming.*))
     RETURNING incoming.*
 )
-INSERT INTO new_events SELECT * FROM landed;
+INSERT INTO pg_temp.new_events SELECT landed.* FROM landed;

@@ -6,9 +6,9 @@
 -- repeats: re-reads
 --
 -- The position is read and moved in the transaction that applies, and it is where a sink without checkpoint begins.
-INSERT INTO new_events
+INSERT INTO pg_temp.new_events
 SELECT batch.*
-  FROM batch
-  LEFT JOIN positions ON positions.sink = %(sink)s AND positions.topic = %(topic)s
-                     AND positions.partition = batch.partition
- WHERE batch."offset" >= coalesce(positions.next_offset, 0);
+  FROM pg_temp.outbox_batch AS batch
+  LEFT JOIN public.positions AS reached
+    ON reached.sink = %(sink)s AND reached.topic = %(topic)s AND reached.partition = batch.partition
+ WHERE batch."offset" >= coalesce(reached.next_offset, 0);

@@ -11,15 +11,18 @@
 -- Only versions that were applied count: a rejected event must not hide an earlier one that is replayed.
 --
 -- [select]
-INSERT INTO new_events
-SELECT DISTINCT ON ({key}, {version}) batch.*
-  FROM batch
-  LEFT JOIN key_versions AS known
+INSERT INTO pg_temp.new_events
+SELECT DISTINCT ON (batch.{key}, batch.{version}) batch.*
+  FROM pg_temp.outbox_batch AS batch
+  LEFT JOIN public.key_versions AS known
     ON known.sink = %(sink)s AND known.topic = %(topic)s AND known.key = batch.{key}::text
  WHERE known.version IS NULL OR batch.{version} > known.version
- ORDER BY {key}, {version}, partition, "offset";
+ ORDER BY batch.{key}, batch.{version}, batch.partition, batch."offset";
 
 -- [remember]
-INSERT INTO key_versions AS known (sink, topic, key, version)
-SELECT %(sink)s, %(topic)s, {key}::text, max({version}) FROM new_events GROUP BY {key}::text ORDER BY {key}::text
+INSERT INTO public.key_versions AS known (sink, topic, key, version)
+SELECT %(sink)s, %(topic)s, new.{key}::text, max(new.{version})
+  FROM pg_temp.new_events AS new
+ GROUP BY new.{key}::text
+ ORDER BY new.{key}::text
 ON CONFLICT (sink, topic, key) DO UPDATE SET version = greatest(known.version, excluded.version);

@@ -14,57 +14,59 @@
 -- are known. Such a key is taken whole: two numbers say which versions it has. The rows of the rest are compared one by
 -- one. The highest bigint has no successor, so a range that ends with it has no upper bound.
 WITH keys AS MATERIALIZED (
-    SELECT {key} AS key, min({version}) AS lowest, max({version}) AS highest,
-           CASE WHEN count(DISTINCT {version}) = count(*) THEN max({version}) = min({version}) + (count(*) - 1)
+    SELECT batch.{key} AS key, min(batch.{version}) AS lowest, max(batch.{version}) AS highest,
+           CASE WHEN count(DISTINCT batch.{version}) = count(*)
+                THEN max(batch.{version}) = min(batch.{version}) + (count(*) - 1)
                 ELSE false END AS is_whole
-      FROM batch
-     GROUP BY {key}
+      FROM pg_temp.outbox_batch AS batch
+     GROUP BY batch.{key}
 ), taken AS MATERIALIZED (
-    INSERT INTO applied_versions AS known (sink, topic, key, versions)
-    SELECT %(sink)s, %(topic)s, key::text,
-           int8multirange(int8range(lowest, nullif(highest, 9223372036854775807) + 1))
+    INSERT INTO public.applied_versions AS known (sink, topic, key, versions)
+    SELECT %(sink)s, %(topic)s, keys.key::text,
+           int8multirange(int8range(keys.lowest, nullif(keys.highest, 9223372036854775807) + 1))
       FROM keys
-     WHERE is_whole
+     WHERE keys.is_whole
      ORDER BY keys.key
     ON CONFLICT (key, topic, sink) DO UPDATE SET versions = known.versions + excluded.versions
      WHERE NOT known.versions && excluded.versions
     RETURNING known.key
 ), rest AS MATERIALIZED (
     -- Mostly no key is left, and two counts show that sooner than a comparison of all keys.
-    SELECT key::text AS key FROM keys WHERE (SELECT count(*) FROM taken) < (SELECT count(*) FROM keys)
+    SELECT keys.key::text AS key FROM keys WHERE (SELECT count(*) FROM taken) < (SELECT count(*) FROM keys)
     EXCEPT
-    SELECT key FROM taken
+    SELECT taken.key FROM taken
 ), met AS MATERIALIZED (
     -- The keys with a new version, and what was known before. `+ '{}'` copies that into memory: as it is stored, it may
     -- be compressed, and each of the rows below would unpack it.
-    INSERT INTO applied_versions AS known (sink, topic, key, versions)
+    INSERT INTO public.applied_versions AS known (sink, topic, key, versions)
     SELECT %(sink)s, %(topic)s, rest.key,
            range_agg(int8range(batch.{version}, nullif(batch.{version}, 9223372036854775807) + 1))
-      FROM batch JOIN rest ON rest.key = batch.{key}::text
+      FROM pg_temp.outbox_batch AS batch JOIN rest ON rest.key = batch.{key}::text
      GROUP BY rest.key
      ORDER BY rest.key
     ON CONFLICT (key, topic, sink) DO UPDATE SET versions = known.versions + excluded.versions
      WHERE NOT known.versions @> excluded.versions
     RETURNING known.key, coalesce(old.versions + '{}', '{}') AS versions
 ), repeated AS (
-    INSERT INTO rejections (event_id, reason, detail)
-    SELECT DISTINCT ON (event_id) event_id, 'repeated version', format('event %%s has version %%s', first_id, version)
+    INSERT INTO pg_temp.rejections (event_id, reason, detail)
+    SELECT DISTINCT ON (late.event_id) late.event_id, 'repeated version',
+           format('event %%s has version %%s', late.first_id, late.version)
       FROM (SELECT batch.event_id, batch.{version} AS version,
                    first_value(batch.event_id) OVER (PARTITION BY batch.{key}, batch.{version}
                                                      ORDER BY batch.partition, batch."offset") AS first_id
-              FROM batch JOIN met ON met.key = batch.{key}::text
-             WHERE NOT met.versions @> batch.{version}) AS unknown
-     WHERE event_id <> first_id
-     ORDER BY event_id
+              FROM pg_temp.outbox_batch AS batch JOIN met ON met.key = batch.{key}::text
+             WHERE NOT met.versions @> batch.{version}) AS late
+     WHERE late.event_id <> late.first_id
+     ORDER BY late.event_id
 )
-INSERT INTO new_events
-SELECT * FROM batch WHERE NOT EXISTS (SELECT FROM rest)
+INSERT INTO pg_temp.new_events
+SELECT batch.* FROM pg_temp.outbox_batch AS batch WHERE NOT EXISTS (SELECT FROM rest)
 UNION ALL
-SELECT *
-  FROM batch
+SELECT batch.*
+  FROM pg_temp.outbox_batch AS batch
  WHERE EXISTS (SELECT FROM rest) AND NOT EXISTS (SELECT FROM rest WHERE rest.key = batch.{key}::text)
 UNION ALL
 (SELECT DISTINCT ON (batch.{key}, batch.{version}) batch.*
-   FROM batch JOIN met ON met.key = batch.{key}::text
+   FROM pg_temp.outbox_batch AS batch JOIN met ON met.key = batch.{key}::text
   WHERE NOT met.versions @> batch.{version}
   ORDER BY batch.{key}, batch.{version}, batch.partition, batch."offset");

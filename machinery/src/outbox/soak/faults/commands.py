@@ -257,8 +257,7 @@ def discard(testbed: Testbed, identities: Sequence[str]) -> None:
     """Give up the dead letters of these identities, which no valid event has."""
     for start in range(0, len(identities), DISCARDED_AT_ONCE):
         some = identities[start : start + DISCARDED_AT_ONCE]
-        options = [word for identity in some for word in ("--identity", identity)]
-        run(testbed, "dead-letters", "discard", *options, "--because", "a hostile record of the soak")
+        run(testbed, "dead-letters", "discard", *some, "--because", "a hostile record of the soak")
 
 
 FAULTS: list[Make] = [

@@ -160,7 +160,7 @@ def asks_for(testbed: Testbed, sink: SinkSpec, topic: str, record: Record) -> bo
         return True
     type_ = record.headers.get("eventType")
     events = [f"{one.name}.{(type_ or b'').decode()}" for one in catalog.of(testbed.settings).topics[topic]]
-    return type_ is None or not sink.decoders[topic].asked_for.isdisjoint(events)
+    return type_ is None or not sink.decoders[topic].wanted_names.isdisjoint(events)
 
 
 def has_passed(testbed: Testbed, sinks: Sequence[SinkSpec], topic: str, places: Collection[Place]) -> bool:

@@ -191,7 +191,7 @@ def _topic(testbed: Testbed, older: OlderRelease) -> str:
 def _asking(testbed: Testbed, older: OlderRelease) -> list[SinkSpec]:
     """The sinks that ask for the event."""
     topic = _topic(testbed, older)
-    return [one for one in testbed.readers(topic) if older.event in one.decoders[topic].asked_for]
+    return [one for one in testbed.readers(topic) if older.event in one.decoders[topic].wanted_names]
 
 
 FAULTS: list[Make] = [partial(Rollout, "sinks"), partial(Rollout, "service")]

@@ -211,7 +211,7 @@ class _Contract:
     def _learnt(self, lifecycle: Lifecycle) -> Lifecycle:
         """The lifecycle, and what the database says about it."""
         spec = self._subject.spec
-        taken = {name for decoder in spec.decoders.values() for name, _ in decoder.taken}
+        taken = {name for decoder in spec.decoders.values() for name in decoder.types}
         schemas = [one for one in self._histories.schemas if {one.name, one.event} & taken]
         begins = {one.event for one in schemas if self._is_possible(one, 1)}
         if not begins:

@@ -14,6 +14,7 @@ from outbox.events.schema import Rejection
 from outbox.kafka.topics import Topic
 from outbox.sink.applier import Applier
 from outbox.sink.batch import Batch, DeadRecord
+from outbox.sink.records import Place, Record
 from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec, Transformed
@@ -46,6 +47,7 @@ class Delivery:
         self._database, self._transform, self._now = database, transform, now
         self._open = ExitStack()
         self._writer: SinkWriter | None = None
+        self._records: dict[str, dict[Place, Record]] = {}  # by topic and place, those of the last batch
 
     def apply(self, placed: Sequence[Placed], set_aside: Collection[str] = ()) -> None:
         """Apply events as one batch of each of their topics. Those whose ids are ``set_aside`` become dead letters, as
@@ -93,12 +95,13 @@ class Delivery:
         """The writer of the driver that runs; a driver is started if none does."""
         if self._writer is None:
             connection = self._open.enter_context(self._database.connection(SinkRole.WRITER, self._now))
-            self._writer = self.spec.target.writer(self._database.settings, connection, self.spec)
+            self._writer = self.spec.target.writer(self._database.settings, connection, self.spec, self._fetch)
             if self._transform is not None:
                 self._writer.prepare(self._transform.schema)
         return self._writer
 
     def _apply(self, topic: str, placed: Sequence[Placed], set_aside: Collection[str]) -> None:
+        self._records[topic] = {(one.partition, one.offset): one.sent.record for one in placed}
         stored = self.writer.positions(topic, TOPIC_ID)
         offsets: dict[int, list[int]] = {}
         for one in placed:
@@ -115,6 +118,9 @@ class Delivery:
             batch = replace(batch, returned=returned)
         self.writer.apply(batch)
         self.writer.clear()
+
+    def _fetch(self, topic: str, places: Collection[Place]) -> list[tuple[Place, Record]]:
+        return [(place, self._records[topic][place]) for place in places]
 
     def _applier(self, spec: SinkSpec) -> Applier:
         return spec.target.applier(self._database.settings, spec, self._transform, dry_run=False)

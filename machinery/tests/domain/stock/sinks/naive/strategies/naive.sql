@@ -4,4 +4,4 @@
 -- choose: never; it is here to be watched drifting
 -- start: earliest
 -- repeats: none
-INSERT INTO new_events SELECT * FROM batch;
+INSERT INTO pg_temp.new_events SELECT batch.* FROM pg_temp.outbox_batch AS batch;
