@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -48,18 +48,6 @@ def migrate(settings: Settings, statements: str) -> None:
     """Run SQL as a migration would."""
     with closing(connect(settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
         cursor.execute(statements.replace("{writer}", settings.role_name(SinkRole.WRITER)))
-
-
-def test_a_copy_keeps_the_days_that_the_topic_has_dropped(databases: Settings) -> None:
-    migrate(databases, shown("CREATE TABLE events_a_day"))
-    live = "('s', '2026-01-01', 1), ('s', '2026-01-02', 2), ('s', '2026-01-03', 9)"
-    copy = "('c', '2026-01-02', 1), ('c', '2026-01-03', 3)"
-    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(f"INSERT INTO events_a_day VALUES {live}, {copy}")
-        until = datetime(2026, 1, 2, 23, 30, tzinfo=UTC)
-        cursor.execute(shown("INSERT INTO events_a_day (sink"), {"sink": "s", "copy": "c", "until": until})
-        cursor.execute("SELECT events FROM events_a_day WHERE sink = 'c' ORDER BY day")
-        assert cursor.fetchall() == [(1,), (2,), (3,)]
 
 
 def test_the_projection_counts_each_event_once(databases: Settings, tmp_path: Path) -> None:

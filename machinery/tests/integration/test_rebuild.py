@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -20,7 +19,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka.topics import Topic
-from outbox.sink import fence
+from outbox.sink import fence, positions
 from outbox.sink.generations import Beginning
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
@@ -34,8 +33,6 @@ from outbox.testing.command import outbox
 from outbox.testing.failures import raises
 from tests.support.deliveries import EVENTS, POOL, SURVIVES_RE_SENDS, Delivery, Run, checked, deliveries
 from tests.support.made_events import (
-    DAY_MS,
-    NOW_MS,
     PROJECTIONS,
     SPECS,
     STRATEGIES,
@@ -49,7 +46,7 @@ from tests.support.made_events import (
     uuid7,
 )
 from tests.support.record_corpus import unread
-from tests.support.sink_driver import Database, open_sink, projections_in, sink_on, spec_with
+from tests.support.sink_driver import Database, open_sink, sink_on, spec_with
 
 RANDOM = Random(8)  # noqa: S311
 HERE = [Topic(TOPIC, TOPIC_ID, 1)]
@@ -318,7 +315,7 @@ class TestFromSource:
 
     def test_each_projection_must_say_how_it_is_rebuilt(self, databases: Settings, tmp_path: Path) -> None:
         folder = Path(shutil.copytree(PROJECTIONS, tmp_path / "projections"))
-        (folder / "history.sql").write_text(COUNT)
+        (folder / "history.sql").write_text("SELECT")
         with raises("rebuild-unsupported", "history.rebuild.sql"):
             rebuild.from_source(databases, with_projections(folder), HERE, WHOLE)
 
@@ -470,6 +467,13 @@ class TestFromTopic:
                 rebuild.begin(owner, "dedup", HERE, {TOPIC: {0: 5, 1: 0}})
             with raises("topic-recreated", TOPIC, "--from source"):
                 rebuild.begin(owner, "dedup", [Topic(TOPIC, "topic-2", 1)], WHOLE)
+            execute(databases, "UPDATE positions SET topic_id = 'topic-0'")
+            with closing(connect(databases, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
+                assert positions.accept_recreated(cursor, "dedup", TOPIC, TOPIC_ID)
+                connection.commit()
+            with raises("topic-recreated", TOPIC, "--from source"):  # what came before is nowhere else
+                rebuild.begin(owner, "dedup", HERE, WHOLE)
+            execute(databases, "UPDATE positions SET is_recreated = false")
             with raises("copy-missing"):
                 rebuild.swap(owner, "dedup", HERE, WHOLE)
             with raises("rebuild-running"):
@@ -477,87 +481,6 @@ class TestFromTopic:
             rebuild.begin(owner, "dedup", HERE, WHOLE)
             with raises("events-lost", "offsets 0 to 2"):
                 rebuild.swap(owner, "dedup", HERE, {TOPIC: {0: 3}})
-
-
-# A table that the source cannot tell: how many events there were each day.
-HISTORY = """
-CREATE TABLE history (sink text, day date, events bigint NOT NULL, PRIMARY KEY (sink, day));
-GRANT SELECT, INSERT, UPDATE ON history TO stock_sink_writer
-"""
-COUNT = """
-INSERT INTO history AS stored (sink, day, events)
-SELECT %(sink)s, day_of(event_id), count(*) FROM new_events GROUP BY 2 ORDER BY 2
-ON CONFLICT (sink, day) DO UPDATE SET events = stored.events + excluded.events
-"""
-KEEP = """
-INSERT INTO history (sink, day, events)
-SELECT %(copy)s, day, events FROM history
- WHERE sink = %(sink)s AND day <= (%(until)s AT TIME ZONE 'UTC')::date
-ON CONFLICT (sink, day) DO UPDATE SET events = excluded.events
-"""
-NOON_MS = (NOW_MS // DAY_MS - 4) * DAY_MS + DAY_MS // 2
-
-
-def days() -> list[Event]:
-    """Two events on each of four days, of one key."""
-    at_ms = [NOON_MS + number // 2 * DAY_MS + number for number in range(8)]
-    return [Event(uuid7(RANDOM, at), nth_key(1), 1, number) for number, at in enumerate(at_ms, 1)]
-
-
-class TestWithoutWhatTheTopicHasDropped:
-    """The topic begins at offset 3, within the second day."""
-
-    FIRST: Mapping[str, Mapping[int, int]] = {TOPIC: {0: 3}}
-    UNTIL = datetime.fromtimestamp(NOON_MS / 1000, UTC) + timedelta(days=1)
-
-    @pytest.fixture
-    def projections(self, databases: Settings, tmp_path: Path) -> Path:
-        """The projection of the history."""
-        execute(databases, HISTORY)
-        folder = projections_in(tmp_path, COUNT, "history")
-        (folder / "history.dropped.sql").write_text(KEEP)
-        return folder
-
-    @pytest.mark.parametrize("name", SURVIVES_RE_SENDS)
-    def test_later_rows_are_recomputed_and_earlier_ones_stay(
-        self, databases: Settings, projections: Path, name: str
-    ) -> None:
-        mine = days()
-        database = Database(databases, name)
-        dropped = rebuild.Dropped(self.UNTIL, rebuild.dropped_files(spec_with(STRATEGIES[name], projections)))
-        with closing(connect(databases, SinkRole.WRITER)) as connection, rebuild.reserved(databases, name) as owner:
-            live = sink_on(connection, STRATEGIES[name], projections)
-            live.apply(batch(mine, dead=[unread(history(1)[0], 1), unread(history(1)[0], 5)]))
-            execute(databases, "UPDATE history SET events = 100 WHERE day > (SELECT min(day) + 1 FROM history)")
-            assert not rebuild.begin(owner, name, HERE, self.FIRST, skip_dropped=True)
-            with closing(connect(databases, SinkRole.WRITER)) as other:
-                copy = sink_on(other, replace(STRATEGIES[name], name=rebuild.copy_of(name)), projections)
-                assert copy.beginning().offsets == self.FIRST
-                copy.apply(batch(mine[3:], start=3))
-            rebuild.swap(owner, name, HERE, self.FIRST, dropped)
-        assert database.query("SELECT events FROM history ORDER BY day") == [(2,), (2,), (2,), (2,)]
-        letters = database.query('SELECT sink, "offset" FROM dead_letters')
-        assert letters == [(name, 1)], "of what the copy has not read"
-        with closing(connect(databases, SinkRole.WRITER)) as connection:
-            live = sink_on(connection, STRATEGIES[name], projections)
-            live.apply(batch(mine, start=8))
-        assert database.query("SELECT events FROM history ORDER BY day") == [(2,), (2,), (2,), (2,)], "sent again"
-
-    def test_a_projection_that_does_not_say_what_stays_is_refused(self, projections: Path) -> None:
-        (projections / "another.sql").write_text(COUNT)
-        with raises("rebuild-unsupported", "another.dropped.sql"):
-            rebuild.dropped_files(spec_with(projections=projections))
-
-    def test_a_copy_that_has_skipped_events_is_not_resumed_as_a_whole_one(self, databases: Settings) -> None:
-        with open_sink(databases) as live:
-            live.apply(batch(history(4)))
-        with rebuild.reserved(databases, "dedup") as owner:
-            with raises("topic-incomplete", "--skip-dropped"):
-                rebuild.begin(owner, "dedup", HERE, self.FIRST)
-            assert not rebuild.begin(owner, "dedup", HERE, self.FIRST, skip_dropped=True)
-            with raises("copy-incomplete", "--skip-dropped", "--restart"):
-                rebuild.begin(owner, "dedup", HERE, self.FIRST)
-            assert rebuild.begin(owner, "dedup", HERE, self.FIRST, skip_dropped=True)
 
 
 def discard(settings: Settings, event: Event) -> None:
@@ -579,7 +502,6 @@ def _of(names: Iterable[str], tables: Mapping[str, list[tuple[object, ...]]]) ->
         (["dedup"], 2, "Missing option '--from'"),
         (["dedup", "--from", "memory"], 2, "'memory' is not one of"),
         (["dedup", "--from", "source", "--restart"], 2, "are for --from topic"),
-        (["dedup", "--from", "source", "--skip-dropped"], 2, "are for --from topic"),
         (["best", "--from", "source"], 1, "no sink is called best"),
     ],
 )

@@ -7,13 +7,11 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from outbox.audit import check
-from outbox.base import project
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
@@ -22,7 +20,6 @@ from outbox.stack.command import Command
 from outbox.testing.command import outbox
 from outbox.testing.seeds import chosen_seed
 from tests.stock import Client
-from tests.support import suite
 from tests.support.made_events import nth_key
 from tests.support.sink_driver import Database
 from tests.support.sink_process import applied_until, sink_arguments
@@ -164,24 +161,3 @@ def test_a_topic_that_has_dropped_events_is_refused_for_a_rebuild(topic: Setting
     done = rebuild(topic, "--from", "source", "--yes")
     assert f"partition {topic_of(topic)}/0: offsets 1 to 3 are skipped" in done.stdout, done.stderr
     assert Database(topic).positions()[0] == 4
-
-
-def test_rows_of_dropped_events_stay_if_the_projection_says_so(topic: Settings, tmp_path: Path) -> None:
-    domain = suite.copied_to(tmp_path / "project")
-    applied_until(topic, 4)
-    drop_first_four(topic)
-    with closing(connect(topic, SinkRole.OWNER)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("INSERT INTO stock VALUES ('dedup', %s, 'KGM', 50, 7, 1)", [nth_key(1)])
-
-    def run() -> subprocess.CompletedProcess[str]:
-        words = ("rebuild", "dedup", "--from", "topic", "--skip-dropped", "--yes")
-        return outbox(*words, home=topic.home, **topic.as_env(), **{project.VARIABLE: str(domain)})
-
-    refused = run()
-    assert (refused.returncode, "stock.dropped.sql" in refused.stderr) == (1, True), refused.stderr
-    keep = "UPDATE stock SET sink = %(copy)s WHERE sink = %(sink)s AND %(until)s <= now()"
-    (domain / "stock" / "sinks" / "stock" / "projections" / "stock.dropped.sql").write_text(keep)
-    done = run()
-    assert done.returncode == 0, done.stderr
-    database = Database(topic)
-    assert (database.totals(), database.positions()[0]) == ({nth_key(1): 50}, 5)

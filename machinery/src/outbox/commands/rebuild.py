@@ -11,7 +11,7 @@ import click
 
 from outbox.base import log
 from outbox.base.settings import Settings, load
-from outbox.kafka import records, topics
+from outbox.kafka import topics
 from outbox.kafka.topics import Topic
 from outbox.sink import discovery
 from outbox.sink.repair import rebuild
@@ -34,12 +34,6 @@ UNCHANGED = "nothing was changed (--dry-run)"
 @click.option(
     "--drop-copy", is_flag=True, help="From the topic: only delete the copy that an earlier rebuild has left."
 )
-@click.option(
-    "--skip-dropped",
-    is_flag=True,
-    help="From the topic: begin with the first event that it still has. NAME.dropped.sql of each projection says which"
-    " rows stay.",
-)
 @click.option("--dry-run", is_flag=True, help="Only print what would change.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def rebuild_command(
@@ -48,7 +42,6 @@ def rebuild_command(
     source: Literal["topic", "source"],
     restart: bool,
     drop_copy: bool,
-    skip_dropped: bool,
     dry_run: bool,
     yes: bool,
 ) -> None:
@@ -58,8 +51,8 @@ def rebuild_command(
     then replaces the sink. A running driver then starts again by itself, where the copy has ended.
     """
     settings = load()
-    if source == "source" and (restart or drop_copy or skip_dropped):
-        raise click.UsageError("--restart, --drop-copy and --skip-dropped are for --from topic")
+    if source == "source" and (restart or drop_copy):
+        raise click.UsageError("--restart and --drop-copy are for --from topic")
     declared = discovery.chosen(settings, sink)
     declared.target.require_rebuildable(declared)
     if source == "source":
@@ -69,7 +62,7 @@ def rebuild_command(
             deleted = rebuild.drop_copy(connection, sink)
         click.echo(f"deleted the copy of sink {sink}" if deleted else f"there is no copy of sink {sink}")
     else:
-        _from_topic(settings, declared, restart=restart, skip_dropped=skip_dropped, dry_run=dry_run, yes=yes)
+        _from_topic(settings, declared, restart=restart, dry_run=dry_run, yes=yes)
 
 
 def _from_source(settings: Settings, declared: SinkSpec, dry_run: bool, yes: bool) -> None:
@@ -89,20 +82,17 @@ def _from_source(settings: Settings, declared: SinkSpec, dry_run: bool, yes: boo
     click.echo(f"sink {sink} has the source's totals; events that are in flight are not counted twice")
 
 
-def _from_topic(
-    settings: Settings, declared: SinkSpec, *, restart: bool, skip_dropped: bool, dry_run: bool, yes: bool
-) -> None:
+def _from_topic(settings: Settings, declared: SinkSpec, *, restart: bool, dry_run: bool, yes: bool) -> None:
     from outbox.sink.spark import supervisor
 
     log.configure(settings)
     sink = declared.name
-    files = rebuild.dropped_files(declared) if skip_dropped else []
     copy = replace(declared, name=rebuild.copy_of(sink))
     with rebuild.reserved(settings, sink) as connection:
         if restart:
             rebuild.drop_copy(connection, sink)
         described, first = _look_up(settings, declared)
-        if rebuild.begin(connection, sink, described, first, skip_dropped=skip_dropped):
+        if rebuild.begin(connection, sink, described, first):
             click.echo("resuming an interrupted rebuild; --restart starts again")
         # The live sink has the metrics port.
         quiet = settings.model_copy(update={"sink_metrics_port": 0})
@@ -113,9 +103,7 @@ def _from_topic(
             return
         if not yes:
             click.confirm(f"Replace sink {sink} by the copy?", abort=True)
-        until = max(filter(None, (records.complete_from(settings, name) for name in declared.topics)), default=None)
-        dropped = rebuild.Dropped(until, files) if skip_dropped and until else None
-        generation = rebuild.swap(connection, sink, *_look_up(settings, declared), dropped)
+        generation = rebuild.swap(connection, sink, *_look_up(settings, declared))
     click.echo(
         f"sink {sink} is replaced: a running driver starts again at its next event, with checkpoint generation "
         f"{generation}; older generations and those of {copy.name} can be deleted"

@@ -81,15 +81,6 @@ def dropped_until(settings: Settings, name: str) -> datetime | None:
     return max((min(expired, _timestamp(first)) if first else expired for first in firsts), default=None)
 
 
-def complete_from(settings: Settings, name: str) -> datetime | None:
-    """The moment from which on a topic has every event, whyever it has dropped others; None if it has dropped nothing.
-
-    A partition that has no record left may have dropped one of now.
-    """
-    firsts = _firsts(settings, name)
-    return max((_timestamp(first) if first else datetime.now(UTC) for first in firsts), default=None)
-
-
 def _firsts(settings: Settings, name: str) -> list[Message | None]:
     """The first record that is left in each partition that has dropped some."""
     cut = {number: marks for number, marks in topics.watermarks(settings, name).items() if marks[0] > 0}

@@ -54,9 +54,13 @@ def accept_remedy(sink: str) -> str:
 
 
 def accept_recreated(cursor: extensions.cursor, sink: str, topic: str, topic_id: str) -> bool:
-    """Move positions of an earlier topic of the same name to the beginning of this one; whether there were any."""
+    """Move positions of an earlier topic of the same name to the beginning of this one; whether there were any.
+
+    From then on the topic does not have all that the sink has applied.
+    """
     cursor.execute(
-        "UPDATE positions SET topic_id = %s, next_offset = 0 WHERE sink = %s AND topic = %s AND topic_id <> %s",
+        "UPDATE positions SET topic_id = %s, next_offset = 0, is_recreated = is_recreated OR next_offset > 0"
+        " WHERE sink = %s AND topic = %s AND topic_id <> %s",
         (topic_id, sink, topic, topic_id),
     )
     return bool(cursor.rowcount)

@@ -9,8 +9,7 @@ version. Then an event is parked while an earlier event of its key is an open de
 itself, and is replayed behind the other.
 
 ``NAME.sql`` serves strategies that take events, ``NAME.states.sql`` those that take states; ``NAME.rebuild.sql`` sets
-the table to what the source says, and ``NAME.dropped.sql`` keeps what came of events that the topic has dropped
-(`outbox.sink.repair.rebuild`).
+the table to what the source says (`outbox.sink.repair.rebuild`).
 """
 
 from __future__ import annotations
@@ -55,10 +54,10 @@ def load(folder: Path, takes: Literal["events", "states"]) -> list[Projection]:
     return found
 
 
-def companions(folder: Path, kind: Literal["rebuild", "dropped"]) -> list[Path]:
-    """The file ``NAME.<kind>.sql`` of each projection. Raises FileNotFoundError naming those that do not exist."""
+def rebuild_files(folder: Path) -> list[Path]:
+    """The file ``NAME.rebuild.sql`` of each projection. Raises FileNotFoundError naming those that do not exist."""
     names = sorted({file.name.partition(".")[0] for file in folder.glob("*.sql")})
-    files = [folder / f"{name}.{kind}.sql" for name in names]
+    files = [folder / f"{name}.rebuild.sql" for name in names]
     missing = [file.name for file in files if not file.exists()]
     if missing or not files:
         raise FileNotFoundError(f"{folder} has no {', '.join(missing) or 'projections'}")

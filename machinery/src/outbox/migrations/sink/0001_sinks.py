@@ -26,11 +26,12 @@ CREATE TABLE sinks (
 -- How far each sink has applied each partition, written in the transaction that applies. topic_id distinguishes a
 -- recreated topic from the one that was read.
 CREATE TABLE positions (
-    sink        text   NOT NULL,
-    topic       text   NOT NULL,
-    partition   int    NOT NULL,
-    topic_id    text   NOT NULL,
-    next_offset bigint NOT NULL,
+    sink         text    NOT NULL,
+    topic        text    NOT NULL,
+    partition    int     NOT NULL,
+    topic_id     text    NOT NULL,
+    next_offset  bigint  NOT NULL,
+    is_recreated boolean NOT NULL DEFAULT false, -- the sink has applied events of an earlier topic of this name too
     PRIMARY KEY (sink, topic, partition)
 );
 

@@ -9,18 +9,15 @@ above the base, and the sink drops it as a duplicate.
 event, beside the live sink. Then it replaces the live sink in one transaction. Interrupted before that, the live sink
 is unchanged, and the copy resumes where it stopped.
 
-Where the topic has dropped events, the copy begins with the first that it still has, if that is wanted. Then the swap
-keeps what the live sink remembers of dropped events, their open dead letters, and what each projection's file
-``NAME.dropped.sql`` takes over from the live rows.
+A topic without its beginning is refused, because the copy would lack what is gone: one that has dropped records, and
+one that was deleted and created again since the sink has applied events of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from datetime import datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import NamedTuple
 
 import psycopg2
@@ -41,7 +38,6 @@ SUFFIX = ".rebuild"
 FETCH_ROWS = 10_000
 AGAIN = "run the command again"
 FROM_SOURCE = "`outbox rebuild {} --from source`"
-OR_WITHOUT_DROPPED = ", or `--from topic --skip-dropped` for what the source does not know: docs/projections.md"
 NO_TOTALS = "totals are not compared: the sink database has no view sink_totals with columns sink, key and total"
 
 REBUILD_KEY = "hashtextextended('outbox rebuild of sink ' || %(sink)s, 0)"
@@ -103,22 +99,6 @@ SELECT key, coalesce(copy.total, 0) - coalesce(live.total, 0)
   FULL JOIN (SELECT key, total FROM sink_totals WHERE sink = %(sink)s) AS live USING (key)
  WHERE coalesce(copy.total, 0) <> coalesce(live.total, 0)
 """
-# How the built-in strategies recognise events.
-MEMORY = ("key_versions", "landed_events", "processed_changes", "processed_events")
-REMEMBER_VERSIONS = """
-INSERT INTO applied_versions AS known (sink, topic, key, versions)
-SELECT %(copy)s, topic, key, versions FROM applied_versions WHERE sink = %(sink)s
-ON CONFLICT (key, topic, sink) DO UPDATE SET versions = known.versions + excluded.versions
-"""
-# Letters of events that the copy did not read.
-KEEP_OPEN = """
-UPDATE dead_letters AS letter SET sink = %(copy)s
-  FROM checkpoint_generations AS begun
- WHERE letter.sink = %(sink)s AND letter.status = 'open'
-   AND begun.sink = %(copy)s AND begun.generation = (SELECT generation FROM sinks WHERE name = %(copy)s)
-   AND begun.topic = letter.topic AND begun.partition = letter.partition AND letter."offset" < begun."offset"
-   AND NOT EXISTS (SELECT FROM dead_letters WHERE sink = %(copy)s AND identity = letter.identity)
-"""
 TAKE_COUNTS = """
 UPDATE sinks SET applied = copy.applied, duplicates = copy.duplicates, filtered = copy.filtered
   FROM sinks AS copy WHERE sinks.name = %(sink)s AND copy.name = %(copy)s
@@ -132,30 +112,6 @@ class RebuildResult(NamedTuple):
 
     differences: dict[str, Decimal]
     skipped: dict[tuple[str, int], tuple[int, int]]
-
-
-class Dropped(NamedTuple):
-    """What to keep of events that the topic has dropped."""
-
-    until: datetime
-    """Later events are all on the topic."""
-    files: Sequence[Path]
-    """The SQL of the projections: `dropped_files`."""
-
-
-def dropped_files(spec: SinkSpec) -> list[Path]:
-    """The SQL that keeps the live rows of dropped events.
-
-    Raises Failure if a projection has none: its rows would lack the dropped events.
-    """
-    try:
-        return projection.companions(spec.job.projections, "dropped")
-    except FileNotFoundError as error:
-        raise Failure(
-            f"sink {spec.name} cannot be taken from a part of the topic: {error}",
-            "write it, to say which rows stay as they are: docs/projections.md",
-            code="rebuild-unsupported",
-        ) from None
 
 
 def copy_of(sink: str) -> str:
@@ -179,7 +135,7 @@ def from_source(
     """
     sink = spec.name
     try:
-        files = projection.companions(spec.job.projections, "rebuild")
+        files = projection.rebuild_files(spec.job.projections)
     except FileNotFoundError as error:
         raise _unsupported(sink, str(error)) from None
     aggregates = _aggregates(settings, spec)
@@ -231,34 +187,19 @@ def reserved(settings: Settings, sink: str) -> Iterator[extensions.connection]:
         yield connection
 
 
-def begin(
-    connection: extensions.connection,
-    sink: str,
-    topics: Sequence[Topic],
-    first: TopicOffsets,
-    *,
-    skip_dropped: bool = False,
-) -> bool:
+def begin(connection: extensions.connection, sink: str, topics: Sequence[Topic], first: TopicOffsets) -> bool:
     """Prepare the copy, unless there is one already, and return whether there is.
 
-    It has taken over what was discarded. It begins at offset 0, or with ``skip_dropped`` at the first offsets that the
-    topics have now. These positions are stored, so that it will not begin behind events that are dropped between now
-    and then.
+    It has taken over what was discarded. It begins at offset 0. These positions are stored, so that it will not begin
+    behind events that are dropped between now and then.
 
-    Raises Failure if there is nothing to copy, or if the topic does not have everything that the sink has read and the
-    copy may not skip it.
+    Raises Failure if there is nothing to copy, or if a topic no longer has its beginning.
     """
     copy = copy_of(sink)
     with connection, connection.cursor() as cursor:
         fence.lock_new(cursor, copy)
         _require_these_topics(cursor, sink, topics)
         if any(positions.read(cursor, copy, topic.name, topic.id) for topic in topics):
-            if not skip_dropped and _has_skipped(cursor, copy):
-                raise Failure(
-                    f"the copy of sink {sink} has skipped what the topic has dropped",
-                    "resume it with --skip-dropped, or start again with --restart",
-                    code="copy-incomplete",
-                )
             return True
         dropped = [
             f"{topic.name}, partition {partition} begins at offset {offset}"
@@ -266,17 +207,14 @@ def begin(
             for partition, offset in first[topic.name].items()
             if offset
         ]
-        if dropped and not skip_dropped:
+        if dropped:
             raise Failure(
                 f"the topic does not have every event any more: {', '.join(dropped)}",
-                f"{FROM_SOURCE.format(sink)}{OR_WITHOUT_DROPPED}",
+                FROM_SOURCE.format(sink),
                 code="topic-incomplete",
             )
         cursor.execute(ADD_COPY, {"copy": copy})
-        start = {
-            topic.name: {partition: offset if skip_dropped else 0 for partition, offset in first[topic.name].items()}
-            for topic in topics
-        }
+        start = {topic.name: dict.fromkeys(first[topic.name], 0) for topic in topics}
         for topic in topics:
             positions.write(cursor, copy, topic.name, topic.id, start[topic.name])
         generations.start_next(cursor, copy, start)
@@ -317,18 +255,11 @@ def differences(connection: extensions.connection, sink: str) -> dict[str, Decim
         return {str(key): difference for key, difference in cursor}
 
 
-def swap(
-    connection: extensions.connection,
-    sink: str,
-    topics: Sequence[Topic],
-    first: TopicOffsets,
-    dropped: Dropped | None = None,
-) -> int:
+def swap(connection: extensions.connection, sink: str, topics: Sequence[Topic], first: TopicOffsets) -> int:
     """Let the copy take the sink's place, in one transaction, and return the generation of its next checkpoint.
 
     A running driver is superseded: it stops at its next batch, and starts again where the copy has ended.
-    Every table with a column ``sink`` takes part, the project's own included. ``dropped`` is what to keep if the copy
-    has skipped events.
+    Every table with a column ``sink`` takes part, the project's own included.
 
     Raises Failure, with nothing changed, if there is no copy, if the topic has dropped what comes after it, or if the
     database refuses.
@@ -343,8 +274,6 @@ def swap(
         for topic in topics:
             positions.require_no_gap(names["copy"], topic.name, reached[topic.name], first[topic.name])
         cursor.execute(DISCARD, names)
-        if dropped is not None and _has_skipped(cursor, names["copy"]):
-            _keep(cursor, names, dropped)
         _delete(cursor, sink)
         for table in _tables(cursor):
             cursor.execute(sql.SQL("UPDATE {} SET sink = %(sink)s WHERE sink = %(copy)s").format(table), names)
@@ -352,22 +281,6 @@ def swap(
         cursor.execute("DELETE FROM sinks WHERE name = %(copy)s", names)
         fence.supersede(cursor, sink)
         return generations.start_next(cursor, sink, reached)
-
-
-def _has_skipped(cursor: extensions.cursor, copy: str) -> bool:
-    """Whether the copy began behind events that the topic had dropped."""
-    begun = generations.beginning(cursor, copy).offsets
-    return any(offset for of_topic in begun.values() for offset in of_topic.values())
-
-
-def _keep(cursor: extensions.cursor, names: Mapping[str, str], dropped: Dropped) -> None:
-    """Give the copy what the live sink has of events that the copy has skipped."""
-    for table in MEMORY:
-        _copy_rows(cursor, names, table)
-    cursor.execute(REMEMBER_VERSIONS, names)
-    cursor.execute(KEEP_OPEN, names)
-    for file in dropped.files:
-        cursor.execute(file.read_text(), {**names, "until": dropped.until})
 
 
 def _aggregates(settings: Settings, spec: SinkSpec) -> list[Aggregate]:
@@ -439,9 +352,9 @@ def _require_these_topics(cursor: extensions.cursor, sink: str, topics: Sequence
     cursor.execute("SELECT FROM sinks WHERE name = %s", (sink,))
     if not cursor.rowcount:
         raise Failure(f"no sink called {sink} has run yet", f"`outbox sink {sink}` runs it", code="sink-unknown")
-    cursor.execute("SELECT DISTINCT topic, topic_id FROM positions WHERE sink = %s", (sink,))
+    cursor.execute("SELECT DISTINCT topic, topic_id, is_recreated FROM positions WHERE sink = %s", (sink,))
     known = {topic.name: topic.id for topic in topics}
-    others = {name for name, of_topic in cursor if known.get(name, of_topic) != of_topic}
+    others = {name for name, of_topic, is_later in cursor if is_later or known.get(name, of_topic) != of_topic}
     if others:
         raise Failure(
             f"sink {sink} holds events of a topic that was recreated since: {', '.join(sorted(others))}",

@@ -166,7 +166,7 @@ def is_rebuildable(sink: SinkSpec, source: str) -> bool:
     with suppress(Failure, FileNotFoundError):
         sink.target.require_rebuildable(sink)
         if source == "source":
-            projection.companions(sink.job.projections, "rebuild")
+            projection.rebuild_files(sink.job.projections)
         return sink.strategy.repeats == "all"
     return False
 
