@@ -20,7 +20,7 @@ from tests.support import made_events
 from tests.support.declared import Events, payload
 from tests.support.declared_sinks import decoders
 
-HEADER = "-- idea: an idea\n-- survives: much\n-- costs: little\n-- choose: always\n"
+HEADER = "-- idea: an idea\n-- survives: much\n-- costs: little\n-- choose: always\n-- memory: none\n"
 
 
 EVENT_ID = "01a1fc75-167d-7239-af57-d1ee1a62e0a6"

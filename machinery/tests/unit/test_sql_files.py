@@ -11,7 +11,7 @@ from outbox.sink import projection, strategy
 from outbox.sink.projection import Projection
 from outbox.sink.strategy import Strategy
 
-HEADER = "-- idea: an idea\n-- survives: something\n-- costs: little\n-- choose: never\n"
+HEADER = "-- idea: an idea\n-- survives: something\n-- costs: little\n-- choose: never\n-- memory: none\n"
 
 
 def projection_of(folder: Path, text: str) -> Projection:
@@ -115,3 +115,38 @@ def test_an_empty_line_of_the_header_is_a_missing_one(tmp_path: Path) -> None:
     with pytest.raises(Failure) as caught:
         strategy_of(tmp_path, HEADER.replace("little", " ") + "SELECT 1;")
     assert caught.value.code == "strategy-header-incomplete"
+
+
+IDS = "INSERT INTO ids SELECT FROM batch, dedup_horizon"
+
+
+@pytest.mark.parametrize(
+    ("memory", "by"),
+    [
+        ("none", None),
+        ("ids by event_id", ("event_id",)),
+        ("ids by key version", ("key", "version")),
+        ("ids by key versions", ("key", "versions")),
+        ("ids by table_name pk lsn op", ("table_name", "pk", "lsn", "op")),
+    ],
+)
+def test_the_header_says_what_a_strategy_remembers(tmp_path: Path, memory: str, by: tuple[str, ...] | None) -> None:
+    found = strategy_of(tmp_path, HEADER.replace("memory: none", f"memory: {memory}") + IDS).memory
+    assert found == (None if by is None else strategy.Memory("ids", by))
+
+
+@pytest.mark.parametrize(
+    ("memory", "statements", "code"),
+    [
+        ("ids", IDS, "strategy-header-unknown"),
+        ("ids by time", IDS, "strategy-header-unknown"),
+        ("", IDS, "strategy-header-incomplete"),
+        ("idz by event_id", IDS, "strategy-memory-wrong"),
+        ("ids by key version", "SELECT 1 -- ids", "strategy-memory-wrong"),
+        ("ids by event_id", "INSERT INTO ids SELECT FROM batch", "strategy-memory-wrong"),  # it would apply again
+    ],
+)
+def test_a_memory_that_cannot_be_is_reported(tmp_path: Path, memory: str, statements: str, code: str) -> None:
+    with pytest.raises(Failure) as caught:
+        strategy_of(tmp_path, HEADER.replace("memory: none", f"memory: {memory}") + statements)
+    assert caught.value.code == code

@@ -2,6 +2,7 @@
 -- survives: every duplicate, and lost changes too once a later one of the row arrives; a snapshot brings all rows
 -- costs: a second slot, which retains the log while unread; a row per change until log and topic have dropped it
 -- choose: when the service cannot write events, and its readers need the present state, not what happened
+-- memory: processed_changes by table_name pk lsn op
 --
 -- The table becomes a contract: readers depend on its columns, so the service cannot rename one alone. A row has the
 -- balance and not the transfer, so a reader who needs the reason must guess. An outbox contains what the service chose to

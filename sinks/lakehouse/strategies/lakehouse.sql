@@ -2,6 +2,7 @@
 -- survives: every duplicate: in a batch, across batches and restarts, resent under another offset
 -- costs: the whole event, stored for good; about a second, a file and a log entry per batch
 -- choose: when the events are wanted in a warehouse, where DuckDB or Spark read them
+-- memory: none
 MERGE INTO events AS known
 USING (
     SELECT * EXCEPT (copy),

@@ -2,6 +2,7 @@
 -- survives: nothing: drifts by the sum of whatever is repeated
 -- costs: a row per event
 -- choose: never; with it the soak shows that the drift of `naive` is what was repeated
+-- memory: none
 -- start: earliest
 -- repeats: none
 INSERT INTO public.applied_events AS counted (sink, event_id, times)

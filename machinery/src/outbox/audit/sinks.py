@@ -70,8 +70,13 @@ def read(settings: Settings, declared: Declared) -> Sinks:
         return Sinks(
             [state if state.name not in targets else _of_target(state, targets[state.name]) for state in states],
             letters.acknowledged(cursor, [state.name for state in states if state.is_declared]),
-            tables.uncompared(cursor, read_by_any),
+            tables.uncompared(cursor, read_by_any | _remembered(declared)),
         )
+
+
+def _remembered(declared: Declared) -> set[str]:
+    """The tables in which strategies remember events: nobody compares them."""
+    return {one.strategy.memory.table for one in declared.sinks.values() if one.strategy.memory is not None}
 
 
 class _Reader:

@@ -2,19 +2,20 @@
 
 Each table has a rule that says when a row is useless:
 
-- landed_events (strategy `merge`): the id is below the deduplication horizon, so nothing can bring the event again, and
-  `merge` sets it aside if it comes; and the event is older than `OUTBOX_PRUNE_LANDED_EVENTS_DAYS`, because people read
-  this table.
+- What strategies remember by event_id, as `merge` does in landed_events: the id is below the deduplication horizon, so
+  nothing can bring the event again, and the strategy sets it aside if it comes; and the event is older than
+  `OUTBOX_PRUNE_LANDED_EVENTS_DAYS`, because people read such a table. Of processed_events whole partitions go
+  (`outbox.maintenance.retention`).
 - dead_letters: a person or a replay has resolved it, its event was not seen for `OUTBOX_PRUNE_DEAD_LETTERS_DAYS`, and
   the event cannot be applied without it. A discarded dead letter is what keeps its event from being applied, and a
   replayed one may be the only memory of it. So the id must be below the horizon; or it is no UUIDv7, which the contract
   refuses in any case. An id that claims a future time is kept until that time has passed. Open dead letters stay. So do
   discarded ones that hold a valid event, because `outbox check` subtracts them from what is due; and those of captured
   tables, whose horizon is unknown. There are as many of both as were resolved by hand.
-- processed_changes (captured tables): the position in the write-ahead log is before the slot's restart position, so the
-  log cannot bring the change, and before the position of every change on the topic. A new snapshot brings the rows with
-  its own, later position. The slot's confirmed position would not do: a transaction that is confirmed later may have
-  written before it.
+- What strategies remember of captured tables, in processed_changes: the position in the write-ahead log is before the
+  slot's restart position, so the log cannot bring the change, and before the position of every change on the topic. A
+  new snapshot brings the rows with its own, later position. The slot's confirmed position would not do: a transaction
+  that is confirmed later may have written before it.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from outbox.maintenance.evidence import connected
 from outbox.maintenance.turn import between_batches
 from outbox.relay import connectors, slot
 from outbox.relay.connectors import Connector
+from outbox.sink import discovery
+from outbox.sink.strategy import Memory
 
 DELETE_ROWS = 1_000  # in one transaction, for which a sink may have to wait
 
-LANDED_EVENTS = "event_id < least(%(horizon)s::uuid, first_uuid_of((now() AT TIME ZONE 'UTC')::date - %(days)s))"
+IDS = "event_id < least(%(horizon)s::uuid, first_uuid_of((now() AT TIME ZONE 'UTC')::date - %(days)s))"
 RESOLVED = "status <> 'open' AND NOT (status = 'discarded' AND is_event)"
 DEAD_LETTERS = f"""
     topic = ANY (%(topics)s) AND {RESOLVED} AND last_seen_at < now() - make_interval(days => %(days)s)
@@ -50,8 +53,7 @@ SINKS = "SELECT name FROM sinks ORDER BY name"
 CAPTURING = """
 SELECT sink, lsn
   FROM (SELECT DISTINCT sink FROM positions WHERE topic = %s) AS reader
-       CROSS JOIN LATERAL (SELECT lsn FROM processed_changes
-                            WHERE sink = reader.sink ORDER BY lsn LIMIT 1) AS first
+       CROSS JOIN LATERAL (SELECT lsn FROM {table} WHERE sink = reader.sink ORDER BY lsn LIMIT 1) AS first
  ORDER BY sink
 """
 
@@ -102,21 +104,27 @@ def expire(settings: Settings, horizon: UUID, *, dry_run: bool = False) -> dict[
 
 
 def _rules(settings: Settings, connection: extensions.connection, horizon: UUID) -> Iterator[Rule]:
-    ours = event_topics.all_names(settings)
+    ours, memories = event_topics.all_names(settings), discovery.memories(settings)
     for (sink,) in _rows(connection, SINKS):
         days: dict[str, object] = {"horizon": str(horizon), "days": settings.prune_landed_events_days}
-        yield Rule("landed_events", ["event_id"], sink, LANDED_EVENTS, days)
+        for memory in memories:
+            if memory.is_of_ids and not memory.is_partitioned:
+                yield Rule(memory.table, memory.by, sink, IDS, days)
         days = {"horizon": str(horizon), "days": settings.prune_dead_letters_days, "topics": ours}
         yield Rule("dead_letters", ["identity"], sink, DEAD_LETTERS, days)
     for connector in connectors.others(settings):
-        yield from _captured(settings, connection, connector)
+        for memory in memories:
+            if memory.is_of_changes:
+                yield from _captured(settings, connection, connector, memory)
 
 
-def _captured(settings: Settings, connection: extensions.connection, connector: Connector) -> Iterator[Rule]:
-    lowest = dict(_rows(connection, CAPTURING, [connector.topic]))
+def _captured(
+    settings: Settings, connection: extensions.connection, connector: Connector, memory: Memory
+) -> Iterator[Rule]:
+    lowest = dict(_rows(connection, CAPTURING.format(table=memory.table), [connector.topic]))
     bound = _useless_below(settings, connector, min(lowest.values())) if lowest else None
     for sink in lowest if bound is not None else ():
-        yield Rule("processed_changes", ["lsn", "table_name", "pk", "op"], sink, CHANGES, {"lsn": bound})
+        yield Rule(memory.table, memory.by, sink, CHANGES, {"lsn": bound})
 
 
 def _useless_below(settings: Settings, connector: Connector, lowest: int) -> int | None:

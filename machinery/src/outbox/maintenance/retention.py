@@ -22,7 +22,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.maintenance import event_topics, evidence, expiry
 from outbox.maintenance.evidence import Evidence, Nudge, connected, first_uuid
 from outbox.maintenance.turn import between_batches
-from outbox.sink import fence
+from outbox.sink import discovery, fence
 from outbox.sink.partitions import day_of
 
 # The first day to which the horizon must be raised for anything to be forgotten: the end of a partition, or the day
@@ -30,10 +30,7 @@ from outbox.sink.partitions import day_of
 DUE = f"""
 SELECT least(
     (SELECT min(upper(days)) FROM processed_partitions WHERE bound > horizon),
-    (SELECT min(day_of(landed.event_id)) + 1
-       FROM sinks CROSS JOIN LATERAL (SELECT event_id FROM landed_events
-                                       WHERE sink = name AND event_id >= horizon ORDER BY event_id LIMIT 1) AS landed
-      WHERE landed.event_id < first_uuid_of(today - %(landed_events_days)s)),
+    {{of_ids}}
     (SELECT min(day_of(event_id)) + 1
        FROM dead_letters
       WHERE {expiry.RESOLVED} AND topic = ANY (%(topics)s)
@@ -42,6 +39,12 @@ SELECT least(
 )
   FROM dedup_horizon, CAST(now() AT TIME ZONE 'UTC' AS date) AS today
 """  # noqa: S608
+DUE_OF_IDS = """
+    (SELECT min(day_of(kept.event_id)) + 1
+       FROM sinks CROSS JOIN LATERAL (SELECT event_id FROM {table}
+                                       WHERE sink = name AND event_id >= horizon ORDER BY event_id LIMIT 1) AS kept
+      WHERE kept.event_id < first_uuid_of(today - %(landed_events_days)s)),
+"""
 BELOW = """
 SELECT name, days, estimated_rows, pg_total_relation_size(name)
   FROM processed_partitions WHERE bound <= first_uuid_of(%s) ORDER BY bound
@@ -153,8 +156,10 @@ def _due(settings: Settings) -> date | None:
         "landed_events_days": settings.prune_landed_events_days,
         "dead_letters_days": settings.prune_dead_letters_days,
     }
+    tables = [one.table for one in discovery.memories(settings) if one.is_of_ids and not one.is_partitioned]
+    of_ids = "".join(DUE_OF_IDS.format(table=table) for table in tables)
     with connected(settings, SinkRole.PRUNER) as connection, connection.cursor() as cursor:
-        cursor.execute(DUE, parameters)
+        cursor.execute(DUE.format(of_ids=of_ids), parameters)
         ((found,),) = cursor.fetchall()
     due: date | None = found
     return due

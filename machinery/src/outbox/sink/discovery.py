@@ -26,6 +26,7 @@ from outbox.sink import strategy
 from outbox.sink.decoder import EventDecoder
 from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkJob, SinkSpec, unusable
+from outbox.sink.strategy import Memory
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")  # the names of its staging tables must fit into 63 characters
@@ -88,6 +89,12 @@ def sinks(settings: Settings) -> dict[str, SinkSpec]:
             raise Failure(f"two jobs are called {job.name}", "rename one", code="sink-ambiguous")
         found[job.name] = resolve(settings, job)
     return found
+
+
+def memories(settings: Settings) -> list[Memory]:
+    """What strategies remember in the sink database: those of this project's sinks, and all that are built in."""
+    strategies = [*strategy.load(strategy.BUILT_IN).values(), *(one.strategy for one in sinks(settings).values())]
+    return list(dict.fromkeys(one.memory for one in strategies if one.memory is not None))
 
 
 def resolve(settings: Settings, job: SinkJob) -> SinkSpec:

@@ -8,6 +8,9 @@ A strategy may have two sections. ``-- [select]`` is all of that; ``-- [remember
 ``new_events``, for a strategy that must not remember them. Without sections all of the file selects. What a strategy
 without ``-- [remember]`` knows of a rejected event stays: the event's dead letter says that it is not applied.
 
+The line ``-- memory: TABLE by COLUMNS`` says which rows of which table are what it remembers, or ``none``: `Memory`.
+Retention, rebuilds, `outbox check` and the soak take that from there, whosever strategy it is.
+
 A batch has events of one topic, and maybe of several types: what a strategy may rely on is ``event_id``, ``partition``,
 ``offset``, and the columns ``{key}`` and ``{version}`` of the key and the version. ``%(sink)s`` is the sink's name,
 ``%(topic)s`` and ``%(topic_id)s`` are the topic's; a literal percent sign is written twice.
@@ -22,10 +25,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outbox.base.errors import Failure
-from outbox.sink.sections import sql_sections
+from outbox.sink.sections import COMMENT, sql_sections
 
 BUILT_IN = Path(__file__).with_name("strategies")
-REQUIRED = ("idea", "survives", "costs", "choose")
+REQUIRED = ("idea", "survives", "costs", "choose", "memory")
 OPTIONS = {
     "start": ("positions", "earliest"),
     "knows": ("events", "positions"),
@@ -34,6 +37,44 @@ OPTIONS = {
     "repeats": ("all", "re-reads", "none"),
 }
 LINE = re.compile(r"^--[ \t]*(\w+)[ \t]*:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+MEMORY = re.compile(r"([a-z_][a-z0-9_]*) by (event_id|key versions?|(?:\w+ )*lsn(?: \w+)*)")
+PARTITIONED = "processed_events"  # by the days of its ids: partitions are made before the transaction that needs them
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a strategy remembers in the sink database: rows of a table, which has a column ``sink`` too.
+
+    ``by`` are the columns by which it knows an event or a change:
+
+    - ``event_id``. Retention forgets the ids below the deduplication horizon, and the strategy must set those aside.
+    - ``key``, ``version``: the highest version of each key; ``key``, ``versions``: all of them, as an int8multirange.
+      The table has a column ``topic`` too. Nothing is forgotten.
+    - several with ``lsn``: changes of captured tables. Retention forgets those that neither the log nor the topic has.
+    """
+
+    table: str
+    by: tuple[str, ...]
+
+    @property
+    def is_of_ids(self) -> bool:
+        """Whether it knows events by their ids."""
+        return self.by == ("event_id",)
+
+    @property
+    def is_of_keys(self) -> bool:
+        """Whether it knows events by key and version."""
+        return self.by[0] == "key"
+
+    @property
+    def is_of_changes(self) -> bool:
+        """Whether it knows changes of captured tables."""
+        return "lsn" in self.by
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether it needs the partitions of processed_events."""
+        return self.table == PARTITIONED
 
 
 @dataclass(frozen=True)
@@ -45,6 +86,8 @@ class Strategy:
     survives: str
     costs: str
     choose: str
+    memory: Memory | None
+    """What it remembers; None if that is nothing in the sink database but its positions."""
     select: str
     remember: str = ""
     start: Literal["positions", "earliest"] = "positions"
@@ -62,7 +105,7 @@ class Strategy:
     @property
     def remembers_ids(self) -> bool:
         """Whether it needs the partitions of processed_events."""
-        return "processed_events" in self.select + self.remember
+        return self.memory is not None and self.memory.is_partitioned
 
     @property
     def rejects(self) -> bool:
@@ -105,7 +148,36 @@ def _read(file: Path) -> Strategy:
         )
     found: dict[str, Any] = {word: header[word] for word in REQUIRED} | _options(file, header)
     sections = sql_sections(file, "select", "remember")
-    return Strategy(name=file.stem, select=sections["select"], remember=sections.get("remember", ""), **found)
+    select, remember = sections["select"], sections.get("remember", "")
+    found["memory"] = _memory(file, header["memory"], COMMENT.sub("", select + remember))
+    return Strategy(name=file.stem, select=select, remember=remember, **found)
+
+
+def _memory(file: Path, value: str, statements: str) -> Memory | None:
+    """Raises Failure if it cannot be the memory of these statements."""
+    if value == "none":
+        return None
+    found = MEMORY.fullmatch(value)
+    if found is None:
+        raise Failure(
+            f"{file}: its header has an unknown value, `memory: {value}`",
+            "write `-- memory: TABLE by event_id`, `… by key version`, `… by key versions`, or `-- memory: none`",
+            code="strategy-header-unknown",
+        )
+    memory = Memory(found[1], tuple(found[2].split()))
+    if not re.search(rf"\b{memory.table}\b", statements):
+        raise Failure(
+            f"{file}: its header says that it remembers in {memory.table}, and its SQL does not name that table",
+            "correct the line `-- memory: …`",
+            code="strategy-memory-wrong",
+        )
+    if memory.is_of_ids and "dedup_horizon" not in statements:
+        raise Failure(
+            f"{file}: it remembers ids, and does not look at dedup_horizon: ids below it are forgotten",
+            "let it set events below the horizon aside, as `dedup` does",
+            code="strategy-memory-wrong",
+        )
+    return memory
 
 
 def _options(file: Path, header: Mapping[str, str]) -> dict[str, str]:

@@ -34,13 +34,7 @@ ANSWERS = "SELECT key, status, body FROM idempotency_keys ORDER BY key"
 # Not that of an event that the sink has applied: of each letter the place of the record that it was written for.
 OPEN_LETTERS = "SELECT sink, reason, topic, partition, \"offset\" FROM dead_letters WHERE status <> 'replayed'"
 APPLIED = "SELECT event_id::text, times FROM applied_events WHERE sink = %s"
-# By table of a strategy, the ids that it remembers.
-REMEMBERED = {
-    "processed_events": "SELECT event_id::text FROM processed_events WHERE sink = %s",
-    "landed_events": "SELECT event_id::text FROM landed_events WHERE sink = %s",
-}
-REMEMBERED_CHANGES = "SELECT concat_ws(' ', table_name, pk, lsn, op) FROM processed_changes WHERE sink = %s"
-BY_VERSION = ("applied_versions", "key_versions")  # tables of strategies that know an event by key and version
+REMEMBERED = "SELECT concat_ws(' ', {by}) FROM {table} WHERE sink = %s"
 HORIZON = "SELECT horizon::text FROM dedup_horizon"
 OUTBOX = "SELECT id::text FROM outbox WHERE aggregatetype NOT LIKE '%.markers'"  # those are sent by `outbox prune`
 
@@ -189,6 +183,7 @@ class _Sinks:
                 code="comparison-missing",
             )
         kinds = [kind for kind in self._known.kinds if declared.name_in(spec, kind) is not None]
+        memory = spec.strategy.memory
         return Sink(
             name=spec.name,
             repeats=spec.strategy.repeats,
@@ -198,7 +193,7 @@ class _Sinks:
             forgotten=self._forgotten(spec, {kind.schema.name for kind in kinds}),
             rows=table.rows(self._settings, spec.name) if isinstance(spec.target, LakehouseTarget) else None,
             types=frozenset(kind.schema.name for kind in kinds),
-            knows_ids=spec.strategy.repeats == "all" and not any(_uses(spec, name) for name in BY_VERSION),
+            knows_ids=spec.strategy.repeats == "all" and not (memory is not None and memory.is_of_keys),
             is_based=spec.name in self._states and any(self._states[spec.name].bases.values()),
             foreign_set_aside=dict(self._foreign_set_aside[spec.name]),
         )
@@ -223,28 +218,25 @@ class _Sinks:
 
     def _applied(self, spec: SinkSpec) -> Mapping[str, int] | None:
         """By event id, how often it was applied; None if the strategy does not count that."""
-        return dict(self._rows(APPLIED, spec.name)) if _uses(spec, "applied_events") else None
+        counts = "applied_events" in spec.strategy.select
+        return dict(self._rows(APPLIED, spec.name)) if counts else None
 
     def _forgotten(self, spec: SinkSpec, types: set[str]) -> frozenset[str]:
         """See `forgotten`. A transform may leave events out, so nobody knows which its sink has to remember.
 
         Of captured tables it is the identities of the changes that a topic still has, and could bring again.
         """
-        if _uses(spec, "processed_changes"):
-            return frozenset(one.identity for one in self._captured.left(spec)) - {
-                identity for (identity,) in self._rows(REMEMBERED_CHANGES, spec.name)
-            }
-        tables = [name for name in REMEMBERED if _uses(spec, name)]
-        if not tables or spec.job.transform is not None or spec.name not in self._states:
+        memory = spec.strategy.memory
+        if memory is None or memory.is_of_keys:
             return frozenset()
-        remembered = {event_id for name in tables for (event_id,) in self._rows(REMEMBERED[name], spec.name)}
+        statement = REMEMBERED.format(table=memory.table, by=", ".join(memory.by))
+        remembered = {identity for (identity,) in self._rows(statement, spec.name)}
+        if memory.is_of_changes:
+            return frozenset(one.identity for one in self._captured.left(spec)) - remembered
+        if spec.job.transform is not None or spec.name not in self._states:
+            return frozenset()
         kept = Kept(self._horizon, self._states[spec.name].bases)
         return forgotten(self._events, types, remembered, kept)
 
     def _rows(self, statement: str, *parameters: str) -> list[tuple[Any, ...]]:
         return query(self._settings, SinkRole.OWNER, statement, parameters)
-
-
-def _uses(spec: SinkSpec, name: str) -> bool:
-    """Whether the strategy of a sink has a table of this name."""
-    return name in spec.strategy.select + spec.strategy.remember

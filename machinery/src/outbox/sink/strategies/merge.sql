@@ -2,6 +2,7 @@
 -- survives: every duplicate: in a batch, across batches and restarts, resent under another offset
 -- costs: the whole event, stored until retention deletes it below the deduplication horizon
 -- choose: when the events are wanted in the database anyway, for queries, audits, or to compute results again
+-- memory: landed_events by event_id
 --
 -- Events below the deduplication horizon may have been deleted, so they are set aside as by `dedup`.
 INSERT INTO pg_temp.rejections (event_id, reason, detail)

@@ -2,6 +2,7 @@
 -- survives: re-reads of the topic; not an event that is resent, which has another offset
 -- costs: nothing: the positions are kept anyway
 -- choose: only for a topic that never repeats an event: no worker without exactly-once, no outbox sent a second time
+-- memory: none
 -- knows: positions
 -- repeats: re-reads
 --

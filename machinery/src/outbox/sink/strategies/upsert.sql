@@ -2,6 +2,7 @@
 -- survives: every duplicate, and lost events too once a later one of the key arrives; keeps no history
 -- costs: a row per key; each event, of whatever type, must carry the whole state, and a version that only grows
 -- choose: when events carry state: then this is the simplest, and nothing has to be remembered or dropped
+-- memory: key_versions by key version
 -- takes: states
 -- needs: version
 --

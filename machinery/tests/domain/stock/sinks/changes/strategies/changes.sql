@@ -2,6 +2,7 @@
 -- survives: every duplicate, and lost changes too once a later one of the row arrives
 -- costs: a second slot; a row per change until log and topic have dropped it
 -- choose: never; it is here so that the machinery is tested with a captured table
+-- memory: processed_changes by table_name pk lsn op
 WITH incoming AS (
     SELECT DISTINCT ON (batch.table_name, batch.{key}, batch.lsn, batch.op) batch.*
       FROM pg_temp.outbox_batch AS batch

@@ -2,6 +2,7 @@
 -- survives: every duplicate: in a batch, across batches and restarts, resent under another offset
 -- costs: the whole event, stored for good
 -- choose: never; it is here so that the machinery is tested with a Delta table
+-- memory: none
 MERGE INTO events AS known
 USING (
     SELECT * EXCEPT (copy),
