@@ -179,6 +179,58 @@ class TestFromSource:
         run.go_on([*after, Delivery(list(range(EVENTS)))])
         assert run.totals() == sums(ours)
 
+    @pytest.mark.parametrize("name", SURVIVES_RE_SENDS)
+    @pytest.mark.parametrize("before", [None, 3])
+    def test_a_source_that_was_restored_gives_its_versions_to_other_events(
+        self, databases: Settings, name: str, before: int | None
+    ) -> None:
+        """The sink was ahead of it, and maybe an earlier rebuild too; a key is younger than the backup."""
+        mine, gone = history(4), history(2, number=2)
+        database = Database(databases, name)
+        with open_sink(databases, name) as sink:
+            sink.apply(batch([*mine, *gone]))
+            if before is not None:
+                book(databases, *mine[:before], *gone)
+                from_source(databases, name)
+            execute(databases, "DELETE FROM items", SourceRole.OWNER)
+            book(databases, *mine[:2])
+            from_source(databases, name)
+            assert database.totals() == {**sums(mine[:2]), nth_key(2): 0}
+            anew = [replace(one, event_id=uuid7(RANDOM)) for one in (*mine[2:], *gone)]
+            assert sink.apply(batch(anew, start=6)) == Counts(4, 4)
+            assert sink.apply(batch(anew, start=10)) == Counts(4, 0, 4), "sent again"
+            assert sink.apply(batch([*mine, *gone], start=0)) == Counts(6, 0, 6), "read again"
+        assert database.totals() == sums([*mine, *gone])
+
+    @pytest.mark.parametrize("name", SURVIVES_RE_SENDS)
+    def test_letters_of_what_the_source_has_forgotten_are_closed(self, databases: Settings, name: str) -> None:
+        mine = history(3)
+        refused = other_unit(mine[2])
+        with open_sink(databases, name) as sink:
+            sink.apply(batch([*mine[:2], refused]))
+            book(databases, *mine[:1])
+            from_source(databases, name)
+            assert Database(databases, name).statuses() == {refused.event_id: "replayed"}
+            anew = [replace(one, event_id=uuid7(RANDOM)) for one in mine[1:]]
+            assert sink.apply(batch(anew, start=3)) == Counts(2, 2)
+
+    @pytest.mark.parametrize("name", SURVIVES_RE_SENDS)
+    def test_events_of_a_key_that_was_deleted_are_no_news_when_they_are_sent_again(
+        self, databases: Settings, name: str
+    ) -> None:
+        gone = history(2)
+        with open_sink(databases, name) as sink:
+            sink.apply(batch(gone))
+            for one in gone:
+                execute(
+                    databases,
+                    "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES"
+                    f" ('{one.event_id}', 'item', '{one.key}', 'picked', '{{\"version\": {one.version}}}')",
+                    SourceRole.OWNER,
+                )
+            from_source(databases, name)
+            assert sink.apply(batch(gone, start=2)) == Counts(2, 0, 2)
+
     def test_fixes_what_is_wrong_and_leaves_the_rest_of_the_sink_alone(
         self, databases: Settings, database: Database
     ) -> None:
@@ -195,7 +247,11 @@ class TestFromSource:
             assert everything(databases) == before
             assert from_source(databases) == changes
             after = everything(databases)
-            assert {table for table, rows in after.items() if rows != before[table]} == {"stock", "base_versions"}
+            assert {table for table, rows in after.items() if rows != before[table]} == {
+                "stock",
+                "base_versions",
+                "positions",
+            }
             assert from_source(databases) == RebuildResult({}, {})
             more = [replace(one[-1], event_id=uuid7(RANDOM), version=3) for one in (right, wrong, spoilt)]
             assert sink.apply(batch(more, start=6)) == Counts(3, 3)

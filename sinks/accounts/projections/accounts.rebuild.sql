@@ -28,7 +28,7 @@ WITH truth AS (
     RETURNING new.account_id, new.turnover_minor - coalesce(old.turnover_minor, 0) AS difference
 ), unknown AS (
     UPDATE accounts AS stored
-       SET status = NULL, transfers = 0, turnover_minor = 0, updated_at = now()
+       SET opened_version = 0, status = NULL, version = 0, transfers = 0, turnover_minor = 0, updated_at = now()
      WHERE sink = %(sink)s AND NOT EXISTS (SELECT FROM truth WHERE truth.account_id = stored.account_id)
     RETURNING new.account_id, - old.turnover_minor AS difference
 )

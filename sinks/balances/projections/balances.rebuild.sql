@@ -17,7 +17,7 @@ WITH truth AS (
     RETURNING new.account_id, new.balance_minor - coalesce(old.balance_minor, 0) AS difference
 ), unknown AS (
     UPDATE balances AS stored
-       SET balance_minor = 0, updated_at = now()
+       SET balance_minor = 0, version = 0, updated_at = now()
      WHERE sink = %(sink)s AND NOT EXISTS (SELECT FROM truth WHERE truth.account_id = stored.account_id)
     RETURNING new.account_id, - old.balance_minor AS difference
 )

@@ -59,7 +59,7 @@ def accept_recreated(cursor: extensions.cursor, sink: str, topic: str, topic_id:
     From then on the topic does not have all that the sink has applied.
     """
     cursor.execute(
-        "UPDATE positions SET topic_id = %s, next_offset = 0, is_recreated = is_recreated OR next_offset > 0"
+        "UPDATE positions SET topic_id = %s, next_offset = 0, based = 0, is_recreated = is_recreated OR next_offset > 0"
         " WHERE sink = %s AND topic = %s AND topic_id <> %s",
         (topic_id, sink, topic, topic_id),
     )

@@ -8,7 +8,7 @@ WITH truth AS (
     ON CONFLICT (sink, product) DO UPDATE SET pieces = excluded.pieces, version = excluded.version
     RETURNING new.product, new.pieces - coalesce(old.pieces, 0) AS difference
 ), unknown AS ( -- what was never in the source has no pieces
-    UPDATE stock_levels AS stored SET pieces = 0
+    UPDATE stock_levels AS stored SET pieces = 0, version = 0
      WHERE sink = %(sink)s AND NOT EXISTS (SELECT FROM truth WHERE truth.product = stored.product)
     RETURNING new.product, - old.pieces AS difference
 )

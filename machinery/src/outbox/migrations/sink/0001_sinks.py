@@ -31,6 +31,7 @@ CREATE TABLE positions (
     partition    int     NOT NULL,
     topic_id     text    NOT NULL,
     next_offset  bigint  NOT NULL,
+    based        bigint  NOT NULL DEFAULT 0,     -- where it stood when its state was taken from the source
     is_recreated boolean NOT NULL DEFAULT false, -- the sink has applied events of an earlier topic of this name too
     PRIMARY KEY (sink, topic, partition)
 );
@@ -48,7 +49,9 @@ CREATE TABLE checkpoint_generations (
 );
 
 -- Keys whose state was taken from the source at a version. Events up to that version are already in it, so they are
--- duplicates, whatever the strategy knows of them. Keys of different topics are different keys.
+-- duplicates, whatever the strategy knows of them. So are those that the sink had passed by then (positions.based): the
+-- source has them or, restored from a backup, has forgotten them. The version of a key that it does not have is 0. Keys
+-- of different topics are different keys.
 CREATE TABLE base_versions (
     sink    text   NOT NULL,
     topic   text   NOT NULL,

@@ -37,13 +37,17 @@ CREATE TEMPORARY TABLE new_events (LIKE outbox_batch) ON COMMIT DELETE ROWS;
 CREATE TEMPORARY TABLE rejections (event_id uuid NOT NULL, reason text NOT NULL, detail text NOT NULL)
     ON COMMIT DELETE ROWS;
 """
-# They are in what was taken from the source, so an open letter of one is closed. The status is no condition that an
+# They are in what was taken from the source, or the source has forgotten them: it was restored since, and the sink had
+# passed them by then. So an open letter of one is closed. The status is no condition that an
 # index of open letters has: the letters are looked up by the primary key (see `dead_letters.OF_BATCH`).
 DROP_BASED = f"""
 WITH based AS (
     DELETE FROM pg_temp.outbox_batch AS batch USING public.base_versions AS base
      WHERE base.sink = %(sink)s AND base.topic = %(topic)s AND base.key = batch.{{key}}::text
-       AND batch.{{version}} <= base.version
+       AND (batch.{{version}} <= base.version
+            OR EXISTS (SELECT FROM public.positions AS passed
+                        WHERE passed.sink = %(sink)s AND passed.topic = %(topic)s AND passed.topic_id = %(topic_id)s
+                          AND passed.partition = batch.partition AND batch."offset" < passed.based))
     RETURNING batch.event_id
 )
 UPDATE public.dead_letters AS letter SET status = 'replayed', last_seen_at = now()

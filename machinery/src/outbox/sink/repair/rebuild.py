@@ -5,6 +5,11 @@ version of each key at that moment becomes its base version. The sink's lock com
 snapshot has whatever the sink has applied. Any other event that is in the snapshot arrives with a version that is not
 above the base, and the sink drops it as a duplicate.
 
+The source may have been restored from a backup. Then the sink has applied versions that it does not have, and gives to
+other events next. So the base is just the source's version, and what the strategy remembers of higher ones is
+forgotten. Those earlier events come again only if the sink reads what it has read before. So it drops what it had
+passed by then of keys that have a base.
+
 **From the topic**: a copy of the sink, by the engine itself under a name of its own, reads the topic from its first
 event, beside the live sink. Then it replaces the live sink in one transaction. Interrupted before that, the live sink
 is unchanged, and the copy resumes where it stopped.
@@ -33,6 +38,7 @@ from outbox.kafka.topics import Topic
 from outbox.sink import fence, generations, positions, projection
 from outbox.sink.generations import TopicOffsets
 from outbox.sink.spec import SinkSpec
+from outbox.sink.strategy import Memory
 
 SUFFIX = ".rebuild"
 FETCH_ROWS = 10_000
@@ -69,30 +75,55 @@ UPDATE dead_letters AS letter SET status = 'discarded'
    AND live.sink = %(sink)s AND live.identity = letter.identity AND live.status = 'discarded'
 """
 SOURCE = "CREATE TEMPORARY TABLE source (aggregate text NOT NULL, total jsonb NOT NULL) ON COMMIT DROP"
+# What the outbox has of keys that are gone from the source: a snapshot of it sends these events again.
+SENT = (
+    "CREATE TEMPORARY TABLE sent (aggregate text NOT NULL, key text NOT NULL, version bigint NOT NULL) ON COMMIT DROP"
+)
+OUTBOX = """
+SELECT aggregatetype, aggregateid, max((payload ->> %(version)s)::bigint)
+  FROM public.outbox
+ WHERE aggregatetype = %(aggregate)s AND jsonb_typeof(payload -> %(version)s) = 'number'
+ GROUP BY 1, 2
+"""
+# Just the source's version, also if that is lower than before: the source may have been restored. It is 0 for a key
+# that the sink knows and the source does not.
 SET_BASES = """
 INSERT INTO base_versions (sink, topic, key, version)
-SELECT %(sink)s, %(topic)s, total ->> 'key', max((total ->> 'version')::bigint)
-  FROM source WHERE aggregate = ANY(%(aggregates)s) GROUP BY 3 ORDER BY 3
-ON CONFLICT (sink, topic, key) DO UPDATE SET version = greatest(base_versions.version, excluded.version)
+SELECT %(sink)s, %(topic)s, key, max(version)
+  FROM (SELECT total ->> 'key' AS key, (total ->> 'version')::bigint AS version
+          FROM source WHERE aggregate = ANY(%(aggregates)s)
+         UNION ALL
+        SELECT key, version FROM sent WHERE aggregate = ANY(%(aggregates)s)
+         UNION ALL
+        SELECT key, 0 FROM base_versions WHERE sink = %(sink)s AND topic = %(topic)s {known}) AS found
+ GROUP BY key ORDER BY key
+ON CONFLICT (sink, topic, key) DO UPDATE SET version = excluded.version
 """
-# A key that the source does not have is worth nothing, and neither is any event of it so far.
-SET_BASES_OF_OTHERS = """
-INSERT INTO base_versions (sink, topic, key, version)
-SELECT %(sink)s, %(topic)s, key, version FROM sink_totals
- WHERE sink = %(sink)s AND version IS NOT NULL
-   AND NOT EXISTS (SELECT FROM source WHERE aggregate = ANY(%(aggregates)s) AND total ->> 'key' = key)
- ORDER BY 3
-ON CONFLICT (sink, topic, key) DO UPDATE SET version = greatest(base_versions.version, excluded.version)
+KNOWN = """
+         UNION ALL
+        SELECT key COLLATE "default", 0 FROM {table} WHERE sink = %(sink)s AND topic = %(topic)s
 """
-# Letters of invalid records have no version and stay open: a replay, or a valid record of the event, closes them.
+# What the strategy remembers by key and version must not go beyond the base: new events take these versions.
+FORGET = {
+    "version": "version = least(known.version, base.version)",
+    "versions": "versions = known.versions * int8multirange(int8range(NULL, base.version, '[]'))",
+}
+FORGET_BEYOND = """
+UPDATE {table} AS known SET {forget}
+  FROM base_versions AS base
+ WHERE known.sink = %(sink)s AND known.topic = %(topic)s
+   AND base.sink = %(sink)s AND base.topic = %(topic)s AND base.key = known.key COLLATE "default"
+"""
+# The sink has passed their events, so these are part of the source's state, or of a time that the source has forgotten.
+# Letters of invalid records stay open: a replay, or a valid record of the event, closes them.
 CLOSE_BASED = """
 UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
   FROM base_versions AS base
  WHERE base.sink = %(sink)s AND letter.sink = %(sink)s AND letter.status = 'open'
    AND base.topic = %(topic)s AND letter.topic = %(topic)s
-   AND letter.key = convert_to(base.key, 'UTF8')
-   AND letter.version <= base.version
+   AND letter.key = convert_to(base.key, 'UTF8') AND letter.is_event
 """
+SET_PASSED = "UPDATE positions SET based = next_offset WHERE sink = %s AND topic = ANY(%s)"
 DIFFERENCES = """
 SELECT key, coalesce(copy.total, 0) - coalesce(live.total, 0)
   FROM (SELECT key, total FROM sink_totals WHERE sink = %(copy)s) AS copy
@@ -125,10 +156,10 @@ def from_source(
     """Set what a sink holds to what the source says, in one transaction. With ``dry_run`` it is rolled back.
 
     ``first`` are the topic's first offsets, asked for before: what the topic has dropped by then is in the source, so a
-    sink that stands before them continues there at its next start. Its counts and what it remembers of events stay.
+    sink that stands before them continues there at its next start. Its counts and what it remembers of events stay, but
+    for versions that the source does not have.
 
-    A key that the source does not have gets a base version too, if the view ``sink_totals`` says up to which version
-    the sink has applied it. Otherwise it has none: the sink treats repeated events of it as its strategy does.
+    A key that the source does not have gets a base version too, if the outbox still has events of it.
 
     Raises Failure if a projection has no SQL for it, if its events or the source's totals have no version, or if a
     database refuses.
@@ -146,22 +177,19 @@ def from_source(
             cursor.execute(fence.SESSION)
         with connection, connection.cursor() as cursor:
             fence.lock(cursor, sink)
-            cursor.execute(SOURCE)
-            rows = _totals(settings, aggregates)
-            execute_values(cursor, "INSERT INTO source VALUES %s", rows, page_size=FETCH_ROWS)
-            for topic, decoder in spec.decoders.items():
+            cursor.execute(f"{SOURCE}; {SENT}")
+            with _snapshot(settings) as source:
+                for table, rows in (("source", _totals(source, aggregates)), ("sent", _sent(source, aggregates))):
+                    execute_values(cursor, f"INSERT INTO {table} VALUES %s", rows, page_size=FETCH_ROWS)  # noqa: S608
+            for topic in spec.topics:
                 of_topic = [aggregate.name for aggregate in aggregates if aggregate.topic == topic]
-                names = {"sink": sink, "topic": topic, "aggregates": of_topic, "version": decoder.version}
-                cursor.execute(SET_BASES, names)
-                # The view does not say of which topic a key is.
-                if len(topics) == 1 and {"sink", "key", "version"} <= column_names(connection, SINK_TOTALS):
-                    cursor.execute(SET_BASES_OF_OTHERS, names)
-                cursor.execute(CLOSE_BASED, names)
+                _set_bases(cursor, spec.strategy.memory, {"sink": sink, "topic": topic, "aggregates": of_topic})
             differences: dict[str, Decimal] = {}
             for file in files:
                 cursor.execute(file.read_text(), {"sink": sink})
                 differences |= {str(key): difference for key, difference in cursor}
             skipped = _skip(cursor, sink, topics, first)
+            cursor.execute(SET_PASSED, (sink, spec.topics))
             if dry_run:
                 connection.rollback()
             return RebuildResult(differences, skipped)
@@ -302,24 +330,48 @@ def _unsupported(sink: str, lack: str) -> Failure:
     )
 
 
-def _totals(settings: Settings, aggregates: Sequence[Aggregate]) -> Iterator[tuple[str, str]]:
-    """By aggregate the state of each key as JSON, all of one snapshot."""
+def _set_bases(cursor: extensions.cursor, memory: Memory | None, names: Mapping[str, object]) -> None:
+    """Set the base of each key of a topic, and let nothing of the sink go beyond it."""
+    of_keys = memory if memory is not None and memory.is_of_keys else None
+    known = "" if of_keys is None else KNOWN.format(table=of_keys.table)
+    cursor.execute(SET_BASES.format(known=known), names)
+    if of_keys is not None:
+        cursor.execute(FORGET_BEYOND.format(table=of_keys.table, forget=FORGET[of_keys.by[1]]), names)
+    cursor.execute(CLOSE_BASED, names)
+
+
+@contextmanager
+def _snapshot(settings: Settings) -> Iterator[extensions.connection]:
     with closing(connect(settings, SourceRole.AUDITOR)) as connection:
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
-        for aggregate in aggregates:
-            view = str(aggregate.source)
-            if not {"key", "version"} <= column_names(connection, view):
-                raise Failure(
-                    f"the source has no view {view} with columns key and version",
-                    "add it in a migration: docs/projections.md",
-                    code="rebuild-unsupported",
-                )
-            with connection.cursor("totals") as cursor:  # on the server: they may be more than memory holds
-                cursor.itersize = FETCH_ROWS
-                query = sql.SQL("SELECT to_jsonb(one)::text FROM {} AS one").format(sql.Identifier(view))
-                cursor.execute(query)
-                for (total,) in cursor:
-                    yield aggregate.name, total
+        yield connection
+
+
+def _totals(connection: extensions.connection, aggregates: Sequence[Aggregate]) -> Iterator[tuple[str, str]]:
+    """By aggregate the state of each key as JSON."""
+    for aggregate in aggregates:
+        view = str(aggregate.source)
+        if not {"key", "version"} <= column_names(connection, view):
+            raise Failure(
+                f"the source has no view {view} with columns key and version",
+                "add it in a migration: docs/projections.md",
+                code="rebuild-unsupported",
+            )
+        with connection.cursor("totals") as cursor:  # on the server: they may be more than memory holds
+            cursor.itersize = FETCH_ROWS
+            query = sql.SQL("SELECT to_jsonb(one)::text FROM {} AS one").format(sql.Identifier(view))
+            cursor.execute(query)
+            for (total,) in cursor:
+                yield aggregate.name, total
+
+
+def _sent(connection: extensions.connection, aggregates: Sequence[Aggregate]) -> Iterator[tuple[str, str, int]]:
+    """By aggregate and key, the highest version of the events that the outbox still has."""
+    for aggregate in aggregates:
+        with connection.cursor("sent") as cursor:
+            cursor.itersize = FETCH_ROWS
+            cursor.execute(OUTBOX, {"aggregate": aggregate.name, "version": aggregate.version})
+            yield from cursor
 
 
 def _skip(

@@ -9,7 +9,7 @@ WITH truth AS (
     ON CONFLICT (sink, depot_id) DO UPDATE SET parcels = excluded.parcels, version = excluded.version
     RETURNING new.depot_id, new.parcels - coalesce(old.parcels, 0) AS difference
 ), unknown AS ( -- what was never in the source is worth nothing
-    UPDATE depot_parcels AS stored SET parcels = 0
+    UPDATE depot_parcels AS stored SET parcels = 0, version = 0
      WHERE sink = %(sink)s AND NOT EXISTS (SELECT FROM truth WHERE truth.depot_id = stored.depot_id)
     RETURNING new.depot_id, - old.parcels AS difference
 )

@@ -1,6 +1,6 @@
 -- The stock as the source has it, for `outbox rebuild --from source`.
 --
--- `source` has a row per row of the view source_totals, as JSON. What was never in the source is worth nothing. The last
+-- `source` has a row per row of the view source_totals, as JSON. What is not in the source is worth nothing. The last
 -- statement returns a row (key, difference) for each item whose stock has changed.
 WITH truth AS (
     SELECT (total ->> 'key')::uuid AS item_id, total ->> 'unit' AS unit,
@@ -17,7 +17,7 @@ WITH truth AS (
     RETURNING new.item_id, new.stock - coalesce(old.stock, 0) AS difference
 ), unknown AS (
     UPDATE stock AS stored
-       SET stock = 0, updated_at = now()
+       SET stock = 0, version = 0, updated_at = now()
      WHERE sink = %(sink)s AND NOT EXISTS (SELECT FROM truth WHERE truth.item_id = stored.item_id)
     RETURNING new.item_id, - old.stock AS difference
 )
