@@ -485,6 +485,45 @@ class TestFromTopic:
         }
         assert database.totals() == sums([first])
 
+    @pytest.mark.parametrize("replayed", [False, True])
+    def test_a_copy_that_has_applied_what_was_given_up_is_not_swapped_in(
+        self, databases: Settings, database: Database, replayed: bool
+    ) -> None:
+        """Because the projection takes it by now, or because it was replayed in the copy."""
+        first, second = history(2)
+        refused = other_unit(second)
+        with open_sink(databases) as live:
+            live.apply(batch([first, refused]))
+        with copying(databases) as copy:
+            copy.apply(batch([first, refused if replayed else second]))
+        execute(databases, "UPDATE dead_letters SET status = 'replayed' WHERE sink = 'dedup.rebuild'")
+        discard(databases, refused)
+        before = everything(databases)
+        with raises("copy-outdated", refused.event_id, "--restart"):
+            swap(databases)
+        assert everything(databases) == before
+        with rebuild.reserved(databases, "dedup") as owner:
+            rebuild.drop_copy(owner, "dedup")
+        with copying(databases) as copy:
+            copy.apply(batch([first, second]))
+        swap(databases)
+        assert (database.totals(), database.statuses()) == (sums([first]), {refused.event_id: "discarded"})
+
+    def test_what_was_given_up_before_the_copy_came_to_it_stays_given_up(
+        self, databases: Settings, database: Database
+    ) -> None:
+        first, second = history(2)
+        refused = other_unit(second)
+        with open_sink(databases) as live:
+            live.apply(batch([first, refused]))
+        with copying(databases) as copy:
+            copy.apply(batch([first]))
+        discard(databases, refused)
+        swap(databases)
+        with open_sink(databases) as live:
+            assert live.apply(batch([second], start=1)) == Counts(1, 0, 1)
+        assert (database.totals(), database.statuses()) == (sums([first]), {refused.event_id: "discarded"})
+
     def test_a_copy_cut_off_goes_on_and_a_dropped_one_begins_anew(
         self, databases: Settings, database: Database
     ) -> None:

@@ -43,38 +43,7 @@ from outbox.sink.strategy import Memory
 SUFFIX = ".rebuild"
 FETCH_ROWS = 10_000
 AGAIN = "run the command again"
-FROM_SOURCE = "`outbox rebuild {} --from source`"
-NO_TOTALS = "totals are not compared: the sink database has no view sink_totals with columns sink, key and total"
-
-REBUILD_KEY = "hashtextextended('outbox rebuild of sink ' || %(sink)s, 0)"
-# Never deleted and never renamed: it records which checkpoints were used, so that each copy gets an unused one.
-KEPT = "checkpoint_generations"
-# A view of the project. It is optional, and so are its columns.
-SINK_TOTALS = "sink_totals"
-TABLES = """
-SELECT relname FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
- WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
-   AND attname = 'sink' AND NOT attisdropped AND relname <> %s
- ORDER BY relname
-"""
-ADD_COPY = """
-INSERT INTO sinks (name, epoch, generation)
-SELECT %(copy)s, 0, coalesce(max(generation), 0) FROM checkpoint_generations WHERE sink = %(copy)s
-ON CONFLICT DO NOTHING
-"""
-# Rows as they are, but for their sink.
-COPY_ROWS = """
-INSERT INTO {table} (sink, {columns}) SELECT %(copy)s, {columns} FROM {table} WHERE sink = %(sink)s AND {condition}
-ON CONFLICT DO NOTHING
-"""
-# Letters that were discarded while the copy was made.
-DISCARD = """
-UPDATE dead_letters AS letter SET status = 'discarded'
-  FROM dead_letters AS live
- WHERE letter.sink = %(copy)s AND letter.status = 'open'
-   AND live.sink = %(sink)s AND live.identity = letter.identity AND live.status = 'discarded'
-"""
-SOURCE = "CREATE TEMPORARY TABLE source (aggregate text NOT NULL, total jsonb NOT NULL) ON COMMIT DROP"
+FROM_SOURCE = "CREATE TEMPORARY TABLE source (aggregate text NOT NULL, total jsonb NOT NULL) ON COMMIT DROP"
 # What the outbox has of keys that are gone from the source: a snapshot of it sends these events again.
 SENT = (
     "CREATE TEMPORARY TABLE sent (aggregate text NOT NULL, key text NOT NULL, version bigint NOT NULL) ON COMMIT DROP"
@@ -289,8 +258,8 @@ def swap(connection: extensions.connection, sink: str, topics: Sequence[Topic], 
     A running driver is superseded: it stops at its next batch, and starts again where the copy has ended.
     Every table with a column ``sink`` takes part, the project's own included.
 
-    Raises Failure, with nothing changed, if there is no copy, if the topic has dropped what comes after it, or if the
-    database refuses.
+    Raises Failure, with nothing changed, if there is no copy, if the topic has dropped what comes after it, if the copy
+    has applied an event that was discarded since, or if the database refuses.
     """
     names = {"sink": sink, "copy": copy_of(sink)}
     with connection, connection.cursor() as cursor:
@@ -301,7 +270,7 @@ def swap(connection: extensions.connection, sink: str, topics: Sequence[Topic], 
             raise Failure(f"there is no copy of sink {sink}", AGAIN, code="copy-missing")
         for topic in topics:
             positions.require_no_gap(names["copy"], topic.name, reached[topic.name], first[topic.name])
-        cursor.execute(DISCARD, names)
+        _discard(cursor, names)
         _delete(cursor, sink)
         for table in _tables(cursor):
             cursor.execute(sql.SQL("UPDATE {} SET sink = %(sink)s WHERE sink = %(copy)s").format(table), names)
@@ -309,6 +278,19 @@ def swap(connection: extensions.connection, sink: str, topics: Sequence[Topic], 
         cursor.execute("DELETE FROM sinks WHERE name = %(copy)s", names)
         fence.supersede(cursor, sink)
         return generations.start_next(cursor, sink, reached)
+
+
+def _discard(cursor: extensions.cursor, names: Mapping[str, str]) -> None:
+    """Let the copy have given up whatever the live sink has."""
+    cursor.execute(APPLIED_ALL_THE_SAME, names)
+    for (identity,) in cursor:
+        raise Failure(
+            f"the copy of sink {names['sink']} has applied {identity}, which was discarded since",
+            "start again with --restart",
+            code="copy-outdated",
+        )
+    cursor.execute(DISCARD, names)
+    _copy_rows(cursor, names, "dead_letters", "status = 'discarded'")
 
 
 def _aggregates(settings: Settings, spec: SinkSpec) -> list[Aggregate]:

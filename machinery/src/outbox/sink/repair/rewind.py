@@ -6,7 +6,7 @@ is a re-read, exactly as after a lost checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime
 from typing import NamedTuple
@@ -129,8 +129,8 @@ def rewind(settings: Settings, sink: str, moves: Moves) -> int:
     """Let the sink begin there at its next start, and return the generation that begins.
 
     The sink asks for what its job asks for now: the user who rewinds decides where the sink begins. One transaction,
-    under the sink's fence. Raises Failure if a driver runs, or if the job has another strategy than at the sink's last
-    start.
+    under the sink's fence. Raises Failure if a driver runs, if the job has another strategy than at the sink's last
+    start, or if the sink is not where the moves say any more: somebody has run it or rebuilt it meanwhile.
     """
     begin: dict[str, dict[int, int]] = {}
     for place, move in moves.items():
@@ -138,6 +138,12 @@ def rewind(settings: Settings, sink: str, moves: Moves) -> int:
     described, spec = [topics.describe(settings, topic) for topic in begin], chosen(settings, sink)
     with _stopped(settings, sink) as cursor:
         asked.require_same_strategy(cursor, spec.asked)
+        if _positions(cursor, sink, described) != {place: move.position for place, move in moves.items()}:
+            raise Failure(
+                f"sink {sink} is not where it was when the command looked: it was run or rebuilt meanwhile",
+                "nothing was changed: run the command again",
+                code="sink-moved",
+            )
         for topic in described:
             positions.write(cursor, sink, topic.name, topic.id, begin[topic.name])  # past what is given up
         asked.decide(cursor, spec.asked)
@@ -176,13 +182,17 @@ def _moves(settings: Settings, sink: str, begin: Mapping[TopicPartition, int]) -
     """By partition that the sink has read: never beyond its position, which would lose events."""
     described = [topics.describe(settings, topic) for topic in chosen(settings, sink).topics]
     with closing(connect(settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-        stored = {
-            TopicPartition(topic.name, partition): position
-            for topic in described
-            for partition, position in sorted(positions.read(cursor, sink, topic.name, topic.id).items())
-        }
+        stored = _positions(cursor, sink, described)
     if not stored:
         raise Failure(
             f"sink {sink} has read none of its topics yet", f"`outbox sink {sink}` runs it", code="sink-never-ran"
         )
     return {place: Move(position, min(position, begin.get(place, position))) for place, position in stored.items()}
+
+
+def _positions(cursor: extensions.cursor, sink: str, read: Sequence[topics.Topic]) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(topic.name, partition): position
+        for topic in read
+        for partition, position in sorted(positions.read(cursor, sink, topic.name, topic.id).items())
+    }
