@@ -23,6 +23,7 @@ from outbox.sink.repair.selection import Selection
 from outbox.sink.writer import Counts
 from outbox.testing import command
 from tests.support.made_events import NOW_MS, STRATEGIES, Event, batch, nth_key, sums, uuid7
+from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database, open_sink
 
 RANDOM = random.Random(7)  # noqa: S311
@@ -185,6 +186,18 @@ class TestWayOut:
         assert apply(databases, late, start=1) == Counts(1, 0, 1), "its dead letter remembers it"
         assert database.totals() == sums([late])
         assert days(database) == []
+
+    def test_an_event_of_a_clock_that_was_ahead_is_replayed_when_its_time_has_come(
+        self, databases: Settings, database: Database
+    ) -> None:
+        early, too_early = aged(0), replace(aged(-2), version=2)  # recorded three days ago
+        dead = [unread(one, offset, reason="id from the future") for offset, one in enumerate([early, too_early])]
+        dead = [one._replace(record=one.record._replace(recorded_ms=NOW_MS - 3 * DAY_MS)) for one in dead]
+        with open_sink(databases) as sink:
+            sink.apply(batch([], dead=dead))
+        assert run_replay(databases, older_than_horizon=False).applied == 1
+        assert (status(database, early), status(database, too_early)) == ("replayed", "open")
+        assert database.totals() == sums([early])
 
     def test_the_flag_is_for_its_own_letters_only(self, databases: Settings, database: Database) -> None:
         first, late = aged(0, 5), aged(6, number=2)

@@ -7,6 +7,7 @@ Arrow tables out, so it runs wherever the records are.
 from __future__ import annotations
 
 import re
+import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -190,8 +191,8 @@ class Version(NamedTuple):
 class EventDecoder(RecordDecoder):
     """Decodes the events on one topic, by their declarations.
 
-    An id must be a UUIDv7 that is not more than a day ahead of its record, nor more than ``age_max_days`` behind it:
-    ids decide which partitions of processed_events a sink needs.
+    An id must be a UUIDv7 that is not more than a day ahead of its record and of the present, nor more than
+    ``age_max_days`` behind its record: ids decide which partitions of processed_events a sink needs.
     """
 
     def __init__(self, aggregates: Sequence[Aggregate], wanted: Sequence[Wanted], age_max_days: int = 3660) -> None:
@@ -337,17 +338,19 @@ class EventDecoder(RecordDecoder):
         made = pc.min_max(ids).as_py()
         first_made, last_made = (made_at_ms(made[end]) for end in ("min", "max"))
         first_recorded, last_recorded = of_kind.recorded_ms
-        return last_made - first_recorded <= FUTURE_MAX_MS and last_recorded - first_made <= self._age_max_ms
+        ahead_ms = last_made - max(first_recorded, _now_ms())
+        return ahead_ms <= FUTURE_MAX_MS and last_recorded - first_made <= self._age_max_ms
 
     def _id_rejection(self, event_id: str | None, recorded_ms: int) -> Rejection | None:
         if event_id is None:
             return Rejection("missing id", "there is no header id")
         if not UUID_V7.fullmatch(event_id):
             return Rejection("malformed id", f"header id: {shortened(repr(event_id))} is no UUIDv7")
-        ahead_ms = made_at_ms(event_id) - recorded_ms
-        if ahead_ms > FUTURE_MAX_MS:
-            return Rejection("id from the future", f"header id: {event_id} is more than a day ahead of its record")
-        if -ahead_ms > self._age_max_ms:
+        made_ms = made_at_ms(event_id)
+        # Its time may have come since it was recorded: the clock of a service was ahead, and its events are replayed.
+        if made_ms - max(recorded_ms, _now_ms()) > FUTURE_MAX_MS:
+            return Rejection("id from the future", f"header id: {event_id} is more than a day ahead")
+        if recorded_ms - made_ms > self._age_max_ms:
             days = self._age_max_ms // DAY_MS
             return Rejection("id too old", f"header id: {event_id} is more than {days} days behind its record")
         return None
@@ -396,6 +399,10 @@ def _sampled_trace(headers: Mapping[str, str | None]) -> str | None:
     """The trace of a record whose sender records it, if any."""
     text = headers.get("traceparent")
     return trace.trace_id(text) if trace.is_sampled(text) else None
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _places(kinds: Sequence[Kind]) -> dict[Kind, Sequence[int]]:
