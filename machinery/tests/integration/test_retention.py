@@ -419,12 +419,21 @@ class TestDeadLetters:
         kept_rows.set_aside(databases, "open without id")
         retention.drop(databases, ago(100))
         before = kept_rows.dead_letters(databases)
-        assert expiry.expire(databases, kept_rows.horizon(databases), dry_run=True) == {"dead_letters": 11}
+        horizon, oldest = kept_rows.horizon(databases), lambda *_: datetime.now(UTC) - timedelta(days=90)
+        assert expiry.expire(databases, horizon, dry_run=True, oldest=oldest) == {"dead_letters": 11}
         assert kept_rows.dead_letters(databases) == before
-        assert expiry.expire(databases, kept_rows.horizon(databases)) == {"dead_letters": 11}
+        assert expiry.expire(databases, horizon, oldest=oldest) == {"dead_letters": 11}
         whichever = ("below", "without id", "of no v7", "on order", "on former")
         gone = {f"{status} {which}" for status in ("replayed", "discarded") for which in whichever}
         assert before - kept_rows.dead_letters(databases) == {*gone, "replayed valid"}
+
+    def test_that_of_a_record_without_age_stays_while_its_topic_may_have_it(self, databases: Settings) -> None:
+        """Or a rewind would set it aside once more, and hold up its key."""
+        for status in ("replayed", "discarded"):
+            kept_rows.set_aside(databases, status, status=status, seen_days_ago=100)
+        none = kept_rows.horizon(databases)
+        assert expiry.expire(databases, none, oldest=lambda *_: datetime.now(UTC) - timedelta(days=110)) == {}
+        assert expiry.expire(databases, none, oldest=lambda *_: None) == {"dead_letters": 2}
 
     def test_a_sink_that_sees_them_again_meanwhile_is_no_deadlock(self, databases: Settings) -> None:
         """Each locks many of them, in its own order."""
@@ -455,7 +464,7 @@ class TestDeadLetters:
 
         thread = threading.Thread(target=see)
         thread.start()
-        assert expiry.expire(databases, ZERO) == {"dead_letters": len(identities)}
+        assert expiry.expire(databases, ZERO, oldest=lambda *_: None) == {"dead_letters": len(identities)}
         thread.join()
         assert errors == []
 

@@ -81,6 +81,15 @@ def dropped_until(settings: Settings, name: str) -> datetime | None:
     return max((min(expired, _timestamp(first)) if first else expired for first in firsts), default=None)
 
 
+def oldest(settings: Settings, name: str) -> datetime | None:
+    """When the oldest record has arrived that a topic still has; None if it has none, or does not exist."""
+    if not topics.exists(settings, name):
+        return None
+    marks = topics.watermarks(settings, name)
+    firsts = [next(read(settings, name, {number: within}), None) for number, within in marks.items()]
+    return min((_timestamp(first) for first in firsts if first), default=None)
+
+
 def _firsts(settings: Settings, name: str) -> list[Message | None]:
     """The first record that is left in each partition that has dropped some."""
     cut = {number: marks for number, marks in topics.watermarks(settings, name).items() if marks[0] > 0}

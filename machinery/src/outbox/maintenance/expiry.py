@@ -8,10 +8,11 @@ Each table has a rule that says when a row is useless:
   (`outbox.maintenance.retention`).
 - dead_letters: a person or a replay has resolved it, its event was not seen for `OUTBOX_PRUNE_DEAD_LETTERS_DAYS`, and
   the event cannot be applied without it. A discarded dead letter is what keeps its event from being applied, and a
-  replayed one may be the only memory of it. So the id must be below the horizon; or it is no UUIDv7, which the contract
-  refuses in any case. An id that claims a future time is kept until that time has passed. Open dead letters stay. So do
-  discarded ones that hold a valid event, because `outbox check` subtracts them from what is due; and those of captured
-  tables, whose horizon is unknown. There are as many of both as were resolved by hand.
+  replayed one may be the only memory of it. So the id must be below the horizon. If it is no UUIDv7, the record is no
+  event and says nothing of its age: then all that its topic still has must have arrived after the record was last seen,
+  or the next reader would set it aside once more. An id that claims a future time is kept until that time has passed.
+  Open dead letters stay. So do discarded ones that hold a valid event, because `outbox check` subtracts them from what
+  is due; and those of captured tables, whose horizon is unknown. There are as many of both as were resolved by hand.
 - What strategies remember of captured tables, in processed_changes: the position in the write-ahead log is before the
   slot's restart position, so the log cannot bring the change, and before the position of every change on the topic. A
   new snapshot brings the rows with its own, later position. The slot's confirmed position would not do: a transaction
@@ -22,7 +23,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -35,6 +37,7 @@ from outbox.maintenance import event_topics
 from outbox.maintenance.evidence import connected
 from outbox.maintenance.turn import between_batches
 from outbox.relay import connectors, slot
+from outbox.relay.arrivals import CLOCK_MARGIN
 from outbox.relay.connectors import Connector
 from outbox.sink import discovery
 from outbox.sink.strategy import Memory
@@ -45,8 +48,14 @@ IDS = "event_id < least(%(horizon)s::uuid, first_uuid_of((now() AT TIME ZONE 'UT
 RESOLVED = "status <> 'open' AND NOT (status = 'discarded' AND is_event)"
 DEAD_LETTERS = f"""
     topic = ANY (%(topics)s) AND {RESOLVED} AND last_seen_at < now() - make_interval(days => %(days)s)
-    AND (uuid_extract_version(event_id) IS DISTINCT FROM 7 OR event_id < %(horizon)s::uuid)
+    AND CASE WHEN uuid_extract_version(event_id) = 7 THEN event_id < %(horizon)s::uuid
+             ELSE last_seen_at < (%(oldest)s::jsonb ->> topic)::timestamptz END
 """
+WITHOUT_AGE = f"""
+SELECT DISTINCT topic FROM dead_letters
+ WHERE topic = ANY (%(topics)s) AND {RESOLVED} AND last_seen_at < now() - make_interval(days => %(days)s)
+   AND uuid_extract_version(event_id) IS DISTINCT FROM 7
+"""  # noqa: S608
 CHANGES = "lsn < %(lsn)s"
 
 SINKS = "SELECT name FROM sinks ORDER BY name"
@@ -89,33 +98,45 @@ class Rule(NamedTuple):
         return {**self.parameters, "sink": self.sink}
 
 
-def expire(settings: Settings, horizon: UUID, *, dry_run: bool = False) -> dict[str, int]:
+Oldest = Callable[[Settings, str], datetime | None]
+
+
+def expire(
+    settings: Settings, horizon: UUID, *, dry_run: bool = False, oldest: Oldest = records.oldest
+) -> dict[str, int]:
     """Delete rows that are useless at this horizon, in small transactions beside running sinks, and return how many of
-    each table. A dry run only counts them.
+    each table. A dry run only counts them. ``oldest`` says when the oldest record of a topic has arrived.
 
     Raises Failure if a sink leaves no gap between its transactions, or if Kafka or a database cannot be asked. What is
     deleted by then stays deleted; run it again for the rest.
     """
     deleted: Counter[str] = Counter()
     with connected(settings, SinkRole.PRUNER) as connection:
-        for rule in _rules(settings, connection, horizon):
+        for rule in _rules(settings, connection, horizon, oldest):
             deleted[rule.table] += _count(connection, rule) if dry_run else _delete(connection, rule)
     return {table: rows for table, rows in deleted.items() if rows}
 
 
-def _rules(settings: Settings, connection: extensions.connection, horizon: UUID) -> Iterator[Rule]:
+def _rules(settings: Settings, connection: extensions.connection, horizon: UUID, oldest: Oldest) -> Iterator[Rule]:
     ours, memories = event_topics.all_names(settings), discovery.memories(settings)
+    of_letters: dict[str, object] = {"horizon": str(horizon), "days": settings.prune_dead_letters_days, "topics": ours}
+    names = [topic for (topic,) in _rows(connection, WITHOUT_AGE, of_letters)]
+    of_letters["oldest"] = json.dumps({name: _before(oldest(settings, name)) for name in names})
     for (sink,) in _rows(connection, SINKS):
         days: dict[str, object] = {"horizon": str(horizon), "days": settings.prune_landed_events_days}
         for memory in memories:
             if memory.is_of_ids and not memory.is_partitioned:
                 yield Rule(memory.table, memory.by, sink, IDS, days)
-        days = {"horizon": str(horizon), "days": settings.prune_dead_letters_days, "topics": ours}
-        yield Rule("dead_letters", ["identity"], sink, DEAD_LETTERS, days)
+        yield Rule("dead_letters", ["identity"], sink, DEAD_LETTERS, of_letters)
     for connector in connectors.others(settings):
         for memory in memories:
             if memory.is_of_changes:
                 yield from _captured(settings, connection, connector, memory)
+
+
+def _before(oldest: datetime | None) -> str:
+    """What was seen before this is on a topic no more, of which this is the oldest record."""
+    return "infinity" if oldest is None else (oldest - CLOCK_MARGIN).isoformat()
 
 
 def _captured(
