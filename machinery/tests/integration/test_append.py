@@ -164,6 +164,8 @@ def test_a_column_that_would_not_fit_into_a_record_is_refused(databases: Setting
 
 
 NUMBERS = [2**70, -1, 0.1, 1e22, 5e-90, -0.0, Decimal("1E+5"), Decimal("-0.00"), Decimal("1.10"), Decimal(10) ** 99]
+# As long as a number may be, of which Postgres writes out the exponent.
+NUMBERS += [Decimal(f"-0.{'1' * (997 - 90)}E-90"), Decimal(f"1.{'1' * 950}E+100")]
 TEXTS = ["", "\\u0000", "\U0001f600", "\x7f\t\n", "</script>", "'", "\u2028", "x" * 10_000]
 
 

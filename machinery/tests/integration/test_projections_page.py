@@ -18,14 +18,13 @@ from outbox.audit import tables
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import PayloadSchema
-from outbox.events.values import convert, decode
+from outbox.events.values import convert, decode, encode
 from outbox.sink import strategy
 from outbox.sink.batch import Batch
 from outbox.sink.decoder import DecodedEvent
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
 from outbox.sink.writer import Counts
-from outbox.writing.payload import encode
 from tests.support.declared import Events
 from tests.support.declared_sinks import sink
 from tests.support.made_events import NOW_MS, Event, batch, fetch, nth_key, uuid7

@@ -14,19 +14,19 @@ from decimal import Decimal
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, PlainSerializer
 
 from outbox.base import project
+from outbox.events.values import NOT_ENCODABLE, encode
 from outbox.testing import check_events
 from outbox.testing.failures import raises
 from outbox.writing.event import Event
-from outbox.writing.payload import NOT_ENCODABLE, encode
 from outbox.writing.rows import rows
 from tests.support.paths import ROOT
 
@@ -121,6 +121,8 @@ class Cents(BaseModel):
         ({"cents": Decimal("NaN")}, ["JSON"]),
         ({"cents": Decimal("Infinity")}, ["JSON"]),
         ({"cents": Decimal("1E+400")}, ["out of range"]),
+        ({"cents": Decimal(f"0.{'1' * 950}E-90")}, ["out of range"]),
+        ({"lines": [Decimal(f"{'1' * 950}E-999")]}, ["out of range"]),
         ({"note": "a\0b"}, ["$.note", "NUL"]),
         ({"lines": ["a\0b"]}, ["$.lines", "NUL"]),
         ({"other": "a\0b"}, ["NUL"]),
@@ -186,6 +188,43 @@ def test_nan_is_never_written_as_null(declare: Declare) -> None:
     declare("validate-events = false")
     with raises("event-invalid", "NaN"):
         written({"note": float("nan")})
+
+
+class Extra(BaseModel):
+    """A model that says little about its values. Pydantic itself writes null for those that are no numbers."""
+
+    extra: Any = None
+    rate: float = 1.0
+    inner: list[Extra] = []
+
+
+class Spelled(BaseModel):
+    """A model that says how it writes infinity."""
+
+    named: Annotated[float, PlainSerializer(lambda value: f"{value}!", when_used="json")] = float("nan")
+    none: float | None = None
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda value: Extra(extra={"deep": [None, (1, {"a": value})]}),
+        lambda value: Extra(extra={1: {2, value}}),
+        lambda value: Extra(extra=Extra(extra=value)),
+        lambda value: Extra(inner=[Extra(extra=value)]),
+        lambda value: Extra(rate=value),
+        lambda value: {"lines": [Extra(extra=[value])]},
+        lambda value: OfDataclass(uuid.UUID(ID), Extra(extra=[value]), AT),  # type: ignore[arg-type]
+    ],
+)
+def test_no_model_makes_null_of_what_is_no_number(value: float, model: Callable[[float], object]) -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        encode(model(value))
+
+
+def test_a_model_may_say_how_it_writes_infinity() -> None:
+    assert encode([Spelled(), None]) == b'[{"named":"nan!","none":null},null]'
 
 
 def test_an_event_is_refused_wherever_it_stands(declare: Declare) -> None:

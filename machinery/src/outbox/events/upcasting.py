@@ -57,7 +57,7 @@ class Upcaster:
                 payload = function(dict(payload))
             payload = as_json(payload)
             violation = self.target.violation(payload)
-        except Exception as error:  # a mistake in it sets the event aside
+        except (Exception, SystemExit) as error:  # a mistake in it sets the event aside
             return Rejection(UPCAST_FAILED, shortened(f"{name}: {type(error).__name__}: {error}"))
         return payload if violation is None else Rejection(UPCAST_FAILED, shortened(f"{name}: {violation.detail}"))
 

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -19,11 +20,17 @@ from outbox.events.schema import Rejection, SqlType, shortened
 NUL = "\0"
 ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # after an escaped backslash it is text
 EXPONENT_MAX = 100  # no column holds a larger number, and writing out 1e999999 takes a while
-NUMBER_MAX_CHARACTERS = 1000  # Postgres has room for 16,383 digits behind the point
+# Of a number as it is sent, and as jsonb has it, without an exponent. Postgres has room for 16,383 digits behind the
+# point.
+NUMBER_MAX_CHARACTERS = 1000
 KEY_MAX_BYTES = 1000  # an entry of a B-tree takes some 2,700; the outbox has the CHECK columns_fit_a_record
 NESTING_MAX = 200  # the validator fails beyond 255; how much Python itself takes depends on its version
+NOT_FINITE = "NaN and infinity are no numbers in JSON"
 NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)
-_NESTED = msgspec.json.Encoder(decimal_format="number")
+# What msgspec, a model of pydantic, and a value that contains itself raise.
+NOT_ENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
+# Subclasses of these are written as what they are; msgspec itself takes only the types.
+PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
 
 
 def parse_json(value: bytes | None) -> tuple[Any, Rejection | None]:
@@ -45,9 +52,21 @@ def convert(type_: SqlType, value: Any) -> Any:
     return value if value is None or converter is None else converter(value)
 
 
-def as_json(value: Any) -> Any:
-    """A value that a program made, as a reader of its JSON has it. Raises TypeError or ValueError if it has no JSON."""
-    return decode(_NESTED.encode(value))
+def encode(value: object) -> bytes:
+    """A value that a program made, as JSON. A Decimal is a number with all its digits; a UUID and a datetime are texts.
+
+    Raises one of NOT_ENCODABLE for what JSON cannot express. NaN and infinity are such values: msgspec and pydantic
+    would write null for them.
+    """
+    encoded = _encode(value)
+    if b"null" in encoded and not _is_finite(msgspec.to_builtins(value, enc_hook=_as_finite_builtin)):
+        raise ValueError(NOT_FINITE)
+    return encoded
+
+
+def as_json(value: object) -> Any:
+    """A value that a program made, as a reader of its JSON has it. Raises one of NOT_ENCODABLE if it has no JSON."""
+    return decode(encode(value))
 
 
 def may_be_deep(value: bytes) -> bool:
@@ -68,17 +87,66 @@ def _is_utf8(value: bytes) -> bool:
     return True
 
 
+def _is_long(text: str, number: Decimal) -> bool:
+    length = len(text)
+    if NUMBER_MAX_CHARACTERS - 2 * EXPONENT_MAX < length <= NUMBER_MAX_CHARACTERS:  # an exponent may write out to more
+        length = len(f"{number:f}")
+    return length > NUMBER_MAX_CHARACTERS
+
+
 def _number(text: str) -> Decimal:
     try:
         number = Decimal(text)
     except InvalidOperation:  # its exponent has too many digits
         number = None
-    if number is None or abs(number.adjusted()) > EXPONENT_MAX or len(text) > NUMBER_MAX_CHARACTERS:
-        raise ValueError(f"the number {shortened(text)} is out of range")
+    if number is None or abs(number.adjusted()) > EXPONENT_MAX or _is_long(text, number):
+        raise ValueError(f"a number is out of range: {shortened(text)}")
     return number
 
 
 decode = msgspec.json.Decoder(float_hook=_number).decode
+
+
+def _as_builtin(value: Any) -> Any:
+    """What msgspec does not know by itself, as something that it does."""
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:  # a model of pydantic, which need not be installed
+        return dump(mode="json")
+    if isinstance(value, Mapping):
+        return dict(value)
+    for type_, as_plain in PLAIN.items():
+        if isinstance(value, type_):
+            return as_plain(value)
+    raise TypeError(f"{type(value).__name__} is no type that JSON has a value for")
+
+
+_encode = msgspec.json.Encoder(decimal_format="number", enc_hook=_as_builtin).encode
+
+
+def _as_finite_builtin(value: Any) -> Any:
+    builtin = _as_builtin(value)
+    if hasattr(value, "model_dump") and not _is_kept(value.model_dump(), builtin):
+        raise ValueError(NOT_FINITE)
+    return builtin
+
+
+def _is_kept(value: Any, dumped: Any) -> bool:
+    """Whether pydantic has not made null of a number; it does so where a model's types do not say ``float``."""
+    if isinstance(dumped, dict):
+        pairs = zip(value.values(), dumped.values(), strict=False) if isinstance(value, Mapping) else ()
+    elif isinstance(dumped, list):
+        pairs = zip(value, dumped, strict=False) if isinstance(value, Collection) else ()
+    else:
+        return dumped is not None or _is_finite(value)
+    return all(_is_kept(*pair) for pair in pairs)
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _whole(number: int | Decimal) -> int:
@@ -100,7 +168,7 @@ def _string(text: str) -> str:
 
 def nested(value: Any) -> str:
     """An object or array as JSON text. Numbers keep all their digits."""
-    text = _NESTED.encode(value).decode()
+    text = encode(value).decode()
     if ESCAPED_NUL.search(text):
         raise ValueError("a nested text contains NUL, which Postgres has no text for")
     return text

@@ -17,9 +17,8 @@ from outbox.base.errors import Failure
 from outbox.events import catalog
 from outbox.events.catalog import Catalog
 from outbox.events.schema import Column, EventSchema, SqlType, shortened
-from outbox.events.values import ESCAPED_NUL, KEY_MAX_BYTES, convert, parse_json
+from outbox.events.values import ESCAPED_NUL, KEY_MAX_BYTES, NOT_ENCODABLE, convert, encode, parse_json
 from outbox.writing.event import Event
-from outbox.writing.payload import NOT_ENCODABLE, encode
 
 # Whatever is valid has a place in columns of these types.
 ALWAYS_FIT: set[SqlType] = {"uuid", "bigint", "numeric", "boolean"}
