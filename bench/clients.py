@@ -58,7 +58,7 @@ def function(load: Load) -> Iterator[Callable[[], None]]:
     def make() -> None:
         wanted = load.wanted()
         with engine.begin() as connection:
-            transfer(Change(connection, Key.of("bench", str(uuid.uuid4()), wanted, ttl_hours=24)), wanted)
+            transfer(Change(connection, Key("bench", str(uuid.uuid4()), b"", ttl_hours=24)), wanted)
 
     yield make
 

@@ -17,9 +17,8 @@ Amount = Annotated[
     StrictInt,
     Field(ge=1, le=BALANCE_MAX_MINOR, description="in minor units, written without a fraction", examples=[1250]),
 ]
-# Postgres has no text with the character NUL.
-Label = Annotated[str, Field(max_length=100, pattern="^[^\\x00]*$", description="what the owner calls it")]
-Reason = Annotated[str, Field(min_length=1, max_length=200, pattern="^[^\\x00]+$", examples=["court order"])]
+Label = Annotated[str, Field(max_length=100, description="what the owner calls it")]
+Reason = Annotated[str, Field(min_length=1, max_length=200, examples=["court order"])]
 
 
 class NewAccount(BaseModel):
@@ -70,7 +69,7 @@ class AccountPath(BaseModel):
 
 
 class AccountFreeze(AccountPath, NewFreeze):
-    """A freeze of an account: a key is claimed for both."""
+    """A freeze of an account: which one, and why."""
 
 
 class TransferPath(BaseModel):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from flask import Flask
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event, text
 from werkzeug.test import TestResponse
 
 from outbox.base.settings import Settings, SourceRole
@@ -72,7 +73,7 @@ def test_the_same_key_and_body_give_the_first_answer_again(client: Client, datab
 
 def test_a_body_written_otherwise_is_the_same_body(client: Client) -> None:
     first = client.move(ITEM, 60, key="k")
-    body = {"unit": "KGM", "quantity": 60, "item_id": ITEM.upper()}
+    body = {"unit": "KGM", "quantity": 60, "item_id": ITEM}
     assert client.post("/movements", body, Idempotency_Key="k").data == first.data
 
 
@@ -146,6 +147,27 @@ def test_a_request_takes_over_the_key_of_one_that_is_rolled_back(databases: Sett
         wait_for("the second to wait", lambda: query(databases, waiting, SourceRole.APP), timeout_s=10)
         first.rollback()
         assert second.result(10) == Answer(201, "second")
+
+
+def test_a_key_that_expires_between_claim_and_answer_is_not_deleted(databases: Settings, engine: Engine) -> None:
+    key = Key("POST /movements", "k", b"hash", ttl_hours=1)
+    kept: list[list[tuple[object, ...]]] = []
+
+    def claim_another(*_: object) -> None:
+        if not kept:
+            kept.append([])
+            with engine.begin() as other:
+                first_answer(other, replace(key, key="other"), Answer(201, "other"))
+            kept[0] = query(databases, "SELECT key FROM idempotency_keys WHERE expires_at <= now()")
+
+    with engine.begin() as first:
+        first_answer(first, key, Answer(201, "first"))
+    with engine.begin() as second:
+        second.execute(text("SELECT 1"))  # its time is that of its first statement
+        query(databases, "UPDATE idempotency_keys SET expires_at = clock_timestamp()")
+        event.listen(second, "after_cursor_execute", claim_another)
+        assert first_answer(second, key, Answer(201, "second")) == Answer(201, "first", is_repeated=True)
+    assert kept == [[("k",)]], "others see it expired, and find it locked"
 
 
 def test_clients_of_one_item_at_once_lose_nothing(app: Flask, databases: Settings) -> None:

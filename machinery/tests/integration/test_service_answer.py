@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -41,6 +43,12 @@ class Made(BaseModel):
     id: str
 
 
+class Measured(BaseModel):
+    """An answer of any value."""
+
+    value: Any
+
+
 REFUSALS: dict[type[Exception], Kind] = {
     Refusal: Kind(HTTPStatus.CONFLICT, "/problems/refused", "Refused"),
     SoldOut: Kind(HTTPStatus.GONE, "/problems/sold-out", "Sold out"),
@@ -55,14 +63,20 @@ def service(databases: Settings) -> Service:
 def ask(
     service: Service,
     change: Callable[[Change, Wanted], None],
+    *,
     key: str = "k",
     item: str = ITEM,
     traceparent: str | None = None,
+    path: str = "/items",
+    method: str = "POST",
+    sent: str | None = None,
 ) -> Answer:
-    """What a request is answered."""
+    """What a request is answered. Its body is an item, or what is ``sent``."""
     app = service.app()
-    app.add_url_rule("/items", view_func=lambda: "", methods=["POST"])
-    with app.test_request_context("/items", method="POST"):
+    for rule in ("/items", "/<owner>/items"):
+        app.add_url_rule(rule, view_func=lambda **_: "", methods=["POST", "PUT", "DELETE"], endpoint=rule)
+    body = sent or json.dumps({"item": item})
+    with app.test_request_context(path, method=method, data=body, content_type="application/json"):
         header = WriteHeaders.model_validate({"Idempotency-Key": key, "traceparent": traceparent})
         return service.answer(header, Wanted(item=item), change)
 
@@ -83,6 +97,62 @@ def test_a_repeated_request_changes_nothing_and_gets_the_first_answer(service: S
     assert query(databases, "SELECT route, key FROM idempotency_keys") == [("POST /items", "k")]
     with pytest.raises(KeyReused):
         ask(service, insert, item=nth_key(2))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"path": "/alice/items"}, {"path": "/bob/items"}),
+        ({"path": "/items?as=alice"}, {"path": "/items?as=bob"}),
+        ({"sent": '{"secret": "a"}'}, {"sent": '{"secret": "b"}'}),
+        ({"sent": '{"price": 0.1}'}, {"sent": '{"price": 0.10000000000000000001}'}),
+        ({"sent": '{"price": 1}'}, {"sent": '{"price": "1"}'}),
+        ({"sent": '{"a": {"b": []}}'}, {"sent": '{"a": {"b": {}}}'}),
+    ],
+)
+def test_a_key_is_of_one_request_whatever_the_service_takes_of_it(
+    service: Service, first: dict[str, str], second: dict[str, str]
+) -> None:
+    ask(service, insert, **first)
+    with pytest.raises(KeyReused):
+        ask(service, insert, **second)
+    assert ask(service, insert, **first).is_repeated
+
+
+def test_each_method_has_keys_of_its_own(service: Service) -> None:
+    def write(change: Change, wanted: Wanted) -> None:
+        change.claim(Made(id=wanted.item))
+
+    assert not any(ask(service, write, method=method).is_repeated for method in ("POST", "PUT", "DELETE"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ('{"a": 1, "b": {"c": 2.50, "d": null}}', '{ "b" : {"d":null,"c":2.50},\n"a":1}'),
+        ('{"a": "\\u00e9"}', '{"a": "\u00e9"}'),
+    ],
+)
+def test_a_body_written_otherwise_is_the_same_request(service: Service, first: str, second: str) -> None:
+    assert not ask(service, insert, sent=first).is_repeated
+    assert ask(service, insert, sent=second).is_repeated
+
+
+def test_an_identical_retry_gets_the_first_answer_whatever_the_model_adds(service: Service) -> None:
+    """A model's ``default_factory`` gives each request another value."""
+    first = ask(service, insert, item=ITEM, sent="{}")
+    second = ask(service, insert, item=nth_key(2), sent="{}")
+    assert (second.is_repeated, second.body) == (True, first.body)
+
+
+@pytest.mark.parametrize("value", [float("nan"), {"deep": [float("inf")]}])
+def test_an_answer_that_json_cannot_express_is_a_failure(service: Service, databases: Settings, value: Any) -> None:
+    def measure(change: Change, _: Wanted) -> None:
+        change.claim(Measured(value=value))
+
+    with pytest.raises(ValueError, match="NaN"):
+        ask(service, measure)
+    assert query(databases, "SELECT key FROM idempotency_keys") == []
 
 
 @pytest.mark.parametrize(("refusal", "status"), [(Refusal, 409), (SoldOut, 410)])

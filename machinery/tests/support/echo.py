@@ -23,6 +23,12 @@ class Text(BaseModel):
     text: str
 
 
+class Name(BaseModel):
+    """The name in a path."""
+
+    name: str
+
+
 def create_app(settings: Settings | None = None) -> Flask:
     """The service. Raises Failure if the settings have no token."""
     settings = settings or load()
@@ -36,5 +42,14 @@ def create_app(settings: Settings | None = None) -> Flask:
     @api.get(LARGE_PATH)
     def large() -> Response:
         return Response(b"x" * LARGE_BYTES, mimetype="text/plain")
+
+    @api.get("/texts/<name>")
+    @api.delete("/texts/<name>")
+    def read(path: Name) -> Response:
+        return Response(path.name, mimetype="text/plain")
+
+    @api.get("/infinity")
+    def infinity() -> dict[str, float]:
+        return {"value": float("inf")}
 
     return make_app(settings, engine, Metrics(), title="Echo", apis=[api])

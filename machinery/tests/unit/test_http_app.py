@@ -72,10 +72,57 @@ def test_a_body_in_another_encoding_than_utf_8_is_400(app: Flask, encoding: str,
 
 
 @pytest.mark.parametrize(
-    "body", [b'{"text": "\xff"}', codecs.BOM_UTF16_LE + BODY.encode(), b'{"text": NaN}', b"1" * 5000]
+    "body", [b'{"text": "\xff"}', codecs.BOM_UTF16_LE + BODY.encode(), b'{"text": NaN}', b'{"x": 1e400}', b"1" * 5000]
 )
 def test_a_body_that_is_not_json_is_400(app: Flask, body: bytes) -> None:
     assert_problem(post(app, body), 400)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ('{"text": "a\\u0000b"}', "text"),
+        ('{"text": "\\ud800"}', "text"),
+        ('{"text": "a", "more": {"lines": [1, {"note": "\\udfff\\ud800"}]}}', "more.lines.1.note"),
+        ('{"text": "a", "\\u0000": 1}', ""),
+        ('{"text": "a", "more": [{"\\ud800": "\\ud800"}]}', "more.0"),
+    ],
+)
+def test_a_text_that_no_database_holds_is_422_and_named(app: Flask, body: str, field: str) -> None:
+    response = post(app, body.encode())
+    assert_problem(response, 422)
+    assert [error["field"] for error in json.loads(response.text)["errors"]] == [field]
+
+
+def test_other_characters_are_accepted(app: Flask) -> None:
+    text = "\\u0000 \t\x7f\ufffe\U0001f600"
+    assert post(app, json.dumps({"text": text}).encode()).text == text
+
+
+def test_a_path_that_no_database_holds_is_404_and_named(app: Flask) -> None:
+    response = app.test_client().get("/texts/a%00b", headers=AUTHORIZED)
+    assert_problem(response, 404)
+    assert "name" in json.loads(response.text)["detail"]
+    assert app.test_client().get("/texts/a%01b", headers=AUTHORIZED).text == "a\x01b"
+
+
+@pytest.mark.parametrize("cookie", ["", r'q="a\000b"'])
+def test_a_query_or_a_cookie_that_no_database_holds_is_422_and_named(app: Flask, cookie: str) -> None:
+    client = app.test_client(use_cookies=False)
+    query = "" if cookie else "?p=1&q=2&q=a%00b"
+    response = client.get(f"/texts/a{query}", headers={**AUTHORIZED, "Cookie": cookie})
+    assert_problem(response, 422)
+    assert [error["field"] for error in json.loads(response.text)["errors"]] == ["q"]
+
+
+@pytest.mark.parametrize(("body", "status"), [(b"", 200), (b"{}", 200), (b"x", 400), (b"[]", 400)])
+def test_a_request_that_needs_no_body_may_have_an_object(app: Flask, body: bytes, status: int) -> None:
+    response = app.test_client().delete("/texts/a", data=body, content_type="application/json", headers=AUTHORIZED)
+    assert response.status_code == status
+
+
+def test_a_response_that_is_not_json_is_500(app: Flask) -> None:
+    assert_problem(app.test_client().get("/infinity", headers=AUTHORIZED), 500)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from decimal import Decimal
 from http import HTTPStatus
 
-from flask import Response
-from pydantic import BaseModel
+import msgspec
+from flask import Request, Response
 from sqlalchemy import (
     Column,
     Connection,
@@ -41,6 +42,9 @@ KEYS = Table(
 )
 
 
+_canonical = msgspec.json.Encoder(order="deterministic", decimal_format="number").encode
+
+
 @dataclass(frozen=True)
 class Key:
     """The key of one request, and a hash of the request that uses it."""
@@ -52,9 +56,17 @@ class Key:
     client: str = CLIENT
 
     @classmethod
-    def of(cls, route: str, key: str, body: BaseModel, ttl_hours: int) -> Key:
-        """The key of a request. Bodies with the same meaning have the same hash, however they are written."""
-        return cls(route, key, hashlib.sha256(body.model_dump_json().encode()).digest(), ttl_hours)
+    def of(cls, request: Request, key: str, ttl_hours: int) -> Key:
+        """The key of a request. Its method, path, query and JSON body decide the hash, not what a model makes of them.
+
+        A body may be written with other white space, escapes or order of its properties.
+        """
+        body = request.get_data()
+        if body:
+            # Every body is JSON (outbox.http.body). A float would lose the last digits of a number.
+            body = _canonical(json.loads(body, parse_float=Decimal))
+        identity = msgspec.msgpack.encode((request.method, request.path, request.query_string, body))
+        return cls(f"{request.method} {request.url_rule}", key, hashlib.sha256(identity).digest(), ttl_hours)
 
 
 @dataclass(frozen=True)
@@ -110,9 +122,9 @@ def first_answer(connection: Connection, key: Key, answer: Answer) -> Answer:
     claimed the same key; if that transaction rolls back, the key is ours. Raises KeyReused if another request has
     claimed the key.
     """
-    claimed = connection.execute(_CLAIM, {**vars(key), "status": answer.status, "body": answer.body}).rowcount
-    if claimed:
+    if connection.execute(_CLAIM, {**vars(key), "status": answer.status, "body": answer.body}).rowcount:
         return answer
+    # The claim has locked the taken key, so that no other claim deletes it if it expires now.
     first = connection.execute(
         select(KEYS.c.request_hash, KEYS.c.status, KEYS.c.body).where(
             KEYS.c.client == key.client, KEYS.c.route == key.route, KEYS.c.key == key.key

@@ -77,7 +77,11 @@ def respond(problem: Problem) -> Response:
 def invalid(error: ValidationError) -> Response:
     """The response to a request with invalid fields. It names each of them."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    errors = [FieldError(field=".".join(map(str, one["loc"])), detail=one["msg"]) for one in found]
+    return invalid_fields([FieldError(field=".".join(map(str, one["loc"])), detail=one["msg"]) for one in found])
+
+
+def invalid_fields(errors: list[FieldError]) -> Response:
+    """The response to a request with these invalid fields."""
     named = ", ".join(one.field or "the body" for one in errors)
     return respond(of_status(HTTPStatus.UNPROCESSABLE_ENTITY, f"invalid: {named}", errors))
 

@@ -32,6 +32,7 @@ from sqlalchemy import Connection, Engine
 
 from outbox.base import trace
 from outbox.base.settings import Settings, load
+from outbox.events.values import encode
 from outbox.http import idempotency, problems
 from outbox.http.app import make_app
 from outbox.http.database import make_engine
@@ -41,7 +42,7 @@ from outbox.http.problems import Kind
 from outbox.writing.append import append
 from outbox.writing.event import Event
 
-B = TypeVar("B", bound=BaseModel)
+B = TypeVar("B")
 
 
 class WriteHeaders(BaseModel):
@@ -74,9 +75,9 @@ class Change:
         """Claim the request's key for this answer, before anything is written.
 
         False if the key is taken: then write nothing, because the client gets the first answer. Raises KeyReused if
-        another request has claimed the key.
+        another request has claimed the key, and ValueError for an answer that JSON cannot express, such as NaN.
         """
-        self.answer = idempotency.first_answer(self.connection, self._key, Answer(status, made.model_dump_json()))
+        self.answer = idempotency.first_answer(self.connection, self._key, Answer(status, encode(made).decode()))
         return not self.answer.is_repeated
 
     def append(self, *events: Event) -> None:
@@ -116,17 +117,19 @@ class Service:
         """Make a change in a transaction of its own, within a request. The answer is stored under the request's key, in
         that transaction.
 
+        ``change`` gets ``body``, which may hold whatever the route has taken from the request. A retry is recognised by
+        the request itself: its method, path, query and JSON body.
+
         The order in ``change`` is: lock, decide, claim, write. A refusal that it raises rolls everything back, and is
         stored under the key too. Raises KeyReused if another request has claimed the key.
         """
-        route = f"{request.method} {request.url_rule}"
-        key = Key.of(route, header.idempotency_key, body, self.settings.idempotency_ttl_hours)
+        key = Key.of(request, header.idempotency_key, self.settings.idempotency_ttl_hours)
         try:
             with self.engine.begin() as connection:
                 made = Change(connection, key, header.traceparent)
                 change(made, body)
                 if made.answer is None:
-                    raise RuntimeError(f"the change of {route} has claimed no answer")
+                    raise RuntimeError(f"the change of {key.route} has claimed no answer")
                 return made.answer
         except tuple(self._refusals) as refusal:
             problem = problems.of_kind(self._kind(refusal), str(refusal))
