@@ -166,6 +166,13 @@ def test_a_key_has_at_most_1000_bytes(known: Catalog, key: str, is_dead: bool) -
     assert all("$.id" in one.rejection.detail for one in decoded.dead)
 
 
+@pytest.mark.parametrize(("key", "is_dead"), [(b"", False), (None, True)])
+def test_no_key_is_not_the_empty_key(known: Catalog, key: bytes | None, is_dead: bool) -> None:
+    event = record("filled", PLAIN | {"id": ""})._replace(key=key)
+    decoded = both_ways(as_read(event), decoder(known, "basket"))
+    assert [one.rejection.reason for one in decoded.dead] == ["key mismatch"] * is_dead
+
+
 class Lines(RecordDecoder):
     """Decodes records that are no events of the outbox: each is a key."""
 

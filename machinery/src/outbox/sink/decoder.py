@@ -253,7 +253,7 @@ class EventDecoder(RecordDecoder):
         known = self._versions.get((str(type_), str(version)))
         if known is None:
             return self._undeclared(type_, version)
-        return self._event(known, str(event_id), record.key or b"", value)
+        return self._event(known, str(event_id), record.key, value)
 
     def decode(self, records: Records) -> Decoded:
         """As every decoder. Where all records of an event are valid they are decoded by columns, in half the time."""
@@ -292,7 +292,7 @@ class EventDecoder(RecordDecoder):
         except ValueError as error:
             return Rejection("schema violation", shortened(str(error)))
         own_key = next(value for value, column in zip(values, known.columns, strict=True) if column.name == self.key)
-        if key is not None and key != str(own_key).encode():
+        if key != str(own_key).encode():
             return Rejection("key mismatch", f"the record's key is not its {self.key}")
         return DecodedEvent(event_id, values, known.name)
 
