@@ -181,6 +181,27 @@ def test_a_sink_reads_what_was_validated(databases: Settings, engine: Engine, va
     assert read[1] is None
 
 
+@every_way
+def test_events_go_to_our_outbox_whatever_the_search_path_finds_first(other_outbox: Settings, way: Way) -> None:
+    query(other_outbox, "TRUNCATE public.outbox")
+    with way(other_outbox) as transaction:
+        transaction.append(EVENT)
+    assert query(other_outbox, "SELECT aggregateid FROM public.outbox") == [(KEY,)]
+    assert query(other_outbox, "SELECT aggregateid FROM app.outbox") == []
+
+
+@pytest.fixture(scope="module")
+def other_outbox(fresh_databases: Callable[[], AbstractContextManager[Settings]]) -> Iterator[Settings]:
+    """Databases with an outbox of the service's own, which its search path finds before ours."""
+    with fresh_databases() as settings:
+        query(settings, "CREATE SCHEMA app")
+        query(settings, "CREATE TABLE app.outbox (LIKE public.outbox INCLUDING DEFAULTS)")
+        app = settings.role_name(SourceRole.APP)
+        query(settings, f"GRANT USAGE ON SCHEMA app TO {app}; GRANT ALL ON app.outbox TO {app}")
+        query(settings, f"ALTER DATABASE {settings.source_db_name} SET search_path = app, public")
+        yield settings
+
+
 # Statements --------------------------------------------------------------------------------------------------------
 
 

@@ -170,6 +170,20 @@ def test_a_key_that_expires_between_claim_and_answer_is_not_deleted(databases: S
     assert kept == [[("k",)]], "others see it expired, and find it locked"
 
 
+def test_keys_are_in_our_table_whatever_the_search_path_finds_first(databases: Settings, engine: Engine) -> None:
+    query(databases, "CREATE SCHEMA app")
+    query(databases, "CREATE TABLE app.idempotency_keys (LIKE public.idempotency_keys INCLUDING INDEXES)")
+    app = databases.role_name(SourceRole.APP)
+    query(databases, f"GRANT USAGE ON SCHEMA app TO {app}; GRANT ALL ON app.idempotency_keys TO {app}")
+    query(databases, f"ALTER DATABASE {databases.source_db_name} SET search_path = app, public")
+    key = Key("POST /movements", "k", b"hash", ttl_hours=1)
+    for is_repeated in (False, True):
+        with engine.begin() as connection:
+            assert first_answer(connection, key, Answer(201, "made")).is_repeated == is_repeated
+    assert query(databases, "SELECT key FROM public.idempotency_keys") == [("k",)]
+    assert query(databases, "SELECT key FROM app.idempotency_keys") == []
+
+
 def test_clients_of_one_item_at_once_lose_nothing(app: Flask, databases: Settings) -> None:
     clients = [Client(app, databases) for _ in range(CLIENTS)]
     answers = all_at_once(CLIENTS, lambda n: [clients[n].move(ITEM, 1 + n).status_code for _ in range(10)])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+import outbox
 from outbox.base.errors import Failure
 from outbox.sink import projection, strategy
 from outbox.sink.projection import Projection
@@ -150,3 +152,18 @@ def test_a_memory_that_cannot_be_is_reported(tmp_path: Path, memory: str, statem
     with pytest.raises(Failure) as caught:
         strategy_of(tmp_path, HEADER.replace("memory: none", f"memory: {memory}") + statements)
     assert caught.value.code == code
+
+
+UNQUALIFIED = re.compile(r"\b(?:FROM|INTO|UPDATE|JOIN|TABLE|ON)\s+(?:outbox|idempotency_keys)\b|'outbox', privilege")
+
+
+def test_statements_on_the_source_name_the_schema_of_our_tables() -> None:
+    """A service may have a table ``outbox`` of its own, in a schema that comes first in its search path."""
+    folder = Path(outbox.__file__).parent
+    found = [
+        f"{file.relative_to(folder)}: {match[0]}"
+        for file in sorted(folder.rglob("*.py"))
+        if "migrations" not in file.parts
+        for match in UNQUALIFIED.finditer(file.read_text())
+    ]
+    assert found == []

@@ -129,5 +129,5 @@ def test_the_command_works_for_a_project_elsewhere(installed: Path, project: Pat
 def test_append_by_dbapi_needs_two_packages(installed: Path, project: Path, needed: Path) -> None:
     (packages,) = installed.parent.glob("lib/python*/site-packages")
     inserted, refused = run([installed / "python", "-S", "-c", APPEND, packages, needed], project).splitlines()
-    assert inserted == 'INSERT INTO outbox  order o-1 placed {"order_id":"o-1","cents":5} 1 None'
+    assert inserted == 'INSERT INTO public.outbox  order o-1 placed {"order_id":"o-1","cents":5} 1 None'
     assert refused == "event-invalid"

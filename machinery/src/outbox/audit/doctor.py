@@ -46,10 +46,10 @@ WIDE = {
 ATTRIBUTES = f"SELECT rolname, {', '.join(WIDE)} FROM pg_roles WHERE rolname = ANY(%s)"  # noqa: S608
 POSITIONS = "SELECT topic, partition, next_offset, topic_id FROM positions WHERE sink = %s ORDER BY topic, partition"
 OPEN_DEAD_LETTERS = "SELECT count(*) FROM dead_letters WHERE sink = %s AND status = 'open'"
-PRIVILEGES = "SELECT privilege FROM unnest(%s) AS privilege WHERE has_table_privilege(%s, 'outbox', privilege)"
+PRIVILEGES = "SELECT privilege FROM unnest(%s) AS privilege WHERE has_table_privilege(%s, 'public.outbox', privilege)"
 OUTBOX_IS_WRITE_ONLY = ("SELECT", "UPDATE", "DELETE", "TRUNCATE")
 SIZE = "SELECT count(*), coalesce(sum(pg_total_relation_size(name)), 0) FROM processed_partitions"
-OLDEST_EVENT = "SELECT id FROM outbox WHERE uuid_extract_version(id) = 7 ORDER BY id LIMIT 1"
+OLDEST_EVENT = "SELECT id FROM public.outbox WHERE uuid_extract_version(id) = 7 ORDER BY id LIMIT 1"
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _source(settings: Settings) -> Iterator[Diagnosis]:
     privileges = _rows(settings, SourceRole.OWNER, PRIVILEGES, [*OUTBOX_IS_WRITE_ONLY], app)
     extra = ", ".join(name for (name,) in privileges)
     if extra:
-        yield _problem("outbox-readable", f"{app} may {extra} events", f"REVOKE {extra} ON outbox FROM {app}")
+        yield _problem("outbox-readable", f"{app} may {extra} events", f"REVOKE {extra} ON public.outbox FROM {app}")
     else:
         yield _ok("outbox-write-only", f"{app} may write events, and neither read nor change them")
     yield _declared(settings)

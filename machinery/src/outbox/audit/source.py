@@ -27,10 +27,10 @@ DIGITS_MAX = 200  # of a number; the contract refuses longer ones
 EVENTS = """
 SELECT id, aggregatetype, type, schema_version, aggregateid, (extract(epoch FROM occurred_at) * 1000)::bigint,
        CASE WHEN (aggregatetype, type, schema_version) IN ({old}) THEN payload::text END{properties}
-  FROM outbox
+  FROM public.outbox
  WHERE {since}
 """
-COUNTS = "SELECT aggregatetype, count(*), count(*) FILTER (WHERE {since}) FROM outbox GROUP BY aggregatetype"
+COUNTS = "SELECT aggregatetype, count(*), count(*) FILTER (WHERE {since}) FROM public.outbox GROUP BY aggregatetype"
 SINCE = "aggregatetype = ANY({aggregates}) AND occurred_at >= to_timestamp({since_ms} / 1000.0) AT TIME ZONE 'UTC'"
 MARKERS = ".markers"  # aggregate types of what `outbox prune` sends through the relay end like this
 NOW = "SELECT (extract(epoch FROM now()) * 1000)::bigint"
@@ -226,7 +226,7 @@ def _highest(connection: extensions.connection, views: Iterable[str]) -> dict[st
     """The events of a key on a topic are numbered together, whichever aggregate they are of."""
     found: dict[str, int] = {}
     for view in views:
-        query = sql.SQL("SELECT key, version FROM {} WHERE version IS NOT NULL").format(sql.Identifier(view))
+        query = sql.SQL("SELECT key, version FROM {} WHERE version IS NOT NULL").format(sql.Identifier("public", view))
         for key, version in rows(connection, query):
             found[key] = max(version, found.get(key, version))
     return found

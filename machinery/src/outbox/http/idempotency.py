@@ -39,6 +39,7 @@ KEYS = Table(
     Column("body", Text, nullable=False),
     Column("expires_at", DateTime(timezone=True), nullable=False),
     Index("idempotency_keys_expires_at", "expires_at"),
+    schema="public",
 )
 
 
@@ -97,16 +98,16 @@ class KeyReused(Exception):
 # of one TTL and needs no clean-up job. A claim skips expired keys that another transaction has locked.
 _CLAIM = text("""
     WITH expired AS (
-        DELETE FROM idempotency_keys
+        DELETE FROM public.idempotency_keys
          WHERE (client, route, key) IN (
                SELECT client, route, key
-                 FROM idempotency_keys
+                 FROM public.idempotency_keys
                 WHERE expires_at <= now() AND (client, route, key) <> (:client, :route, :key)
                 ORDER BY expires_at
                 LIMIT 2
                   FOR UPDATE SKIP LOCKED)
     )
-    INSERT INTO idempotency_keys AS taken (client, route, key, request_hash, status, body, expires_at)
+    INSERT INTO public.idempotency_keys AS taken (client, route, key, request_hash, status, body, expires_at)
     VALUES (:client, :route, :key, :request_hash, :status, :body, now() + make_interval(hours => :ttl_hours))
     ON CONFLICT (client, route, key) DO UPDATE
        SET request_hash = excluded.request_hash, status = excluded.status, body = excluded.body,

@@ -58,7 +58,7 @@ SELECT virtualtransaction FROM pg_locks
  WHERE locktype = 'relation' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND relation = 'public.outbox'::regclass AND mode = 'RowExclusiveLock' AND granted
 """
-OUTBOX = "SELECT id FROM outbox WHERE uuid_extract_version(id) = 7 AND id >= %s ORDER BY id LIMIT 1"
+OUTBOX = "SELECT id FROM public.outbox WHERE uuid_extract_version(id) = 7 AND id >= %s ORDER BY id LIMIT 1"
 DEAD_LETTERS = """
 SELECT event_id FROM dead_letters
  WHERE status = 'open' AND uuid_extract_version(event_id) = 7 AND event_id >= %s ORDER BY event_id LIMIT 1

@@ -53,7 +53,7 @@ OLD = "occurred_at <= (now() AT TIME ZONE 'utc') - make_interval(hours => %s)"
 
 # Deleted in the transaction that inserts it: the log has it, and no reader of the table sees a marker among the events.
 MARK = """
-INSERT INTO outbox (aggregatetype, aggregateid, type, payload)
+INSERT INTO public.outbox (aggregatetype, aggregateid, type, payload)
 VALUES (%s, 'outbox prune', 'outbox.marker', '{}') RETURNING id
 """
 
@@ -97,7 +97,7 @@ class PruneResult:
 def count_old(settings: Settings, keep_hours: int) -> int:
     """The number of events older than ``keep_hours``."""
     with _pruner(settings) as connection, connection.cursor() as cursor:
-        cursor.execute(f"SELECT count(*) FROM outbox WHERE {OLD}", [keep_hours])  # noqa: S608
+        cursor.execute(f"SELECT count(*) FROM public.outbox WHERE {OLD}", [keep_hours])  # noqa: S608
         ((count,),) = cursor.fetchall()
     return int(count)
 
@@ -192,7 +192,7 @@ def _mark(settings: Settings, connection: extensions.connection) -> None:
     for _ in range(2):
         with connection, connection.cursor() as cursor:
             cursor.execute(MARK, [connectors.markers_topic(settings)])
-            cursor.execute("DELETE FROM outbox WHERE id = %s", cursor.fetchone())
+            cursor.execute("DELETE FROM public.outbox WHERE id = %s", cursor.fetchone())
 
 
 def _wait_passed(settings: Settings, rest: Rest, marker_lsn: int, timeout_s: float) -> Passed:
@@ -263,7 +263,7 @@ def _delete(connection: extensions.connection, ids: Sequence[str]) -> int:
     deleted = 0
     for start in range(0, len(ids), DELETE_EVENTS):
         with connection, connection.cursor() as cursor:
-            cursor.execute("DELETE FROM outbox WHERE id = ANY(%s::uuid[])", [ids[start : start + DELETE_EVENTS]])
+            cursor.execute("DELETE FROM public.outbox WHERE id = ANY(%s::uuid[])", [ids[start : start + DELETE_EVENTS]])
             deleted += cursor.rowcount
     return deleted
 

@@ -35,7 +35,7 @@ LOOK_UP_EVENTS = 250_000  # at once; this bounds the memory: about 100 MiB
 POLL_S = 0.5
 
 COPY = """
-COPY (SELECT id, extract(epoch FROM occurred_at), aggregatetype FROM outbox {where} ORDER BY id) TO STDOUT
+COPY (SELECT id, extract(epoch FROM occurred_at), aggregatetype FROM public.outbox {where} ORDER BY id) TO STDOUT
 """
 
 

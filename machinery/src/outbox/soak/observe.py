@@ -30,13 +30,14 @@ from outbox.soak.domain import Domain
 from outbox.soak.foreign import ForeignRecord
 from outbox.soak.seen import Adds, ComparedTotals, Foreign, RowChange, Seen, Sink, Source, StoredAnswer, TopicEvent
 
-ANSWERS = "SELECT key, status, body FROM idempotency_keys ORDER BY key"
+ANSWERS = "SELECT key, status, body FROM public.idempotency_keys ORDER BY key"
 # Not that of an event that the sink has applied: of each letter the place of the record that it was written for.
 OPEN_LETTERS = "SELECT sink, reason, topic, partition, \"offset\" FROM dead_letters WHERE status <> 'replayed'"
 APPLIED = "SELECT event_id::text, times FROM applied_events WHERE sink = %s"
 REMEMBERED = "SELECT concat_ws(' ', {by}) FROM {table} WHERE sink = %s"
 HORIZON = "SELECT horizon::text FROM dedup_horizon"
-OUTBOX = "SELECT id::text FROM outbox WHERE aggregatetype NOT LIKE '%.markers'"  # those are sent by `outbox prune`
+# `outbox prune` sends the markers.
+OUTBOX = "SELECT id::text FROM public.outbox WHERE aggregatetype NOT LIKE '%.markers'"
 
 
 def read(

@@ -22,7 +22,7 @@ def outbox_records(settings: Settings) -> list[dict[str, Any]]:
     found = query(
         settings,
         "SELECT id::text, aggregatetype, aggregateid, type, schema_version, payload, traceparent"
-        " FROM outbox ORDER BY id",
+        " FROM public.outbox ORDER BY id",
     )
     return [
         {

@@ -40,6 +40,7 @@ OUTBOX = Table(
         server_default=text("(clock_timestamp() AT TIME ZONE 'utc'::text)"),
     ),
     Column("traceparent", Text),
+    schema="public",
 )
 # inline: no RETURNING, which a role that may only INSERT is refused. The payload is JSON text already: the type JSONB
 # would encode it by Python's json, which knows no Decimal.

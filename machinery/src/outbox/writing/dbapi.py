@@ -20,7 +20,7 @@ __all__ = ["Event", "append"]
 
 # The payload is JSON text; a driver may send it as text, which is no jsonb without the cast.
 ROW = f"({', '.join('CAST(%s AS jsonb)' if name == 'payload' else '%s' for name in COLUMNS)})"
-INSERT = f"INSERT INTO outbox ({', '.join(COLUMNS)}) VALUES "  # noqa: S608
+INSERT = f"INSERT INTO public.outbox ({', '.join(COLUMNS)}) VALUES "  # noqa: S608
 # In one statement; Postgres takes 65,535 parameters. As many as SQLAlchemy sends at once.
 EVENTS_PER_STATEMENT = 1000
 

@@ -26,7 +26,7 @@ from outbox.soak.testbed import Testbed
 POSITIONS = """
 SELECT partition, min(next_offset) FROM positions WHERE topic = %s AND sink = ANY(%s) GROUP BY partition
 """
-OUTBOX = "SELECT id::text FROM outbox"
+OUTBOX = "SELECT id::text FROM public.outbox"
 ROOM_TIMEOUT_S = 300.0
 
 

@@ -16,9 +16,9 @@ from outbox.base.wait import wait_for
 from outbox.soak.fault import A_WHILE_S, Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.testbed import Testbed
 
-STORED = "SELECT key FROM idempotency_keys WHERE %s IS NULL OR expires_at > %s"
+STORED = "SELECT key FROM public.idempotency_keys WHERE %s IS NULL OR expires_at > %s"
 PAST = """
-SELECT id::text FROM outbox
+SELECT id::text FROM public.outbox
  WHERE uuid_extract_timestamp(id) < now() - interval '30 minutes'
    AND occurred_at > (now() AT TIME ZONE 'UTC') - interval '30 minutes'
 """
@@ -37,7 +37,8 @@ class KilledInRequest(Fault):
     def fire(self, testbed: Testbed, _: random.Random) -> str:
         settings = testbed.settings
         with closing(connect(settings, SourceRole.OWNER)) as holder, holder.cursor() as cursor:
-            cursor.execute("LOCK TABLE outbox IN SHARE MODE")  # each insert waits: its transaction has written the rest
+            # Each insert waits: its transaction has written the rest.
+            cursor.execute("LOCK TABLE public.outbox IN SHARE MODE")
             role = settings.role_name(SourceRole.APP)
 
             def waiting() -> int:
@@ -63,7 +64,7 @@ class KilledAfterCommit(Fault):
     def fire(self, testbed: Testbed, _: random.Random) -> str:
         proxy = testbed.links["client-service"]
         proxy.hold_answers()
-        [(before,)] = testbed.query("SELECT max(expires_at) FROM idempotency_keys")
+        [(before,)] = testbed.query("SELECT max(expires_at) FROM public.idempotency_keys")
 
         def committed() -> list[str]:
             held = proxy.affected  # first: each of these answers is that of a transaction, or of a read
@@ -113,7 +114,7 @@ class IdsOfThePast(Fault):
     def _make_ids(testbed: Testbed, default: str) -> None:
         def altered() -> bool:
             with suppress(Failure, psycopg2.Error):
-                testbed.query(f"ALTER TABLE outbox ALTER COLUMN id SET DEFAULT {default}")
+                testbed.query(f"ALTER TABLE public.outbox ALTER COLUMN id SET DEFAULT {default}")
                 return True
             return False
 

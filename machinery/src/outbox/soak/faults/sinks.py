@@ -114,10 +114,10 @@ class KilledBetweenCommits(_OfProcess):
     @staticmethod
     def _wait_for_events(testbed: Testbed) -> None:
         """Until each sink has something to read."""
-        [(before,)] = testbed.query("SELECT count(*) FROM outbox")
+        [(before,)] = testbed.query("SELECT count(*) FROM public.outbox")
         wait_for(
             "new events",
-            lambda: testbed.query("SELECT count(*) FROM outbox")[0][0] > before + BURST_EVENTS,
+            lambda: testbed.query("SELECT count(*) FROM public.outbox")[0][0] > before + BURST_EVENTS,
             timeout_s=60,
         )
 
