@@ -54,6 +54,15 @@ class TestColumns:
         types: list[SqlType] = ["text", "text", "bigint", "numeric"]
         assert [column.type for column in layout.columns] == types
 
+    def test_columns_of_all_events_fit_into_one_table(self) -> None:
+        def wide(count: int) -> Sequence[Column]:
+            return [Column(f"p{number}", "boolean", is_nullable=True) for number in range(count)]
+
+        others = [column._replace(name=f"q{column.name}") for column in wide(699)]
+        assert len(Layout({"a.x": wide(800), "a.y": others}).columns) == 1500
+        with raises("event-columns-too-many", "a.x, a.y have 1501 columns"):
+            Layout({"a.x": wide(801), "a.y": others})
+
 
 class TestRows:
     LAYOUT = Layout({"a.x": [KEY, PRICE], "a.y": [KEY, EXACT, NOTE]})

@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from outbox.base.errors import Failure
 from outbox.events.aggregate import Aggregate
-from outbox.events.schema import EventSchema, SqlType
+from outbox.events.room import LIMIT, ROW_MAX_BYTES, row_bytes
+from outbox.events.schema import Column, EventSchema, SqlType
 
 KEY_TYPES: set[SqlType] = {"uuid", "text", "bigint"}  # of which a record's key is the text
 RESERVED = {"event_id", "event_type", "partition", "offset"}  # columns of every batch
 RESERVED_PREFIX = "outbox_"  # of the other columns of ours
+SYSTEM = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}  # columns of every table of Postgres
 NAME_MAX_BYTES = 51  # with its SQL type behind it, as in `placed_at:timestamptz`, it is a name of Postgres
 NAME_WITHOUT = set('":%')  # characters with a meaning in SQL, or in the names of columns
-PROPERTIES_MAX = 1000  # a table of Postgres has 1,600 columns at most
 
 
 def require_schema(schema: EventSchema, key: str, version: str | None) -> None:
@@ -27,7 +28,7 @@ def require_schema(schema: EventSchema, key: str, version: str | None) -> None:
                 f"the {use} is a required property that is never null and becomes {' or '.join(sorted(types))}; an "
                 "integer becomes bigint if minimum and maximum keep it within 64 bits",
             )
-    for problem, remedy in _column_problems(list(columns)):
+    for problem, remedy in _column_problems(schema.columns):
         raise _unusable(f"event {schema.name}: {problem}", remedy)
 
 
@@ -85,8 +86,11 @@ def _require_one_order(topic: str, aggregates: Sequence[Aggregate]) -> None:
         )
 
 
-def _column_problems(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _column_problems(columns: Sequence[Column]) -> Iterator[tuple[str, str]]:
+    names = [column.name for column in columns]
     for name in names:
+        if name in SYSTEM:
+            yield f"{name} is a column of every table of Postgres", "give the property another name"
         if name.lower() in RESERVED or name.lower().startswith(RESERVED_PREFIX):
             yield f"{name} is a column of ours, or may be one", "give the property another name"
         is_plain = name.isprintable() and not NAME_WITHOUT & set(name)
@@ -95,8 +99,8 @@ def _column_problems(names: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield f"property {name!r} cannot be a column", remedy
     for name, twin in _twins(names):
         yield f"properties {name} and {twin} differ in case only, which Spark takes for one column", "rename one"
-    if len(names) > PROPERTIES_MAX:
-        yield f"it has {len(names)} properties", f"at most {PROPERTIES_MAX} become columns; nest the others"
+    if row_bytes(columns) > ROW_MAX_BYTES:
+        yield f"its {len(names)} properties need {row_bytes(columns)} bytes of a row", f"{LIMIT}; nest some of them"
 
 
 def _twins(names: Sequence[str]) -> Iterator[tuple[str, str]]:

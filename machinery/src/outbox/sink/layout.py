@@ -20,6 +20,7 @@ import pyarrow as pa
 from psycopg2 import sql
 
 from outbox.base.errors import Failure
+from outbox.events.room import COLUMNS_MAX, LIMIT, ROW_MAX_BYTES, row_bytes
 from outbox.events.schema import Column
 from outbox.sink.batch import Rows
 from outbox.sink.decoder import RecordDecoder
@@ -39,7 +40,10 @@ class Layout:
     """The columns of a sink's tables, beside event id, partition and offset, and where each event's columns are."""
 
     def __init__(self, types: Mapping[str, Sequence[Column]]) -> None:
-        """``types``: by the name of an event its columns. Raises Failure if two events would have one view."""
+        """``types``: by the name of an event its columns.
+
+        Raises Failure if two events would have one view, or if all events have too many columns for one table.
+        """
         self.types = dict(types)
         sql_types: dict[str, set[str]] = defaultdict(set)
         for columns in types.values():
@@ -60,6 +64,13 @@ class Layout:
                 f"the views of the events {', '.join(types)} need different names of at most {NAME_MAX_BYTES} letters",
                 "rename an event, or let another sink take it",
                 code="event-view-ambiguous",
+            )
+        if len(self.columns) > COLUMNS_MAX:
+            raise Failure(
+                f"the events {', '.join(types)} have {len(self.columns)} columns together, and a table of the sink has "
+                f"at most {COLUMNS_MAX}",
+                "let several sinks take them, or nest some of their properties",
+                code="event-columns-too-many",
             )
 
     @classmethod
@@ -124,7 +135,13 @@ class TransformedLayout:
     """
 
     def __init__(self, events: Layout, returned: Sequence[Column]) -> None:
-        """``events`` is how they lie before the transform."""
+        """``events`` is how they lie before the transform. Raises Failure if no row has room for what it returns."""
+        if row_bytes(returned) > ROW_MAX_BYTES:
+            raise Failure(
+                f"the transform returns columns that need {row_bytes(returned)} bytes of a row",
+                f"{LIMIT}; let it return fewer",
+                code="transform-unusable",
+            )
         self._events = events
         self.returned = tuple(column._replace(is_nullable=True) for column in returned)  # of a filtered event
         self.columns = (

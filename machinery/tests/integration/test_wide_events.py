@@ -1,0 +1,103 @@
+"""Events of as many columns as are allowed, each with a value that Postgres cannot move out of its row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from psycopg2 import extensions
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.events.room import COLUMNS_MAX, ROW_MAX_BYTES
+from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.spec import SinkSpec
+from tests.support.declared import NUMBER, Events, payload
+from tests.support.declared_sinks import batch_of, record, sink
+from tests.support.made_events import as_read
+
+TOPIC = "shop.order"
+PROJECTION = """
+-- [refuse]
+INSERT INTO rejections (event_id, reason, detail)
+SELECT event_id, 'even', number::text FROM new_events WHERE number %% 2 = 0;
+
+-- [apply]
+INSERT INTO seen (sink, id, number) SELECT %(sink)s, id, number FROM new_events;
+"""
+TABLE = """
+CREATE TABLE seen (sink text, id text, number bigint);
+GRANT SELECT, INSERT ON seen TO {writer};
+"""
+OTHERS_BYTES = 24 + 8  # of the key and the version
+UUID_TEXT = str(UUID(int=2**128 - 1))
+# By SQL type: a rule, how many columns of it there is room for, and a value that takes as much room as any.
+WIDEST: Mapping[str, tuple[dict[str, Any], int, Any]] = {
+    "text": ({"type": "string"}, 24, "abcdefghijklmnopqrstuvw"),
+    "numeric": ({"type": "number"}, 24, 10**39 + 1),
+    "jsonb": ({"type": "array"}, 24, ["123456789012345"]),
+    "uuid": ({"type": "string", "format": "uuid"}, 16, UUID_TEXT),
+    "bigint": (NUMBER, 8, 2**62),
+    "timestamptz": ({"type": "string", "format": "date-time"}, 8, "2026-11-27T10:00:00Z"),
+    "boolean": ({"type": "boolean"}, 8, True),
+}
+
+
+@pytest.fixture
+def writing(databases: Settings) -> Iterator[extensions.connection]:
+    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute(TABLE.replace("{writer}", databases.role_name(SinkRole.WRITER)))
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+        yield connection
+
+
+def widest(type_: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A schema with as many columns of a type as are allowed, and a payload without its key and version."""
+    rule, width, value = WIDEST[type_]
+    names = [f"p{number}" for number in range((ROW_MAX_BYTES - OTHERS_BYTES) // width)]
+    return payload(dict.fromkeys(names, rule), required=tuple(names)), dict.fromkeys(names, value)
+
+
+def alternating() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Columns of two types that Postgres aligns in turns."""
+    (text, _, of_text), (bigint, _, of_bigint) = WIDEST["text"], WIDEST["bigint"]
+    names = [f"p{number}" for number in range((ROW_MAX_BYTES - OTHERS_BYTES) // (24 + 8) * 2)]
+    rules = {name: (text, bigint)[place % 2] for place, name in enumerate(names)}
+    values = {name: (of_text[:-3], of_bigint)[place % 2] for place, name in enumerate(names)}
+    return payload(rules, required=tuple(names)), values
+
+
+@pytest.mark.parametrize("type_", [*WIDEST, "alternating"])
+def test_an_event_of_the_most_columns_is_applied_and_refused(
+    tmp_path: Path, writing: extensions.connection, databases: Settings, type_: str
+) -> None:
+    schema, values = alternating() if type_ == "alternating" else widest(type_)
+    # Another event fills the table with columns, so that the row's bitmap of NULLs is as long as it can be.
+    others = COLUMNS_MAX - len(schema["properties"]) - 1
+    flags = {f"q{number}": {"type": "boolean"} for number in range(others)}
+    first, second = ({name: flags[name] for name in part} for part in (list(flags)[:750], list(flags)[750:]))
+    (tmp_path / "seen.sql").write_text(PROJECTION)
+    declared = {"placed_v1": schema, "paid_v1": payload(first), "sent_v1": payload(second)}
+    known = Events(tmp_path / "events").aggregate("order", **declared).load()
+    spec = sink(known, "order", projections=tmp_path)
+    assert len(spec.layout.columns) == COLUMNS_MAX
+    key = "k" * 23
+    records = [record("placed", {"id": key, "number": number, **values}) for number in (1, 2)]
+    writer = PostgresWriter(writing, spec)
+    counts = writer.apply(batch_of(spec, TOPIC, *records))
+    assert (counts.applied, counts.rejected, counts.dead) == (1, 1, 0)
+    staged = [record("placed", {"id": key, "number": number, **values}) for number in (3, 4)]
+    assert copied(writer, databases, spec, staged) == 2
+    with writing, writing.cursor() as cursor:
+        cursor.execute("SELECT number FROM seen")
+        assert cursor.fetchall() == [(1,)]
+
+
+def copied(writer: PostgresWriter, databases: Settings, spec: SinkSpec, records: list[Any]) -> int:
+    """How many rows a task has copied into the staging tables."""
+    copier = writer.staging.copier(databases.dsn(SinkRole.WRITER), TOPIC)
+    return copier(1, [as_read(*records, partition=0)]).rows
