@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -38,6 +39,7 @@ PLACED = {"id": "a", "number": 1, "quantity": 2}
 PLACED_2 = PLACED | {"unit": "KGM"}
 PLACED_3 = PLACED_2 | {"is_gift": True}
 PLAIN = {"id": "a", "number": 2}
+UPPER_CASE = "01A1FC75-167D-7239-AF57-D1EE1A62E0A6"
 COLUMNS = {
     "order.placed": ["id", "number", "quantity", "unit", "is_gift"],
     "order.placed.v1": ["id", "number", "quantity"],
@@ -171,6 +173,20 @@ def test_no_key_is_not_the_empty_key(known: Catalog, key: bytes | None, is_dead:
     event = record("filled", PLAIN | {"id": ""})._replace(key=key)
     decoded = both_ways(as_read(event), decoder(known, "basket"))
     assert [one.rejection.reason for one in decoded.dead] == ["key mismatch"] * is_dead
+
+
+@pytest.mark.parametrize("key", [UPPER_CASE, f"{UPPER_CASE[:18].lower()}{UPPER_CASE[18:]}"])
+def test_a_key_that_is_a_uuid_has_one_spelling(tmp_path: Path, key: str) -> None:
+    """Two spellings would be two keys to Kafka and to `check`, and one to Postgres."""
+    schema = payload({"id": {"type": "string", "format": "uuid"}})
+    known = Events(tmp_path).aggregate("order", placed_v1=schema).load()
+    good, bad = (record("placed", PLAIN | {"id": one}) for one in (UPPER_CASE.lower(), key))
+    for decoding in (decoder(known, "order"), pickle.loads(pickle.dumps(decoder(known, "order")))):  # noqa: S301
+        decoded = both_ways(as_read(good, bad), decoding)
+        assert [table.num_rows for table in decoded.rows.values()] == [1]
+        [dead] = decoded.dead
+        assert (dead.record, dead.rejection.reason) == (bad, "schema violation")
+        assert "$.id" in dead.rejection.detail
 
 
 class Lines(RecordDecoder):

@@ -188,6 +188,12 @@ class TestExamples:
         assert (finding.file, finding.property) == ("item/moved.v2.schema.json", property_)
         assert finding.message.startswith("example 2: ")
 
+    def test_key_that_is_a_uuid_has_one_spelling(self, events: Events) -> None:
+        example = {**EXAMPLE, "id": "01A1FC75-167D-7239-AF57-D1EE1A62E0A6"}
+        schema = payload({"id": {"type": "string", "format": "uuid"}}, examples=[example])
+        [finding] = examples.check(events.aggregate("item", moved_v1=schema).load())
+        assert (finding.rule, finding.property) == ("example-invalid", "id")
+
     @pytest.mark.parametrize(
         ("source", "rule", "property_"),
         [

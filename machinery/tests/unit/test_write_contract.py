@@ -169,6 +169,12 @@ def test_a_key_that_the_payload_does_not_repeat_is_refused(declare: Declare, key
         written({"order_id": ID, "cents": 1}, key)
 
 
+def test_a_key_that_is_a_uuid_has_one_spelling(declare: Declare) -> None:
+    declare()
+    with raises("event-invalid", "$.order_id", "[0-9a-f]{8}-"):
+        written({"order_id": ID.upper(), "cents": 1}, ID.upper())
+
+
 def test_the_text_of_a_number_is_its_key(declare: Declare) -> None:
     number = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
     declare(schema={"type": "object", "required": ["order_id"], "properties": {"order_id": number}})

@@ -214,7 +214,8 @@ def _aggregate(entry: Path, folder: Path, topic_prefix: str, partitions: int) ->
         raise _unusable(
             entry / AGGREGATE_FILE, f"{topic} cannot be a topic", "letters, digits, '.', _ and -, up to 249"
         )
-    made = Aggregate(entry.name, topic, **{"partitions": partitions, **options}, events=_events(entry, folder))
+    events = _events(entry, folder, options["key"])
+    made = Aggregate(entry.name, topic, **{"partitions": partitions, **options}, events=events)
     if not made.events:
         raise _unusable(entry, "it declares no event", f"name its files {EXAMPLE}")
     for schema in made.schemas:
@@ -222,7 +223,7 @@ def _aggregate(entry: Path, folder: Path, topic_prefix: str, partitions: int) ->
     return made
 
 
-def _events(entry: Path, folder: Path) -> dict[str, dict[int, EventSchema]]:
+def _events(entry: Path, folder: Path, key: str) -> dict[str, dict[int, EventSchema]]:
     found: dict[str, dict[int, EventSchema]] = {}
     spelled: dict[str, str] = {}
     for file in sorted(entry.glob("*.json")):
@@ -235,7 +236,7 @@ def _events(entry: Path, folder: Path) -> dict[str, dict[int, EventSchema]]:
                 "rename one of the two",
                 code="event-declared-twice",
             )
-        found.setdefault(type_, {})[version] = EventSchema(entry.name, type_, version, bundle(file, folder))
+        found.setdefault(type_, {})[version] = EventSchema(entry.name, type_, version, bundle(file, folder), key)
     return {type_: dict(sorted(versions.items())) for type_, versions in found.items()}
 
 

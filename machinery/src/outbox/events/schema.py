@@ -20,6 +20,8 @@ from outbox.events.references import bundle, resolve, unusable
 SqlType = Literal["uuid", "timestamptz", "bigint", "numeric", "boolean", "text", "jsonb", "double precision", "date"]
 
 BIGINT_MIN, BIGINT_MAX = -(2**63), 2**63 - 1
+# The spelling that Postgres writes. JSON Schema allows upper case too, and two spellings would be two keys to Kafka.
+CANONICAL_UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 DETAIL_MAX_CHARACTERS = 200
 
 
@@ -54,6 +56,7 @@ class PayloadSchema:
         self.document = {**document, "type": document.get("type", "object")}
         if self.document["type"] != "object":
             raise unusable(name, "a payload is an object: its type is not")
+        self._validated = self.document
         try:
             self._compile()
         except ValueError as error:  # jsonschema_rs.ValidationError is one; its first line says what is wrong
@@ -70,7 +73,7 @@ class PayloadSchema:
         self._compile()
 
     def _compile(self) -> None:
-        self._validator = jsonschema_rs.Draft202012Validator(self.document, validate_formats=True)
+        self._validator = jsonschema_rs.Draft202012Validator(self._validated, validate_formats=True)
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
@@ -121,12 +124,16 @@ class PayloadSchema:
 
 
 class EventSchema(PayloadSchema):
-    """The declaration of one version of one event type."""
+    """The declaration of one version of one event type. A key that is a uuid has one spelling, which is lower-case."""
 
-    def __init__(self, aggregate: str, type_: str, version: int, document: dict[str, Any]) -> None:
-        """See `PayloadSchema`."""
+    def __init__(self, aggregate: str, type_: str, version: int, document: dict[str, Any], key: str = "") -> None:
+        """See `PayloadSchema`. ``key`` is the property that repeats the record's key."""
         self.aggregate, self.type, self.version = aggregate, type_, version
         super().__init__(f"{aggregate}.{type_}.v{version}", document)
+        if any(column.name == key and column.type == "uuid" for column in self.columns):
+            spelling = {"properties": {key: {"pattern": CANONICAL_UUID}}}
+            self._validated = {**self.document, "allOf": [*self.document.get("allOf", ()), spelling]}
+            self._compile()
 
     @property
     def event(self) -> str:
