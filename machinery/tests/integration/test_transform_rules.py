@@ -12,7 +12,7 @@ from outbox.base.settings import load
 from outbox.sink.discovery import event_decoders
 from outbox.sink.layout import Layout
 from outbox.sink.spark import frame, rules
-from outbox.sink.spark.transform import Function
+from outbox.sink.spark.transform import Function, quoted
 from outbox.testing.failures import raises
 from outbox.testing.fixtures.spark import leaves_sockets
 from tests import transforms
@@ -131,3 +131,9 @@ def test_payloads_that_a_sink_would_not_take_are_refused(spark: SparkSession) ->
         rules.events(spark, SETTINGS, ["item"], {"item": [payload(1)]})
     with raises("event-undeclared", "item.nothing"):
         rules.events(spark, SETTINGS, ["item"], {"item.nothing": [payload(1)]})
+
+
+@pytest.mark.parametrize("name", ["plain", "a`b", "`", "a.b", "``a` b"])
+def test_a_column_may_have_any_name(spark: SparkSession, name: str) -> None:
+    rows = spark.createDataFrame([(1, 2)], ["other", name])
+    assert rows.select([quoted(name)]).toArrow().to_pylist() == [{name: 2}]

@@ -91,18 +91,18 @@ def test_what_is_edited_starts_again_and_what_fails_is_shown(home: Path, copied:
         file = copied / SQL
         good = file.read_text()
         file.write_text(good.replace("[apply]", "[apply] nonsense ["))
-        seen.wait(r"dev +│ sinks has changed")
+        seen.wait(r"dev +│ sinks: changed")
         seen.wait(r"sinks +│ outbox: .*stock\.sql")
-        seen.wait(r"dev +│ sinks has ended")
+        seen.wait(r"dev +│ sinks: ended")
         file.write_text(good)
-        seen.wait(r"dev +│ sinks starts")
+        seen.wait(r"dev +│ sinks: starting")
         seen.wait(r"sinks +│ .*started")
         service = copied / "stock" / "service.py"
         service.write_text(service.read_text() + "\n")
-        seen.wait(r"dev +│ service starts")
+        seen.wait(r"dev +│ service: starting")
         seen.wait(r"dev +│ the service is on http://127.0.0.1:\d+")
         Stack(load(home, environment=False)).part("connect").kill()
-        seen.wait(r"dev +│ connect has ended — `outbox up`")
+        seen.wait(r"dev +│ connect: ended — `outbox up`")
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_S) == 0
     stack = Stack(load(home, environment=False))

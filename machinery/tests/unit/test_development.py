@@ -17,11 +17,13 @@ from click.testing import CliRunner
 
 from outbox.base.settings import Settings, load
 from outbox.commands import dev
+from outbox.events import catalog
 from outbox.stack import development, ports
 from outbox.stack.command import Command, ServiceCommand
 from outbox.stack.development import SCHEMA, SERVICE, SINKS, Development, _states
 from outbox.stack.process import Process
 from outbox.stack.stack import PARTS
+from tests.support.declared_events import declare, work_for
 
 
 class Part(Process):
@@ -160,7 +162,7 @@ def test_a_part_of_the_stack_that_ends_is_shown_once_with_its_remedy(name: str, 
     assert developed.look() == []
     developed.parts[name].runs = False
     [shown] = developed.look()
-    assert shown.startswith(f"{name} has ended")
+    assert shown.startswith(f"{name}: ended")
     assert "`outbox up`" in shown
     assert f"`outbox logs {name}`" in shown
     assert developed.look() == []
@@ -174,13 +176,13 @@ def test_a_part_of_the_stack_that_runs_again_may_end_again(developed: Developed)
         kafka.runs = runs
         shown += developed.look()
     ended = shown[0]
-    assert shown == [ended, "kafka runs again", ended]
+    assert shown == [ended, "kafka: running again", ended]
 
 
 def test_sinks_that_end_say_that_they_start_again(developed: Developed) -> None:
     developed.start()
     developed.sinks.runs = False
-    assert developed.look() == ["sinks has ended — it starts again when one of its files changes"]
+    assert developed.look() == ["sinks: ended — it starts again when one of its files changes"]
 
 
 def test_a_taken_port_of_the_service_does_not_keep_the_sinks_from_starting(
@@ -193,23 +195,45 @@ def test_a_taken_port_of_the_service_does_not_keep_the_sinks_from_starting(
         assert connector == "connector created"
         assert f"port {settings.service_port} of service is taken" in failed
         assert "end that program" in failed, "its remedy"
-        assert started == "sinks starts"
+        assert started == "sinks: starting"
         assert developed.look() == [], "it has not ended, and is not ready"
     developed.development._apply(settings, SERVICE)
-    assert developed.look() == ["service starts", f"the service is on {developed.service.url()}"]
+    assert developed.look() == ["service: starting", f"the service is on {developed.service.url()}"]
 
 
 def test_the_address_is_shown_once_the_service_is_ready_after_each_start(
     developed: Developed, settings: Settings
 ) -> None:
-    assert developed.start() == ["connector created", "service starts", "sinks starts"]
+    assert developed.start() == ["connector created", "service: starting", "sinks: starting"]
     assert developed.look() == []
     developed.service.answers = True
     there = f"the service is on http://{settings.service_host}:{settings.service_port}"
     assert developed.look() == [there]
     assert developed.look() == []
     developed.development._apply(settings, SCHEMA)
-    assert developed.look() == ["connector created", "service starts", "sinks starts", there]
+    assert developed.look() == ["connector created", "service: starting", "sinks: starting", there]
+
+
+def test_events_that_are_declared_meanwhile_are_applied(
+    developed: Developed, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied: list[tuple[set[str], set[str]]] = []
+
+    def noted(of: Settings) -> None:
+        known = catalog.of(of)
+        applied.append(({schema.name for schema in known.schemas}, set(known.topics)))
+
+    monkeypatch.setattr(development, "migrate", noted)
+    folder = work_for(tmp_path / "project", monkeypatch)
+    declare(folder, "order")
+    before = set(catalog.of(settings).topics)
+    developed.start()
+    declare(folder, "basket")
+    developed.development._apply(settings, SCHEMA)
+    [(_, topics), (names, topics_now)] = applied
+    assert topics == before
+    assert names == {"basket.changed.v1", "order.changed.v1"}
+    assert len(topics_now - topics) == 1
 
 
 @pytest.fixture

@@ -200,6 +200,7 @@ class TestExamples:
             ("def placed_v1(payload):\n    return None\n", "upcaster-failed", ""),
             ("def placed_v1(payload):\n    return payload\n", "upcaster-failed", "label"),
             ("def placed_v1(payload):\n    raise KeyError('x')\n", "upcaster-failed", ""),
+            ("def placed_v1(payload):\n    raise SystemExit(0)\n", "upcaster-failed", ""),
             ("def placed_v1(payload):\n    return {**payload, 'label': 1}\n", "upcaster-failed", "label"),
             ("def placed_v1(payload):\n    return {**payload, 'label': '', 'id': 'b'}\n", "upcaster-failed", "id"),
             (

@@ -82,6 +82,8 @@ def test_executor_needs_no_file(events: Events) -> None:
         "exit()",
         "payload['missing']",
         "1 / 0",
+        "exit(3)",
+        "(_ for _ in ()).throw(GeneratorExit)",
         "placed_v1(payload)",
         "(lambda one: one.update(x=one) or one)({**payload, 'label': ''})",
     ],
@@ -112,7 +114,8 @@ def test_caller_keeps_its_payload(events: Events) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["def placed_v1(payload:\n", "1 / 0\n", "import nowhere\n", "raise SystemExit\n", "\0"]
+    "source",
+    ["def placed_v1(payload:\n", "1 / 0\n", "import nowhere\n", "raise SystemExit\n", "raise GeneratorExit\n", "\0"],
 )
 def test_file_that_cannot_run_is_reported(events: Events, source: str) -> None:
     with raises("upcaster-unusable", "upcast.py"):

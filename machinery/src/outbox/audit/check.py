@@ -21,11 +21,12 @@ from contextlib import closing
 from outbox.audit import sinks, source, verified
 from outbox.audit.comparison import Observed, compare
 from outbox.audit.declared import Declared, EventTopic, load
-from outbox.audit.report import Report, plural
+from outbox.audit.report import Report
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.verified import Doubt, Verified
 from outbox.base.settings import Settings
 from outbox.base.wait import WaitTimeoutError, nothing, timeout_scale, wait_for
+from outbox.base.words import plural
 from outbox.kafka import topics
 
 POLL_S = 0.5

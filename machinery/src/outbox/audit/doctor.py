@@ -21,6 +21,7 @@ from outbox.audit.source import AGAIN, snapshot
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.words import plural
 from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.kafka.topics import Topic, TopicSpec
@@ -130,7 +131,7 @@ def _declared(settings: Settings) -> Diagnosis:
     refused = ", ".join(sorted(map(str, wanted - allowed)))
     if refused:
         return _problem("events-undeclared", f"the outbox refuses {refused}, which are declared", "`outbox migrate`")
-    return _ok("events-declared", f"the outbox takes the declared events: {len(wanted)} versions")
+    return _ok("events-declared", f"the outbox takes the declared events: {plural(len(wanted), 'version')}")
 
 
 def _sink_database(settings: Settings) -> Iterator[Diagnosis]:
@@ -371,7 +372,7 @@ def _sink(
     yield from _asked(settings, replace(found, name=name))
     ((parked,),) = _rows(settings, SinkRole.AUDITOR, OPEN_DEAD_LETTERS, name)
     if parked:
-        message = f"sink {name} has {parked} open dead letters"
+        message = f"sink {name} has {plural(parked, 'open dead letter')}"
         yield _problem("dead-letters-open", message, f"`outbox dead-letters list --sink {name}`")
 
 

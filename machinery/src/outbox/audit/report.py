@@ -12,6 +12,7 @@ from outbox.audit.quantity import EXACT, Quantity, text_of
 from outbox.audit.topic_part import Refused
 from outbox.audit.verified import Verified
 from outbox.base.errors import Failure
+from outbox.base.words import plural
 
 
 @dataclass(frozen=True)
@@ -397,8 +398,3 @@ def sum_of_sizes(numbers: Iterable[Decimal]) -> Decimal:
     for one in numbers:
         total = EXACT.add(total, one.copy_abs())
     return total
-
-
-def plural(count: int, noun: str) -> str:
-    """A count with its noun."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -11,9 +11,10 @@ import msgspec
 
 from outbox.audit import check
 from outbox.audit.quantity import text_of
-from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport, plural
+from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
 from outbox.base.errors import Failure
 from outbox.base.settings import load
+from outbox.base.words import plural
 
 WORST_SHOWN = 5
 REASONS_SHOWN = 5
@@ -119,7 +120,7 @@ def _topic(topic: TopicReport) -> Iterator[Line]:
     before = f" ({topic.verified_before} verified before)" if topic.verified_before else ""
     records = f"{plural(topic.records, 'record')}{before}, {plural(topic.duplicates, 'duplicate')}"
     yield f"topic {topic.name}", f"{records}; {plural(topic.outbox_events, 'event')} in the outbox"
-    yield "", f"{len(topic.lost)} lost, {topic.missing_versions} versions missing, {topic.in_flight} in flight"
+    yield "", _missing(len(topic.lost), topic.missing_versions, topic.in_flight)
     if topic.repeated_versions:
         yield "", f"{plural(topic.repeated_versions, 'version')} of a key on different events"
     if topic.spread_keys:
@@ -138,13 +139,20 @@ def _total(report: Report) -> Iterator[Line]:
         f"{plural(report.records, 'record')}, {plural(report.duplicates, 'duplicate')};"
         f" {plural(report.outbox_events, 'event')} in the outbox",
     )
-    yield "", f"{len(report.lost)} lost, {report.missing_versions} versions missing, {report.in_flight} in flight"
+    yield (
+        "",
+        f"{len(report.lost)} lost, {plural(report.missing_versions, 'version')} missing, {report.in_flight} in flight",
+    )
+
+
+def _missing(lost: int, versions: int, in_flight: int) -> str:
+    return f"{lost} lost, {plural(versions, 'version')} missing, {in_flight} in flight"
 
 
 def _sink(sink: SinkReport) -> Iterator[Line]:
     lost = f", {sink.lost} lost" if sink.lost else ""
     not_compared = f"; not compared: {sink.not_compared}" if sink.not_compared else ""
-    yield f"sink {sink.name}", f"{sink.in_flight} in flight, {sink.parked} parked{lost}{not_compared}"
+    yield f"sink {sink.name}", f"{sink.in_flight} in flight, {sink.parked} set aside{lost}{not_compared}"
     if sink.discarded:
         yield "", f"{sum(sink.discarded.values())} discarded: {_reasons(sink.discarded)}"
     if sink.filtered:
@@ -166,7 +174,7 @@ def _comparison(one: ComparisonReport) -> Iterable[Line]:
         result = f"DRIFTS by {text_of(one.drift_total)} in {plural(len(one.drift), 'key')}"
     else:
         result = f"equals the source ({plural(len(one.totals), 'key')})"
-    uncertain = f", {len(one.uncertain)} keys uncertain" if one.uncertain else ""
+    uncertain = f", {plural(len(one.uncertain), 'key')} uncertain" if one.uncertain else ""
     yield "", f"{one.name}: {result}{uncertain}"
     worst = sorted(one.drift.items(), key=lambda entry: -abs(entry[1]))[:WORST_SHOWN]
     for key, difference in worst:

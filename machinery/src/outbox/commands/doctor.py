@@ -7,9 +7,9 @@ import json
 import click
 
 from outbox.audit.doctor import examine
-from outbox.audit.report import plural
 from outbox.base.errors import Failure
 from outbox.base.settings import load
+from outbox.base.words import plural
 
 
 @click.command()

@@ -11,6 +11,7 @@ import click
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
+from outbox.base.words import plural
 from outbox.events import catalog, compatibility, examples, revision
 from outbox.events.aggregate import Aggregate
 from outbox.events.catalog import Catalog
@@ -66,7 +67,7 @@ def check(published: str | None, as_json: bool) -> None:
             click.echo(str(finding))
     if found:
         raise Failure(
-            f"{_plural(len(found), 'problem')} found; first: {found[0]}",
+            f"{plural(len(found), 'problem')} found; first: {found[0]}",
             "docs/events.md says which edit needs a new version",
             code="problems-found",
         )
@@ -153,15 +154,10 @@ def _takers(versions: list[dict[str, Any]]) -> Iterator[str]:
 
 def _summary(known: Catalog, published: str | None) -> str:
     count = sum(len(schema.examples) for schema in known.schemas)
-    done = f"valid: {_plural(len(known.schemas), 'version')} of events, {_plural(count, 'example')}"
+    done = f"valid: {plural(len(known.schemas), 'version')} of events, {plural(count, 'example')}"
     return f"{done}; no edit since {published} breaks a reader" if published is not None else done
 
 
 def _line(error: Exception) -> str:
     text = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())
-
-
-def _plural(count: int, noun: str) -> str:
-    """As `outbox.audit.report.plural`, which needs what reads topics: a service without sinks may not have it."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -113,7 +113,9 @@ def _stepped(aggregate: Aggregate, step: Step, payload: dict[str, Any]) -> dict[
     arguments = deepcopy(payload), deepcopy(payload)
     try:
         results = [as_json(step.function(argument)) for argument in arguments]
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # as `Upcaster.upcast`
         raise UpcastError("upcaster-failed", f"{type(error).__name__}: {error}") from error
     if arguments != (payload, payload):
         raise UpcastError("upcaster-impure", "it changes its argument")

@@ -57,7 +57,9 @@ class Upcaster:
                 payload = function(dict(payload))
             payload = as_json(payload)
             violation = self.target.violation(payload)
-        except (Exception, SystemExit) as error:  # a mistake in it sets the event aside
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a mistake in it sets the event aside, also one that would end the process
             return Rejection(UPCAST_FAILED, shortened(f"{name}: {type(error).__name__}: {error}"))
         return payload if violation is None else Rejection(UPCAST_FAILED, shortened(f"{name}: {violation.detail}"))
 
@@ -97,7 +99,9 @@ def _functions(file: str, source: str) -> dict[str, Function]:
     space: dict[str, Any] = {"__name__": "upcast", "__file__": file}
     try:
         exec(compile(source, file, "exec"), space)  # noqa: S102 - the project's own file
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise _unusable(file, error) from None
     return {name: found for name, found in space.items() if callable(found)}
 

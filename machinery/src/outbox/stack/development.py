@@ -4,7 +4,7 @@
 |---|---|
 | the service's package | the service starts again |
 | the package of the sinks | the sinks start again |
-| ``connect/``, ``migrations/`` | migrations and connector are applied; both start again |
+| ``connect/``, ``migrations/`` | declared events, migrations and connector are applied; both start again |
 
 A service or sinks that fail stay down until a file changes; a part of the stack that ends, until `outbox up` starts it.
 What they say is in their logs, which are shown.
@@ -21,6 +21,7 @@ from pathlib import Path
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
+from outbox.events import catalog
 from outbox.migrations.migrate import migrate
 from outbox.relay import lifecycle
 from outbox.stack.command import Command, ServiceCommand, service, sink
@@ -86,7 +87,7 @@ class Development:
         """
         self._follow()
         for what in self._changed():
-            self._show("dev", f"{what} has changed")
+            self._show("dev", f"{what}: changed")
             self._apply(self._stack.settings, what)
         for name, part in self._parts.items():
             if name not in self._down and not part.is_running():
@@ -96,7 +97,7 @@ class Development:
             self._show_end(name, f"`outbox up` in another terminal starts it again, `outbox logs {name}` says why")
         elif name in self._down:
             self._down.remove(name)
-            self._show("dev", f"{name} runs again")
+            self._show("dev", f"{name}: running again")
         if self._starting and self._starting.is_ready():
             self._show("dev", f"the service is on {self._starting.url()}")
             self._starting = None
@@ -111,6 +112,7 @@ class Development:
     def _apply(self, settings: Settings, what: str) -> None:
         try:
             if what == SCHEMA:
+                catalog.load.cache_clear()  # migrations and connector are applied as by a command that begins now
                 migrate(settings)
                 self._show("dev", f"connector {lifecycle.apply(settings)}")
         except Failure as failure:
@@ -128,19 +130,19 @@ class Development:
         except Failure as failure:
             if not part.is_running():
                 self._down.add(name)
-            self._show("dev", f"{name} does not start again: {failure}; {AGAIN}")
+            self._show("dev", f"{name}: not started: {failure}; {AGAIN}")
             return
         self._down.discard(name)
         if isinstance(part, ServiceCommand):
             self._starting = part
-        self._show("dev", f"{name} starts")
+        self._show("dev", f"{name}: starting")
 
     def _show_end(self, name: str, remedy: str) -> None:
         """Show once that a part has ended, below what it has said."""
         if name not in self._down:
             self._down.add(name)
             self._follow()
-            self._show("dev", f"{name} has ended — {remedy}")
+            self._show("dev", f"{name}: ended — {remedy}")
 
     def _follow(self) -> None:
         for name, log in self._logs.items():

@@ -183,7 +183,7 @@ class Transform:
             returned, names = self._function(events), self.returned.names
             if returned.columns == names:
                 return returned  # one analysis less
-            return returned.select([f"`{name}`" for name in names])
+            return returned.select([quoted(name) for name in names])
         except Py4JNetworkError:
             raise  # the JVM is gone
         except Exception as error:
@@ -297,6 +297,11 @@ def task_failures(*of_transform: type[Exception]) -> Iterator[None]:
             "code": getattr(error, "code", "spark-failed"),
         }
         raise TaskFailed(json.dumps(failure)) from error
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark's SQL takes any."""
+    return "`{}`".format(name.replace("`", "``"))
 
 
 def unusable(returned: StructType, given: StructType) -> tuple[str, str] | None:
