@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from tests.support.declared import EXAMPLE, Events, payload
 LABEL = {"label": {"type": "string"}}
 UPCAST = "def placed_v1(payload):\n    return {**payload, 'label': ''}\n"
 TOML = '[tool.outbox]\ntopic-prefix = "shop"\nsinks-package = "no_sinks"\n'
+IMPORTS = "from pathlib import Path\nfrom outbox.sinks import LakehouseTarget, SinkJob\n"
 JOBS = """
 from outbox.sinks import SinkJob
 
@@ -248,10 +252,91 @@ class TestExamples:
             examples.check(events.write("order/upcast.py", "def").load())
 
 
+class TestSinks:
+    """What the sinks of a project make of its declarations."""
+
+    PRICES = ({"price": {"type": "number"}}, {"price": {"type": "string"}})
+
+    @pytest.fixture
+    def shop(self, tmp_path: Path) -> Iterator[Repository]:
+        """A sink `orders` of all events of an aggregate, with one projection."""
+        made = Repository(tmp_path / "project")
+        name = f"sinks_of_{tmp_path.name}"
+        made.write("pyproject.toml", TOML.replace("no_sinks", name))
+        for file in ("__init__.py", "orders/__init__.py"):
+            made.write(f"{name}/{file}", "")
+        self.folder = f"{name}/orders"
+        self.job(made)
+        self.projection(made, "SELECT price FROM new_events")
+        made.events.aggregate("order", placed_v1=payload(self.PRICES[0]))
+        made.commit()
+        yield made
+        for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+            del sys.modules[module]
+
+    def job(self, shop: Repository, more: str = "") -> None:
+        line = f"job = SinkJob(events=['order']{more})\n"
+        shop.write(f"{self.folder}/job.py", f"{IMPORTS}{line}")
+        for module in [module for module in sys.modules if module.startswith(self.folder.replace("/", "."))]:
+            del sys.modules[module]
+        importlib.invalidate_caches()
+
+    def projection(self, shop: Repository, sql: str) -> None:
+        shop.write(f"{self.folder}/projections/totals.sql", f"INSERT INTO totals {sql}\n;\n")
+
+    def test_sinks_that_can_start_have_no_finding(self, shop: Repository) -> None:
+        assert shop.findings() == shop.findings("--against", "HEAD") == []
+        assert shop.run("check").stderr == ""
+
+    def test_version_without_its_upcaster_is_found(self, shop: Repository) -> None:
+        shop.events.aggregate("order", placed_v2=payload(self.PRICES[0], ("price",)))
+        assert shop.findings() == [("upcaster-missing", "sink orders", "")]
+
+    @pytest.mark.parametrize(
+        ("sql", "is_found"),
+        [
+            ("SELECT price FROM new_events", True),
+            ("SELECT sum(new_events.price) FROM new_events", True),
+            ('SELECT "price:numeric" FROM new_events', False),
+            ("SELECT price FROM new_order_placed", False),
+            ("SELECT 1 FROM new_events -- of any price", False),
+        ],
+    )
+    def test_column_that_another_event_splits_is_found(self, shop: Repository, sql: str, is_found: bool) -> None:
+        self.projection(shop, sql)
+        assert shop.findings() == []
+        shop.events.aggregate("order", paid_v1=payload(self.PRICES[1]))
+        expected = [("column-split", "sink orders", "price")] * is_found
+        assert shop.findings() == shop.findings("--against", "HEAD") == expected
+
+    @pytest.mark.parametrize(
+        "more", [", transform='any:thing'", ", target=LakehouseTarget(schema=Path('a.sql'), totals=Path('b.sql'))"]
+    )
+    def test_column_that_moves_below_a_transform_or_a_table_is_found(self, shop: Repository, more: str) -> None:
+        self.job(shop, more)
+        shop.events.aggregate("order", paid_v1=payload(self.PRICES[1]))
+        assert shop.findings() == []
+        assert shop.findings("--against", "HEAD") == [("column-moved", "sink orders", "price")]
+
+    def test_projection_that_cannot_be_used_is_found(self, shop: Repository) -> None:
+        shop.write(f"{self.folder}/projections/totals.sql", "-- [aply]\nSELECT 1;\n")
+        assert shop.findings() == [("sql-section-unknown", "sink orders", "")]
+        (shop.root / self.folder / "projections" / "totals.sql").unlink()
+        assert shop.findings() == [("projection-missing", "sink orders", "")]
+
+    def test_events_that_have_no_place_together_are_found(self, shop: Repository) -> None:
+        shop.events.aggregate("order", **{f"{'x' * 60}_v1": payload()})
+        assert shop.findings() == [("event-view-ambiguous", "sink orders", "")]
+
+    def test_module_that_raises_is_found(self, shop: Repository) -> None:
+        self.job(shop, more=", strategy=1 / 0")
+        assert shop.findings() == [("sinks-unusable", "sinks", "")]
+
+
 class TestAgainst:
     def test_events_as_they_were_have_no_finding(self, repository: Repository) -> None:
         done = repository.run("check", "--against", "HEAD")
-        assert (done.returncode, done.stderr) == (0, "")
+        assert done.returncode == 0, done.stderr
         assert done.stdout == "valid: 3 versions of events, 2 examples; no edit since HEAD breaks a reader\n"
 
     def test_incompatible_edit_names_property_and_rule(self, repository: Repository) -> None:
@@ -266,7 +351,7 @@ class TestAgainst:
         done = repository.run("check", "--against", "main")
         assert done.returncode == 1
         assert done.stdout.startswith(f"{file}: label: its type was string and is boolean [type-changed]\n")
-        assert done.stderr.startswith("outbox: 2 problems found; first: ")
+        assert done.stderr.splitlines()[-1].startswith("outbox: 2 problems found; first: ")
 
     def test_invalid_example_is_a_finding_without_a_revision(self, repository: Repository) -> None:
         repository.events.aggregate("order", paid_v1=payload(examples=[{}]))

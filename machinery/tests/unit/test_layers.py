@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.sink",),
     ("outbox.sink.postgres",),
     ("outbox.sink.discovery",),
-    ("outbox.sink.spark", "outbox.sink.repair", "outbox.sink.lakehouse"),
+    ("outbox.sink.examination", "outbox.sink.spark", "outbox.sink.repair", "outbox.sink.lakehouse"),
     ("outbox.audit",),
     ("outbox.maintenance",),
     ("outbox.stack",),

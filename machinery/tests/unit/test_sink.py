@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from outbox.base import project, settings
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
 from outbox.commands.sink import sink
 from outbox.sink import dead_letters, discovery, positions, strategy
 from outbox.sink.records import Record
@@ -39,7 +42,11 @@ class TestCommand:
     def ran(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """The names of the sinks that were run, in a project that runs two."""
         names: list[str] = []
-        monkeypatch.setattr(supervisor, "run", lambda _, specs, **__: names.extend(one.name for one in specs))
+
+        def run(_: Settings, specs: Sequence[SinkSpec], unusable: Mapping[str, Failure], **__: bool) -> None:
+            names.extend([*(one.name for one in specs), *(f"not {name}" for name in unusable)])
+
+        monkeypatch.setattr(supervisor, "run", run)
         mine = replace(project.current(), sinks=("upsert", "dedup"))
         monkeypatch.setattr(project, "current", lambda: mine)
         return names
@@ -51,6 +58,22 @@ class TestCommand:
     def test_it_runs_the_given_ones_instead(self, ran: list[str]) -> None:
         assert CliRunner().invoke(sink, ["merge", "naive", "merge"]).exit_code == 0
         assert ran == ["merge", "naive"]
+
+    @pytest.mark.parametrize("changes", [{"events": ["order.lost"]}, {"projections": Path("nowhere")}])
+    def test_one_that_cannot_run_does_not_stop_the_others(
+        self, ran: list[str], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    ) -> None:
+        bad = replace(made_events.JOB, name="bad", **changes)
+        known = discovery.jobs(settings.load(environment=False))
+        monkeypatch.setattr(discovery, "jobs", lambda _: [bad, *known])
+        assert CliRunner().invoke(sink, ["bad", "dedup"]).exit_code == 0
+        assert ran == ["dedup", "not bad"]
+        ran.clear()
+        assert CliRunner().invoke(sink, ["dedup"]).exit_code == 0
+        assert ran == ["dedup"]
+        for words in (["bad"], ["bad", "dedup", "--fail-fast"], ["dedup", "bad", "--until-caught-up"]):
+            assert isinstance(CliRunner().invoke(sink, words).exception, Failure)
+        assert ran == ["dedup"]
 
     def test_an_unknown_one_of_the_project_is_refused(self, ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         mine = replace(project.current(), sinks=("dedup", "nonsense"))

@@ -15,6 +15,7 @@ from outbox.base.words import plural
 from outbox.events import catalog, compatibility, examples, revision
 from outbox.events.aggregate import Aggregate
 from outbox.events.catalog import Catalog
+from outbox.events.finding import Finding
 from outbox.events.schema import EventSchema
 
 HEADINGS = ("aggregate", "topic", "event", "versions", "key", "version", "consumers")
@@ -46,20 +47,25 @@ def events(context: click.Context, as_json: bool) -> None:
 @click.option("--against", "published", metavar="REV", help="Also compare with the events of this git revision.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
 def check(published: str | None, as_json: bool) -> None:
-    """Check examples and upcasters; with --against, refuse edits that break readers. Status 1 if a problem is found.
+    """Check examples, upcasters, and what the project's sinks make of the events; with --against, refuse edits that
+    break readers. Status 1 if a problem is found.
 
     \b
     The keys of --json are stable, a list of:
-      rule, file (in the folder of events), property (empty if it is not one), message
+      rule, file (in the folder of events, or `sink NAME`), property (empty if it is not one), message
     """
     # The topics' names of the project, wherever this runs: the revision knows no environment.
     settings = load(environment=False, topic_prefix=project.current().topic_prefix)
     known = catalog.of(settings)
     found = examples.check(known)
+    before = None
     if published is not None:
-        found += compatibility.compare(
-            revision.published(project.current(), published, settings.topic_partitions), known
-        )
+        before = revision.published(project.current(), published, settings.topic_partitions)
+        found += compatibility.compare(before, known)
+    of_sinks, note = _of_sinks(settings, before)
+    found += of_sinks
+    if note is not None:
+        click.echo(f"note: {note}", err=True)
     if as_json:
         click.echo(json.dumps([finding.as_dict() for finding in found], indent=2))
     else:
@@ -79,6 +85,22 @@ def _events(known: Catalog) -> Iterator[tuple[Aggregate, Mapping[int, EventSchem
     for aggregate in known.aggregates.values():
         for versions in aggregate.events.values():
             yield aggregate, versions
+
+
+def _of_sinks(settings: Settings, before: Catalog | None) -> tuple[list[Finding], str | None]:
+    """What is wrong with the project's sinks; and why they are not known, if the project has none here."""
+    try:
+        from outbox.sink import examination
+    except ImportError as error:  # beside a service, the libraries of sinks may not be installed
+        return [], f"the sinks are not checked: {_line(error)}"
+    try:
+        return examination.examine(settings, before), None
+    except Failure as failure:
+        if failure.code == "sinks-package-missing":
+            return [], f"no sinks are checked: {_line(failure)}"
+        return [Finding(failure.code, "sinks", "", _line(failure))], None
+    except Exception as error:  # the project's own code
+        return [Finding("sinks-unusable", "sinks", "", f"the sinks cannot be loaded: {_line(error)}")], None
 
 
 def _consumers(settings: Settings, known: Catalog) -> tuple[dict[str, list[str]], list[str]]:

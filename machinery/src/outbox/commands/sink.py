@@ -42,7 +42,8 @@ def sink(names: tuple[str, ...], until_caught_up: bool, fail_fast: bool) -> None
     """Run the sinks of these names, or those of [tool.outbox], until SIGTERM or Ctrl-C.
 
     Each applies the events that it asks for to its target, side by side with the others. A sink whose failure may pass,
-    such as a lost connection, starts again by itself, unless one of the options is given.
+    such as a lost connection, starts again by itself, unless one of the options is given. One that cannot run as it is
+    declared is reported, and the others run; with one of the options, none does.
     """
     from outbox.sink.spark import supervisor
 
@@ -51,4 +52,9 @@ def sink(names: tuple[str, ...], until_caught_up: bool, fail_fast: bool) -> None
     wanted = names or project.current().sinks
     if not wanted:
         raise Failure("no sink is named", 'name one, or set sinks = ["…"] in [tool.outbox]', code="sink-unnamed")
-    supervisor.run(settings, discovery.choose(settings, wanted), until_caught_up=until_caught_up, fail_fast=fail_fast)
+    usable, failures = discovery.usable(settings, wanted)
+    for name, failure in failures.items():
+        if until_caught_up or fail_fast or not usable:
+            raise failure
+        log.get(__name__).error("sink cannot run", sink=name, error=str(failure), code=failure.code)
+    supervisor.run(settings, usable, failures, until_caught_up=until_caught_up, fail_fast=fail_fast)

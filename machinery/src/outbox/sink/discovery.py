@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -83,11 +83,33 @@ def sinks(settings: Settings) -> dict[str, SinkSpec]:
 
     Raises Failure if two jobs have one name, or if a job cannot be run as it is declared.
     """
-    found: dict[str, SinkSpec] = {}
+    return {name: resolve(settings, job) for name, job in _by_name(settings).items()}
+
+
+def usable(settings: Settings, names: Sequence[str] = ()) -> tuple[list[SinkSpec], dict[str, Failure]]:
+    """The sinks of these names, or all, that can run as they are declared; and by name why the others cannot.
+
+    Raises Failure for an unknown name, and if two jobs have one name.
+    """
+    found = _by_name(settings)
+    specs, failures = list[SinkSpec](), dict[str, Failure]()
+    for name in _known(found, names) if names else found:
+        try:
+            spec = resolve(settings, found[name])
+            spec.target.require_usable(spec)
+        except Failure as failure:
+            failures[name] = failure
+        else:
+            specs.append(spec)
+    return specs, failures
+
+
+def _by_name(settings: Settings) -> dict[str, SinkJob]:
+    found: dict[str, SinkJob] = {}
     for job in jobs(settings):
         if job.name in found:
             raise Failure(f"two jobs are called {job.name}", "rename one", code="sink-ambiguous")
-        found[job.name] = resolve(settings, job)
+        found[job.name] = job
     return found
 
 
@@ -97,8 +119,18 @@ def memories(settings: Settings) -> list[Memory]:
     return list(dict.fromkeys(one.memory for one in strategies if one.memory is not None))
 
 
+def _known(found: Collection[str], names: Sequence[str]) -> list[str]:
+    """These names, each once. Raises Failure for an unknown one."""
+    unknown = [name for name in names if name not in found]
+    if unknown:
+        raise Failure(
+            f"no sink is called {', '.join(unknown)}", f"there are {', '.join(found) or 'none'}", code="sink-unknown"
+        )
+    return list(dict.fromkeys(names))
+
+
 def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
-    """The sink of a job. Raises Failure if its name, events or strategy cannot be used."""
+    """The sink of a job. Raises Failure if its name, events or strategy cannot be used, or not together."""
     if not NAME.fullmatch(job.name):
         raise unusable(
             job, "its name is not a word", "begin with a letter; use a-z, 0-9, _ and -; at most 40 characters"
@@ -118,6 +150,7 @@ def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
             f"strategy {found.name} needs events that are numbered by key",
             "name the version in connect/events/AGGREGATE/aggregate.toml, or choose another strategy",
         )
+    _ = spec.layout  # raises Failure for events that have no place together
     return spec
 
 
@@ -134,13 +167,8 @@ def event_decoders(settings: Settings, names: Sequence[str]) -> dict[str, EventD
 
 def choose(settings: Settings, names: Sequence[str]) -> list[SinkSpec]:
     """The sinks of these names, each once. Raises Failure for an unknown name."""
-    known = sinks(settings)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise Failure(
-            f"no sink is called {', '.join(unknown)}", f"there are {', '.join(known) or 'none'}", code="sink-unknown"
-        )
-    return [known[name] for name in dict.fromkeys(names)]
+    found = _by_name(settings)
+    return [resolve(settings, found[name]) for name in _known(found, names)]
 
 
 def chosen(settings: Settings, name: str) -> SinkSpec:

@@ -150,6 +150,9 @@ class Target(ABC):
         del spec
         return rows
 
+    def require_usable(self, spec: SinkSpec) -> None:  # noqa: B027 - a sink is, unless a target says otherwise
+        """Raises Failure if the sink cannot run, as far as its files say so."""
+
     def require_rebuildable(self, spec: SinkSpec) -> None:  # noqa: B027 - a result is, unless a target says otherwise
         """Raises Failure if `outbox rebuild` cannot recompute the result."""
 

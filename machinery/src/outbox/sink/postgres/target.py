@@ -18,6 +18,9 @@ from outbox.sink.writer import SinkWriter
 class PostgresTarget(Target):
     """Tables of the sink database."""
 
+    def require_usable(self, spec: SinkSpec) -> None:
+        PostgresApplier(spec)
+
     def writer(
         self,
         settings: Settings,  # noqa: ARG002

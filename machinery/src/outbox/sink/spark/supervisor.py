@@ -49,7 +49,12 @@ START_TIMEOUT_S = 30.0  # of a stop, for a start that is under way
 
 
 def run(
-    settings: Settings, specs: Sequence[SinkSpec], *, until_caught_up: bool = False, fail_fast: bool = False
+    settings: Settings,
+    specs: Sequence[SinkSpec],
+    unusable: Mapping[str, Failure] = MappingProxyType({}),
+    *,
+    until_caught_up: bool = False,
+    fail_fast: bool = False,
 ) -> None:
     """Run these sinks until SIGTERM or SIGINT, or until all that their topics have committed at the start is applied.
 
@@ -57,12 +62,17 @@ def run(
     does not stop the others, unless ``fail_fast``. It starts again after a failure that may pass, unless ``fail_fast``
     or ``until_caught_up``: then who has called decides. Once all have ended, or one has failed again and again, raises
     its failure, or that of the first of ``specs`` that failed.
+
+    ``unusable``: by name, why other sinks of the process cannot run as they are declared. Its health names them, and
+    the first of these failures is raised at the end if no other is.
     """
     with ExitStack() as resources:
         metrics, watchdog = Metrics(), resources.enter_context(Watchdog(settings))
         supervisors = [
             Supervisor(settings, spec, metrics, watchdog, restarts=not (until_caught_up or fail_fast)) for spec in specs
         ]
+        for name, failure in unusable.items():
+            metrics.now(name, State.FAILED, failure.code)
         # The fences first: a second driver is refused before it touches anything, Spark included.
         for supervisor in supervisors:
             resources.callback(supervisor.disconnect)
@@ -89,6 +99,8 @@ def run(
                 supervisor.stop()
         for supervisor in sorted(supervisors, key=lambda one: not one.is_exhausted):
             supervisor.raise_failure()
+        for failure in unusable.values():
+            raise failure
         if until_caught_up:
             for supervisor in supervisors:
                 supervisor.require(targets)
