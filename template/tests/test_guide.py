@@ -117,6 +117,10 @@ def test_project_with_the_example_domain_passes_its_check(home: Path) -> None:
     assert ours["tool"]["outbox"] == theirs["tool"]["outbox"]
     assert ours["project"]["name"] == theirs["project"]["name"]
     bake.commit(project)
+    # As the project's CI compares the guide's change with what was there before: the sample.
+    workflow = (project / ".github" / "workflows" / "ci.yml").read_text()
+    [compare] = re.findall(r"^ +(\S+ events check --against) ", workflow, re.MULTILINE)
+    run(project, f"{compare} HEAD~1")
     run(project, pages.block(GUIDE.text, "! git grep"))
     # The virtual environment is the checkout's.
     run(project, "make -o .venv/dev check")

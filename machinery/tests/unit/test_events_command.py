@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from outbox.events import catalog, examples, revision
 from outbox.testing.command import outbox
 from outbox.testing.failures import raises
 from tests.support.declared import EXAMPLE, Events, payload
+from tests.support.declared import TOML as TOML_EVENTS
 
 LABEL = {"label": {"type": "string"}}
 UPCAST = "def placed_v1(payload):\n    return {**payload, 'label': ''}\n"
@@ -331,6 +333,25 @@ class TestSinks:
     def test_module_that_raises_is_found(self, shop: Repository) -> None:
         self.job(shop, more=", strategy=1 / 0")
         assert shop.findings() == [("sinks-unusable", "sinks", "")]
+
+
+class TestPublished:
+    """`published = false`: nobody relies on the events yet."""
+
+    def test_events_that_were_not_published_may_be_edited_and_removed(self, repository: Repository) -> None:
+        repository.events.aggregate("depot", f"{TOML_EVENTS}published = false\n", filled_v1=payload(LABEL))
+        repository.events.aggregate("shelf", f"{TOML_EVENTS}published = false\n", filled_v1=payload(LABEL))
+        repository.commit()
+        shutil.rmtree(repository.events.folder / "depot")
+        repository.events.aggregate("shelf", f"{TOML_EVENTS}published = false\n", filled_v1=payload())
+        assert repository.findings("--against", "HEAD") == []
+        assert repository.run("check", "--against", "HEAD").stdout.endswith("; not published, not compared: shelf\n")
+        repository.events.aggregate("shelf", filled_v1=payload())
+        assert repository.findings("--against", "HEAD") == []
+
+    def test_published_events_stay_published(self, repository: Repository) -> None:
+        repository.events.aggregate("order", f"{TOML_EVENTS}published = false\n")
+        assert repository.findings("--against", "HEAD") == [("published-withdrawn", "order/aggregate.toml", "")]
 
 
 class TestAgainst:

@@ -177,7 +177,11 @@ def _takers(versions: list[dict[str, Any]]) -> Iterator[str]:
 def _summary(known: Catalog, published: str | None) -> str:
     count = sum(len(schema.examples) for schema in known.schemas)
     done = f"valid: {plural(len(known.schemas), 'version')} of events, {plural(count, 'example')}"
-    return f"{done}; no edit since {published} breaks a reader" if published is not None else done
+    if published is None:
+        return done
+    unpublished = [name for name, aggregate in known.aggregates.items() if not aggregate.published]
+    left_out = f"; not published, not compared: {', '.join(unpublished)}" if unpublished else ""
+    return f"{done}; no edit since {published} breaks a reader{left_out}"
 
 
 def _line(error: Exception) -> str:

@@ -21,6 +21,8 @@ class Aggregate:
     partitions: int = 4
     source: str | None = None
     """A view of the source database with the state of each entity: columns key, version, and what rebuilds read."""
+    published: bool = True
+    """Whether readers may rely on the events. Those of a sample, or of work in progress, may still be edited."""
     events: Mapping[str, Mapping[int, EventSchema]] = field(default_factory=dict)
 
     @property

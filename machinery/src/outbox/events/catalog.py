@@ -1,6 +1,6 @@
 """The catalog of a project's events: what each folder of connect/events declares.
 
-    connect/events/order/aggregate.toml              key, version, topic, partitions, source
+    connect/events/order/aggregate.toml              key, version, topic, partitions, source, published
     connect/events/order/placed.v1.schema.json       the payload of event type `placed`, version 1
     connect/events/order/upcast.py                   from older versions to newer ones (outbox/events/upcasting.py)
     connect/events/common.schema.json                what the others share by `$ref`
@@ -38,7 +38,14 @@ SCHEMA_FILE = re.compile(r"(?P<type>.*)\.v(?P<version>[^.]*)\.schema\.json")
 EXAMPLE = "TYPE.vN.schema.json, such as placed.v1.schema.json"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")  # as Kafka has it
-OPTIONS: dict[str, type] = {"key": str, "version": str, "topic": str, "source": str, "partitions": int}
+OPTIONS: dict[str, type] = {
+    **dict.fromkeys(("key", "version", "topic", "source"), str),
+    "partitions": int,
+    "published": bool,
+}
+
+
+KNOWN = "known are key, version, topic, source (texts), partitions (a number) and published (true or false)"
 
 
 @dataclass(frozen=True)
@@ -254,7 +261,7 @@ def _options(file: Path) -> dict[str, Any]:
         raise _unusable(file, str(error), 'it needs at least the key, such as key = "order_id"') from None
     for name, value in options.items():
         if type(value) is not OPTIONS.get(name) or value == "":
-            raise _unusable(file, f"{name} = {value!r}", "known are key, version, topic, source (texts) and partitions")
+            raise _unusable(file, f"{name} = {value!r}", KNOWN)
     if "key" not in options or options.get("partitions", 1) < 1 or options["key"] == options.get("version"):
         raise _unusable(
             file, "key is required, version is another property, and partitions is at least 1", 'write key = "…"'

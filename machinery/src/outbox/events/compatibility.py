@@ -70,6 +70,9 @@ def _aggregate(old: Aggregate, new: Aggregate | None) -> Iterator[Finding]:
             message = "the aggregate type is gone, and not all of its events were deprecated"
             yield Finding("aggregate-removed", f"{old.name}/{AGGREGATE_FILE}", "", message)
         return
+    if not new.published:
+        message = "it was published, and readers rely on it: remove `published = false`"
+        yield Finding("published-withdrawn", f"{old.name}/{AGGREGATE_FILE}", "", message)
     for name in ("key", "version", "topic", "partitions"):
         before, after = getattr(old, name), getattr(new, name)
         if before != after:

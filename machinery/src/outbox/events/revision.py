@@ -20,7 +20,7 @@ BLOB_MODES = ("100644", "100755")
 
 
 def published(of: Project, revision: str, partitions: int) -> Catalog:
-    """The catalog of a project at a revision; empty if it declared no events then.
+    """The catalog of a project at a revision, without what it declared as not published; empty if there was nothing.
 
     Raises Failure if there is no git, no repository or no such revision, or if the events cannot be read there.
     """
@@ -31,7 +31,9 @@ def published(of: Project, revision: str, partitions: int) -> Catalog:
             names = _names(of, commit)
             _copy(top, commit, _within(_events(of, names), top), Path(copy, "events"))
             prefix = names.get("topic-prefix", Project.topic_prefix)
-            return catalog.load(Path(copy, "events"), prefix, partitions)
+            found = catalog.load(Path(copy, "events"), prefix, partitions)
+            aggregates = {name: one for name, one in found.aggregates.items() if one.published}
+            return Catalog(found.folder, aggregates)
         except Failure as failure:
             if failure.code.startswith("git-"):
                 raise
