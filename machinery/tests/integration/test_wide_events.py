@@ -81,8 +81,8 @@ def test_an_event_of_the_most_columns_is_applied_and_refused(
     flags = {f"q{number}": {"type": "boolean"} for number in range(others)}
     first, second = ({name: flags[name] for name in part} for part in (list(flags)[:750], list(flags)[750:]))
     (tmp_path / "seen.sql").write_text(PROJECTION)
-    declared = {"placed_v1": schema, "paid_v1": payload(first), "sent_v1": payload(second)}
-    known = Events(tmp_path / "events").aggregate("order", **declared).load()
+    events = Events(tmp_path / "events")
+    known = events.aggregate("order", placed_v1=schema, paid_v1=payload(first), sent_v1=payload(second)).load()
     spec = sink(known, "order", projections=tmp_path)
     assert len(spec.layout.columns) == COLUMNS_MAX
     key = "k" * 23
@@ -99,5 +99,6 @@ def test_an_event_of_the_most_columns_is_applied_and_refused(
 
 def copied(writer: PostgresWriter, databases: Settings, spec: SinkSpec, records: list[Any]) -> int:
     """How many rows a task has copied into the staging tables."""
+    assert writer.staging is not None
     copier = writer.staging.copier(databases.dsn(SinkRole.WRITER), TOPIC)
     return copier(1, [as_read(*records, partition=0)]).rows

@@ -117,6 +117,8 @@ class TestHostileDeclarations:
             'key = "id"\npartitions = "4"\n',
             'key = "id"\npartitions = true\n',
             'key = "id"\npartitions = 0\n',
+            'key = "id"\npublished = "no"\n',
+            'key = "id"\npublished = 0\n',
             'key = "id"\ntopic = "a b"\n',
             'key = "id"\ntopic = ".."\n',
             f'key = "id"\ntopic = "{"x" * 250}"\n',
@@ -129,6 +131,11 @@ class TestHostileDeclarations:
         events.aggregate("order", toml, placed_v1=payload())
         with raises("event-declaration-unusable"):
             events.load()
+
+    def test_prefix_that_makes_a_topic_too_long_is_named(self, events: Events) -> None:
+        events.aggregate("order", placed_v1=payload())
+        with raises("event-declaration-unusable", "at most 249", "`topic-prefix`"):
+            catalog.load(events.folder, "x" * 244)
 
     def test_aggregate_file_that_is_missing_or_no_text(self, events: Events) -> None:
         events.write("order/placed.v1.schema.json", payload())

@@ -327,7 +327,7 @@ class TestSinks:
         assert shop.findings() == [("projection-missing", "sink orders", "")]
 
     def test_events_that_have_no_place_together_are_found(self, shop: Repository) -> None:
-        shop.events.aggregate("order", **{f"{'x' * 60}_v1": payload()})
+        shop.events.write(f"order/{'x' * 60}.v1.schema.json", payload())
         assert shop.findings() == [("event-view-ambiguous", "sink orders", "")]
 
     def test_module_that_raises_is_found(self, shop: Repository) -> None:

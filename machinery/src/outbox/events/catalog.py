@@ -216,11 +216,12 @@ def _aggregate(entry: Path, folder: Path, topic_prefix: str, partitions: int) ->
             "begin with a letter; use letters, digits, _ and -; at most 100 characters",
         )
     options = _options(entry / AGGREGATE_FILE)
+    is_default = "topic" not in options
     topic = options.pop("topic", f"{topic_prefix}.{entry.name}")
     if not TOPIC.fullmatch(topic):
-        raise _unusable(
-            entry / AGGREGATE_FILE, f"{topic} cannot be a topic", "letters, digits, '.', _ and -, up to 249"
-        )
+        of_default = "; it begins with the topic prefix of the project (`topic-prefix`)" if is_default else ""
+        remedy = f"letters, digits, '.', _ and -, at most 249{of_default}"
+        raise _unusable(entry / AGGREGATE_FILE, f"{topic} cannot be a topic", remedy)
     events = _events(entry, folder, options["key"])
     made = Aggregate(entry.name, topic, **{"partitions": partitions, **options}, events=events)
     if not made.events:

@@ -74,7 +74,7 @@ def _moved(spec: SinkSpec, published: Catalog) -> Iterator[Finding]:
     if isinstance(spec.target, PostgresTarget) and spec.job.transform is None:
         return
     before = _layout(spec.job.events, published)
-    for event, columns in before.types.items() if before is not None else ():
+    for event, columns in before.types.items():
         kept = {column.name for column in spec.layout.types.get(event, ())}
         for name in (column.name for column in columns if column.name in kept):
             old, new = before.place(event, name), spec.layout.place(event, name)
@@ -83,13 +83,13 @@ def _moved(spec: SinkSpec, published: Catalog) -> Iterator[Finding]:
                 yield Finding("column-moved", f"sink {spec.name}", name, message)
 
 
-def _layout(names: Sequence[str], published: Catalog) -> Layout | None:
-    """How the events that were published lay in the tables of a sink; None if it could take none of them."""
+def _layout(names: Sequence[str], published: Catalog) -> Layout:
+    """How the events that were published lay in the tables of a sink; without any, if it could not take them."""
     types = {one.name: one.schema.columns for name in names for one in _wanted(name, published)}
     try:
-        return Layout(types) if types else None
+        return Layout(types)
     except Failure:
-        return None
+        return Layout({})
 
 
 def _wanted(name: str, published: Catalog) -> Iterable[Wanted]:

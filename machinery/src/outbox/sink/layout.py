@@ -61,7 +61,7 @@ class Layout:
         too_long = [view for view in self.views if len(view) > NAME_MAX_BYTES]
         if len(self.views) < len(types) or too_long:
             raise Failure(
-                f"the views of the events {', '.join(types)} need different names of at most {NAME_MAX_BYTES} letters",
+                f"the views of the events {', '.join(types)} need different names of at most {NAME_MAX_BYTES} bytes",
                 "rename an event, or let another sink take it",
                 code="event-view-ambiguous",
             )
