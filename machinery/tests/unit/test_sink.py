@@ -71,7 +71,7 @@ class TestCommand:
         ran.clear()
         assert CliRunner().invoke(sink, ["dedup"]).exit_code == 0
         assert ran == ["dedup"]
-        for words in (["bad"], ["bad", "dedup", "--fail-fast"], ["dedup", "bad", "--until-caught-up"]):
+        for words in (["bad"], ["bad", "dedup", "--fail-fast"], ["dedup", "bad", "--fail-fast"]):
             assert isinstance(CliRunner().invoke(sink, words).exception, Failure)
         assert ran == ["dedup"]
 

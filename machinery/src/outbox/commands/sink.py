@@ -43,7 +43,7 @@ def sink(names: tuple[str, ...], until_caught_up: bool, fail_fast: bool) -> None
 
     Each applies the events that it asks for to its target, side by side with the others. A sink whose failure may pass,
     such as a lost connection, starts again by itself, unless one of the options is given. One that cannot run as it is
-    declared is reported, and the others run; with one of the options, none does.
+    declared is reported, and the others run; with --fail-fast none does.
     """
     from outbox.sink.spark import supervisor
 
@@ -54,7 +54,7 @@ def sink(names: tuple[str, ...], until_caught_up: bool, fail_fast: bool) -> None
         raise Failure("no sink is named", 'name one, or set sinks = ["…"] in [tool.outbox]', code="sink-unnamed")
     usable, failures = discovery.usable(settings, wanted)
     for name, failure in failures.items():
-        if until_caught_up or fail_fast or not usable:
+        if fail_fast or not usable:
             raise failure
         log.get(__name__).error("sink cannot run", sink=name, error=str(failure), code=failure.code)
     supervisor.run(settings, usable, failures, until_caught_up=until_caught_up, fail_fast=fail_fast)
