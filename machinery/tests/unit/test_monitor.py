@@ -19,6 +19,7 @@ from outbox.audit.monitor import Monitor
 from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
+from outbox.relay.restarts import WITHIN_S, Restarts
 from outbox.stack import ports
 from outbox.testing.failures import raises
 
@@ -100,3 +101,13 @@ def test_a_port_that_is_taken_is_reported(settings: Settings) -> None:
         there = settings.model_copy(update={"monitor_port": taken.getsockname()[1]})
         with raises("port-taken"):
             monitor.serve(there, 1, lambda _: None, threading.Event())
+
+
+def test_a_connector_is_restarted_a_few_times_within_an_hour(settings: Settings) -> None:
+    restarts = Restarts(settings, lambda *_: None)
+    for now_s in (0.0, 1.0, 2.0):
+        assert restarts.allows("one", now_s)
+        restarts.count("one", now_s)
+    assert not restarts.allows("one", WITHIN_S)
+    assert restarts.allows("one", WITHIN_S + 0.5)
+    assert restarts.allows("another", 3.0)

@@ -7,6 +7,7 @@
 | `outbox_slot_lag_bytes` | by `slot`: write-ahead log that the server retains for it |
 | `outbox_slot_lost` | by `slot`: 1 once it is invalidated, or does not exist |
 | `outbox_connector_running` | by `connector`: 1 while it and its task run; 0 if one has failed or was stopped |
+| `outbox_connector_restarts_total` | by `connector`: how often the monitor has restarted its task |
 | `outbox_dead_letters` | by `sink`: records set aside that nobody has replayed or discarded |
 | `outbox_check_timestamp_seconds` | Unix time of the last check; absent before the first |
 | `outbox_check_failed` | 1 if the last check could not be made; the metrics of the check before stay |
@@ -14,7 +15,8 @@
 | `outbox_check_drift` | by `sink` and `comparison`: the sum of the absolute drifts |
 
 Slot, connector and dead letters are queried at each scrape. The check is that of `outbox check --incremental`; it runs
-beside the scrapes, again and again.
+beside the scrapes, again and again. Every few seconds the monitor looks at the connectors, and restarts a task that the
+broker has forgotten (`outbox.relay.restarts`); it changes nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 import psycopg2
 import requests
 from confluent_kafka import KafkaException
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, Counter, start_http_server
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -36,7 +38,9 @@ from outbox.base.database import query
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.relay import connectors, lifecycle
+from outbox.relay.restarts import Restarts
 
+LOOK_S = 10.0  # between two looks at the connectors
 SLOTS = """
 SELECT slot_name, active, coalesce(pg_current_wal_lsn() - restart_lsn, 0)::float, wal_status IS NOT DISTINCT FROM 'lost'
   FROM pg_replication_slots WHERE slot_name = ANY (%s)
@@ -132,6 +136,13 @@ def serve(settings: Settings, every_s: float, report: Callable[[str], None], end
     """Serve the metrics, and check every so many seconds, until ``ended``. Raises Failure if the port is taken."""
     monitor, registry = of(settings), CollectorRegistry()
     registry.register(monitor)
+    restarted = Counter("outbox_connector_restarts_total", "Restarts of its task", ["connector"], registry=registry)
+
+    def count(connector: str, error: str) -> None:
+        restarted.labels(connector).inc()
+        report(f"connector {connector}: its task had failed and is restarted: {error}")
+
+    restarts = Restarts(settings, count)
     host, port = settings.monitor_host, settings.monitor_port
     try:
         server, thread = start_http_server(port, host, registry)
@@ -142,12 +153,16 @@ def serve(settings: Settings, every_s: float, report: Callable[[str], None], end
             code="port-taken",
         ) from None
     report(f"metrics on http://{host}:{server.server_port}/metrics")
+    due_s = time.monotonic()
     try:
         while not ended.is_set():
-            failure = monitor.check(lambda: check.check(settings, incremental=True))
-            if failure is not None:
-                report(f"no check: {failure.message}")
-            ended.wait(every_s)
+            restarts.look(time.monotonic())
+            if time.monotonic() >= due_s:
+                failure = monitor.check(lambda: check.check(settings, incremental=True))
+                if failure is not None:
+                    report(f"no check: {failure.message}")
+                due_s = time.monotonic() + every_s
+            ended.wait(max(0, min(LOOK_S, due_s - time.monotonic())))
     finally:
         server.shutdown()
         server.server_close()

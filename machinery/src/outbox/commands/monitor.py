@@ -18,8 +18,9 @@ from outbox.base.settings import load
 def monitor_command(every_s: float) -> None:
     """Serve Prometheus metrics of what no other process exports: slot, connector, dead letters, losses, drift.
 
-    It reads as the auditor, changes nothing, and runs until it is stopped. The module outbox/audit/monitor.py describes
-    each metric. OUTBOX_MONITOR_HOST and OUTBOX_MONITOR_PORT say where it listens.
+    It reads as the auditor, and runs until it is stopped. It restarts a connector's task that the broker has forgotten,
+    and changes nothing else. The module outbox/audit/monitor.py describes each metric. OUTBOX_MONITOR_HOST and
+    OUTBOX_MONITOR_PORT say where it listens.
     """
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -16,12 +16,12 @@ from outbox.relay.connectors import Connector
 from outbox.relay.routing import Config
 
 REQUEST_TIMEOUT_S = 30.0
-REBALANCE_TIMEOUT_S = 60.0
+REPEAT_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 60.0
 
 # Connect's wording; tests fail if a new version changes it.
 NOT_ENABLED = "does not have exactly-once source support enabled"
-REBALANCING = "because a rebalance is expected"
+REPEATABLE = ("because a rebalance is expected", "the request can be safely retried")
 EXISTS = "already exists"
 
 
@@ -51,8 +51,8 @@ class State:
 class Rest:
     """Connect's REST interface, for one connector; the outbox's by default.
 
-    Requests are repeated for a bounded time while the group of workers rebalances. Raises Failure for a request that
-    Connect refuses, and if Connect is unavailable.
+    Requests that Connect asks to repeat are repeated for a bounded time. Raises Failure for a request that Connect
+    refuses, and if Connect is unavailable.
     """
 
     def __init__(self, settings: Settings, connector: Connector | None = None) -> None:
@@ -92,6 +92,14 @@ class Rest:
     def resume(self) -> None:
         """Continue after a pause or stop; otherwise nothing happens."""
         self._call("PUT", f"/connectors/{self._name}/resume")
+
+    def restart_task(self) -> None:
+        """Restart its task where it stopped. A Debezium connector for Postgres has one.
+
+        To restart the connector would write to the config topic, which fails for good, without asking to repeat it,
+        once the broker has forgotten the worker's transactional id (Kafka 4.3.1).
+        """
+        self._call("POST", f"/connectors/{self._name}/tasks/0/restart")
 
     def delete(self) -> None:
         """Stop the connector, remove it, and wait until it is gone."""
@@ -146,13 +154,13 @@ class Rest:
             response = self._session.request(
                 method, self._url + path, json=json, timeout=REQUEST_TIMEOUT_S, verify=self._cafile
             )
-            return None if is_rebalancing(response) else (response,)
+            return None if is_repeatable(response) else (response,)
 
         try:
             (response,) = wait_for(
-                f"Connect to finish rebalancing (for {method} {path.partition('?')[0]})",
+                f"Connect to take {method} {path.partition('?')[0]}, which it asks to repeat,",
                 answer,
-                timeout_s=REBALANCE_TIMEOUT_S,
+                timeout_s=REPEAT_TIMEOUT_S,
                 poll_s=0.1,
             )
         except requests.RequestException as error:
@@ -182,10 +190,14 @@ class Rest:
             )
 
 
-def is_rebalancing(response: requests.Response) -> bool:
-    """Whether Connect answers that its group is rebalancing: usually 409, 500 to some requests. Ask again later."""
+def is_repeatable(response: requests.Response) -> bool:
+    """Whether Connect asks to repeat a request: its group is rebalancing, usually 409, 500 to some requests; or it
+    could not write to its config topic, 500.
+
+    The first such write fails after a week without one: the broker has forgotten the worker's transactional id.
+    """
     if response.status_code == requests.codes.server_error:
-        return REBALANCING in response.text
+        return any(words in response.text for words in REPEATABLE)
     return response.status_code == requests.codes.conflict and not already_exists(response)
 
 
