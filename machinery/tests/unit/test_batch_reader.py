@@ -27,8 +27,24 @@ def test_parts_follow_each_other_and_are_of_one_size(ranges: dict[int, tuple[int
     assert len(parts) == count
     assert (parts[0].start, parts[-1].end) == (start, end)
     assert all(one.end == following.start for one, following in pairwise(parts))
+    assert all(end >= part.start[partition] for part in parts for partition, end in part.end.items())
     counts = [part.count for part in parts]
-    assert max(counts) - min(counts) <= len(ranges)
+    assert max(counts) - min(counts) <= 1
+
+
+def test_half_of_a_part_with_one_record_a_partition_has_half_of_the_records() -> None:
+    # A transform that fails for a record is given half of its part, again and again until it has few records.
+    part = Part("t", dict.fromkeys(range(150), 7), dict.fromkeys(range(150), 8))
+    assert [half.count for half in part.divided(2)] == [75, 75]
+
+
+@given(RANGES, st.integers(1, 10**6))
+def test_no_part_has_more_than_its_maximum(ranges: dict[int, tuple[int, int]], most: int) -> None:
+    part = Part("t", {n: first for n, (first, _) in ranges.items()}, {n: sum(both) for n, both in ranges.items()})
+    most = max(most, part.count // 1000)  # few enough parts for a test
+    parts = part.in_parts(max(most, 1))
+    assert all(0 < one.count <= most for one in parts)
+    assert sum(one.count for one in parts) == part.count
 
 
 def test_a_task_knows_the_passwords_that_it_needs_alone(tmp_path: Path) -> None:

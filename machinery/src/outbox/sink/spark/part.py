@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from outbox.kafka.records import Within
 
@@ -29,20 +28,34 @@ class Part:
         return {partition: (self.start[partition], self.end[partition]) for partition in self.end}
 
     def in_parts(self, records_max: int) -> Sequence[Part]:
-        """The same in parts of about so many offsets at most; none if it has no offsets."""
+        """Parts of at most so many offsets, one after the other; none if it has no offsets."""
         return self.divided(math.ceil(self.count / records_max)) if self.count else []
 
     def divided(self, count: int) -> Sequence[Part]:
-        """So many parts, one after the other, each with the same share of every partition."""
-        cuts = [
-            {
-                partition: self.start[partition] + (self.end[partition] - self.start[partition]) * number // count
-                for partition in self.end
-            }
-            for number in range(count + 1)
-        ]
-        return [Part(self.topic, start, end) for start, end in pairwise(cuts)]
+        """So many parts, one after the other: their sizes differ by one offset at most, and each has about the same
+        share of every partition.
+        """
+        parts, rest = list[Part](), self
+        for left in range(count, 0, -1):
+            first = rest._first(math.ceil(rest.count / left))
+            parts.append(first)
+            rest = rest.behind(first.end)
+        return parts
 
     def behind(self, reached: Mapping[int, int]) -> Part:
         """What is left of it when it was read up to these offsets."""
         return Part(self.topic, reached, self.end)
+
+    def _first(self, count: int) -> Part:
+        """Its first so many offsets. What the shares of partitions lack after rounding, one each of some makes up."""
+        cut, lacking = dict(self.start), count
+        rounded = list[int]()  # the partitions whose share is more than what they have got
+        for partition, end in self.end.items():
+            share, rest = divmod((end - self.start[partition]) * count, self.count or 1)
+            cut[partition] += share
+            lacking -= share
+            if rest:
+                rounded.append(partition)
+        for partition in rounded[:lacking]:
+            cut[partition] += 1
+        return Part(self.topic, self.start, cut)
