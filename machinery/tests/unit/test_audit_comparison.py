@@ -712,6 +712,30 @@ def test_a_discarded_invalid_event_explains_a_difference_of_its_key(chain: Chain
     assert (only_comparison(report).uncertain, report.in_flight) == ({"a"}, 0)
 
 
+@pytest.mark.parametrize("has_id", [True, False])
+def test_an_invalid_record_that_only_its_open_letter_has_is_set_aside(chain: Chain, has_id: bool) -> None:
+    events, others = chain.written("a", "5", "6"), chain.written("b", "7")
+    chain.prune(*events)
+    chain.publish(events[0], *others)
+    letters = invalid(events[1], TopicOffset(0, 2))
+    if not has_id:
+        letters = {bytes(32): letters[events[1].event_id]}
+    chain.applied({"a": "5", "b": "7"}, letters=letters)
+    report = chain.compare()
+    assert (codes(report), only_sink(report).parked, only_sink(report).drift) == (["sink-parked"], 1, {})
+    assert report.findings[0].first == (events[1].text if has_id else f"sha256:{bytes(32).hex()}")
+    assert only_comparison(report).uncertain == {"a"}, "nobody knows what it adds"
+
+
+def test_a_letter_whose_invalid_record_is_on_the_topic_is_no_second_finding(chain: Chain) -> None:
+    chain.publish(*chain.written("a", "5"))
+    place = chain.record(None, "a", b"{")
+    record = Record(b"a", [("eventType", b"changed"), ("schemaVersion", b"1")], b"{", NOW_MS)
+    anonymous = Letter(STOCK_TOPIC, "a", place=place, is_event=False)
+    chain.applied({"a": "5"}, letters={identity_bytes(identity(record, None)): anonymous})
+    assert codes(chain.compare()) == ["malformed-records"]
+
+
 def test_a_valid_event_behind_a_discarded_record_with_its_id_is_due(chain: Chain) -> None:
     events = chain.written("a", "5", "6")
     place = chain.record(events[1].event_id, "a", b"{")

@@ -152,6 +152,8 @@ class _TopicComparison:
             for tally in self._tallies:
                 tally.add(event_id, event, event.place, is_foreign=is_foreign)
         for identity, refused in bucket.refused:
+            for tally in self._tallies:
+                tally.meet(identity)
             if identity in self._acknowledged:
                 self.report.malformed.acknowledged += 1
             else:

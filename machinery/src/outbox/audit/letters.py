@@ -5,7 +5,6 @@ A discarded dead letter is acknowledged: somebody has looked at it and given a r
 
 from __future__ import annotations
 
-import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -26,14 +25,15 @@ DECODED_AT_ONCE = 1000
 DIGEST_BYTES = 16
 KEY_MAX_BYTES = 1000  # shown and compared: a stranger's key may have megabytes
 LETTERS = f"""
-SELECT sink, event_id, status <> 'discarded', topic, partition, "offset", is_event,
+SELECT sink, identity, status <> 'discarded', topic, partition, "offset", is_event,
        CASE WHEN is_event THEN key ELSE substring(key FOR {KEY_MAX_BYTES}) END,
        CASE WHEN is_event THEN headers END, CASE WHEN is_event THEN value END,
        round(extract(epoch FROM recorded_at) * 1000)::bigint
   FROM public.dead_letters
- WHERE event_id IS NOT NULL
-   AND (status IN ('open', 'discarded')
-        OR status = 'replayed' AND resolution IS DISTINCT FROM '{dead_letters.FILTERED}' AND sink = ANY(%s))
+ WHERE status = 'open'
+    OR event_id IS NOT NULL
+       AND (status = 'discarded'
+            OR status = 'replayed' AND resolution IS DISTINCT FROM '{dead_letters.FILTERED}' AND sink = ANY(%s))
 """  # noqa: S608
 REASONS = """
 SELECT sink, coalesce(resolution, %s), count(*)
@@ -48,7 +48,7 @@ SELECT DISTINCT identity FROM dead_letters AS letter
 
 
 class Letter(NamedTuple):
-    """A dead letter that is open or discarded, and has an event id."""
+    """A dead letter that is open, or that is discarded and has an event id."""
 
     topic: str
     key: str = ""
@@ -71,7 +71,8 @@ class Letter(NamedTuple):
 def read(
     connection: extensions.connection, declared: Declared, elsewhere: Collection[str] = ()
 ) -> dict[str, dict[bytes, Letter]]:
-    """By sink and event id, the letters that are open or discarded.
+    """By sink and identity, the letters that are open, and the discarded ones with an event id. An identity is that
+    id, or a hash if the record has none.
 
     Those of sinks whose result is ``elsewhere`` count as open, too, after a replay: the result may be older.
     """
@@ -80,7 +81,7 @@ def read(
     letters = rows(connection, LETTERS, [list(elsewhere)])
     while some := [_Row(*row) for row in islice(letters, DECODED_AT_ONCE)]:
         for row in some:
-            found[row.sink][uuid.UUID(row.event_id).bytes] = _letter(row)
+            found[row.sink][identity_bytes(row.identity)] = _letter(row)
         for topic in {row.topic for row in some if row.is_event} & topics.keys():
             for sink, event_id, event in _events(topics[topic], [row for row in some if row.topic == topic]):
                 letter = found[sink][event_id]
@@ -119,7 +120,7 @@ class _Row(NamedTuple):
     """A letter as it is stored; key, headers and value of a valid event are whole."""
 
     sink: str
-    event_id: str
+    identity: str
     is_open: bool
     topic: str
     partition: int
@@ -150,4 +151,4 @@ def _events(topic: EventTopic, letters: Sequence[_Row]) -> Iterator[tuple[str, b
         offsets=range(len(events)),  # so that each finds its letter
     )
     for event_id, event in decoded_events(topic, records):
-        yield events[event.offset].sink, uuid.UUID(event_id).bytes, event
+        yield events[event.offset].sink, identity_bytes(event_id), event

@@ -15,6 +15,7 @@ from outbox.audit.comparison_files import Comparison, folder_of, unusable
 from outbox.audit.declared import Declared
 from outbox.audit.letters import Letter
 from outbox.audit.source import snapshot
+from outbox.audit.topic_part import EVENT_ID_BYTES
 from outbox.audit.totals import Totals, read_totals, tables_read
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.spec import SinkSpec, TargetState
@@ -34,7 +35,7 @@ class SinkState:
         default_factory=dict
     )  # by topic and key, the version up to which its result is the source's
     versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by topic and key, the highest applied
-    letters: Mapping[bytes, Letter] = field(default_factory=dict)  # by event id
+    letters: Mapping[bytes, Letter] = field(default_factory=dict)  # by identity: the event id, or a longer hash
     discarded: Mapping[str, int] = field(default_factory=dict)  # by reason, how many dead letters
     duplicates: int = 0  # skipped, ever
     filtered: int = 0  # left out by its transform, ever
@@ -150,13 +151,14 @@ def _of_target(state: SinkState, target: TargetState) -> SinkState:
     """
     if target.unread:
         return replace(state, not_compared=target.unread)
-    not_discarded = {str(uuid.UUID(bytes=event_id)) for event_id, letter in state.letters.items() if letter.is_open}
+    named = {identity for identity in state.letters if len(identity) == EVENT_ID_BYTES}
+    not_discarded = {str(uuid.UUID(bytes=event_id)) for event_id in named if state.letters[event_id].is_open}
     lacking = {uuid.UUID(event_id).bytes for event_id in target.lacking(not_discarded)}
     # The target finds events by id: any record of an event will do, not only the one that its letter names.
     mine = {
-        event_id: letter._replace(place=None)
-        for event_id, letter in state.letters.items()
-        if event_id in lacking or not letter.is_open
+        identity: letter._replace(place=None)
+        for identity, letter in state.letters.items()
+        if identity in lacking or identity not in named or not letter.is_open
     }
     totals = Totals(dict(target.totals), dict(target.versions), has_version=True)
     return replace(

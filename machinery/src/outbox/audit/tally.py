@@ -18,7 +18,7 @@ from outbox.audit.quantity import EXACT, Quantity
 from outbox.audit.report import ComparisonReport, SinkReport
 from outbox.audit.sinks import SinkState
 from outbox.audit.source import Source, Written
-from outbox.audit.topic_part import Delivered, TopicOffset
+from outbox.audit.topic_part import EVENT_ID_BYTES, Delivered, TopicOffset
 from outbox.audit.totals import Totals
 
 Fate = Literal["relayed", "in flight", "lost", "aged out"]
@@ -117,6 +117,7 @@ class Tally:
             not_compared=state.not_compared,
         )
         self.met: set[bytes] = set()  # letters whose event is on a topic or in the outbox
+        self.malformed: set[bytes] = set()  # letters whose invalid record is on a topic, and is a finding there
         self._declared, self._source = declared, source
 
     def lack(
@@ -131,36 +132,40 @@ class Tally:
         for one in self.compared:
             one.excuse(key)
 
-    def park(self, event_id: bytes) -> None:
-        """Count an event that is set aside."""
+    def park(self, identity: bytes) -> None:
+        """Count an event, or a record that nobody can read, that is set aside."""
         self.report.parked += 1
-        text = str(uuid.UUID(bytes=event_id))
+        text = str(uuid.UUID(bytes=identity)) if len(identity) == EVENT_ID_BYTES else f"sha256:{identity.hex()}"
         self.report.first_parked = min(self.report.first_parked or text, text)  # the oldest
 
     def compare(self) -> None:
         """Count the letters whose events are nowhere else, and compare the totals."""
-        for event_id, letter in self.state.letters.items():
-            if event_id not in self.met and letter.topic in self.topics:
-                self._count_letter(event_id, letter)
+        for identity, letter in self.state.letters.items():
+            if identity not in self.met and letter.topic in self.topics:
+                self._count_letter(identity, letter)
         for one in self.compared:
             one.compare()
 
-    def _count_letter(self, event_id: bytes, letter: Letter) -> None:
-        """Count an event that the topic has dropped, and that the outbox has no more; its letter is what is left."""
+    def _count_letter(self, identity: bytes, letter: Letter) -> None:
+        """Count what the topic has dropped, and the outbox has no more; its letter is what is left.
+
+        Nobody knows what the event in an invalid record adds, or whether the source has it.
+        """
         if not letter.is_event:
-            if not letter.is_open:
-                self.excuse(letter.key)
+            if letter.is_open and identity not in self.malformed:
+                self.park(identity)
+            self.excuse(letter.key)
             return
         topic = next(topic for topic in self._declared.topics if topic.name == letter.topic)
         of_topic = TopicTally(self, topic)
         if (letter.kind is not None and not self.wanted[letter.kind]) or of_topic.is_based(letter.key, letter.version):
             return
         if letter.is_open:
-            self.park(event_id)
+            self.park(identity)
         known = self._source.versions.get(letter.topic, {}).get(letter.key)
         is_foreign = known is not None and letter.version is not None and letter.version > known
         if not is_foreign and not of_topic.is_superseded(letter.key, letter.version):
-            numbers = self._verified.get(letter.topic, {}).get(event_id.hex(), letter.numbers)
+            numbers = self._verified.get(letter.topic, {}).get(identity.hex(), letter.numbers)
             self.lack(letter.key, letter.kind, numbers)
 
 
@@ -183,6 +188,12 @@ class TopicTally:
     def is_superseded(self, key: str, version: int | None) -> bool:
         """Whether a later state makes up for the event."""
         return self._tally.state.takes_states and version is not None and version <= self._versions.get(key, 0)
+
+    def meet(self, identity: bytes) -> None:
+        """Note an invalid record of the topic."""
+        letter = self._letters.get(identity)
+        if letter is not None and letter.topic == self._topic:
+            self._tally.malformed.add(identity)
 
     def repeat(self, event: Delivered) -> None:
         """Note a duplicate."""
