@@ -160,12 +160,15 @@ def _of_target(state: SinkState, target: TargetState) -> SinkState:
         for identity, letter in state.letters.items()
         if identity in lacking or identity not in named or not letter.is_open
     }
-    totals = Totals(dict(target.totals), dict(target.versions), has_version=True)
+    totals = Totals(has_version=target.has_version)
+    for key, total, version in target.totals:
+        if key is not None:
+            totals.add(str(key), total, version)
     return replace(
         state,
         positions={**state.positions, **target.positions},
         totals=dict.fromkeys(state.totals, totals),
-        versions=dict.fromkeys(target.positions, target.versions) if len(target.positions) == 1 else {},
+        versions=dict.fromkeys(target.positions, totals.versions) if len(target.positions) == 1 else {},
         letters=mine,
     )
 

@@ -6,12 +6,11 @@ They are in one module because they refer to one another: a sink has a target, w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 from psycopg2 import extensions
@@ -108,8 +107,8 @@ class TargetState:
     """What a target outside the sink database holds, in one version of it, as `outbox check` compares it."""
 
     positions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # by topic and partition, the next offset
-    totals: Mapping[str, Decimal] = field(default_factory=dict)  # by key
-    versions: Mapping[str, int] = field(default_factory=dict)  # by key, the highest applied
+    totals: Iterable[tuple[Any, Any, Any]] = ()  # key, total and highest version; a key may have several rows
+    has_version: bool = True  # otherwise the versions are None
     lacking: Callable[[Collection[str]], Collection[str]] = frozenset  # those of these event ids that it does not hold
     unread: str = ""  # why nothing of this is known, if it is not
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import uuid
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -44,13 +42,16 @@ def read(settings: Settings, sink: str, totals_query: Path) -> TargetState:
     with _opened(settings, sink) as delta:
         if delta is None:
             return TargetState()
-        positions = _reached(delta)
-        totals: dict[str, Decimal] = defaultdict(Decimal)
-        versions: dict[str, int] = defaultdict(int)
-        for row in _query(delta, totals_query.read_text()).to_pylist():
-            totals[row["key"]] += row["total"]
-            versions[row["key"]] = max(versions[row["key"]], row["version"])
-    return TargetState(positions, totals, versions, partial(lacking, delta))
+        found = _query(delta, totals_query.read_text())
+        if lacks := sorted({"key", "total"}.difference(found.column_names)):
+            raise Failure(
+                f"{totals_query}: it has no column {', '.join(lacks)}",
+                "let it return key and total",
+                code="comparison-unusable",
+            )
+        rows = [(row["key"], row["total"], row.get("version")) for row in found.to_pylist()]
+        has_version = "version" in found.column_names
+        return TargetState(_reached(delta, sink), rows, has_version, partial(lacking, delta))
 
 
 def positions(settings: Settings, sink: str) -> dict[str, dict[int, int]]:
@@ -58,7 +59,7 @@ def positions(settings: Settings, sink: str) -> dict[str, dict[int, int]]:
     Raises Failure if it cannot be read.
     """
     with _opened(settings, sink) as delta:
-        return {} if delta is None else _reached(delta)
+        return {} if delta is None else _reached(delta, sink)
 
 
 def rows(settings: Settings, sink: str) -> dict[str, int]:
@@ -94,18 +95,25 @@ def lacking(delta: DeltaTable, event_ids: Collection[str]) -> set[str]:
     return {*event_ids} - there
 
 
-def _reached(delta: DeltaTable) -> dict[str, dict[int, int]]:
-    """How far the last commit goes that is a sink's, by topic and partition."""
+def _reached(delta: DeltaTable, sink: str) -> dict[str, dict[int, int]]:
+    """How far the newest commit goes that has positions of the sink. Others may commit too, with any text."""
     for commit in delta.history(COMMITS):
-        if commit["version"] <= delta.version() and "userMetadata" in commit:
-            said = json.loads(commit["userMetadata"])
-            # Before a sink could have several topics, a commit named its one.
-            by_topic = said["positions"] if "positions" in said else {said["topic"]: said["next_offsets"]}
+        if commit["version"] <= delta.version() and (said := _said(commit, sink)):
             return {
                 topic: {int(partition): offset for partition, offset in of_topic.items()}
-                for topic, of_topic in by_topic.items()
+                for topic, of_topic in said.items()
             }
     return {}
+
+
+def _said(commit: Mapping[str, Any], sink: str) -> Mapping[str, Mapping[str, int]]:
+    """The positions in a commit of the sink; empty in another one."""
+    try:
+        said = json.loads(commit.get("userMetadata") or "")
+    except ValueError:
+        return {}
+    is_ours = isinstance(said, dict) and said.get("sink") == sink
+    return said.get("positions", {}) if is_ours else {}
 
 
 def _known(delta: DeltaTable, event_ids: Sequence[str]) -> set[str]:

@@ -119,9 +119,14 @@ class LakehouseWriter(SinkWriter):
                     self._applier.prepare(cursor)
 
     def positions(self, topic: str, topic_id: str) -> dict[int, int]:
-        """The same; without positions, make the table. Raises Failure if it is missing though positions are stored."""
+        """By partition the next offset to read. A sink without positions of any topic gets its table made.
+
+        Raises Failure if the table of a sink with positions is missing, or if they belong to an earlier topic.
+        """
         stored = super().positions(topic, topic_id)
-        if stored:
+        with self._errors("does not return positions"), self._connection, self._connection.cursor() as cursor:
+            has_read = bool(positions.read_all(cursor, self.name))
+        if has_read:
             self._table.require()
         else:
             self._table.make()

@@ -1,0 +1,89 @@
+"""What `outbox check` reads of a Delta table, without Spark: exact sums, rows without a total, commits of others."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, write_deltalake
+
+from outbox.audit import sinks
+from outbox.audit.sinks import SinkState
+from outbox.audit.totals import Totals
+from outbox.base.settings import Settings, load
+from outbox.sink.lakehouse import table
+from outbox.testing.failures import raises
+
+NAME = "lake"
+COLUMNS = pa.schema({"item": pa.string(), "number": pa.decimal128(38, 0), "serial": pa.int64()})
+TOTALS = "SELECT item AS key, sum(number) AS total, max(serial) AS version FROM events GROUP BY item, serial"
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Settings:
+    return load(tmp_path, environment=False).model_copy(update={"sink_lakehouse": f"file://{tmp_path}/lake"})
+
+
+def write(settings: Settings, *rows: tuple[str | None, int | None, int | None], said: str | None = None) -> None:
+    """Commit rows; ``said`` is the commit's userMetadata."""
+    columns = dict(zip(COLUMNS.names, zip(*rows, strict=True), strict=True))
+    properties = None if said is None else CommitProperties(custom_metadata={"userMetadata": said})
+    location = table.location(settings, NAME).removeprefix("file://")
+    write_deltalake(location, pa.table(columns, COLUMNS), mode="append", commit_properties=properties)
+
+
+def state(settings: Settings, query: str = TOTALS) -> SinkState:
+    """The sink as `outbox check` sees it, by one comparison."""
+    file = settings.home / "totals.sql"
+    file.write_text(query)
+    known = SinkState(NAME, {"t": {0: 1}}, totals={"stock": Totals()})
+    return sinks._of_target(known, table.read(settings, NAME, file))
+
+
+def test_sums_of_many_digits_are_exact(lake: Settings) -> None:
+    most = 10**37 + 1
+    write(lake, ("a", most, 1), ("a", most, 2), ("a", -1, 3))
+    totals = state(lake).totals["stock"]
+    assert (totals.totals, totals.versions) == ({"a": Decimal(2 * most - 1)}, {"a": 3})
+
+
+def test_rows_without_key_total_or_version_are_no_totals(lake: Settings) -> None:
+    write(lake, ("a", 5, 1), ("a", None, 2), ("b", None, None), (None, 6, 1))
+    totals = state(lake).totals["stock"]
+    assert (totals.totals, totals.versions, totals.has_version) == ({"a": Decimal(5)}, {"a": 2}, True)
+
+
+def test_a_query_without_versions_has_totals(lake: Settings) -> None:
+    write(lake, ("a", 5, 1))
+    totals = state(lake, "SELECT item AS key, sum(number) AS total FROM events GROUP BY item").totals["stock"]
+    assert (totals.totals, totals.has_version) == ({"a": Decimal(5)}, False)
+
+
+def test_a_query_without_totals_is_named(lake: Settings) -> None:
+    write(lake, ("a", 5, 1))
+    with raises("comparison-unusable", "has no column total"):
+        state(lake, "SELECT item AS key FROM events")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "nightly",
+        "",
+        "[1]",
+        "null",
+        "{}",
+        json.dumps({"sink": "another", "positions": {"t": {"0": 9}}}),
+        json.dumps({"sink": NAME, "job": 7}),
+    ],
+)
+def test_commits_of_others_say_nothing_of_positions(lake: Settings, said: str) -> None:
+    ours: dict[str, Any] = {"sink": NAME, "positions": {"t": {"0": 4}}}
+    write(lake, ("a", 5, 1), said=json.dumps(ours))
+    write(lake, ("a", 6, 2), said=said)
+    assert table.positions(lake, NAME) == {"t": {0: 4}}
+    assert state(lake).positions == {"t": {0: 4}}
